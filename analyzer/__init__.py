@@ -1,0 +1,1 @@
+"""Analysis: a trace opened, aligned, joined across ranks, measured and reported."""

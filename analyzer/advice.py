@@ -1,0 +1,212 @@
+"""Findings: what could make the step shorter, by how much at most, and what would test it.
+
+Every finding rests on a number of the analysis. What it could save is bounded by what the
+critical path of the steady steps holds of it: removing it altogether cannot save more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from ddltrace.analyzer.model import Analysis, CollectiveRow, Finding, PathPart
+from ddltrace.analyzer.units import bytes_text, share_text, time_text
+
+_MIN_SHARE: Final = 0.02
+"""Findings that could save less than this part of a step are left out."""
+
+_SMALL_BYTES: Final = 64 << 10
+"""Messages below this are paid for by their number more than by their size."""
+
+_LOW_OVERLAP: Final = 0.5
+
+
+def find_findings(analysis: Analysis) -> tuple[Finding, ...]:
+    """All findings of an analysis, the largest possible saving first."""
+    wall = analysis.summary.step_us.mean
+    if not wall:
+        return ()
+    held = path_shares(analysis)
+    found = [
+        *_communication(analysis, held, wall),
+        *_straggler(analysis, wall),
+        *_host(analysis, held, wall),
+        *_data(analysis, held, wall),
+        *_update(analysis, held, wall),
+        *_compute(analysis, held, wall),
+    ]
+    worth = [finding for finding in found if finding.share >= _MIN_SHARE]
+    return tuple(sorted(worth, key=lambda finding: -finding.saves_us))
+
+
+def path_shares(analysis: Analysis) -> dict[str, float]:
+    """Category -> its share of the critical paths of the steady steps; they sum to 1."""
+    rows = [row.critical_path for row in analysis.steps if row.steady]
+    total = sum(row.total_us for row in rows)
+    if not total:
+        return {}
+    return {
+        "compute": sum(row.compute_us for row in rows) / total,
+        "transfer": sum(row.transfer_us for row in rows) / total,
+        "wait": sum(row.wait_us for row in rows) / total,
+        "update": sum(row.update_us for row in rows) / total,
+        "data": sum(row.data_us for row in rows) / total,
+        "host": sum(row.host_us for row in rows) / total,
+        "idle": sum(row.idle_us for row in rows) / total,
+    }
+
+
+def _communication(analysis: Analysis, held: dict[str, float], wall: float) -> Iterable[Finding]:
+    share = held["transfer"]
+    row = _main_collective(analysis)
+    if not share or row is None:
+        return
+    top = _largest(analysis, "transfer")
+    part = "" if top is None else f", {share_text(top.share / share)} of it {top.name}"
+    overlap = analysis.summary.overlap_ratio
+    hidden = "" if overlap is None else f"; {share_text(overlap)} of communication is overlapped"
+    small = row.bytes is not None and row.bytes < _SMALL_BYTES
+    if small:
+        advice = (
+            f"merge messages: {row.count} {row.op} of {bytes_text(row.bytes)} each pay the "
+            "network's latency"
+        )
+        command = "ddltrace experiment run --strategy wfbp --strategy ddp"
+    elif overlap is not None and overlap < _LOW_OVERLAP:
+        advice = (
+            "start sending earlier, in smaller buckets (bucket_cap_mb) or each gradient as soon "
+            "as it is ready"
+        )
+        command = (
+            "ddltrace experiment run --strategy ddp --strategy ddp:bucket_mb=1 --strategy wfbp"
+        )
+    else:
+        advice = (
+            "send less: gradients in half precision (bf16_compress_hook) halve the "
+            f"{bytes_text(_bytes_per_step(analysis))} a step"
+        )
+        command = None
+    yield Finding(
+        kind="communication",
+        saves_us=share * wall,
+        share=share,
+        evidence=f"{share_text(share)} of the critical path is transfer{part}{hidden}",
+        advice=advice,
+        command=command,
+        unsure=row.unsure,
+    )
+
+
+def _straggler(analysis: Analysis, wall: float) -> Iterable[Finding]:
+    share = analysis.summary.sync_overhead_share
+    if not share or not analysis.stragglers:
+        return
+    worst = analysis.stragglers[0]
+    why = ""
+    if worst.cause is not None:
+        longer = time_text(worst.cause_us)
+        why = f", whose {worst.cause} takes {longer} a step longer than the others'"
+    fixes = {
+        "compute": "give that rank less work, or look for what slows its device",
+        "data": "give its data loader more workers, or look at where it reads from",
+        "host": "look at what its Python code does outside of forward, backward and optimizer",
+        "update": "look at what its optimizer does that the others' does not",
+        None: "look at what that rank does before it enters its collectives",
+    }
+    yield Finding(
+        kind="straggler",
+        saves_us=share * wall,
+        share=share,
+        evidence=(
+            f"ranks wait for others during {share_text(share)} of the step; rank {worst.rank} is "
+            f"last in {share_text(worst.share)} of its collectives, by "
+            f"{time_text(worst.lateness_us)}{why}"
+        ),
+        advice=fixes[worst.cause],
+        command=None,
+        unsure=worst.unsure,
+    )
+
+
+def _host(analysis: Analysis, held: dict[str, float], wall: float) -> Iterable[Finding]:
+    share = held["host"]
+    top = _largest(analysis, "host")
+    where = "" if top is None else f", most of it on rank {top.rank}"
+    yield Finding(
+        kind="host",
+        saves_us=share * wall,
+        share=share,
+        evidence=(
+            f"{share_text(share)} of the critical path is host code outside of forward, "
+            f"backward, optimizer and data loading{where}"
+        ),
+        advice=(
+            "look for logging, .item(), checkpoints or sleeps between steps; mark regions with "
+            "ddltrace.annotate to see which"
+        ),
+        command=None,
+        unsure=False,
+    )
+
+
+def _data(analysis: Analysis, held: dict[str, float], wall: float) -> Iterable[Finding]:
+    share = held["data"]
+    top = _largest(analysis, "data")
+    where = "" if top is None else f", most of it on rank {top.rank}"
+    yield Finding(
+        kind="data",
+        saves_us=share * wall,
+        share=share,
+        evidence=f"{share_text(share)} of the critical path is fetching batches{where}",
+        advice="give the DataLoader more num_workers, and persistent_workers=True",
+        command=None,
+        unsure=False,
+    )
+
+
+def _update(analysis: Analysis, held: dict[str, float], wall: float) -> Iterable[Finding]:
+    share = held["update"]
+    yield Finding(
+        kind="update",
+        saves_us=share * wall,
+        share=share,
+        evidence=f"{share_text(share)} of the critical path is the optimizer's update",
+        advice="use the optimizer's fused=True or foreach=True, or shard it over the ranks (ZeRO)",
+        command=None,
+        unsure=False,
+    )
+
+
+def _compute(analysis: Analysis, held: dict[str, float], wall: float) -> Iterable[Finding]:
+    share = held["compute"]
+    top = _largest(analysis, "compute")
+    what = ""
+    if top is not None and top.name is not None:
+        what = f"; its largest part is {top.name} on rank {top.rank}, {time_text(top.us)} a step"
+    yield Finding(
+        kind="compute",
+        saves_us=share * wall,
+        share=share,
+        evidence=f"{share_text(share)} of the critical path is forward and backward{what}",
+        advice=(
+            "make the model's own work faster (lower precision, torch.compile, larger batches): "
+            f"no change to communication can save more than {share_text(1 - share)} of the step"
+        ),
+        command=None,
+        unsure=False,
+    )
+
+
+def _largest(analysis: Analysis, category: str) -> PathPart | None:
+    return next((part for part in analysis.critical_path if part.category == category), None)
+
+
+def _main_collective(analysis: Analysis) -> CollectiveRow | None:
+    timed = [row for row in analysis.collectives if row.transfer_us_total is not None]
+    return max(timed, key=lambda row: row.transfer_us_total or 0.0, default=None)
+
+
+def _bytes_per_step(analysis: Analysis) -> float:
+    """Bytes that the mean rank sends in a step."""
+    sent = sum(row.bytes_sent for row in analysis.ranks)
+    return sent / len(analysis.ranks) / max(analysis.trace.steps, 1)

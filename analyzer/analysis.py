@@ -1,0 +1,355 @@
+"""The analysis of a trace: scan every rank, join, measure, walk the critical paths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ddltrace.analyzer.advice import find_findings
+from ddltrace.analyzer.align import SHARED, worst_residual
+from ddltrace.analyzer.cache import RecentCache
+from ddltrace.analyzer.columns import BoolArray
+from ddltrace.analyzer.critical_path import Path, PathFinder, Window
+from ddltrace.analyzer.intervals import EMPTY, Spans, clip, length
+from ddltrace.analyzer.join import Joined, join
+from ddltrace.analyzer.measures.bandwidth import cost_fits, size_bins
+from ddltrace.analyzer.measures.breakdown import (
+    FIELDS,
+    FloatArray,
+    RankSets,
+    measure_windows,
+    rank_sets,
+)
+from ddltrace.analyzer.measures.collectives import collective_rows, in_steps, joining, p2p_rows
+from ddltrace.analyzer.measures.hangs import find_hangs, origin
+from ddltrace.analyzer.measures.path_parts import path_parts, path_totals
+from ddltrace.analyzer.measures.steps import Steps, find_steps
+from ddltrace.analyzer.measures.stragglers import straggler_rows
+from ddltrace.analyzer.measures.tensors import tensor_rows
+from ddltrace.analyzer.measures.traffic import traffic_rows
+from ddltrace.analyzer.model import (
+    Analysis,
+    ClockFacts,
+    RankClockFacts,
+    RankRow,
+    StepRow,
+    StepTimes,
+    Summary,
+    TraceFacts,
+)
+from ddltrace.analyzer.scan import RankScan, scan_ranks, timeline_of
+from ddltrace.analyzer.timeline import Timeline
+from ddltrace.tracer.errors import TraceError
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace import Trace
+
+_TIMELINE_BYTES: Final = 512 << 20
+
+
+def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
+    """Measures a trace.
+
+    Args:
+        trace: The trace.
+        wanted: Only these steps; by default the whole trace, summarized over steady steps.
+
+    Raises:
+        TraceError: The trace has none of the steps wanted.
+    """
+    scans = scan_ranks(trace)
+    joined = join(trace, {rank: scan.messages for rank, scan in scans.items()})
+    steps = find_steps(scans, joined, wanted)
+    if wanted is not None and not len(steps):
+        raise TraceError(_no_such_steps(trace, scans, wanted))
+    sets = {rank: rank_sets(scan, joined) for rank, scan in scans.items()}
+    rank_steps = _rank_steps(sets, steps)
+    steady = steps.number[steps.steady]
+    counted = in_steps(rank_steps["step"].astype(np.int64), steady)
+    window = counted if len(steps) else np.ones(len(rank_steps["step"]), dtype=bool)
+    residual = worst_residual(list(trace.clocks.values()))
+    collectives, messages = joined.collectives, joined.messages
+    if wanted is None:
+        chosen, chosen_messages = np.ones(len(collectives), bool), np.ones(len(messages), bool)
+    else:
+        chosen = in_steps(collectives.step, steps.number)
+        chosen_messages = in_steps(messages.step, steps.number)
+    steady_collectives = in_steps(collectives.step, steady) if len(steps) else chosen
+    p2p = p2p_rows(joined, chosen_messages)
+    with ThreadPoolExecutor(1) as beside:
+        tensors = beside.submit(tensor_rows, trace, scans, steady)
+        paths = find_paths(trace, scans, joined, steps)
+    analysis = Analysis(
+        trace=_trace_facts(trace, scans, steps),
+        clock=_clock_facts(trace, residual),
+        summary=_summary(steps, rank_steps, window),
+        joining=joining(joined),
+        ranks=tuple(
+            _rank_row(sets[rank], steps, rank_steps, counted, selected=wanted is not None)
+            for rank in scans
+        ),
+        steps=_step_rows(steps, rank_steps, paths, origin(scans)),
+        collectives=collective_rows(joined, chosen, residual),
+        stragglers=straggler_rows(joined, steady_collectives, rank_steps, window, residual),
+        tensors=tensors.result(),
+        p2p=p2p,
+        cost_fits=cost_fits(trace, scans, joined, chosen),
+        message_sizes=size_bins(joined, chosen_messages),
+        traffic=traffic_rows(joined, p2p, chosen),
+        critical_path=path_parts(
+            [paths[number] for number in steady.tolist()], steps.lead[steps.steady].tolist(), joined
+        ),
+        hangs=find_hangs(trace, scans, joined),
+        paths=paths,
+        joined=joined,
+        findings=(),
+        rank_steps=rank_steps,
+    )
+    return replace(analysis, findings=find_findings(analysis))
+
+
+def _no_such_steps(trace: Trace, scans: Mapping[int, RankScan], wanted: range) -> str:
+    numbers = [scan.step for scan in scans.values() if len(scan.step)]
+    if not numbers:
+        return f"{trace.name} has no completed steps: leave out --steps"
+    low, high = min(int(n[0]) for n in numbers), max(int(n[-1]) for n in numbers)
+    return (
+        f"{trace.name} has steps {low} to {high}, none of {wanted.start}:{wanted.stop}; "
+        f"try --steps {low}:{high + 1}"
+    )
+
+
+def _rank_steps(sets: Mapping[int, RankSets], steps: Steps) -> dict[str, FloatArray]:
+    """Measures of every rank in each of its steps; in its whole window if there are none."""
+    parts: dict[str, list[Any]] = {name: [] for name in ("rank", "step", "start_ns", *FIELDS)}
+    for rank, prepared in sets.items():
+        scan = prepared.scan
+        if len(steps):
+            mine = in_steps(scan.step, steps.number)
+            number, start, end = scan.step[mine], scan.step_start[mine], scan.step_end[mine]
+        else:
+            some = slice(0, 1 if scan.events else 0)
+            number = np.array([-1])[some]
+            start, end = np.array([scan.first])[some], np.array([scan.last])[some]
+        parts["rank"].append(np.full(len(number), rank))
+        parts["step"].append(number)
+        parts["start_ns"].append(start)
+        for name, values in measure_windows(prepared, start, end).items():
+            parts[name].append(values)
+    return {
+        name: np.concatenate(values) if values else np.empty(0) for name, values in parts.items()
+    }
+
+
+def _summary(steps: Steps, rank_steps: Mapping[str, FloatArray], counted: BoolArray) -> Summary:
+    wall = float(rank_steps["wall_ns"][counted].sum())
+
+    def share(column: str) -> float | None:
+        return _ratio(float(rank_steps[column][counted].sum()), wall)
+
+    own = rank_steps["wall_ns"][counted] if len(steps) else np.empty(0)
+    return Summary(
+        step_us=_times((steps.end - steps.start)[steps.steady] / 1e3),
+        rank_step_us=_times(own / 1e3),
+        overlap_ratio=_ratio(
+            float(rank_steps["overlap_ns"][counted].sum()),
+            float(rank_steps["comm_ns"][counted].sum()),
+        ),
+        compute_share=share("compute_ns"),
+        exposed_comm_share=share("exposed_ns"),
+        copy_share=share("copy_ns"),
+        idle_share=share("idle_ns"),
+        sync_overhead_share=share("sync_ns"),
+        update_overhead_share=share("update_ns"),
+        data_share=share("data_ns"),
+        steps=int(steps.steady.sum()),
+        warmup_steps=int((~steps.steady).sum()),
+        rule=steps.rule,
+    )
+
+
+def _times(values: FloatArray) -> StepTimes:
+    if not len(values):
+        return StepTimes(None, None, None)
+    p50, p95 = np.percentile(values, [50, 95]).tolist()
+    return StepTimes(p50=p50, p95=p95, mean=float(values.mean()))
+
+
+def _rank_row(
+    sets: RankSets,
+    steps: Steps,
+    rank_steps: Mapping[str, FloatArray],
+    counted: BoolArray,
+    *,
+    selected: bool,
+) -> RankRow:
+    scan, activity = sets.scan, sets.scan.activity
+    mine = rank_steps["rank"] == scan.rank
+    walls = rank_steps["wall_ns"][mine & counted] / 1e3
+    chosen = np.ones(len(scan.messages), dtype=bool)
+    if selected:
+        total = {name: float(rank_steps[name][mine].sum()) for name in FIELDS}
+        chosen = in_steps(scan.messages.step, steps.number)
+        begins = rank_steps["start_ns"][mine]
+        ends = begins + rank_steps["wall_ns"][mine]
+        work = EMPTY if not len(begins) else clip(activity.work, int(begins.min()), int(ends.max()))
+    else:
+        window = np.array([scan.first]), np.array([scan.last])
+        total = {name: float(values[0]) for name, values in measure_windows(sets, *window).items()}
+        work = activity.work
+    span = int(work.end[-1] - work.start[0]) if len(work.start) else 0
+    known = activity.compute is not None
+    return RankRow(
+        rank=scan.rank,
+        step_us_p50=float(np.median(walls)) if len(walls) else None,
+        step_us_p95=float(np.percentile(walls, 95)) if len(walls) else None,
+        span_us=span / 1e3 if known or activity.device else None,
+        compute_us=_us(total["compute_ns"]),
+        comm_us=total["comm_ns"] / 1e3,
+        overlap_us=_us(total["overlap_ns"]),
+        overlap_ratio=_ratio(total["overlap_ns"], total["comm_ns"]),
+        exposed_comm_us=_us(total["exposed_ns"]),
+        copy_us=length(_within(activity.copies, work)) / 1e3,
+        idle_us=(span - length(work)) / 1e3 if known else None,
+        wait_us=_us(total["waiting_ns"]),
+        transfer_us=_us(total["transfer_ns"]),
+        host_wait_us=total["blocked_ns"] / 1e3,
+        data_us=total["data_ns"] / 1e3,
+        update_us=total["update_ns"] / 1e3,
+        bytes_sent=_bytes_sent(scan, chosen),
+        messages=int(chosen.sum()),
+        open_messages=int((chosen & scan.messages.unfinished).sum()),
+    )
+
+
+def _within(spans: Spans, window: Spans) -> Spans:
+    if not len(window.start):
+        return EMPTY
+    return clip(spans, int(window.start[0]), int(window.end[-1]))
+
+
+def _bytes_sent(scan: RankScan, chosen: BoolArray) -> int:
+    """Input bytes of a rank's messages; what a receive or a root's copy brings is not sent."""
+    messages = scan.messages
+    size = np.where(messages.wire_bytes >= 0, messages.wire_bytes, messages.bytes)
+    names = np.array([*messages.ops, ""])[messages.op]
+    given = (names == "recv") | (
+        np.isin(names, ("broadcast", "scatter"))
+        & (messages.peer >= 0)
+        & (messages.peer != scan.rank)
+    )
+    return int(np.maximum(size[chosen & ~given], 0).sum())
+
+
+def _step_rows(
+    steps: Steps, rank_steps: Mapping[str, FloatArray], paths: Mapping[int, Path], origin_ns: int
+) -> tuple[StepRow, ...]:
+    which = np.searchsorted(steps.number, rank_steps["step"]) if len(steps) else None
+    sums = {
+        name: np.bincount(which, weights=rank_steps[name], minlength=len(steps))
+        for name in ("wall_ns", "compute_ns", "comm_ns", "overlap_ns", "exposed_ns", "idle_ns")
+        if which is not None
+    }
+    rows = []
+    for i, number in enumerate(steps.number.tolist()):
+        wall = float(sums["wall_ns"][i])
+        rows.append(
+            StepRow(
+                step=number,
+                start_us=int(steps.start[i] - origin_ns) / 1e3,
+                wall_us=int(steps.end[i] - steps.start[i]) / 1e3,
+                ranks=int(steps.ranks[i]),
+                steady=bool(steps.steady[i]),
+                overlap_ratio=_ratio(float(sums["overlap_ns"][i]), float(sums["comm_ns"][i])),
+                compute_share=_ratio(float(sums["compute_ns"][i]), wall),
+                exposed_comm_share=_ratio(float(sums["exposed_ns"][i]), wall),
+                idle_share=_ratio(float(sums["idle_ns"][i]), wall),
+                critical_path=path_totals(paths[number]),
+            )
+        )
+    return tuple(rows)
+
+
+def find_paths(
+    trace: Trace, scans: Mapping[int, RankScan], joined: Joined, steps: Steps
+) -> dict[int, Path]:
+    """The critical path of every step: step number -> path."""
+    timelines: RecentCache[int, Timeline] = RecentCache(
+        lambda rank: timeline_of(trace, scans[rank]), lambda line: line.nbytes, _TIMELINE_BYTES
+    )
+
+    @cache
+    def tensor_names(rank: int) -> dict[int, str]:
+        return {info.id: info.name for info in trace.tensors(rank)}
+
+    finder = PathFinder(joined, timelines.get, tensor_names)
+    bounds = (steps.start.tolist(), steps.end.tolist(), steps.last_rank.tolist())
+    windows = [Window(*bound) for bound in zip(*bounds, strict=True)]
+    return dict(zip(steps.number.tolist(), finder.find(windows), strict=True))
+
+
+def _trace_facts(trace: Trace, scans: Mapping[int, RankScan], steps: Steps) -> TraceFacts:
+    run = trace.run
+    notes = list(trace.notes)
+    for scan in scans.values():
+        if scan.damaged:
+            notes.append(f"rank {scan.rank}: {scan.damaged} events left out: impossible times")
+        if scan.backwards:
+            notes.append(
+                f"rank {scan.rank}: {scan.backwards} events end before they start: "
+                "taken as instants"
+            )
+    partly = steps.number[steps.ranks < steps.ranks.max(initial=0)]
+    if len(partly):
+        notes.append(
+            f"{len(partly)} of {len(steps)} steps were completed by some ranks only "
+            f"(first: step {partly[0]})"
+        )
+    return TraceFacts(
+        name=trace.name,
+        world_size=max([len(trace.ranks), *(info.world_size for info in run.ranks)]),
+        ranks=tuple(trace.ranks),
+        hosts=tuple(sorted({info.host for info in run.ranks})),
+        steps=len(steps),
+        source=run.source,
+        status=run.status,
+        level=run.level,
+        command=tuple(map(str, run.command)),
+        events=sum(scan.events for scan in scans.values()),
+        dropped=sum(info.dropped for info in run.ranks),
+        lost_bytes=sum(info.lost_bytes for info in run.ranks),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _clock_facts(trace: Trace, residual: float | None) -> ClockFacts:
+    clocks = list({clock.rank: clock for clock in trace.clocks.values()}.values())
+    methods: Sequence[str] = sorted({clock.method for clock in clocks if clock.method != SHARED})
+    return ClockFacts(
+        method=", ".join(methods) or SHARED,
+        max_residual_us=None if residual is None else residual / 1e3,
+        ranks=tuple(
+            RankClockFacts(
+                rank=clock.rank,
+                offset_us=clock.offset_ns / 1e3,
+                drift_ppm=clock.drift * 1e6,
+                residual_us=None if clock.residual_ns is None else clock.residual_ns / 1e3,
+                method=clock.method,
+            )
+            for clock in sorted(clocks, key=lambda clock: clock.rank)
+        ),
+    )
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    """part / whole; None where either is unknown or there is no whole."""
+    return part / whole if whole > 0 and not np.isnan(part) else None
+
+
+def _us(value: float) -> float | None:
+    return None if np.isnan(value) else value / 1e3

@@ -1,0 +1,235 @@
+"""The offset between two clocks as a function of time, from bounds on it.
+
+Everything known of an offset is an interval: at local time x it lies within [low, high]. An
+exchange gives an interval as wide as its round trip; a message that cannot end before another
+has begun gives a half-open one. Clocks run evenly, so the offset is a straight line in time;
+those lines that pass through all intervals form a convex polygon, and the line in the middle
+of it is the estimate, half its width the bound on the error. Where no straight line passes,
+a clock was being corrected while the job ran: then the line is broken where it has to be.
+(The polygon: A. Duda et al., "Estimating global time in distributed systems", ICDCS 1987.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+MAX_DRIFT: Final = 1e-3
+"""NTP corrects a clock by 500 ppm at most: two clocks differ by 1,000 at most."""
+
+WANDER: Final = 1e-6
+"""How much the rate of a clock changes between two looks at it: temperature, corrections."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Intervals in which an offset lies; all in nanoseconds.
+
+    Attributes:
+        x: Local times.
+        low: Lower bounds; -inf where there is none.
+        high: Upper bounds; inf where there is none.
+        base: What is added to `low` and `high`: keeps the digits of offsets of years.
+    """
+
+    x: IntArray
+    low: FloatArray
+    high: FloatArray
+    base: int
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def taken(self, rows: npt.NDArray[np.intp]) -> Bounds:
+        """The intervals of some rows."""
+        return Bounds(self.x[rows], self.low[rows], self.high[rows], self.base)
+
+    def sorted(self) -> Bounds:
+        """The same, in time order."""
+        return self.taken(np.argsort(self.x, kind="stable"))
+
+    def violation(self, fit: Fit) -> float:
+        """By how much a fit misses the interval that it misses most; 0 if it misses none."""
+        offset = fit.relative(self.x) + (fit.base - self.base)
+        return float(max(0.0, np.max(self.low - offset), np.max(offset - self.high)))
+
+    @staticmethod
+    def joined(parts: list[Bounds]) -> Bounds:
+        """All intervals of several, on the base of the first."""
+        base = parts[0].base
+        return Bounds(
+            np.concatenate([part.x for part in parts]),
+            np.concatenate([part.low + (part.base - base) for part in parts]),
+            np.concatenate([part.high + (part.base - base) for part in parts]),
+            base,
+        )
+
+
+@dataclass(frozen=True)
+class Fit:
+    """An offset, linear between knots.
+
+    Attributes:
+        x: Local times of the knots, at least two, ascending.
+        y: Offsets there, relative to `base`.
+        base: What is added to `y`.
+        residual: Bound on the error between the first and the last knot.
+    """
+
+    x: IntArray
+    y: FloatArray
+    base: int
+    residual: float
+
+    def relative(self, times: IntArray) -> FloatArray:
+        """The offsets at local times, relative to `base`; extended by the outermost slopes."""
+        first = int(self.x[0])
+        x, at = (self.x - first).astype(np.float64), (times - first).astype(np.float64)
+        y = np.interp(at, x, self.y)
+        for end, neighbour, outside in ((0, 1, at < x[0]), (-1, -2, at > x[-1])):
+            slope = (self.y[neighbour] - self.y[end]) / (x[neighbour] - x[end])
+            y = np.where(outside, self.y[end] + slope * (at - x[end]), y)
+        return np.asarray(y)
+
+
+def fit_line(bounds: Bounds, first: int, last: int) -> Fit | None:
+    """The straight line in the middle of all those that fit.
+
+    Args:
+        bounds: At least one lower and one upper bound.
+        first, last: The times between which the offset is wanted, first < last.
+
+    Returns:
+        The line; None if no straight line passes through all intervals.
+    """
+    polygon = _polygon(bounds, first, last)
+    if not len(polygon):
+        return None
+    low, high = polygon.min(axis=0), polygon.max(axis=0)
+    residual = float((high - low).max() / 2) + WANDER * _largest_distance(bounds, first, last)
+    return Fit(np.array([first, last], np.int64), (low + high) / 2, bounds.base, residual)
+
+
+def fit_broken_line(bounds: Bounds, first: int, last: int) -> Fit:
+    """A line through the intervals, broken where it has to be.
+
+    Args:
+        bounds: Intervals with two ends each, at least one.
+        first, last: The times between which the offset is wanted, first < last.
+    """
+    bounds = bounds.sorted()
+    x: list[int] = []
+    ranges: list[tuple[float, float]] = []
+    jump = 0.0
+    start, begin = 0, first
+    while start < len(bounds):
+        stop = _longest_straight(bounds, start)
+        is_last = stop == len(bounds)
+        end = max(last if is_last else int(bounds.x[stop - 1]), begin + 1)
+        polygon = _polygon(bounds.taken(np.arange(start, stop)), begin, end)
+        (low, next_low), (high, next_high) = polygon.min(axis=0), polygon.max(axis=0)
+        if x and x[-1] == begin:
+            # Where two lines meet, either may be right.
+            low, high = min(low, ranges[-1][0]), max(high, ranges[-1][1])
+            x.pop()
+            ranges.pop()
+        elif x:
+            jump = max(jump, high - ranges[-1][0], ranges[-1][1] - low)
+        x += [begin, end]
+        ranges += [(low, high), (next_low, next_high)]
+        # The next line begins where this one ends, at the interval that both pass through;
+        # unless even two neighbours do not fit together: then a clock has jumped.
+        start = stop - 1 if stop - start > 1 and not is_last else stop
+        begin = max(int(bounds.x[min(start, len(bounds) - 1)]), end)
+    low_at, high_at = np.array(ranges, np.float64).T
+    half = float((high_at - low_at).max() / 2)
+    residual = max(half, jump) + WANDER * _largest_distance(bounds, first, last)
+    return Fit(np.array(x, np.int64), (low_at + high_at) / 2, bounds.base, residual)
+
+
+def _longest_straight(bounds: Bounds, start: int) -> int:
+    """The end of the longest run of intervals from `start` that one line passes through."""
+    good, bad = start + 1, len(bounds) + 1
+    step = 2
+    while good < bad - 1:
+        probe = min(good + step, bad - 1)
+        rows = np.arange(start, probe)
+        if len(_polygon(bounds.taken(rows), int(bounds.x[start]), int(bounds.x[probe - 1]))):
+            good, step = probe, step * 2
+        else:
+            bad, step = probe, max(1, (probe - good) // 2)
+    return good
+
+
+def _polygon(bounds: Bounds, first: int, last: int) -> FloatArray:
+    """The lines that pass through all intervals, as points (offset at first, offset at last).
+
+    Returns:
+        The corners of the convex polygon, shape (n, 2); no rows if no line fits.
+    """
+    span = max(last - first, 1)
+    position = (bounds.x - first).astype(np.float64) / span
+    reach = MAX_DRIFT * span
+    finite = np.concatenate([bounds.low, bounds.high])
+    far = float(np.abs(finite[np.isfinite(finite)]).max()) + 2 * reach
+    # All lines that drift no more than any clock does.
+    polygon = np.array(
+        [(-far, -far - reach), (-far, -far + reach), (far, far + reach), (far, far - reach)]
+    )
+    for row in _hull(position, bounds.low):
+        polygon = _cut(polygon, position[row], bounds.low[row], above=True)
+    for row in _hull(position, -bounds.high):
+        polygon = _cut(polygon, position[row], bounds.high[row], above=False)
+    return polygon
+
+
+def _cut(polygon: FloatArray, t: float, limit: float, *, above: bool) -> FloatArray:
+    """Keeps the lines that pass above (or below) a point; Sutherland and Hodgman's clipping."""
+    if not len(polygon):
+        return polygon
+    side = polygon[:, 0] * (1 - t) + polygon[:, 1] * t - limit
+    if not above:
+        side = -side
+    # Bounds are whole nanoseconds: what touches within rounding fits.
+    if (side >= -0.5).all():
+        return polygon
+    kept = []
+    for index in range(len(polygon)):
+        former = index - 1
+        if (side[former] < 0) != (side[index] < 0):
+            share = side[former] / (side[former] - side[index])
+            kept.append(polygon[former] + share * (polygon[index] - polygon[former]))
+        if side[index] >= 0:
+            kept.append(polygon[index])
+    return np.array(kept, np.float64).reshape(-1, 2)
+
+
+def _hull(x: FloatArray, y: FloatArray) -> list[int]:
+    """Rows of the upper convex hull: no other lower bound can touch a line (Andrew, 1979)."""
+    rows = np.flatnonzero(np.isfinite(y))
+    rows = rows[np.lexsort((-y[rows], x[rows]))]
+    hull: list[int] = []
+    for row in rows.tolist():
+        while len(hull) >= 2:
+            a, b = hull[-2], hull[-1]
+            if (x[b] - x[a]) * (y[row] - y[a]) < (y[b] - y[a]) * (x[row] - x[a]):
+                break
+            hull.pop()
+        if not hull or x[row] > x[hull[-1]]:
+            hull.append(row)
+    return hull
+
+
+def _largest_distance(bounds: Bounds, first: int, last: int) -> float:
+    """The longest time from any moment between first and last to the nearest good interval."""
+    width = bounds.high - bounds.low
+    narrow = width <= 4 * width.min() if np.isfinite(width).any() else np.ones(len(width), bool)
+    looks = np.sort(bounds.x[narrow])
+    inside = float(np.diff(looks).max() / 2) if len(looks) > 1 else 0.0
+    return max(inside, float(looks[0] - first), float(last - looks[-1]), 0.0)

@@ -1,0 +1,171 @@
+"""The analyzer's commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddltrace.tracer.errors import UsageError
+
+
+class StepRange(click.ParamType[range]):
+    """Steps as ``A:B``, B not included; either may be left out."""
+
+    name = "A:B"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> range:
+        """Reads ``A:B``."""
+        if isinstance(value, range):
+            return value
+        first, colon, last = str(value).partition(":")
+        try:
+            start, stop = int(first or 0), int(last or (1 << 31) - 1)
+        except ValueError:
+            start, stop = 1, 0
+        if not colon or start < 0 or stop <= start:
+            self.fail(f"{value!r} is no range of steps: write A:B with A < B, e.g. 10:20")
+        return range(start, stop)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  ddltrace analyze first-trace
+  ddltrace analyze first-trace --json | jq .summary
+  ddltrace analyze first-trace --html report.html --steps 10:20
+  ddltrace analyze kineto-folder --fail-on "overlap_ratio<0.6"
+  ddltrace analyze kineto-folder --definitions hta
+""",
+)
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of the report.")
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also write the report as one HTML file that needs no network.",
+)
+@click.option("--steps", type=StepRange(), metavar="A:B", help="Only steps A to B - 1.")
+@click.option(
+    "--fail-on",
+    "fail_on",
+    metavar="EXPR",
+    multiple=True,
+    help='Exit with 3 if EXPR holds, e.g. "overlap_ratio<0.6"; repeat it for more.',
+)
+@click.option(
+    "--definitions",
+    type=click.Choice(["ddltrace", "hta"]),
+    default="ddltrace",
+    show_default=True,
+    help="hta: give each rank's overlap, idle, compute and kernel time as Holistic Trace "
+    "Analysis 0.5.0 does, which drops the last step. Needs Kineto files.",
+)
+def analyze(
+    *,
+    trace: Path,
+    as_json: bool,
+    html: Path | None,
+    steps: range | None,
+    fail_on: tuple[str, ...],
+    definitions: str,
+) -> None:
+    """Report where a trace's time went.
+
+    TRACE is a directory written by ddltrace run, also of a job that still runs or died, or a
+    file or folder of a format that can be imported.
+    """
+    from ddltrace.analyzer.definitions_hta import by_hta, hta_breakdown, render_breakdown
+    from ddltrace.analyzer.report import render_report
+    from ddltrace.analyzer.threshold import check_expression, check_threshold
+    from ddltrace.analyzer.trace import open_trace
+
+    for expression in fail_on:
+        check_expression(expression)
+    if html is not None and not html.absolute().parent.is_dir():
+        raise UsageError(f"--html {html}: there is no directory {html.absolute().parent}")
+    if definitions == "hta" and steps is not None:
+        raise UsageError("--definitions hta chooses the steps itself: leave out --steps")
+    opened = open_trace(trace)
+    breakdown = hta_breakdown(opened) if definitions == "hta" else None
+    analysis = opened.analyze(steps)
+    if as_json:
+        document = analysis.to_json() | {"definitions": definitions}
+        if breakdown is not None:
+            document = by_hta(document, breakdown)
+        click.echo(json.dumps(document, indent=1, allow_nan=False))
+    else:
+        click.echo(render_report(analysis))
+        if breakdown is not None:
+            click.echo("\n" + render_breakdown(breakdown))
+        click.echo(f"\nNext: ddltrace dashboard {trace}")
+    if html is not None:
+        from ddltrace.analyzer.html import write_html
+
+        write_html(analysis, opened, html)
+        click.echo(f"ddltrace: report in {html}", err=True)
+    for expression in fail_on:
+        check_threshold(analysis.summary, expression)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  ddltrace compare before after
+  ddltrace compare before after --json | jq .step_us.verdict
+""",
+)
+@click.argument("before", type=click.Path(path_type=Path))
+@click.argument("after", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of the tables.")
+def compare(before: Path, after: Path, as_json: bool) -> None:
+    """Tell what differs between two traces, and whether it is more than noise.
+
+    Every difference is over the steady steps of each trace, with a confidence interval.
+    """
+    from ddltrace.analyzer.compare import compare as compare_analyses
+    from ddltrace.analyzer.compare import render_comparison
+    from ddltrace.analyzer.trace import open_trace
+
+    comparison = compare_analyses(open_trace(before).analyze(), open_trace(after).analyze())
+    if as_json:
+        click.echo(json.dumps(comparison.to_json(), indent=1, allow_nan=False))
+    else:
+        click.echo(render_comparison(comparison))
+        click.echo(f"\nNext: ddltrace dashboard {before} {after}")
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  ddltrace query first-trace "SELECT op, count(*), sum(bytes) FROM messages GROUP BY op"
+  ddltrace query first-trace "SELECT * FROM collectives ORDER BY wait_us DESC LIMIT 5"
+  ddltrace query first-trace --format csv "FROM critical_path" > path.csv
+""",
+)
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("sql")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "csv", "json"]),
+    default="table",
+    show_default=True,
+    help="How to print the rows.",
+)
+def query(trace: Path, sql: str, form: str) -> None:
+    """Ask a trace in SQL.
+
+    SQL is one statement in DuckDB's dialect over the tables events, messages, collectives,
+    tensors, steps, ranks, rank_steps and critical_path. It can read nothing else and change
+    nothing.
+    """
+    from ddltrace.analyzer.query import render_rows, run_query
+    from ddltrace.analyzer.trace import open_trace
+
+    click.echo(render_rows(run_query(open_trace(trace), sql), form))

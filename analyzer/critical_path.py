@@ -1,0 +1,327 @@
+"""The critical path of a step over all ranks.
+
+The walk goes back from the last thing to end in the step. On a rank it follows the order of
+that rank's work. Where the rank was blocked on a collective it goes to the last arriver, at a
+receive to the sender, at the time at which that rank came; from then on the message was under
+way, which is transfer. If everybody had come before the rank began to wait, the whole wait is
+transfer and the walk goes on before it on the same rank. So every instant between the step's
+earliest start and latest end belongs to exactly one piece: they sum to the step's wall time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from ddltrace.analyzer.columns import NULL, NULL_NS, BoolArray, IntArray
+from ddltrace.analyzer.join import Joined
+from ddltrace.analyzer.model import CATEGORIES
+from ddltrace.analyzer.timeline import CATEGORY, Timeline
+
+_WINDOWS_AT_ONCE = 128
+_LOCAL = -1
+"""Category of a stretch that follows the rank's own timeline."""
+
+
+class Window(NamedTuple):
+    """What a path explains: the time [start, end), walked back from a rank."""
+
+    start: int
+    end: int
+    last_rank: int
+
+
+@dataclass(frozen=True)
+class PathPiece:
+    """One piece of a critical path.
+
+    Attributes:
+        rank: Where.
+        category: One of `CATEGORIES`.
+        name: Layer, tensor or operation; None where it has none.
+        start_ns: On rank 0's clock.
+        end_ns: Start of the next piece.
+        message: Row in `Joined.messages` of the message that it waits for; None for others.
+    """
+
+    rank: int
+    category: str
+    name: str | None
+    start_ns: int
+    end_ns: int
+    message: int | None
+
+
+@dataclass(frozen=True)
+class Path:
+    """A critical path as columns, in the order of time: piece i ends where i + 1 starts.
+
+    Attributes:
+        start: Start of every piece, ns.
+        end: End of every piece, ns.
+        rank: Where it is.
+        category: Code in `CATEGORY`.
+        name: Index into `names`; `NULL` for none.
+        message: Row in `Joined.messages`; `NULL` for none.
+        names: Shared by the paths of one analysis.
+    """
+
+    start: IntArray
+    end: IntArray
+    rank: IntArray
+    category: IntArray
+    name: IntArray
+    message: IntArray
+    names: list[str]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def __iter__(self) -> Iterator[PathPiece]:
+        for i in range(len(self)):
+            name, message = int(self.name[i]), int(self.message[i])
+            yield PathPiece(
+                rank=int(self.rank[i]),
+                category=CATEGORIES[self.category[i]],
+                name=None if name == NULL else self.names[name],
+                start_ns=int(self.start[i]),
+                end_ns=int(self.end[i]),
+                message=None if message == NULL else message,
+            )
+
+    def totals_ns(self) -> dict[str, int]:
+        """Category -> its time on the path; the values sum to the path's length exactly."""
+        length = self.end - self.start
+        return {name: int(length[self.category == code].sum()) for name, code in CATEGORY.items()}
+
+
+class _Pieces(NamedTuple):
+    """Columns of paths that are being made, as in `Path`, and to which window each belongs."""
+
+    start: IntArray
+    end: IntArray
+    rank: IntArray
+    category: IntArray
+    name: IntArray
+    message: IntArray
+    window: IntArray
+
+    def keep(self, rows: IntArray) -> _Pieces:
+        """Some of them, in the order given."""
+        return _Pieces(*(column[rows] for column in self))
+
+    def merged(self) -> _Pieces:
+        """The same with one piece where several in a row say the same."""
+        new = np.zeros(len(self.start), dtype=bool)
+        new[:1] = True
+        for column in (self.window, self.rank, self.category, self.name, self.message):
+            new[1:] |= column[1:] != column[:-1]
+        begins = np.flatnonzero(new)
+        ends = self.end[np.append(begins[1:], len(new))[: len(begins)] - 1]
+        return self.keep(begins)._replace(end=ends)
+
+
+@dataclass
+class _Stretches:
+    """What walks collect: plain lists, because they go on one by one."""
+
+    rank: list[int]
+    start: list[int]
+    end: list[int]
+    category: list[int]
+    message: list[int]
+    windows: list[int]
+    window: int = 0
+
+    def add(self, rank: int, start: int, end: int, category: int, message: int = NULL) -> None:
+        if end > start:
+            self.rank.append(rank)
+            self.start.append(start)
+            self.end.append(end)
+            self.category.append(category)
+            self.message.append(message)
+            self.windows.append(self.window)
+
+    def pieces(self) -> _Pieces:
+        """The same as columns, without names."""
+        columns = (self.start, self.end, self.rank, self.category, self.message, self.windows)
+        start, end, rank, category, message, window = (
+            np.array(column, dtype=np.int64) for column in columns
+        )
+        name = np.full(len(start), NULL)
+        return _Pieces(start, end, rank, category, name, message, window)
+
+
+class PathFinder:
+    """Finds critical paths, asking for the timelines of the ranks that they visit.
+
+    Args:
+        joined: All messages.
+        timeline: Gives a rank's timeline.
+        tensor_names: Gives a rank's names of tensors by id.
+    """
+
+    def __init__(
+        self,
+        joined: Joined,
+        timeline: Callable[[int], Timeline],
+        tensor_names: Callable[[int], dict[int, str]],
+    ) -> None:
+        self._joined = joined
+        self._timeline = timeline
+        self._tensor_names = tensor_names
+        self._names: dict[str, int] = {}
+        self._name_list: list[str] = []
+        self._codes: dict[int, IntArray] = {}
+        self._tensors: dict[int, IntArray] = {}
+
+    def find(self, windows: Sequence[Window]) -> list[Path]:
+        """The critical path of every window.
+
+        Windows are walked one by one and described many at a time, so that describing them
+        costs little each, and what it needs at a time is bounded.
+        """
+        paths: list[Path] = []
+        for first in range(0, len(windows), _WINDOWS_AT_ONCE):
+            some = windows[first : first + _WINDOWS_AT_ONCE]
+            found = _Stretches([], [], [], [], [], [])
+            for number, window in enumerate(some):
+                self._walk(window, number, found)
+            paths += self._describe(found, len(some))
+        return paths
+
+    def _walk(self, window: Window, number: int, found: _Stretches) -> None:
+        start, end, rank = window
+        found.window = number
+        messages = self._joined.messages
+        now = end
+        seen: dict[int, int] = {}  # rank -> the earliest of its blocks that has been used
+        while now > start:
+            line = self._timeline(rank)
+            block = int(np.searchsorted(line.block_start, now, side="left")) - 1
+            block = min(block, seen.get(rank, block + 1) - 1)
+            if block < 0 or line.block_end[block] <= start:
+                found.add(rank, start, now, _LOCAL)
+                break
+            seen[rank] = block
+            until = min(int(line.block_end[block]), now)
+            since = max(int(line.block_start[block]), start)
+            found.add(rank, until, now, _LOCAL)
+            now = until
+            if line.block_message[block] == NULL:
+                found.add(rank, since, now, CATEGORY["wait"])
+                now = since
+                continue
+            row = messages.offsets[rank] + int(line.block_message[block])
+            released = int(self._joined.released[row])
+            if released == NULL_NS:
+                found.add(rank, since, now, CATEGORY["wait"], row)
+                now = since
+                continue
+            came = min(max(released, since), now)
+            found.add(rank, came, now, CATEGORY["transfer"], row)
+            now = came
+            if came > since:
+                rank = int(self._joined.releaser[row])
+
+    def _describe(self, found: _Stretches, windows: int) -> list[Path]:
+        """Cuts local stretches along their rank's timeline and names every piece."""
+        walked = found.pieces()
+        blocked = np.flatnonzero(walked.message != NULL)
+        walked.name[blocked] = [self._message_code(row) for row in walked.message[blocked].tolist()]
+        local = walked.category == _LOCAL
+        parts = [walked.keep(~local)]
+        for rank in np.unique(walked.rank[local]).tolist():
+            line = self._timeline(rank)
+            parts.append(self._local(line, walked.keep(local & (walked.rank == rank))))
+        whole = _Pieces(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        whole = whole.keep(np.lexsort((whole.start, whole.window))).merged()
+        bounds = np.searchsorted(whole.window, np.arange(windows + 1)).tolist()
+        columns = {name: column for name, column in whole._asdict().items() if name != "window"}
+        return [
+            Path(
+                **{name: column[low:high] for name, column in columns.items()},
+                names=self._name_list,
+            )
+            for low, high in pairwise(bounds)
+        ]
+
+    def _local(self, line: Timeline, stretches: _Pieces) -> _Pieces:
+        """Pieces of a rank's timeline within stretches of it."""
+        time = line.segments.time
+        first = np.searchsorted(time, stretches.start, side="right") - 1
+        last = np.searchsorted(time, stretches.end, side="left")
+        counts = last - first
+        which = np.repeat(np.arange(len(counts)), counts)
+        segment = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts - first, counts)
+        pieces = stretches.keep(which)
+        following = time[np.minimum(segment + 1, len(time) - 1)]
+        unbounded = segment == len(time) - 1
+        name = line.segments.name[segment]
+        pieces = pieces._replace(
+            start=np.maximum(time[segment], pieces.start),
+            end=np.where(unbounded, pieces.end, np.minimum(following, pieces.end)),
+            category=line.segments.category[segment].astype(np.int64),
+            name=self._rank_codes(line)[name],
+        )
+        return self._split_backward(line, pieces, name == line.backward)
+
+    def _split_backward(self, line: Timeline, pieces: _Pieces, backward: BoolArray) -> _Pieces:
+        """Cuts backward where gradients became ready; a part is named by the one it ends with."""
+        times = line.gradient_time
+        if line.backward == NULL or not len(times):
+            return pieces
+        low = np.searchsorted(times, pieces.start, side="right")
+        high = np.searchsorted(times, pieces.end, side="left")
+        cuts = np.where(backward, np.maximum(high - low, 0), 0)
+        which = np.repeat(np.arange(len(cuts)), cuts + 1)
+        place = np.arange(len(which)) - np.repeat(np.cumsum(cuts + 1) - cuts - 1, cuts + 1)
+        # Part k of a piece lies between gradients low + k - 1 and low + k, within the piece.
+        following = low[which] + place
+        former = times[np.maximum(following - 1, 0)]
+        next_one = np.minimum(following, len(times) - 1)
+        begins = np.where(place == 0, pieces.start[which], former)
+        ends = np.where(place == cuts[which], pieces.end[which], times[next_one])
+        made = backward[which] & (following < len(times)) & (times[next_one] == ends)
+        tensor = self._tensor_codes(line)[next_one]
+        parts = pieces.keep(which)._replace(
+            start=begins, end=ends, name=np.where(made, tensor, pieces.name[which])
+        )
+        return parts.keep(ends > begins)
+
+    def _rank_codes(self, line: Timeline) -> IntArray:
+        """The paths' code of each of a rank's names; of `NULL`, which indexes the last: `NULL`."""
+        if line.rank not in self._codes:
+            codes = [self._code(name) for name in line.names]
+            self._codes[line.rank] = np.array([*codes, NULL])
+        return self._codes[line.rank]
+
+    def _tensor_codes(self, line: Timeline) -> IntArray:
+        """The paths' code of the tensor of each of a rank's gradients."""
+        if line.rank not in self._tensors:
+            names = self._tensor_names(line.rank)
+            ids, which = np.unique(line.gradient_tensor, return_inverse=True)
+            labels = [names.get(number, f"tensor {number}") for number in ids.tolist()]
+            codes = [self._code(f"{label}.grad") for label in labels]
+            self._tensors[line.rank] = np.array(codes)[which]
+        return self._tensors[line.rank]
+
+    def _message_code(self, row: int) -> int:
+        """The paths' code of what a message is: its operation and the tensors that it carries."""
+        messages = self._joined.messages
+        op, rank = messages.ops[messages.op[row]], int(messages.rank[row])
+        count, first = int(messages.tensor_count[row]), int(messages.first_tensor[row])
+        if not count:
+            return self._code(op)
+        name = self._tensor_names(rank).get(first, f"tensor {first}")
+        return self._code(f"{op} {name}" if count == 1 else f"{op} {name} + {count - 1}")
+
+    def _code(self, name: str) -> int:
+        if name not in self._names:
+            self._names[name] = len(self._name_list)
+            self._name_list.append(name)
+        return self._names[name]

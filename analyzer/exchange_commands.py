@@ -1,0 +1,90 @@
+"""The commands ``import`` and ``export``: other tools' formats, in and out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ddltrace.analyzer.exporters import FORMATS
+
+
+@click.command(
+    name="import",
+    epilog="""\b
+Examples:
+  ddltrace import kineto-folder -o kineto-trace
+  ddltrace import worker0.pt.trace.json.gz -o one-rank
+  ddltrace import /tmp/nccl_trace_rank_ -o hang --force
+""",
+)
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Trace directory to make.",
+)
+@click.option("--force", is_flag=True, help="Replace a trace that stands in the way.")
+def import_(source: Path, output: Path, force: bool) -> None:
+    """Turn another tool's trace into a trace directory.
+
+    SOURCE is a file, or a folder with one file per rank: Kineto JSON (torch.profiler), Chrome
+    JSON, a Horovod timeline, Flight Recorder dumps, NCCL Inspector files; plain or gzip.
+    """
+    from ddltrace.analyzer import importers
+    from ddltrace.analyzer.importers.store import save
+    from ddltrace.tracer.errors import TraceError
+
+    if not source.exists():
+        raise TraceError(f"{source} does not exist")
+    trace = importers.read(source)
+    save(trace, output, force=force)
+    for note in trace.run.notes:
+        click.echo(f"ddltrace: note: {click.unstyle(note)}", err=True)
+    events = sum(table.num_rows for table in trace.tables.values())
+    click.echo(
+        f"ddltrace: {events} events of {len(trace.tables)} ranks ({trace.run.source}) in {output}",
+        err=True,
+    )
+    click.echo(f"ddltrace: next: ddltrace analyze {output}", err=True)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  ddltrace export first-trace --to perfetto -o trace.pftrace
+  ddltrace export first-trace --to chrome -o trace.json.gz
+  ddltrace export kineto-folder --to parquet -o events.parquet
+""",
+)
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option(
+    "--to",
+    type=click.Choice(FORMATS),
+    required=True,
+    help="chrome and perfetto: for trace viewers. parquet and csv: one row per event.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="File to write; .gz compresses Chrome JSON, Perfetto's format and CSV.",
+)
+@click.option("--force", is_flag=True, help="Replace a file that stands in the way.")
+def export(trace: Path, to: str, output: Path, force: bool) -> None:
+    """Write a trace in another format.
+
+    TRACE is a trace directory, or anything that can be imported. In trace viewers a rank is a
+    process and a lane a thread; arrows lead from a send to its receive and from a gradient to
+    the message that carried it.
+    """
+    from ddltrace.analyzer.exporters import export as write
+    from ddltrace.analyzer.trace import open_trace
+
+    events = write(open_trace(trace), to, output, force=force)
+    click.echo(f"ddltrace: {events} events in {output}", err=True)
+    if to in ("chrome", "perfetto"):
+        click.echo(f"ddltrace: next: open {output} at https://ui.perfetto.dev", err=True)

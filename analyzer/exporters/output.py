@@ -1,0 +1,46 @@
+"""Files that appear only when they are complete."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, cast
+
+from ddltrace.tracer.errors import UsageError
+
+
+@contextmanager
+def replacing(path: Path, *, force: bool) -> Iterator[Path]:
+    """Gives a temporary path beside `path`, and moves the file there when all went well.
+
+    Args:
+        path: Where the file goes.
+        force: Whether a file that stands there may be replaced.
+
+    Raises:
+        UsageError: Something stands there and must not be replaced, or nothing can be written.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory: name a file with -o")
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists: choose another with -o, or add --force")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"there is no directory {path.absolute().parent}")
+    # The suffix stays the last: writers choose compression by it.
+    temporary = path.with_name(f".partial-{path.name}")
+    try:
+        yield temporary
+        temporary.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def open_for_writing(path: Path) -> IO[bytes]:
+    """Opens a file, compressed if its name ends in ``.gz``."""
+    if path.suffix == ".gz":
+        return cast("IO[bytes]", gzip.open(path, "wb", compresslevel=5))
+    return path.open("wb")

@@ -1,0 +1,247 @@
+"""Perfetto's own format: a stream of protobuf packets (https://perfetto.dev/docs/reference/).
+
+A rank is a process track, each of its lanes a track below; arrows are flows. Names and
+categories are interned, so an event takes a few dozen bytes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from ddltrace.analyzer.exporters.details import BATCH, details_of
+from ddltrace.analyzer.exporters.flows import FlowFinder, Flows
+from ddltrace.analyzer.exporters.output import open_for_writing
+from ddltrace.analyzer.exporters.tracks import Integers, Track, ends_of, tracks_of
+from ddltrace.tracer.errors import MissingCapabilityError
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace import Trace
+
+_PROTOS: Final = "perfetto.protos.perfetto.trace.perfetto_trace_pb2"
+_SEQUENCE: Final = 1
+_MONOTONIC_CLOCK: Final = 3  # BUILTIN_CLOCK_MONOTONIC
+_MAX_PIECES: Final = 1 << 18
+# Field number and wire type, as protobuf writes them before a value.
+_PACKET_TAG: Final = b"\x0a"  # Trace.packet: 1, length-delimited
+_TIMESTAMP_TAG: Final = b"\x40"  # TracePacket.timestamp: 8, varint
+_EVENT_TAG: Final = b"\x5a"  # TracePacket.track_event: 11, length-delimited
+
+
+def write(trace: Trace, path: Path) -> int:
+    """Writes a trace.
+
+    Args:
+        trace: The trace.
+        path: The file.
+
+    Returns:
+        The number of events written.
+
+    Raises:
+        MissingCapabilityError: The package ``perfetto`` is not installed.
+    """
+    with open_for_writing(path) as file:
+        return _Writer(file, trace).write()
+
+
+class _Writer:
+    def __init__(self, file: IO[bytes], trace: Trace) -> None:
+        try:
+            protos: Any = importlib.import_module(_PROTOS)
+        except ImportError as error:
+            raise MissingCapabilityError(
+                "writing Perfetto's format needs the package perfetto: pip install perfetto"
+            ) from error
+        self._protos = protos
+        self._file = file
+        self._trace = trace
+        self._names: dict[str, int] = {}
+        self._categories: dict[str, int] = {}
+        self._annotations: dict[str, int] = {}
+        self._tracks = 0
+        self._started = False
+        self._pieces: dict[tuple[Any, ...], bytes] = {}
+        self._prefix: bytes = protos.TracePacket(
+            trusted_packet_sequence_id=_SEQUENCE,
+            sequence_flags=protos.TracePacket.SequenceFlags.SEQ_NEEDS_INCREMENTAL_STATE,
+        ).SerializeToString()
+
+    def write(self) -> int:
+        finder = FlowFinder(self._trace)
+        written = 0
+        for rank in self._trace.ranks:
+            table = self._trace.events(rank)
+            process = self._process(rank)
+            ends = ends_of(table)
+            flows = finder.of_rank(table, rank)
+            for order, track in enumerate(tracks_of(table, ends)):
+                uuid = self._track(process, track.name, order)
+                self._events(rank, uuid, track, table=table, ends=ends, flows=flows)
+            written += table.num_rows
+        return written
+
+    def _process(self, rank: int) -> int:
+        packet = self._new_packet()
+        packet.track_descriptor.uuid = self._next_track()
+        packet.track_descriptor.process.pid = rank + 1  # 0 is no process to Perfetto
+        packet.track_descriptor.process.process_name = f"rank {rank}"
+        packet.track_descriptor.child_ordering = (
+            self._protos.TrackDescriptor.ChildTracksOrdering.EXPLICIT
+        )
+        self._put(packet)
+        return self._tracks
+
+    def _track(self, parent: int, name: str, order: int) -> int:
+        packet = self._new_packet()
+        packet.track_descriptor.uuid = self._next_track()
+        packet.track_descriptor.parent_uuid = parent
+        packet.track_descriptor.name = name
+        packet.track_descriptor.sibling_order_rank = order
+        self._put(packet)
+        return self._tracks
+
+    def _next_track(self) -> int:
+        self._tracks += 1
+        return self._tracks
+
+    def _events(
+        self,
+        rank: int,
+        uuid: int,
+        track: Track,
+        *,
+        table: pa.Table,
+        ends: Integers,
+        flows: Flows,
+    ) -> None:
+        """Writes beginnings and ends in the order in which they nest."""
+        end_event = self._end_event(uuid)
+        open_ends: list[int] = []
+        for row, start, end, kind, name, details in self._rows(rank, track, table, ends):
+            while open_ends and open_ends[-1] <= start:
+                self._put_event(open_ends.pop(), end_event)
+            event = self._begin_event(uuid, kind, name)
+            for key, value in details:
+                event += self._annotation(key, value)
+            if row in flows.begins or row in flows.ends:
+                event += self._flows(flows.begins.get(row, ()), flows.ends.get(row, ()))
+            self._put_event(start, event)
+            open_ends.append(end)
+        while open_ends:
+            self._put_event(open_ends.pop(), end_event)
+
+    def _rows(
+        self, rank: int, track: Track, table: pa.Table, ends: Integers
+    ) -> Iterator[tuple[int, int, int, str, str, list[tuple[str, Any]]]]:
+        tensors = self._trace.tensors(rank)
+        origin = self._trace.origin_ns
+        for first in range(0, len(track.rows), BATCH):
+            rows = track.rows[first : first + BATCH]
+            part = table.take(pa.array(rows))
+            starts = (part["start_ns"].to_numpy() - origin).tolist()
+            stops = (ends[rows] - origin).tolist()
+            kinds, names = part["kind"].to_pylist(), part["name"].to_pylist()
+            shown = details_of(part, tensors)
+            details = zip(*(column.to_pylist() for column in shown.values()), strict=True)
+            for row, start, end, kind, name, values in zip(
+                rows.tolist(),
+                starts,
+                stops,
+                kinds,
+                names,
+                details if shown else [()] * len(rows),
+                strict=True,
+            ):
+                pairs = [pair for pair in zip(shown, values, strict=True) if pair[1] is not None]
+                yield row, start, end, kind, name or kind, pairs
+
+    # An event is put together from encoded pieces: in protobuf, messages that are written one
+    # behind the other are one message, and nearly all pieces come up again and again.
+
+    def _begin_event(self, uuid: int, kind: str, name: str) -> bytes:
+        key = (uuid, kind, name)
+        piece = self._pieces.get(key)
+        if piece is None:
+            event = self._protos.TrackEvent(
+                type=self._protos.TrackEvent.Type.TYPE_SLICE_BEGIN, track_uuid=uuid
+            )
+            event.name_iid = self._interned(self._names, name, "event_names")
+            event.category_iids.append(self._interned(self._categories, kind, "event_categories"))
+            piece = self._keep(key, event.SerializeToString())
+        return piece
+
+    def _end_event(self, uuid: int) -> bytes:
+        encoded: bytes = self._protos.TrackEvent(
+            type=self._protos.TrackEvent.Type.TYPE_SLICE_END, track_uuid=uuid
+        ).SerializeToString()
+        return encoded
+
+    def _annotation(self, key: str, value: Any) -> bytes:
+        piece = self._pieces.get((key, value))
+        if piece is None:
+            event = self._protos.TrackEvent()
+            annotation = event.debug_annotations.add()
+            annotation.name_iid = self._interned(self._annotations, key, "debug_annotation_names")
+            if isinstance(value, int):
+                annotation.int_value = value
+            else:
+                annotation.string_value = value
+            piece = self._keep((key, value), event.SerializeToString())
+        return piece
+
+    def _flows(self, begins: Sequence[int], ends: Sequence[int]) -> bytes:
+        encoded: bytes = self._protos.TrackEvent(
+            flow_ids=begins, terminating_flow_ids=ends
+        ).SerializeToString()
+        return encoded
+
+    def _keep(self, key: tuple[Any, ...], piece: bytes) -> bytes:
+        if len(self._pieces) >= _MAX_PIECES:
+            self._pieces.clear()
+        self._pieces[key] = piece
+        return piece
+
+    def _interned(self, known: dict[str, int], text: str, table: str) -> int:
+        """The number that stands for a text; a new one is announced in a packet of its own."""
+        number = known.get(text)
+        if number is None:
+            number = known[text] = len(known) + 1
+            packet = self._new_packet()
+            getattr(packet.interned_data, table).add(iid=number, name=text)
+            self._put(packet)
+        return number
+
+    def _put_event(self, time: int, event: bytes) -> None:
+        body = b"".join(
+            (self._prefix, _TIMESTAMP_TAG, _varint(time), _EVENT_TAG, _varint(len(event)), event)
+        )
+        self._file.write(b"".join((_PACKET_TAG, _varint(len(body)), body)))
+
+    def _put(self, packet: Any) -> None:
+        body = packet.SerializeToString()
+        self._file.write(_PACKET_TAG + _varint(len(body)) + body)
+
+    def _new_packet(self) -> Any:
+        flags = self._protos.TracePacket.SequenceFlags
+        packet = self._protos.TracePacket(trusted_packet_sequence_id=_SEQUENCE)
+        if self._started:
+            packet.sequence_flags = flags.SEQ_NEEDS_INCREMENTAL_STATE
+        else:
+            packet.sequence_flags = flags.SEQ_INCREMENTAL_STATE_CLEARED
+            packet.trace_packet_defaults.timestamp_clock_id = _MONOTONIC_CLOCK
+            self._started = True
+        return packet
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)

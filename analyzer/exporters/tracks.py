@@ -1,0 +1,119 @@
+"""Which row of the picture each event is drawn in: intervals of one row must nest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    pass
+
+Integers = npt.NDArray[np.int64]
+
+_FIRST_LANES: Final = ("main", "thread", "comm", "stream")
+
+
+@dataclass(frozen=True)
+class Track:
+    """One row: a lane, or one of several that a lane with overlapping intervals needs.
+
+    Attributes:
+        name: What is shown.
+        rows: Rows of the table, by start, outer intervals before those inside.
+    """
+
+    name: str
+    rows: Integers
+
+
+def tracks_of(table: pa.Table, end_ns: Integers) -> list[Track]:
+    """Splits a rank's events into tracks.
+
+    Args:
+        table: The events.
+        end_ns: End of each event; unfinished ones end where the trace does.
+    """
+    start = table["start_ns"].to_numpy()
+    lane = table["lane"].combine_chunks()
+    codes = lane.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    names = lane.dictionary.to_pylist()
+    kinds = table["kind"].combine_chunks()
+    outer_first = _KindOrder(kinds.dictionary.to_pylist()).of(kinds.indices.to_numpy())
+    found = []
+    for code in sorted(np.unique(codes).tolist(), key=lambda each: _lane_key(names, each)):
+        rows = np.flatnonzero(codes == code)
+        # Of intervals with the same start the longer one is outside; then a step before its
+        # phases, and a phase before what happens in it.
+        rows = rows[np.lexsort((outer_first[rows], -end_ns[rows], start[rows]))]
+        name = names[code] if code >= 0 else "events"
+        for number, part in enumerate(_nesting(start[rows], end_ns[rows])):
+            suffix = f" ({number + 1})" if number else ""
+            found.append(Track(name + suffix, rows[part]))
+    return found
+
+
+def ends_of(table: pa.Table) -> Integers:
+    """End of each event; what was not finished ends at the last time in the table."""
+    start = table["start_ns"].to_numpy()
+    if not len(start):
+        return np.empty(0, dtype=np.int64)
+    last = int(start.max())
+    end = table["end_ns"].combine_chunks()
+    known = end.drop_null().to_numpy()
+    if len(known):
+        last = max(last, int(known.max()))
+    filled: Integers = end.fill_null(last).to_numpy(zero_copy_only=False)
+    ends: Integers = np.maximum(filled, start)
+    return ends
+
+
+class _KindOrder:
+    """Orders kinds from the outside in."""
+
+    _ORDER: Final = ("step", "phase", "data", "layer", "marker", "host")
+
+    def __init__(self, kinds: list[str]) -> None:
+        last = len(self._ORDER)
+        self._rank = np.array(
+            [self._ORDER.index(kind) if kind in self._ORDER else last for kind in kinds] or [0]
+        )
+
+    def of(self, codes: npt.NDArray[np.int8]) -> Integers:
+        ranks: Integers = self._rank[codes]
+        return ranks
+
+
+def _lane_key(names: list[str], code: int) -> tuple[int, str]:
+    if code < 0:
+        return (len(_FIRST_LANES) + 1, "")
+    name = names[code]
+    family = name.split("-")[0].split("/")[0]
+    place = _FIRST_LANES.index(family) if family in _FIRST_LANES else len(_FIRST_LANES)
+    return (place, name)
+
+
+def _nesting(start: Integers, end: Integers) -> list[Integers]:
+    """Splits intervals, outer first, into as few parts as a greedy choice gives that nest."""
+    everything = np.arange(len(start))
+    if len(start) < 2 or bool(np.all(start[1:] >= np.maximum.accumulate(end)[:-1])):
+        return [everything]
+    part_of = np.zeros(len(start), dtype=np.int64)
+    stacks: list[list[int]] = []
+    starts, ends = start.tolist(), end.tolist()
+    for number in range(len(starts)):
+        begin, stop = starts[number], ends[number]
+        for part, stack in enumerate(stacks):
+            while stack and stack[-1] <= begin:
+                stack.pop()
+            if not stack or stop <= stack[-1]:
+                stack.append(stop)
+                part_of[number] = part
+                break
+        else:
+            part_of[number] = len(stacks)
+            stacks.append([stop])
+    return [np.flatnonzero(part_of == part) for part in range(len(stacks))]

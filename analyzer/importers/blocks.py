@@ -1,0 +1,83 @@
+"""Bytes of a file that may be compressed, block by block, read ahead by a thread."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from isal import igzip_lib, isal_zlib
+
+from ddltrace.tracer.errors import TraceError
+
+BLOCK_BYTES: Final = 1 << 20
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_GZIP_WBITS: Final = 31
+
+
+class Blocks:
+    """Iterates over a file's content, decompressed where it begins like a gzip file.
+
+    A compressed file that was cut or damaged yields what stands before the damage.
+
+    Attributes:
+        damage: After the iteration: why the content is incomplete; None if it is complete.
+    """
+
+    def __init__(self, path: Path, block_bytes: int = BLOCK_BYTES) -> None:
+        self.damage: str | None = None
+        self._path = path
+        self._block_bytes = block_bytes
+
+    def __iter__(self) -> Iterator[bytes]:
+        content = self._content()
+        # One block ahead: decompression and reading run beside the parser.
+        with ThreadPoolExecutor(1) as pool:
+            pending = pool.submit(next, content, None)
+            while (block := pending.result()) is not None:
+                pending = pool.submit(next, content, None)
+                yield block
+
+    def head(self, size: int) -> bytes:
+        """The first bytes of the content, at most `size`."""
+        return next(Blocks(self._path, size)._content(), b"")[:size]
+
+    def _content(self) -> Iterator[bytes]:
+        try:
+            with open(self._path, "rb") as file:
+                compressed = file.read(2) == _GZIP_MAGIC
+                file.seek(0)
+                if not compressed:
+                    while block := file.read(self._block_bytes):
+                        yield block
+                    return
+                yield from self._decompressed(file)
+        except OSError as error:
+            raise TraceError(f"{self._path} cannot be read: {error.strerror}") from error
+
+    def _decompressed(self, file: object) -> Iterator[bytes]:
+        read = file.read  # type: ignore[attr-defined]
+        machine = isal_zlib.decompressobj(_GZIP_WBITS)
+        pending = b""
+        try:
+            while True:
+                if machine.eof:
+                    # A gzip file may consist of several members, one after the other.
+                    pending = machine.unused_data or read(self._block_bytes)
+                    if not pending.startswith(_GZIP_MAGIC):
+                        return
+                    machine = isal_zlib.decompressobj(_GZIP_WBITS)
+                elif not pending:
+                    pending = read(self._block_bytes)
+                    if not pending:
+                        self.damage = "the compressed file is cut off"
+                        return
+                block = machine.decompress(pending, self._block_bytes)
+                pending = machine.unconsumed_tail
+                if block:
+                    yield block
+        # isal does not declare that its error is an exception.
+        except (igzip_lib.IsalError, zlib.error, EOFError) as error:  # type: ignore[misc]
+            self.damage = f"the compressed file is damaged ({error!s:.60})"

@@ -1,0 +1,29 @@
+"""Names from a foreign trace: made safe to store, and numbered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+MAX_NAME: Final = 4096
+"""Longer names are cut: no kernel's name is that long, and each is shown somewhere."""
+
+
+class Codes(dict[Any, int]):
+    """Numbers distinct values in the order in which they are first looked up."""
+
+    def __missing__(self, key: Any) -> int:
+        code = self[key] = len(self)
+        return code
+
+    def of(self, values: Iterable[Any], count: int) -> npt.NDArray[np.int32]:
+        """The number of each of `count` values."""
+        return np.fromiter(map(self.__getitem__, values), np.int32, count)
+
+
+def clean(value: Any, limit: int = MAX_NAME) -> str:
+    """A name as it may be stored: valid Unicode of bounded length."""
+    return str(value)[:limit].encode("utf-8", "replace").decode("utf-8")

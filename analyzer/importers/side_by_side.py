@@ -1,0 +1,196 @@
+"""Several files read side by side: by this process, and by helper processes that it starts.
+
+Decoding JSON holds the interpreter lock, so threads would gain nothing. Helpers are plain
+subprocesses: those of multiprocessing run the caller's script again, which a script without a
+main guard does not survive. What a helper read comes back through a file that is mapped into
+memory, so that columns are neither copied nor sent through a pipe.
+"""
+
+from __future__ import annotations
+
+import importlib
+import mmap
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, TypeVar
+
+from ddltrace.tracer.errors import TraceError
+
+WORTHWHILE_BYTES: Final = 64 << 20
+"""Below this much text a helper would hardly have started when the work is done."""
+
+_MAX_PROCESSES: Final = 16
+"""Each holds the events of one file: this bounds memory on machines with many cores."""
+
+_COMPRESSED: Final = ".gz"
+_USUAL_COMPRESSION: Final = 15
+_ALIGNMENT: Final = 64
+_PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve()"
+
+_Result = TypeVar("_Result")
+
+
+class _HelperGoneError(Exception):
+    """A helper ended, or could not hand over its result."""
+
+
+def read_side_by_side(
+    paths: Sequence[Path], read: Callable[[Path], _Result], worthwhile_bytes: int = WORTHWHILE_BYTES
+) -> list[_Result]:
+    """Reads files on the cores that this process may use; small ones here, in turn.
+
+    Args:
+        paths: The files.
+        read: Reads one; a function of a module, so that a helper can find it.
+        worthwhile_bytes: Text from which on helpers are started.
+
+    Returns:
+        One result per file, in their order. A file whose helper died is read here.
+
+    Raises:
+        TraceError: Of the first file that `read` raised it for.
+    """
+    processes = min(len(paths), len(os.sched_getaffinity(0)), _MAX_PROCESSES)
+    if processes < 2 or sum(map(_text_bytes, paths)) < worthwhile_bytes:
+        return [read(path) for path in paths]
+    pending = deque(range(len(paths)))
+    results: dict[int, _Result] = {}
+    failures: dict[int, TraceError] = {}
+
+    def drain(reader: Callable[[Path], _Result]) -> None:
+        while pending and not failures:
+            try:
+                number = pending.popleft()
+            except IndexError:
+                return
+            try:
+                results[number] = reader(paths[number])
+            except TraceError as error:
+                failures[number] = error
+            except _HelperGoneError:
+                pending.appendleft(number)
+                return
+
+    with TemporaryDirectory(prefix="ddltrace-") as folder, ThreadPoolExecutor(processes) as pool:
+        helpers: list[_Helper] = []
+        try:
+            with suppress(OSError):  # too little memory for a helper: it goes without
+                for number in range(processes - 1):
+                    helpers.append(_Helper(Path(folder) / str(number), read))
+                    pool.submit(drain, helpers[-1].read)
+            drain(read)
+        except BaseException:
+            pending.clear()
+            for helper in helpers:
+                helper.kill()
+            raise
+        pool.shutdown()
+        for helper in helpers:
+            helper.kill()
+        # What a helper gave back when this process had found nothing left to do.
+        drain(read)
+    if failures:
+        raise failures[min(failures)]
+    return [results[number] for number in range(len(paths))]
+
+
+def _text_bytes(path: Path) -> int:
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return 0
+    return size * _USUAL_COMPRESSION if path.suffix == _COMPRESSED else size
+
+
+class _Helper:
+    """A process that reads one file after the other."""
+
+    def __init__(self, file: Path, read: Callable[[Path], Any]) -> None:
+        self._file = file
+        self._function = read.__module__, read.__qualname__
+        program = _PROGRAM.format(path=sys.path, module=__name__)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def read(self, path: Path) -> Any:
+        """What the function returns for a file."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            pickle.dump((*self._function, os.fspath(path), os.fspath(self._file)), process.stdin)
+            process.stdin.flush()
+            failure, content, places = pickle.load(process.stdout)
+            if failure is not None:
+                raise TraceError(failure)
+            return pickle.loads(content, buffers=_mapped(self._file, places))
+        except (EOFError, OSError, pickle.UnpicklingError) as error:
+            raise _HelperGoneError from error
+
+    def kill(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+
+
+def _mapped(file: Path, places: list[tuple[int, int]]) -> list[memoryview]:
+    with open(file, "rb") as opened:
+        content = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+    file.unlink()  # the mapping stays
+    return [content[begin : begin + size] for begin, size in places]
+
+
+def serve() -> None:
+    """A helper's life: reads the files that stdin names, until it ends."""
+    # The one that started this process answers an interrupt.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    while True:
+        try:
+            module, function, path, file = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        read = getattr(importlib.import_module(module), function)
+        answer: tuple[str | None, bytes, list[tuple[int, int]]]
+        try:
+            answer = None, *_hand_over(read(Path(path)), Path(file))
+        except TraceError as error:
+            answer = str(error), b"", []
+        pickle.dump(answer, answers)
+        answers.flush()
+
+
+def _hand_over(result: Any, file: Path) -> tuple[bytes, list[tuple[int, int]]]:
+    """Writes the memory of a result's columns to a file.
+
+    Returns:
+        The result without that memory, and where in the file each piece of it begins, with
+        its size.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    content = pickle.dumps(result, protocol=5, buffer_callback=buffers.append)
+    places = []
+    with open(file, "wb") as out:
+        out.write(bytes(_ALIGNMENT))  # a file without content cannot be mapped
+        for buffer in buffers:
+            out.write(bytes(-out.tell() % _ALIGNMENT))
+            places.append((out.tell(), out.write(buffer)))
+    return content, places

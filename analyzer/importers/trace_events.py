@@ -1,0 +1,401 @@
+"""Events of the Chrome trace format, decoded a chunk at a time with only the fields used.
+
+Kineto, Horovod's timeline and many others write this format: an object with ``traceEvents``,
+or the bare list, which may lack its closing bracket. Files of gigabytes are common, so the
+list is cut between two events every few megabytes and each piece is decoded straight into
+typed objects. A cut in the wrong place cannot go unnoticed: the piece would not be balanced
+JSON and its decoding fails.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Union
+
+import msgspec
+
+from ddltrace.analyzer.importers.blocks import Blocks
+from ddltrace.tracer.errors import TraceError
+
+_CHUNK_BYTES: Final = 1 << 20
+_MAX_PENDING_BYTES: Final = 256 << 20
+"""A single event, or what stands around the list of events, is never that large."""
+
+_TRIES: Final = 16
+_TAIL_BYTES: Final = 1 << 16
+_LIST_START: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BETWEEN_EVENTS: Final = re.compile(rb"\}\s*,\s*\{")
+_EPOCH: Final = "start_time_since_epoch_in_micros"
+_EMPTY: Final = msgspec.Raw(b"")
+
+
+UNDECODABLE: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError)
+"""What decoding damaged JSON can raise."""
+
+
+class Args(
+    msgspec.Struct,
+    gc=False,
+    rename={
+        "collective": "Collective name",
+        "in_elements": "In msg nelems",
+        "out_elements": "Out msg nelems",
+        "group_size": "Group size",
+        "group_name": "Process Group Name",
+        "group_description": "Process Group Description",
+        "group_ranks": "Process Group Ranks",
+        "seq": "Seq",
+        "source": "Src Rank",
+        "destination": "Dst Rank",
+        "number": "seq",
+        "dims": "Input Dims",
+        "types": "Input type",
+        "inputs": "Concrete Inputs",
+    },
+):
+    """What an event says of a message."""
+
+    bytes: Any = None
+    collective: Any = None
+    in_elements: Any = None
+    out_elements: Any = None
+    group_size: Any = None
+    dtype: Any = None
+    shape: Any = None
+    group_name: Any = None
+    group_description: Any = None
+    group_ranks: Any = None
+    seq: Any = None
+    source: Any = None
+    destination: Any = None
+    dims: Any = None
+    types: Any = None
+    inputs: Any = None
+    number: Any = None
+    op: Any = None
+    group: Any = None
+    peer: Any = None
+    step: Any = None
+    phase: Any = None
+    tag: Any = None
+    out_bytes: Any = None
+
+
+NO_ARGS: Final = Args()
+
+
+class Link(msgspec.Struct, gc=False):
+    """What ties device work to its stream and to the call that launched it."""
+
+    stream: int | str | None = None
+    correlation: int | None = None
+    bytes: int | float | None = None
+
+
+NO_LINK: Final = Link()
+
+
+class Complete(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+    """An interval."""
+
+    ts: float
+    dur: float = 0.0
+    cat: str = ""
+    name: str = ""
+    pid: int | str | None = None
+    tid: int | str | None = None
+    args: msgspec.Raw = _EMPTY
+
+
+class Begin(msgspec.Struct, gc=False, tag_field="ph", tag="B"):
+    """The start of an interval of a thread; intervals of a thread nest."""
+
+    ts: float
+    cat: str = ""
+    name: str = ""
+    pid: int | str | None = None
+    tid: int | str | None = None
+
+
+class End(msgspec.Struct, gc=False, tag_field="ph", tag="E"):
+    """The end of the thread's innermost interval."""
+
+    ts: float
+    pid: int | str | None = None
+    tid: int | str | None = None
+    args: msgspec.Raw = _EMPTY
+
+
+class AsyncBegin(msgspec.Struct, gc=False, tag_field="ph", tag="b"):
+    """The start of an interval that belongs to no thread."""
+
+    ts: float
+    cat: str = ""
+    name: str = ""
+    id: int | str | None = None
+    pid: int | str | None = None
+
+
+class AsyncEnd(msgspec.Struct, gc=False, tag_field="ph", tag="e"):
+    """The end of the asynchronous interval with the same category and id."""
+
+    ts: float
+    cat: str = ""
+    id: int | str | None = None
+    pid: int | str | None = None
+
+
+class Instant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
+    """A point in time."""
+
+    ts: float = 0.0
+    cat: str = ""
+    name: str = ""
+    pid: int | str | None = None
+    tid: int | str | None = None
+
+
+class MetadataArgs(msgspec.Struct, gc=False, rename={"epoch_us": _EPOCH}):
+    """What metadata tells: a name, or in Horovod's timelines when time 0 was."""
+
+    name: Any = None
+    epoch_us: Any = None
+
+
+class Metadata(msgspec.Struct, gc=False, tag_field="ph", tag="M"):
+    """A name of a process or a thread."""
+
+    name: str = ""
+    pid: int | str | None = None
+    tid: int | str | None = None
+    args: MetadataArgs | None = None
+
+
+def _ignored(phase: str) -> type[msgspec.Struct]:
+    return msgspec.defstruct("Ignored", [], gc=False, tag_field="ph", tag=phase)
+
+
+_IGNORED: Final = tuple(_ignored(phase) for phase in "IRPnstfCSTpFNODVvc()")
+_USED: Final = (Complete, Begin, End, AsyncBegin, AsyncEnd, Instant, Metadata)
+_EVENT: Final[Any] = Union[_USED + _IGNORED]  # noqa: UP007 - built at run time
+_EVENTS: Final[msgspec.json.Decoder[list[Any]]] = msgspec.json.Decoder(list[_EVENT])
+_ONE: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(_EVENT, strict=False)
+_RAWS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+_ARGS: Final = msgspec.json.Decoder(Args)
+_LINK: Final = msgspec.json.Decoder(Link)
+
+
+def args_of(raw: msgspec.Raw) -> Args:
+    """Decodes an event's arguments; those that are damaged count as none.
+
+    Arguments are decoded only where they are looked at: for most events they never are.
+    """
+    try:
+        return _ARGS.decode(raw) if raw else NO_ARGS
+    except UNDECODABLE:
+        return NO_ARGS
+
+
+def links_of(raws: list[msgspec.Raw]) -> list[Link]:
+    """Decodes what ties events to others; nothing where it is damaged."""
+    decode = _LINK.decode
+    try:
+        return [decode(raw) if raw else NO_LINK for raw in raws]
+    except UNDECODABLE:
+        return [_link_of(raw) for raw in raws]
+
+
+def _link_of(raw: msgspec.Raw) -> Link:
+    try:
+        return _LINK.decode(raw) if raw else NO_LINK
+    except UNDECODABLE:
+        return NO_LINK
+
+
+class EventFile:
+    """Iterates over chunks of a file's events.
+
+    Attributes:
+        meta: After the iteration: the file's top-level entries besides the events.
+        unreadable: After the iteration: events left out because they are damaged.
+        damage: After the iteration: why the file's end is missing; None if it is whole.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.meta: dict[str, Any] = {}
+        self.unreadable = 0
+        self.damage: str | None = None
+        self._separator = b""
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        blocks = Blocks(self.path)
+        source = iter(blocks)
+        start, pending = self._find_list(source)
+        bare = start == b"["
+        for block in source:
+            pending += block
+            if len(pending) < _CHUNK_BYTES:
+                continue
+            cut = self._cut(pending)
+            if cut is not None:
+                end, events = cut
+                pending = pending[end:]
+                yield events
+            elif len(pending) > _MAX_PENDING_BYTES:
+                raise TraceError(
+                    f"{self.path}: {len(pending) >> 20} MB without an end of an event; "
+                    "this is no trace, or its list of events is damaged"
+                )
+        self.damage = blocks.damage
+        yield self._rest(pending, bare)
+
+    def _find_list(self, source: Iterator[bytes]) -> tuple[bytes, bytes]:
+        """Reads up to the first event.
+
+        Returns:
+            ``[`` for a bare list, else ``{``; and what was read behind the list's bracket.
+        """
+        pending = b""
+        for block in source:
+            pending += block
+            text = pending.lstrip(b"\xef\xbb\xbf \t\r\n")
+            if text.startswith(b"["):
+                return b"[", text[1:]
+            for match in _LIST_START.finditer(pending):
+                head = pending[: match.end()].lstrip(b"\xef\xbb\xbf")
+                try:
+                    self._keep_meta(_OBJECT.decode(head + b"]}"))
+                except UNDECODABLE:
+                    continue  # the words stand inside something else
+                return b"{", pending[match.end() :]
+            if text and not text.startswith(b"{"):
+                break
+            if len(pending) > _MAX_PENDING_BYTES:
+                break
+        if not pending.strip():
+            raise TraceError(f"{self.path} is empty")
+        raise TraceError(f"{self.path} is no trace: no list of events (traceEvents) found in it")
+
+    def _cut(self, pending: bytes) -> tuple[int, list[Any]] | None:
+        """Decodes the events up to the last cut between two events that can be found.
+
+        Returns:
+            Where the next event begins, and the events; None if no cut was found.
+        """
+        for position, separator in self._cuts(pending):
+            # One copy: a slice would be a second one.
+            text = b"".join((b"[", memoryview(pending)[: position + 1], b"]"))
+            events = self._decode(text)
+            if events is not None:
+                self._separator = separator
+                return position + len(separator) - 1, events
+        if len(pending) < 4 * _CHUNK_BYTES:
+            return None  # perhaps one long event: read on
+        for position, separator in self._cuts(pending):
+            return position + len(separator) - 1, self._salvage(pending[: position + 1])
+        return None
+
+    def _cuts(self, pending: bytes) -> Iterator[tuple[int, bytes]]:
+        """Places where a cut may be, from the end, and what stands there.
+
+        A writer separates events in one style, which no object nested in an event has: that
+        style first. Writers that change it are rare; for them, anything that looks like it.
+        """
+        if not self._separator:
+            self._separator = _first_separator(pending)
+        position = len(pending)
+        for _ in range(_TRIES if self._separator else 0):
+            position = pending.rfind(self._separator, 0, position)
+            if position < 0:
+                break
+            yield position, self._separator
+        tail = max(0, len(pending) - _TAIL_BYTES)
+        matches = list(_BETWEEN_EVENTS.finditer(pending, tail))[-_TRIES:]
+        for match in reversed(matches):
+            yield match.start(), match.group()
+
+    def _rest(self, pending: bytes, bare: bool) -> list[Any]:
+        """Decodes the last events and what stands behind the list."""
+        if bare:
+            for ending in (b"", b"]"):
+                events = self._decode(b"[" + pending.rstrip().rstrip(b",") + ending)
+                if events is not None:
+                    return events
+        else:
+            try:
+                entries = _OBJECT.decode(b'{"traceEvents":[' + pending)
+                events = self._decode(bytes(entries.pop("traceEvents")))
+                if events is not None:
+                    self._keep_meta(entries)
+                    return events
+            except UNDECODABLE:
+                pass
+        if self.damage is None:
+            self.damage = "the file is cut off or damaged"
+        return self._salvage(pending)
+
+    def _decode(self, text: bytes) -> list[Any] | None:
+        """Events of a JSON list; None if it is no valid JSON."""
+        try:
+            return _EVENTS.decode(text)
+        except msgspec.ValidationError:
+            pass  # valid so far, but a field is of a type that nobody expects
+        except UNDECODABLE:
+            return None
+        try:
+            raws = _RAWS.decode(text)
+        except UNDECODABLE:
+            return None
+        return self._decode_each(map(bytes, raws))
+
+    def _decode_each(self, texts: Iterator[bytes]) -> list[Any]:
+        events = []
+        for text in texts:
+            try:
+                events.append(_ONE.decode(text))
+            except UNDECODABLE:
+                self.unreadable += 1
+        return events
+
+    def _salvage(self, text: bytes) -> list[Any]:
+        """Decodes one event at a time, and leaves out what cannot be decoded."""
+        pieces = _BETWEEN_EVENTS.split(text.strip())
+        last = len(pieces) - 1
+        # Splitting took the braces on both sides of each cut.
+        whole = (
+            (b"" if number == 0 else b"{") + piece + (b"" if number == last else b"}")
+            for number, piece in enumerate(pieces)
+        )
+        return self._decode_each(text for text in whole if text)
+
+    def _keep_meta(self, entries: dict[str, msgspec.Raw]) -> None:
+        for key, raw in entries.items():
+            if key == "traceEvents":
+                continue
+            try:
+                self.meta[key] = msgspec.json.decode(raw)
+            except UNDECODABLE:
+                self.unreadable += 1
+
+
+def _first_separator(pending: bytes) -> bytes:
+    """The bytes between the first two events, from brace to brace.
+
+    Writers use one style throughout, and its line breaks and spaces tell events from the
+    objects nested in them.
+    """
+    for number, match in enumerate(_BETWEEN_EVENTS.finditer(pending)):
+        if number > _TRIES:
+            break
+        try:
+            _ONE.decode(pending[: match.start() + 1])
+        except UNDECODABLE:
+            continue
+        return match.group()
+    return b""

@@ -1,0 +1,115 @@
+"""Sets of instants as sorted, disjoint intervals; every operation is vectorized and linear.
+
+All arrays are int64 nanoseconds. An interval holds its start and not its end, so intervals
+that touch are one, and an empty one is nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Times = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int64]
+
+_LOW: Final = np.iinfo(np.int64).min
+_HIGH: Final = np.iinfo(np.int64).max
+
+
+class Spans(NamedTuple):
+    """A set of instants: ascending, disjoint intervals [start, end) that do not touch."""
+
+    start: Times
+    end: Times
+
+
+EMPTY: Final = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def union(start: Times, end: Times) -> Spans:
+    """The instants in any of the intervals, which may overlap and stand in any order."""
+    kept = end > start
+    if not kept.all():
+        start, end = start[kept], end[kept]
+    if not len(start):
+        return EMPTY
+    if (start[1:] < start[:-1]).any():
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+    reach = np.maximum.accumulate(end)
+    first = np.empty(len(start), dtype=bool)
+    first[0] = True
+    np.greater(start[1:], reach[:-1], out=first[1:])
+    begins = np.flatnonzero(first)
+    return Spans(start[begins], reach[np.append(begins[1:] - 1, len(start) - 1)])
+
+
+def merge(*parts: Spans) -> Spans:
+    """The instants in any of the sets."""
+    filled = [part for part in parts if len(part.start)]
+    if len(filled) < 2:
+        return filled[0] if filled else EMPTY
+    return union(
+        np.concatenate([part.start for part in filled]),
+        np.concatenate([part.end for part in filled]),
+    )
+
+
+def pairs(a: Spans, b: Spans) -> tuple[Indices, Indices]:
+    """Indices (i, j) of every interval of `a` that shares instants with one of `b`, in order."""
+    low = np.searchsorted(b.end, a.start, side="right")
+    high = np.searchsorted(b.start, a.end, side="left")
+    counts = np.maximum(high - low, 0)
+    left = np.repeat(np.arange(len(a.start)), counts)
+    offsets = np.arange(len(left)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return left, low[left] + offsets
+
+
+def intersect(a: Spans, b: Spans) -> Spans:
+    """The instants in both sets."""
+    i, j = pairs(a, b)
+    return Spans(np.maximum(a.start[i], b.start[j]), np.minimum(a.end[i], b.end[j]))
+
+
+def subtract(a: Spans, b: Spans) -> Spans:
+    """The instants of `a` that are not in `b`."""
+    if not len(b.start) or not len(a.start):
+        return a
+    gaps = Spans(np.append(_LOW, b.end), np.append(b.start, _HIGH))
+    return intersect(a, gaps)
+
+
+def length(spans: Spans) -> int:
+    """How many nanoseconds the set holds."""
+    return int((spans.end - spans.start).sum())
+
+
+def length_before(spans: Spans, times: Times) -> Times:
+    """How many nanoseconds of the set lie before each of the times."""
+    sums = np.append(0, np.cumsum(spans.end - spans.start))
+    index = np.searchsorted(spans.start, times, side="right")
+    inside = np.zeros(len(times), dtype=np.int64)
+    some = index > 0
+    last = index[some] - 1
+    inside[some] = np.minimum(times[some], spans.end[last]) - spans.start[last]
+    before = np.where(some, sums[np.maximum(index - 1, 0)], 0)
+    return np.asarray(before + inside)
+
+
+def lengths_within(spans: Spans, start: Times, end: Times) -> Times:
+    """How many nanoseconds of the set each window [start, end) holds; windows may overlap."""
+    return length_before(spans, end) - length_before(spans, start)
+
+
+def clip(spans: Spans, start: int, end: int) -> Spans:
+    """The part of the set within one window."""
+    low = int(np.searchsorted(spans.end, start, side="right"))
+    high = int(np.searchsorted(spans.start, end, side="left"))
+    if high <= low:
+        return EMPTY
+    return Spans(
+        np.maximum(spans.start[low:high], start),
+        np.minimum(spans.end[low:high], end),
+    )

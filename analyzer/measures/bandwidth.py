@@ -1,0 +1,216 @@
+"""Time against size: latency and bandwidth fitted per operation, and how sizes are spread.
+
+Model (Hockney): transfer = latency + n / bandwidth, n the size of the whole vector. For a ring
+of p ranks the latency is made of 2 (p - 1) messages for an all_reduce and of p - 1 for an
+all_gather or reduce_scatter, each costing alpha.
+
+The transfer of a collective is its last end minus its last arrival. Collectives whose transfer
+runs beside compute are left out where enough others are left, because the two slow each other
+down. Those beside another message never count: what they share is not what one
+of them could have. The median of each size enters a Theil-Sen fit (median of all slopes between
+sizes), which outliers among the sizes do not move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ddltrace.analyzer.columns import NULL, NULL_NS, BoolArray, IntArray
+from ddltrace.analyzer.intervals import EMPTY, lengths_within
+from ddltrace.analyzer.join import Joined, State
+from ddltrace.analyzer.measures.collectives import bus_factor
+from ddltrace.analyzer.model import CostFit, SizeBin
+from ddltrace.analyzer.scan import RankScan
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace import Trace
+
+_MIN_SIZES: Final = 4
+_MIN_SPREAD: Final = 4
+_MAX_SIZES: Final = 500
+"""All pairs of sizes are compared: with more, the most frequent ones stand for all."""
+
+_MAX_OVERLAP: Final = 0.1
+_SHARED: Final = 2.0
+_ROUNDS: Final = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+
+
+def cost_fits(
+    trace: Trace, scans: Mapping[int, RankScan], joined: Joined, chosen: BoolArray
+) -> tuple[CostFit, ...]:
+    """One fit per operation, number of ranks and backend, the most frequent first.
+
+    Args:
+        trace: Tells the backends of groups.
+        scans: Rank -> its scan.
+        joined: All messages.
+        chosen: Which collectives are in the analyzed window.
+    """
+    collectives, messages = joined.collectives, joined.messages
+    transfer = collectives.end - collectives.last
+    usable = chosen & (collectives.state == State.COMPLETE) & (collectives.ranks > 1)
+    index = np.flatnonzero(usable & (collectives.size > 0) & (transfer > 0))
+    disturbance = _disturbance(scans, joined)[index]
+    alone = disturbance <= _MAX_OVERLAP
+    backends = [trace.group_backend(name) for name in messages.groups]
+    names = sorted(set(backends))
+    backend = np.array([names.index(name) for name in backends], dtype=np.int64)
+    group = collectives.group[index]
+    keys = np.stack([collectives.op[index], messages.group_size[group], backend[group]])
+    kinds, which = np.unique(keys, axis=1, return_inverse=True)
+    fits = []
+    for i, (op, ranks, backend_code) in enumerate(kinds.T.tolist()):
+        everything = np.flatnonzero(which == i)
+        mine = everything[disturbance[everything] < _SHARED]
+        quiet = mine[alone[mine]]
+        if _tells(collectives.size[index[quiet]]):
+            mine = quiet
+        size, us = collectives.size[index[mine]], transfer[index[mine]] / 1e3
+        fits.append(
+            _fit(
+                messages.ops[op],
+                ranks,
+                names[backend_code],
+                size,
+                us,
+                disturbed=not bool(alone[mine].all()),
+                shared=len(everything) - len(mine),
+            )
+        )
+    return tuple(sorted(fits, key=lambda fit: -fit.samples))
+
+
+def _fit(
+    op: str,
+    ranks: int,
+    backend: str,
+    size: IntArray,
+    us: npt.NDArray[np.float64],
+    *,
+    disturbed: bool,
+    shared: int,
+) -> CostFit:
+    sizes, medians = _medians(size, us)
+    latency = bandwidth = alpha = error = None
+    verdict = f"too few sizes ({len(sizes)}) to tell latency from bandwidth"
+    if shared and not _tells(size):
+        verdict = "most messages share the link with others: what one alone would take is not seen"
+    if _tells(size):
+        i, j = np.triu_indices(len(sizes), 1)
+        slope = float(np.median((medians[j] - medians[i]) / (sizes[j] - sizes[i])))
+        if slope <= 0:
+            verdict = "time does not grow with size: latency only, or noise"
+            latency = float(np.median(medians))
+        else:
+            latency = max(float(np.median(medians - slope * sizes)), 0.0)
+            bandwidth = 8 / (slope * 1e3)
+            verdict = "fitted"
+            error = float(np.median(np.abs(latency + slope * sizes - medians) / medians))
+        if op in _ROUNDS:
+            alpha = latency / (_ROUNDS[op] * (ranks - 1))
+    return CostFit(
+        op=op,
+        group_size=ranks,
+        backend=backend,
+        samples=len(size),
+        sizes=len(sizes),
+        latency_us=latency,
+        alpha_us=alpha,
+        algbw_gbps=bandwidth,
+        busbw_gbps=None if bandwidth is None else bandwidth * bus_factor(op, ranks),
+        error=error,
+        disturbed=disturbed,
+        verdict=verdict,
+    )
+
+
+def _tells(size: IntArray) -> bool:
+    """Whether sizes are many and far enough apart to tell latency from bandwidth."""
+    sizes = np.unique(size)
+    return len(sizes) >= _MIN_SIZES and bool(sizes[-1] >= _MIN_SPREAD * sizes[0])
+
+
+def _medians(
+    size: IntArray, us: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Sizes that occur, ascending, and the median time of each."""
+    order = np.lexsort((us, size))
+    size, us = size[order], us[order]
+    sizes, first, counts = np.unique(size, return_index=True, return_counts=True)
+    medians = (us[first + (counts - 1) // 2] + us[first + counts // 2]) / 2
+    if len(sizes) > _MAX_SIZES:
+        kept = np.sort(np.argsort(-counts, kind="stable")[:_MAX_SIZES])
+        sizes, medians = sizes[kept], medians[kept]
+    return sizes.astype(np.float64), medians
+
+
+def _disturbance(scans: Mapping[int, RankScan], joined: Joined) -> npt.NDArray[np.float64]:
+    """How much of each collective's transfer runs beside compute: the most on any rank.
+
+    `_SHARED` where another message is under way at the same time.
+    """
+    collectives, messages = joined.collectives, joined.messages
+    largest = np.zeros(len(collectives))
+    for rank, scan in scans.items():
+        rows = joined.rows(rank)
+        of_row, end = joined.collective[rows], messages.end[rows]
+        timed = np.flatnonzero((of_row != NULL) & (end != NULL_NS))
+        of_row, end = of_row[timed], end[timed]
+        begin = np.minimum(np.maximum(collectives.last[of_row], messages.start[rows][timed]), end)
+        compute = EMPTY if scan.activity.compute is None else scan.activity.compute
+        beside = lengths_within(compute, begin, end) / np.maximum(end - begin, 1)
+        beside[_shares_the_link(begin, end)] = _SHARED
+        np.maximum.at(largest, of_row, beside)
+    return largest
+
+
+def _shares_the_link(begin: IntArray, end: IntArray) -> BoolArray:
+    """Whether each interval has instants in common with another one."""
+    shares = np.zeros(len(begin), dtype=bool)
+    order = np.lexsort((end, begin))
+    begin, end = begin[order], end[order]
+    before = np.maximum.accumulate(end)[:-1] > begin[1:]
+    shares[order[1:]] = before
+    shares[order[:-1]] |= begin[1:] < end[:-1]
+    return shares
+
+
+def size_bins(joined: Joined, chosen: BoolArray) -> tuple[SizeBin, ...]:
+    """Messages by operation and size in powers of two.
+
+    A collective counts once; of a send and its receive only the send counts.
+
+    Args:
+        joined: All messages.
+        chosen: Which messages are in the analyzed window.
+    """
+    messages = joined.messages
+    once = np.zeros(len(messages), dtype=bool)
+    once[joined.order[joined.collectives.first_row]] = True
+    once |= messages.op_is("send")
+    rows = np.flatnonzero(once & chosen)
+    size = messages.bytes[rows]
+    of_collective = joined.collective[rows]
+    in_collective = of_collective != NULL
+    size = size.astype(np.int64)
+    size[in_collective] = joined.collectives.bytes[of_collective[in_collective]]
+    known = size >= 0
+    rows, size = rows[known], size[known]
+    power = np.where(size > 0, np.frexp(np.maximum(size, 1).astype(np.float64))[1] - 1, NULL)
+    pairs, which = np.unique(np.stack([messages.op[rows], power]), axis=1, return_inverse=True)
+    counts = np.bincount(which, minlength=pairs.shape[1])
+    totals = np.bincount(which, weights=size, minlength=pairs.shape[1])
+    return tuple(
+        SizeBin(
+            op=messages.ops[op],
+            bytes_from=0 if exponent == NULL else 1 << exponent,
+            bytes_below=1 if exponent == NULL else 1 << (exponent + 1),
+            count=int(count),
+            bytes=int(total),
+        )
+        for (op, exponent), count, total in zip(pairs.T.tolist(), counts, totals, strict=True)
+    )

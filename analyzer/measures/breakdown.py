@@ -1,0 +1,123 @@
+"""Where the time of windows went on one rank: compute, communication, waiting, idle.
+
+With C, M and K the rank's compute, communication and copies (see `ddltrace.analyzer.activity`)
+and W a window, all in nanoseconds: compute = |C n W|, comm = |M n W|, overlap = |C n M n W|,
+exposed = |(M \\ C) n W|, copy = |(K \\ (C u M)) n W|, idle = |W| - |(C u M u K) n W|. So
+compute + exposed + copy + idle = |W| exactly.
+
+comm = waiting + transfer + unjoined: *transfer* is the time in which some message is in
+flight whose ranks have all come, *unjoined* that in which the others' part is not known of any
+message in flight, *waiting* the rest of M. *sync* is the time in which a message waits for
+another rank and this rank does not compute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ddltrace.analyzer.columns import NULL_NS, IntArray
+from ddltrace.analyzer.intervals import EMPTY, Spans, lengths_within, merge, subtract, union
+from ddltrace.analyzer.join import Joined
+from ddltrace.analyzer.scan import RankScan
+
+FloatArray = npt.NDArray[np.float64]
+
+FIELDS: Final = (
+    "wall_ns",
+    "compute_ns",
+    "comm_ns",
+    "overlap_ns",
+    "exposed_ns",
+    "copy_ns",
+    "idle_ns",
+    "waiting_ns",
+    "transfer_ns",
+    "sync_ns",
+    "blocked_ns",
+    "data_ns",
+    "update_ns",
+    "host_ns",
+)
+"""What `measure_windows` gives; `host_ns` is what is none of compute, data, update, blocked."""
+
+
+@dataclass(frozen=True)
+class RankSets:
+    """The sets of instants of one rank that windows are measured on.
+
+    Attributes:
+        transfer: Some message in flight has all its ranks.
+        waiting: Messages are in flight and all of them wait for another rank.
+        sync: A message waits for another rank, and this rank does not compute.
+        joined: Whether the others' part of any message is known.
+    """
+
+    scan: RankScan
+    transfer: Spans
+    waiting: Spans
+    sync: Spans
+    extra_copies: Spans
+    busy_host: Spans
+    joined: bool
+
+
+def rank_sets(scan: RankScan, joined: Joined) -> RankSets:
+    """Prepares a rank's sets."""
+    rows = joined.rows(scan.rank)
+    start, end = scan.messages.start, scan.messages.end
+    released = joined.released[rows]
+    counted = scan.messages.in_flight & scan.messages.closed
+    known = counted & (released != NULL_NS)
+    unknown = counted & ~known
+    came = np.minimum(np.maximum(released[known], start[known]), end[known])
+    activity = scan.activity
+    compute = EMPTY if activity.compute is None else activity.compute
+    transfer = union(came, end[known])
+    held = union(start[known], came)
+    waiting = subtract(subtract(held, transfer), union(start[unknown], end[unknown]))
+    return RankSets(
+        scan=scan,
+        transfer=transfer,
+        waiting=waiting,
+        sync=subtract(held, compute),
+        extra_copies=subtract(activity.copies, merge(compute, activity.comm)),
+        busy_host=merge(compute, activity.data, activity.update, activity.blocked),
+        joined=bool(known.any()) or not counted.any(),
+    )
+
+
+def measure_windows(sets: RankSets, start: IntArray, end: IntArray) -> dict[str, FloatArray]:
+    """Measures a rank in windows.
+
+    Returns:
+        For each of `FIELDS`, one number per window; NaN where the trace cannot give it.
+    """
+    activity = sets.scan.activity
+    unknown = np.full(len(start), np.nan)
+
+    def within(spans: Spans) -> FloatArray:
+        return lengths_within(spans, start, end).astype(np.float64)
+
+    wall = (end - start).astype(np.float64)
+    comm, overlap = within(activity.comm), within(activity.both)
+    computes = activity.compute is not None
+    return {
+        "wall_ns": wall,
+        "compute_ns": within(activity.compute) if activity.compute is not None else unknown,
+        "comm_ns": comm,
+        "overlap_ns": overlap if computes else unknown,
+        "exposed_ns": comm - overlap if computes else unknown,
+        "copy_ns": within(sets.extra_copies),
+        "idle_ns": wall - within(activity.work) if computes else unknown,
+        "waiting_ns": within(sets.waiting) if sets.joined else unknown,
+        "transfer_ns": within(sets.transfer) if sets.joined else unknown,
+        "sync_ns": within(sets.sync) if sets.joined and computes else unknown,
+        "blocked_ns": within(activity.blocked),
+        "data_ns": within(activity.data),
+        "update_ns": within(activity.update),
+        "host_ns": wall - within(sets.busy_host) if computes else unknown,
+    }

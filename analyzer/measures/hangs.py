@@ -1,0 +1,172 @@
+"""Collectives that some ranks entered and that never completed: who is missing, since when."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ddltrace.analyzer.columns import NULL, NULL_NS, Columns, IntArray
+from ddltrace.analyzer.join import Joined
+from ddltrace.analyzer.model import Hang
+from ddltrace.analyzer.scan import RankScan
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace import Trace
+
+_PATIENCE: Final = 10
+"""In a job that still runs, a message is hung when it has been open for this many times the
+longest that any other took, and for a second at least."""
+
+_MIN_WAIT_NS: Final = 1_000_000_000
+_MAX_SHOWN: Final = 20
+_LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
+
+
+def find_hangs(trace: Trace, scans: Mapping[int, RankScan], joined: Joined) -> tuple[Hang, ...]:
+    """Finds what never completed, that with the most missing ranks first.
+
+    A member is *missing* when the trace has events of it and it never entered the collective,
+    or never sent what another one waits to receive. While a job runs, some messages are in
+    flight at any moment; those only count when they have been so for far too long.
+    """
+    messages, collectives = joined.messages, joined.collectives
+    is_open = messages.unfinished
+    found = np.unique(joined.collective[is_open & (joined.collective != NULL)])
+    lonely = np.flatnonzero(
+        is_open & messages.is_p2p & (joined.partner == NULL) & (messages.peer != NULL)
+    )
+    if not len(found) and not len(lonely):
+        return ()
+    now = _end_of_trace(trace, scans)
+    timed = messages.end != NULL_NS
+    durations = messages.end[timed] - messages.start[timed]
+    patience = max(_PATIENCE * int(durations.max(initial=0)), _MIN_WAIT_NS)
+
+    def waited_us(since_ns: int) -> float | None:
+        return None if now is None else max(now - since_ns, 0) / 1e3
+
+    def hangs_since(since_ns: int) -> bool:
+        return trace.run.status != "running" or (now is not None and now - since_ns >= patience)
+
+    hangs = []
+    counts = np.diff(np.append(collectives.first_row, len(joined.order)))
+    for i in found.tolist():
+        last = int(collectives.last[i])
+        if not hangs_since(last):
+            continue
+        rows = joined.order[collectives.first_row[i] : collectives.first_row[i] + counts[i]]
+        group = int(collectives.group[i])
+        called = {int(messages.rank[row]): messages.ops[messages.op[row]] for row in rows}
+        members = messages.members[group] or tuple(trace.ranks)
+        hangs.append(
+            Hang(
+                op=messages.ops[collectives.op[i]],
+                group=messages.groups[group],
+                seq=int(collectives.seq[i]),
+                entered=tuple(sorted(called)),
+                missing=tuple(sorted(set(members) - set(called))),
+                since_us=(last - origin(scans)) / 1e3,
+                waited_us=waited_us(last),
+                called=called if len(set(called.values())) > 1 else {},
+            )
+        )
+    for row in lonely.tolist():
+        start = int(messages.start[row])
+        if hangs_since(start):
+            hangs.append(
+                Hang(
+                    op=messages.ops[messages.op[row]],
+                    group=messages.groups[messages.group[row]],
+                    seq=None if messages.seq[row] == NULL else int(messages.seq[row]),
+                    entered=(int(messages.rank[row]),),
+                    missing=(int(messages.peer[row]),),
+                    since_us=(start - origin(scans)) / 1e3,
+                    waited_us=waited_us(start),
+                )
+            )
+    hangs.sort(key=lambda hang: (-len(hang.missing), hang.since_us))
+    return tuple(_with_doings(trace, hang) for hang in hangs[:_MAX_SHOWN])
+
+
+def origin(scans: Mapping[int, RankScan]) -> int:
+    """The earliest time of the trace, ns on rank 0's clock."""
+    return min((scan.first for scan in scans.values() if scan.events), default=0)
+
+
+def _with_doings(trace: Trace, hang: Hang) -> Hang:
+    present = set(trace.ranks)
+    shown = (*hang.missing[:_MAX_SHOWN], *hang.entered[:_MAX_SHOWN])
+    doing = {rank: _doing(trace, rank) if rank in present else "left no trace" for rank in shown}
+    return Hang(**{**vars(hang), "doing": doing})
+
+
+def _doing(trace: Trace, rank: int) -> str:
+    """What a rank was in the middle of, or what it did last."""
+    columns = trace.columns(rank)
+    rows = columns.rows("phase", "layer", "data", "wait", "message", "codec", "marker")
+    row = None
+    if len(rows):
+        still_open = rows[columns.unfinished[rows]]
+        latest = np.maximum(columns.end[rows], columns.start[rows])
+        # The oldest that is open: what came after it in other streams waits behind it.
+        row = int(still_open[0] if len(still_open) else rows[np.argmax(latest)])
+    silence = _silence(trace, rank, columns)
+    what = "did nothing that was recorded" if row is None else _event_text(columns, row)
+    if silence is None:
+        return what
+    where = _place(silence["stack"])
+    step = "" if silence["step"] is None else f" of step {silence['step']}"
+    if row is not None and columns.unfinished[row]:
+        return f"{what}, at {where}"
+    return f"is at {where}, phase {silence['phase']}{step}"
+
+
+def _silence(trace: Trace, rank: int, columns: Columns) -> dict[str, Any] | None:
+    """What the rank was seen to do after its last event."""
+    info = next((info for info in reversed(trace.run.ranks) if info.rank == rank), None)
+    if info is None or info.silence is None or not info.silence["stack"]:
+        return None
+    seen = np.array([info.silence["noticed_ns"]], dtype=np.int64)
+    last = int(np.maximum(columns.end, columns.start).max(initial=NULL_NS))
+    return info.silence if trace.clocks[info.segment].apply(seen)[0] >= last else None
+
+
+def _place(stack: Sequence[str]) -> str:
+    """The innermost frame of the job's own code, else the innermost at all."""
+    frame = next((f for f in stack if not any(part in f for part in _LIBRARIES)), stack[0])
+    path, _, function = frame.rpartition(" ")
+    return f"{PurePath(path).name} ({function})"
+
+
+def _event_text(columns: Columns, row: int) -> str:
+    at: IntArray = np.array([row])
+
+    def word(column: str) -> str:
+        codes, words = columns.codes(column, at)
+        return "" if codes[0] == NULL else words[codes[0]]
+
+    what = f"{word('kind')} {word('op') or word('name')}".strip()
+    peer, step = int(columns.ints("peer")[row]), int(columns.step[row])
+    if word("op") in ("send", "recv") and peer != NULL:
+        what += f" {'to' if word('op') == 'send' else 'from'} rank {peer}"
+    verb = "is in" if columns.unfinished[row] else "last did"
+    return f"{verb} {what}{'' if step == NULL else f' of step {step}'}"
+
+
+def _end_of_trace(trace: Trace, scans: Mapping[int, RankScan]) -> int | None:
+    """When the job ended, or now if it runs, on rank 0's clock; None if nothing tells."""
+    for info in trace.run.ranks:
+        unix, monotonic = info.clock.get("unix_ns"), info.clock.get("monotonic_ns")
+        if isinstance(unix, int) and isinstance(monotonic, int):
+            ended = trace.run.ended_unix_ns
+            if ended is None and trace.run.status == "running":
+                ended = time.time_ns()
+            if not isinstance(ended, int):
+                break
+            local = np.array([ended - unix + monotonic], dtype=np.int64)
+            return int(trace.clocks[info.segment].apply(local)[0])
+    return max((scan.last for scan in scans.values()), default=None)

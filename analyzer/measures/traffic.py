@@ -1,0 +1,89 @@
+"""The communication pattern: who sends how much to whom.
+
+What sends and receives carry is known. Of a collective the trace does not show which ranks
+exchanged what, so its bytes are laid out as the common algorithm would, and the rows say so:
+
+- all_reduce: a ring; each member sends 2 (p - 1) / p n to the next one;
+- all_gather, reduce_scatter: a ring; (p - 1) / p n to the next one (n the whole vector);
+- broadcast, scatter: from the root to each; reduce, gather: from each to the root;
+- all_to_all: n / p from each to each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from ddltrace.analyzer.columns import NULL, BoolArray, IntArray
+from ddltrace.analyzer.join import Joined, State
+from ddltrace.analyzer.model import P2PRow, TrafficRow
+
+_MAX_ROWS: Final = 4096
+_MAX_PAIRWISE: Final = 64
+"""An all_to_all of more ranks would fill the table with its square of equal rows."""
+
+
+def traffic_rows(
+    joined: Joined, p2p: tuple[P2PRow, ...], chosen: BoolArray
+) -> tuple[TrafficRow, ...]:
+    """One row per pair of ranks and way of knowing, the largest first, at most 4,096.
+
+    Args:
+        joined: All messages.
+        p2p: The measured pairs.
+        chosen: Which collectives are in the analyzed window.
+    """
+    found = [TrafficRow(src=row.src, dst=row.dst, bytes=row.bytes, assumed=None) for row in p2p]
+    sums: dict[tuple[int, int, str], float] = {}
+    for src, dst, size, how in _assumed(joined, chosen):
+        sums[src, dst, how] = sums.get((src, dst, how), 0.0) + size
+    found += [
+        TrafficRow(src=src, dst=dst, bytes=round(size), assumed=how)
+        for (src, dst, how), size in sums.items()
+    ]
+    return tuple(sorted(found, key=lambda row: -row.bytes)[:_MAX_ROWS])
+
+
+def _assumed(joined: Joined, chosen: BoolArray) -> Iterator[tuple[int, int, float, str]]:
+    collectives, messages = joined.collectives, joined.messages
+    usable = chosen & (collectives.state == State.COMPLETE) & (collectives.size > 0)
+    index = np.flatnonzero(usable)
+    root = messages.peer[joined.order[collectives.first_row]][index]
+    keys = np.stack([collectives.op[index], collectives.group[index], root])
+    kinds, which = np.unique(keys, axis=1, return_inverse=True)
+    totals = np.bincount(which, weights=collectives.size[index], minlength=kinds.shape[1])
+    for (op, group, peer), total in zip(kinds.T.tolist(), totals.tolist(), strict=True):
+        members = messages.members[group] or _seen(joined, group)
+        yield from _spread(messages.ops[op], members, peer, total)
+
+
+def _spread(
+    op: str, members: tuple[int, ...], root: int, size: float
+) -> Iterator[tuple[int, int, float, str]]:
+    count = len(members)
+    rounds = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}.get(op)
+    if count < 2:
+        return
+    if rounds is not None:
+        for i, rank in enumerate(members):
+            share = rounds * (count - 1) / count * size
+            yield rank, members[(i + 1) % count], share, "ring"
+    elif op in ("broadcast", "scatter", "reduce", "gather") and root != NULL:
+        part = size if op in ("broadcast", "reduce") else size / count
+        for rank in members:
+            if rank != root and op in ("broadcast", "scatter"):
+                yield root, rank, part, "root"
+            elif rank != root:
+                yield rank, root, part, "root"
+    elif op == "all_to_all" and count <= _MAX_PAIRWISE:
+        for src in members:
+            for dst in members:
+                if src != dst:
+                    yield src, dst, size / count, "pairwise"
+
+
+def _seen(joined: Joined, group: int) -> tuple[int, ...]:
+    ranks: IntArray = joined.messages.rank[joined.messages.group == group]
+    return tuple(np.unique(ranks).tolist())

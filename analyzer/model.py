@@ -1,0 +1,606 @@
+"""What an analysis holds: frozen records that mirror the JSON of ``ddltrace analyze --json``.
+
+Times are microseconds (``_us``), shares are fractions from 0 to 1, bandwidths are gigabits per
+second (``_gbps``). What the trace cannot give is None, never zero.
+
+Throughout, for one rank and a window W: *compute* C is the union of the intervals in which the
+rank's device computes, *comm* M the union of those in which a message is in flight; overlap is
+|C n M|, exposed communication |M \\ C|.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from ddltrace.analyzer.critical_path import Path
+    from ddltrace.analyzer.join import Joined
+
+SCHEMA: Final = "ddltrace.analysis/1"
+
+CATEGORIES: Final = ("compute", "transfer", "wait", "update", "data", "host", "idle")
+"""What a piece of the critical path can be, in the order of `PathTotals`."""
+
+
+@dataclass(frozen=True)
+class TraceFacts:
+    """What was recorded.
+
+    Attributes:
+        name: The trace's name.
+        world_size: Ranks that the job had.
+        ranks: Ranks of which the trace holds something.
+        hosts: Names of their hosts.
+        steps: Completed steps that were analyzed.
+        source: ``ddltrace``, or the imported format.
+        status: ``complete``, ``partial`` or ``running``.
+        level: What was captured.
+        command: The job's command line.
+        events: Events analyzed.
+        dropped: Events that the tracer's buffer could not take.
+        lost_bytes: Bytes of event files that could not be read.
+        notes: What a reader must know before believing the numbers.
+    """
+
+    name: str
+    world_size: int
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    steps: int
+    source: str
+    status: str
+    level: str
+    command: tuple[str, ...]
+    events: int
+    dropped: int
+    lost_bytes: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RankClockFacts:
+    """A rank's clock against rank 0's: offset at its first time, drift, bound on the error."""
+
+    rank: int
+    offset_us: float
+    drift_ppm: float
+    residual_us: float | None
+    method: str
+
+
+@dataclass(frozen=True)
+class ClockFacts:
+    """How clocks were aligned. Differences across ranks below `max_residual_us` are unsure."""
+
+    method: str
+    max_residual_us: float | None
+    ranks: tuple[RankClockFacts, ...]
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Distribution of times of the steady steps; None without steps."""
+
+    p50: float | None
+    p95: float | None
+    mean: float | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The run over its steady steps and all ranks; each share is a sum over a sum.
+
+    With sums over every rank r and steady step s of window W:
+
+    Attributes:
+        step_us: Wall times of the steps, from first start to last end over all ranks. Where
+            ranks run apart, walls of neighbouring steps overlap.
+        rank_step_us: Durations of the steps on each rank: what sets the throughput.
+        overlap_ratio: sum |C n M| / sum |M|.
+        compute_share: sum |C| / sum |W|.
+        exposed_comm_share: sum |M \\ C| / sum |W|.
+        copy_share: Device copies outside of C and M: sum |K \\ (C u M)| / sum |W|.
+        idle_share: sum (|W| - |C u M u K|) / sum |W|; with the three above it sums to 1.
+        sync_overhead_share: A rank waits for others and does not compute meanwhile:
+            sum |U [arrival_r, A] \\ C| / sum |W| (SketchDLC's synchronization overhead).
+        update_overhead_share: The optimizer: sum |phases `optimizer`| / sum |W| (SketchDLC's
+            update overhead).
+        data_share: Fetching batches: sum |data| / sum |W|.
+        steps: How many steps it is over; 0: the whole traced window, of no step.
+        warmup_steps: How many completed steps were left out.
+        rule: How warm-up steps were told from steady ones.
+    """
+
+    step_us: StepTimes
+    rank_step_us: StepTimes
+    overlap_ratio: float | None
+    compute_share: float | None
+    exposed_comm_share: float | None
+    copy_share: float | None
+    idle_share: float | None
+    sync_overhead_share: float | None
+    update_overhead_share: float | None
+    data_share: float | None
+    steps: int
+    warmup_steps: int
+    rule: str
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """One rank over the analyzed window: the whole trace, or the steps that were asked for.
+
+    Attributes:
+        step_us_p50: Median of the durations of its own steady steps.
+        step_us_p95: Their 95th percentile.
+        span_us: From the first start to the last end of its device work.
+        compute_us: |C|.
+        comm_us: |M| = wait_us + transfer_us where every message could be joined.
+        overlap_us: |C n M|.
+        overlap_ratio: |C n M| / |M|.
+        exposed_comm_us: |M \\ C|.
+        copy_us: Device copies.
+        idle_us: span - |union of all device work|.
+        wait_us: Time in which messages are in flight and all of them wait for another rank to
+            arrive.
+        transfer_us: Time in which a message is in flight whose ranks have all arrived.
+        host_wait_us: Time in which a host thread is blocked on a message.
+        data_us: Fetching batches.
+        update_us: The optimizer.
+        bytes_sent: Input bytes of its messages (on the wire where known); of a receive, and
+            of the copies that others get from a root, nothing.
+        messages: Messages, completed or not.
+        open_messages: Those that had not completed when last seen.
+    """
+
+    rank: int
+    step_us_p50: float | None
+    step_us_p95: float | None
+    span_us: float | None
+    compute_us: float | None
+    comm_us: float
+    overlap_us: float | None
+    overlap_ratio: float | None
+    exposed_comm_us: float | None
+    copy_us: float
+    idle_us: float | None
+    wait_us: float | None
+    transfer_us: float | None
+    host_wait_us: float
+    data_us: float
+    update_us: float
+    bytes_sent: int
+    messages: int
+    open_messages: int
+
+
+@dataclass(frozen=True)
+class PathTotals:
+    """The critical path of a step by category; the categories sum to `total_us`, the wall."""
+
+    total_us: float
+    compute_us: float
+    transfer_us: float
+    wait_us: float
+    update_us: float
+    data_us: float
+    host_us: float
+    idle_us: float
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One completed step over all ranks.
+
+    Attributes:
+        step: Its number.
+        start_us: Its earliest start on any rank, from the trace's origin.
+        wall_us: From its earliest start to its latest end on any rank.
+        ranks: How many ranks completed it.
+        steady: Whether the summary counts it.
+        overlap_ratio: sum |C n M| / sum |M| over ranks.
+        compute_share: Mean over ranks of |C| / |W|, as in `Summary`.
+        exposed_comm_share: Mean over ranks of |M \\ C| / |W|.
+        idle_share: Mean over ranks of idle / |W|.
+        critical_path: Its critical path by category.
+    """
+
+    step: int
+    start_us: float
+    wall_us: float
+    ranks: int
+    steady: bool
+    overlap_ratio: float | None
+    compute_share: float | None
+    exposed_comm_share: float | None
+    idle_share: float | None
+    critical_path: PathTotals
+
+
+@dataclass(frozen=True)
+class CollectiveRow:
+    """All collectives of one operation, group and size in the analyzed window.
+
+    For one collective: A = the last arrival; transfer = last end - A; algorithm bandwidth =
+    n / transfer where n is the size of the whole vector (the output of an all_gather, else the
+    input); bus bandwidth = factor n / transfer, with factor 2(p-1)/p for all_reduce, (p-1)/p
+    for all_gather, reduce_scatter, all_to_all, gather and scatter, 1 for broadcast and reduce.
+
+    Attributes:
+        op: Public name in ``torch.distributed``.
+        group: Name of the process group.
+        group_size: Its members.
+        count: Collectives, each counted once however many ranks took part.
+        bytes: Input of one rank in one collective (the largest, if they differ).
+        algbw_gbps: Median over collectives, gigabits per second.
+        busbw_gbps: Median over collectives, gigabits per second.
+        wait_us: Median over collectives of the mean over ranks of A - arrival_r.
+        transfer_us: Median over collectives of the last end - A.
+        transfer_us_p95: 95th percentile of the same.
+        arrival_skew_us: Median over collectives of A - first arrival.
+        wait_us_total: Sum over collectives and ranks of A - arrival_r.
+        transfer_us_total: Sum over collectives of the last end - A.
+        incomplete: How many of `count` lack a rank or its end: not in the times.
+        unsure: The times are below what the clocks can tell apart.
+    """
+
+    op: str
+    group: str
+    group_size: int
+    count: int
+    bytes: int | None
+    algbw_gbps: float | None
+    busbw_gbps: float | None
+    wait_us: float | None
+    transfer_us: float | None
+    transfer_us_p95: float | None
+    arrival_skew_us: float | None
+    wait_us_total: float | None
+    transfer_us_total: float | None
+    incomplete: int
+    unsure: bool
+
+
+@dataclass(frozen=True)
+class StragglerRow:
+    """How often and how much a rank is the last to arrive at collectives of steady steps.
+
+    Attributes:
+        rank: Global rank.
+        lateness_us: Median of its arrival - median arrival, over those where it is last.
+        lateness_us_total: Sum of the same.
+        collectives_last: Collectives in which it arrives last.
+        share: Of those in which it takes part.
+        cause: What it does longer than the others: ``compute``, ``data``, ``host`` or
+            ``update``; None where the trace does not tell.
+        cause_us: By how much: its median per step less the median over the others of theirs.
+        unsure: Its lateness is below what the clocks can tell.
+    """
+
+    rank: int
+    lateness_us: float
+    lateness_us_total: float
+    collectives_last: int
+    share: float
+    cause: str | None
+    cause_us: float | None
+    unsure: bool
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """The life of a parameter's gradient, medians over ranks and steady steps.
+
+    Times are from the start of the step on its rank.
+
+    Attributes:
+        name: The parameter.
+        bytes: Size of its gradient.
+        ready_us: Its gradient has been accumulated.
+        enqueue_us: The message that carries it is handed over.
+        start_us: That message is in flight.
+        complete_us: That message has completed.
+        exposed_us: Its share of the exposed communication of a step, mean per rank and step:
+            each exposed instant is shared equally by the messages in flight, a message's part
+            by its tensors in proportion to their bytes.
+        messages: Messages that carried it, per step and rank.
+        bucket: How many tensors share its message (median).
+    """
+
+    name: str
+    bytes: int
+    ready_us: float | None
+    enqueue_us: float | None
+    start_us: float | None
+    complete_us: float | None
+    exposed_us: float | None
+    messages: float
+    bucket: int | None
+
+
+@dataclass(frozen=True)
+class P2PRow:
+    """All that one rank sends to another by point-to-point calls.
+
+    Attributes:
+        src: Sending rank.
+        dst: Receiving rank.
+        count: Messages.
+        bytes: Their bytes, summed.
+        wait_us: Sum of the receiver's waiting for the send to begin.
+        transfer_us: Sum of receive end - the later of both starts.
+        unmatched: How many of `count` were seen on one side only.
+    """
+
+    src: int
+    dst: int
+    count: int
+    bytes: int
+    wait_us: float | None
+    transfer_us: float | None
+    unmatched: int
+
+
+@dataclass(frozen=True)
+class CostFit:
+    """Time against size of one operation: transfer = latency + n / bandwidth.
+
+    Attributes:
+        op: Operation.
+        group_size: Ranks that take part.
+        backend: Of the group; empty if the trace does not say.
+        samples: Collectives that were used.
+        sizes: Different sizes among them.
+        latency_us: Time of an empty one; None where `verdict` says why.
+        alpha_us: Latency of one of its messages if it runs as a ring.
+        algbw_gbps: Algorithm bandwidth that it tends to for large sizes, gigabits per second.
+        busbw_gbps: The same as bus bandwidth.
+        error: Median over sizes of |fit - measured| / measured.
+        disturbed: Some of the samples ran beside compute, which slows them.
+        verdict: ``fitted``, or why there is no fit.
+    """
+
+    op: str
+    group_size: int
+    backend: str
+    samples: int
+    sizes: int
+    latency_us: float | None
+    alpha_us: float | None
+    algbw_gbps: float | None
+    busbw_gbps: float | None
+    error: float | None
+    disturbed: bool
+    verdict: str
+
+
+@dataclass(frozen=True)
+class SizeBin:
+    """Messages of one operation with `bytes_from` <= size < `bytes_below`; see `CollectiveRow`."""
+
+    op: str
+    bytes_from: int
+    bytes_below: int
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class TrafficRow:
+    """Bytes from one rank to another.
+
+    Attributes:
+        src: Sending rank.
+        dst: Receiving rank.
+        bytes: How many.
+        assumed: None where it was measured (sends and receives); else how the bytes of
+            collectives were laid out: ``ring``, ``root`` or ``pairwise``.
+    """
+
+    src: int
+    dst: int
+    bytes: int
+    assumed: str | None
+
+
+@dataclass(frozen=True)
+class PathPart:
+    """What of the critical path one thing holds, over the steady steps.
+
+    Attributes:
+        category: One of `CATEGORIES`.
+        rank: Where.
+        name: Layer, tensor or operation; None where it has none.
+        us: Mean per step: what a step could get shorter at most if this took no time on any
+            rank.
+        alone_us: What it could get shorter at most if it took no time on this rank only: then
+            the rank that now comes second to the next collective on the path decides.
+        share: Of the steps' wall time.
+    """
+
+    category: str
+    rank: int
+    name: str | None
+    us: float
+    alone_us: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A collective that some ranks entered and that never completed, or a send or receive
+    whose other side never came.
+
+    Attributes:
+        op: Operation.
+        group: Process group.
+        seq: Its number in the group.
+        entered: Ranks that are in it.
+        missing: Members that never entered it.
+        since_us: When the last of `entered` came, from the trace's origin.
+        waited_us: How long they had waited when the trace ends; None if unknown.
+        doing: What each rank was doing, by rank, the missing ones first.
+        called: The operation that each rank called, by rank, where they disagree.
+    """
+
+    op: str
+    group: str
+    seq: int | None
+    entered: tuple[int, ...]
+    missing: tuple[int, ...]
+    since_us: float
+    waited_us: float | None
+    doing: dict[int, str] = field(default_factory=dict)
+    called: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something to act on, with the number that says so.
+
+    Attributes:
+        kind: What it is about: ``communication``, ``straggler``, ``data``, ``host``,
+            ``update`` or ``compute``.
+        saves_us: Upper bound on what a step could get shorter.
+        share: The same as a share of the step.
+        evidence: What was measured, one sentence.
+        advice: What to try, one sentence.
+        command: An experiment that would test it; None where none does.
+        unsure: It rests on differences below what the clocks can tell.
+    """
+
+    kind: str
+    saves_us: float
+    share: float
+    evidence: str
+    advice: str
+    command: str | None
+    unsure: bool
+
+
+@dataclass(frozen=True)
+class Joining:
+    """How well messages were found on all their ranks.
+
+    Attributes:
+        collectives: Collectives seen.
+        complete: Seen on all their ranks, completed on all.
+        partial: Some member's part is missing from the trace.
+        open: Not completed on some rank.
+        mismatched: The ranks disagree on operation or size: left out of every time.
+        by_order: Whether sequence numbers were missing and the order was used.
+        p2p: Sends and receives that found their other side, in pairs.
+        p2p_unmatched: Those that did not.
+    """
+
+    collectives: int
+    complete: int
+    partial: int
+    open: int
+    mismatched: int
+    by_order: bool
+    p2p: int
+    p2p_unmatched: int
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A measured trace.
+
+    Attributes:
+        trace, clock, summary, joining: Facts over the whole.
+        ranks, steps, collectives, stragglers, tensors, p2p: Rows, see their classes.
+        cost_fits: Latency and bandwidth by operation.
+        message_sizes: Messages by operation and power of two of their size.
+        traffic: Bytes by pair of ranks.
+        critical_path: The largest parts of the critical paths of the steady steps.
+        hangs: Collectives that never completed, worst first.
+        findings: What to act on, the largest possible saving first.
+        paths: Step -> its critical path, piece by piece.
+        joined: Every message, joined across ranks (for those who compute further).
+        rank_steps: Column name -> array over (rank, step), times in nanoseconds.
+    """
+
+    trace: TraceFacts
+    clock: ClockFacts
+    summary: Summary
+    joining: Joining
+    ranks: tuple[RankRow, ...]
+    steps: tuple[StepRow, ...]
+    collectives: tuple[CollectiveRow, ...]
+    stragglers: tuple[StragglerRow, ...]
+    tensors: tuple[TensorRow, ...]
+    p2p: tuple[P2PRow, ...]
+    cost_fits: tuple[CostFit, ...]
+    message_sizes: tuple[SizeBin, ...]
+    traffic: tuple[TrafficRow, ...]
+    critical_path: tuple[PathPart, ...]
+    hangs: tuple[Hang, ...]
+    findings: tuple[Finding, ...]
+    paths: dict[int, Path] = field(default_factory=dict, repr=False, compare=False)
+    joined: Joined | None = field(default=None, repr=False, compare=False)
+    rank_steps: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that ``ddltrace analyze --json`` prints."""
+        shown = [f.name for f in fields(self) if f.repr]
+        return {"schema": SCHEMA} | {name: _plain(getattr(self, name)) for name in shown}
+
+    def ranks_frame(self) -> pd.DataFrame:
+        """One row per rank, columns as in `RankRow`."""
+        return _frame(self.ranks, RankRow)
+
+    def steps_frame(self) -> pd.DataFrame:
+        """One row per step, columns as in `StepRow`, the critical path's as ``path_*``."""
+        return _frame(self.steps, StepRow, _flat_step)
+
+    def rank_steps_frame(self) -> pd.DataFrame:
+        """One row per rank and step: start_us, wall_us, compute_us, comm_us, ..."""
+        import pandas as pd
+
+        columns = {}
+        for name, values in self.rank_steps.items():
+            if name.endswith("_ns"):
+                columns[name[:-3] + "_us"] = values / 1e3
+            else:
+                columns[name] = values
+        frame: pd.DataFrame = pd.DataFrame(columns)
+        return frame
+
+    def collectives_frame(self) -> pd.DataFrame:
+        """One row per operation, group and size, columns as in `CollectiveRow`."""
+        return _frame(self.collectives, CollectiveRow)
+
+    def tensors_frame(self) -> pd.DataFrame:
+        """One row per parameter, columns as in `TensorRow`."""
+        return _frame(self.tensors, TensorRow)
+
+    def stragglers_frame(self) -> pd.DataFrame:
+        """One row per rank that is ever last, columns as in `StragglerRow`."""
+        return _frame(self.stragglers, StragglerRow)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return asdict(value)
+
+
+def _flat_step(row: StepRow) -> dict[str, Any]:
+    flat = asdict(row)
+    path = flat.pop("critical_path")
+    return flat | {f"path_{name}": value for name, value in path.items()}
+
+
+def _frame(
+    rows: Sequence[Any], kind: type, flatten: Callable[[Any], dict[str, Any]] = asdict
+) -> pd.DataFrame:
+    import pandas as pd
+
+    empty: dict[str, list[Any]] = {f.name: [] for f in fields(kind)}
+    frame: pd.DataFrame = pd.DataFrame([flatten(row) for row in rows] if rows else empty)
+    return frame

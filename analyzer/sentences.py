@@ -1,0 +1,148 @@
+"""The sentences a tired engineer needs: where the time goes, what causes it, what to try."""
+
+from __future__ import annotations
+
+from ddltrace.analyzer.advice import path_shares
+from ddltrace.analyzer.model import Analysis, Hang
+from ddltrace.analyzer.units import printable, share_text, time_text
+
+_NAMES = {
+    "compute": "compute",
+    "transfer": "communication that nothing hides",
+    "wait": "unexplained waiting",
+    "update": "the optimizer's update",
+    "data": "data loading",
+    "host": "host code between them",
+    "idle": "idle",
+}
+_SHOWN_PARTS = 3
+_WORTH_SAYING = 0.1
+_MOSTLY = 0.65  # a rank that is last this often holds the others up, however many they are
+_APART = 1.05  # ranks whose steps lie this far apart: say so
+_SHOWN_RANKS = 8
+
+
+def sentences(analysis: Analysis) -> tuple[str, ...]:
+    """Three sentences, led by a fourth where a collective hangs. Names are safe to print."""
+    hang = [_hang(analysis.hangs[0], len(analysis.hangs))] if analysis.hangs else []
+    return (*hang, _where(analysis), _cause(analysis), _advice(analysis))
+
+
+def ranks_text(ranks: tuple[int, ...]) -> str:
+    """Ranks as people write them: ``rank 3``, ``ranks 0, 1 and 6 more``."""
+    shown = ", ".join(map(str, ranks[:_SHOWN_RANKS]))
+    if len(ranks) > _SHOWN_RANKS:
+        shown += f" and {len(ranks) - _SHOWN_RANKS} more"
+    return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
+
+
+def _hang(hang: Hang, count: int) -> str:
+    number = "" if hang.seq is None else f" number {hang.seq}"
+    what = f"{printable(hang.op)}{number} of group {printable(hang.group)}"
+    more = f" ({count - 1} more hang)" if count > 1 else ""
+    waited = "" if hang.waited_us is None else f" for {time_text(hang.waited_us)}"
+    if hang.called:
+        calls = ", ".join(f"rank {r} {printable(op)}" for r, op in list(hang.called.items())[:4])
+        return (
+            f"Number{number.removeprefix(' number')} of group {printable(hang.group)} hangs"
+            f"{waited} because ranks disagree on what it is: {calls}{more}."
+        )
+    if not hang.missing:
+        return f"{what} never completed although all its ranks are in it{waited}{more}."
+    doing = "; ".join(f"rank {rank} {printable(hang.doing[rank])}" for rank in hang.missing[:2])
+    return (
+        f"{what} hangs: {ranks_text(hang.entered)} entered it{waited}, "
+        f"{ranks_text(hang.missing)} never did"
+        f"{': ' + doing if doing else ''}{more}."
+    )
+
+
+def _where(analysis: Analysis) -> str:
+    summary = analysis.summary
+    if not analysis.trace.events:
+        return "The trace holds no events."
+    if summary.step_us.p50 is None:
+        shares = [
+            (summary.compute_share, "compute"),
+            (summary.exposed_comm_share, "communication that nothing hides"),
+            (summary.idle_share, "neither"),
+        ]
+        known = [f"{share_text(share)} {name}" for share, name in shares if share is not None]
+        said = ", ".join(known) or _in_flight(analysis)
+        return f"No optimizer step was completed; of the traced time: {said}."
+    shares_of_path = sorted(path_shares(analysis).items(), key=lambda item: -item[1])
+    parts = [f"{share_text(s)} {_NAMES[name]}" for name, s in shares_of_path[:_SHOWN_PARTS] if s]
+    overlap = summary.overlap_ratio
+    hidden = (
+        f"; compute hides {share_text(overlap)} of the time in which messages are in flight"
+        if overlap is not None
+        else ""
+    )
+    apart = ""
+    own = summary.rank_step_us.p50
+    if own is not None and summary.step_us.p50 > _APART * own:
+        apart = f" from its first start to its last end, {time_text(own)} on one rank"
+    time = f"{time_text(summary.step_us.p50)}{apart} (median)"
+    return f"A step takes {time}: {_listed(parts)}{hidden}."
+
+
+def _in_flight(analysis: Analysis) -> str:
+    """What can be said of a job whose compute was not recorded: how long it communicated."""
+    wall_us = float(analysis.rank_steps["wall_ns"].sum()) / 1e3
+    if not wall_us:
+        return "nothing was recorded"
+    comm = sum(row.comm_us for row in analysis.ranks) / wall_us
+    wait = sum(row.wait_us or 0.0 for row in analysis.ranks) / wall_us
+    return (
+        f"{share_text(comm)} with messages in flight, {share_text(wait)} waiting for another "
+        "rank to come (of compute nothing was recorded)"
+    )
+
+
+def _cause(analysis: Analysis) -> str:
+    worst = analysis.stragglers[0] if analysis.stragglers else None
+    sync = analysis.summary.sync_overhead_share or 0.0
+    if worst is not None and sync >= 0.02 and not worst.unsure:
+        if worst.share < min(_MOSTLY, 2 / len(analysis.trace.ranks)):
+            return (
+                f"Ranks take turns at coming last to collectives (rank {worst.rank} most often: "
+                f"{share_text(worst.share)}); they wait for each other {share_text(sync)} of the "
+                "step."
+            )
+        why = "for a reason that the trace does not show"
+        if worst.cause is not None:
+            why = f"because its {worst.cause} takes {time_text(worst.cause_us)} a step longer"
+        return (
+            f"Rank {worst.rank} comes last to {share_text(worst.share)} of its collectives, "
+            f"by {time_text(worst.lateness_us)}, {why}; others wait {share_text(sync)} of the step."
+        )
+    parts = [part for part in analysis.critical_path if part.name is not None]
+    if parts:
+        top = parts[0]
+        return (
+            f"No rank holds the others up; the largest single part of the critical path is "
+            f"{printable(top.name)} ({top.category}, rank {top.rank}): {time_text(top.us)} a step."
+        )
+    if analysis.collectives:
+        row = analysis.collectives[0]
+        return (
+            f"Most of the transfer time is {printable(row.op)} of group {printable(row.group)}: "
+            f"{row.count} of them, {time_text(row.transfer_us_total)} in all."
+        )
+    return "No rank holds the others up, and no collective was completed by all its ranks."
+
+
+def _advice(analysis: Analysis) -> str:
+    if not analysis.findings:
+        if analysis.summary.step_us.p50 is None:
+            return "To be told what to try, trace a job whose optimizer takes steps."
+        return "Nothing stands out that is worth trying."
+    # That the model itself could be faster goes without saying, while anything else is left.
+    others = [f for f in analysis.findings if f.kind != "compute" and f.share >= _WORTH_SAYING]
+    top = others[0] if others else analysis.findings[0]
+    text = printable(top.advice)
+    return f"To try: {text} (it can save {time_text(top.saves_us)} a step at most)."
+
+
+def _listed(parts: list[str]) -> str:
+    return " and ".join(parts) if len(parts) < 3 else f"{', '.join(parts[:-1])} and {parts[-1]}"

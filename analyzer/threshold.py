@@ -1,0 +1,97 @@
+"""``--fail-on``: a condition on the summary under which ``analyze`` fails."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Final
+
+from ddltrace.analyzer.model import Summary
+from ddltrace.tracer.errors import DdltraceError, ThresholdError, UsageError
+
+_OPERATORS: Final[dict[str, Callable[[float, float], bool]]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_EXPRESSION: Final = re.compile(
+    r"\s*(?P<key>[a-z0-9_.]+)\s*(?P<operator><=|>=|==|!=|<|>)\s*(?P<number>[-+0-9.eE]+)\s*\Z"
+)
+
+
+def check_expression(expression: str) -> tuple[str, str, float]:
+    """Takes an expression apart, so that a wrong one fails before the work.
+
+    Args:
+        expression: ``KEY OPERATOR NUMBER``, for example ``overlap_ratio<0.6``; keys are those
+            of the summary in ``--json``, with ``step_us.p50`` and the like.
+
+    Raises:
+        UsageError: It is not of that form, or the summary has no such number.
+    """
+    match = _EXPRESSION.match(expression)
+    if match is None:
+        raise UsageError(
+            f"--fail-on {expression!r:.60}: write KEY OPERATOR NUMBER, e.g. overlap_ratio<0.6"
+        )
+    if match["key"] not in KEYS:
+        raise UsageError(
+            f"--fail-on: the summary has no {match['key']!r:.40}; it has {', '.join(KEYS)}"
+        )
+    try:
+        number = float(match["number"])
+    except ValueError:
+        raise UsageError(f"--fail-on: {match['number']!r:.40} is no number") from None
+    return match["key"], match["operator"], number
+
+
+def check_threshold(summary: Summary, expression: str) -> None:
+    """Fails if the expression holds.
+
+    Raises:
+        ThresholdError: It holds.
+        DdltraceError: The trace does not give that number.
+        UsageError: It cannot be read.
+    """
+    key, name, limit = check_expression(expression)
+    value = _values(summary)[key]
+    if value is None:
+        raise DdltraceError(f"--fail-on {expression}: the trace does not give {key}")
+    if _OPERATORS[name](value, limit):
+        raise ThresholdError(f"--fail-on {expression}: {key} is {value:.6g}")
+
+
+def _values(summary: Summary) -> dict[str, float | None]:
+    values: dict[str, float | None] = {}
+    for name, value in asdict(summary).items():
+        if isinstance(value, dict):
+            values |= {f"{name}.{key}": number for key, number in value.items()}
+        elif not isinstance(value, str):
+            values[name] = value
+    return values
+
+
+KEYS: Final = (
+    "step_us.p50",
+    "step_us.p95",
+    "step_us.mean",
+    "rank_step_us.p50",
+    "rank_step_us.p95",
+    "rank_step_us.mean",
+    "overlap_ratio",
+    "compute_share",
+    "exposed_comm_share",
+    "copy_share",
+    "idle_share",
+    "sync_overhead_share",
+    "update_overhead_share",
+    "data_share",
+    "steps",
+    "warmup_steps",
+)
+"""What can be compared."""

@@ -1,0 +1,320 @@
+"""A trace opened for reading: events per rank, sorted, on one clock.
+
+Reading is lazy: opening a trace reads what is known of the run, never the events.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddltrace.analyzer.align import RankClock, align
+from ddltrace.analyzer.cache import RecentCache
+from ddltrace.analyzer.checked import check_run
+from ddltrace.analyzer.columns import Columns
+from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.schema import EVENTS
+from ddltrace.tracer.store import (
+    RUN_FILE,
+    RankInfo,
+    RunInfo,
+    TensorInfo,
+    read_events,
+    read_run,
+)
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.model import Analysis
+
+_CACHE_BYTES: Final = 512 << 20
+_TIME_COLUMNS: Final = ("start_ns", "end_ns", "enqueue_ns")
+_GENERATION_MARK: Final = "@"
+
+
+def open_trace(path: str | PathLike[str]) -> Trace:
+    """Opens a trace directory, or a file or folder of a format that can be imported.
+
+    Args:
+        path: A directory written by ``ddltrace run`` (finished, still being written, or left
+            by a job that died), or an importable file or folder.
+
+    Returns:
+        The trace; events load when asked for.
+
+    Raises:
+        TraceError: There is nothing there, or it cannot be read as a trace.
+    """
+    path = Path(path)
+    if (path / RUN_FILE).is_file():
+        return Trace(path, _read_run(path))
+    if not path.exists():
+        raise TraceError(f"{path} does not exist")
+    from ddltrace.analyzer import importers
+
+    if importers.recognizes(path):
+        imported = importers.read(path)
+        return Trace(path, check_run(imported.run), imported.tables)
+    if path.is_dir():
+        read_run(path)  # raises, and says what is missing
+    raise TraceError(f"{path} is neither a trace directory nor of a format that can be imported")
+
+
+def _read_run(path: Path) -> RunInfo:
+    try:
+        return check_run(read_run(path))
+    except (OverflowError, RecursionError, AttributeError) as error:
+        raise TraceError(f"{path / RUN_FILE} is damaged: {error!s:.120}") from error
+
+
+class Trace:
+    """One run's events, tensors and process groups, on rank 0's clock.
+
+    A rank that was restarted, or whose job made several processes of the same rank one after
+    the other, has several *generations*. Their events stand in one table; from the second
+    generation on, steps go on counting where the former stopped on any rank, and the names of
+    process groups carry ``@2``, ``@3``, so that a step number or a (group, sequence number)
+    means one thing only.
+
+    Attributes:
+        path: Where it was opened.
+        name: How reports call it: the last part of the path.
+        run: What is known of the run.
+        ranks: The ranks of which something was recorded, ascending.
+        notes: What a reader must know before believing the numbers; grows while reading.
+    """
+
+    def __init__(self, path: Path, run: RunInfo, tables: dict[str, pa.Table] | None = None) -> None:
+        self.path = path
+        self.name = path.resolve().name or str(path)
+        self.run = run
+        self.ranks = sorted({info.rank for info in run.ranks})
+        self.notes = list(dict.fromkeys(str(note) for note in run.notes))
+        self._tables = tables
+        self._cache: RecentCache[int, pa.Table] = RecentCache(
+            self._load, lambda table: int(table.nbytes), _CACHE_BYTES
+        )
+
+    @cached_property
+    def clocks(self) -> dict[str, RankClock]:
+        """Segment name -> how that process's times were aligned.
+
+        Reads the events if the trace has several clocks: its messages tell of them, too.
+        """
+        return align(self.run, self._read, self._generations)
+
+    def infos(self, rank: int) -> list[RankInfo]:
+        """What each process of a rank recorded of itself, in the order of generations.
+
+        Raises:
+            TraceError: The trace has nothing of that rank.
+        """
+        infos = [info for info in self.run.ranks if info.rank == rank]
+        if not infos:
+            raise TraceError(f"{self.name} has no rank {rank}")
+        return sorted(infos, key=lambda info: self._generations[info.segment])
+
+    def events(self, rank: int) -> pa.Table:
+        """All events of a rank.
+
+        Returns:
+            A table of schema `EVENTS`, sorted by ``start_ns``, times on rank 0's clock. Of a
+            message that was seen in flight and later completed, only the final row.
+
+        Raises:
+            TraceError: The trace has nothing of that rank.
+        """
+        return self._cache.get(rank)
+
+    def tensors(self, rank: int) -> list[TensorInfo]:
+        """The parameters that a rank's events refer to by id."""
+        for info in reversed(self.infos(rank)):
+            if info.tensors:
+                return info.tensors
+        return []
+
+    def group_ranks(self, name: str, rank: int | None = None) -> tuple[int, ...]:
+        """Global ranks of the members of a process group; empty if the trace does not say.
+
+        Args:
+            name: The group's name in the events.
+            rank: Ask this rank: ranks may use one name for different groups.
+        """
+        for known in (None,) if rank is None else (rank, None):
+            members = self._members.get((name, known)) or self._members.get(
+                (name.rpartition(_GENERATION_MARK)[0], known)
+            )
+            if members:
+                return members
+        return ()
+
+    def group_backend(self, name: str) -> str:
+        """Backend of a process group; empty if the trace does not say."""
+        for plain in (name, name.rpartition(_GENERATION_MARK)[0]):
+            if plain in self._backends:
+                return self._backends[plain]
+        return ""
+
+    @cached_property
+    def origin_ns(self) -> int:
+        """The earliest start of any event on rank 0's clock; 0 in a trace without events."""
+        starts = [
+            events["start_ns"][0].as_py()
+            for events in map(self.events, self.ranks)
+            if events.num_rows
+        ]
+        return min(starts, default=0)
+
+    def analyze(self, steps: range | None = None) -> Analysis:
+        """Measures the trace.
+
+        Args:
+            steps: Only these steps; by default the whole trace, summarized over its steady
+                steps.
+
+        Returns:
+            The analysis, see `ddltrace.analyzer.model.Analysis`.
+
+        Raises:
+            TraceError: The trace has none of those steps.
+        """
+        from ddltrace.analyzer.analysis import analyze
+
+        return analyze(self, steps)
+
+    def columns(self, rank: int) -> Columns:
+        """A rank's events as numpy columns, in the order of recording: for the measures.
+
+        Raises:
+            TraceError: The trace has nothing of that rank.
+        """
+        if rank in self._cache:
+            return Columns(self._cache.get(rank))
+        return Columns(pa.concat_tables(self._aligned(rank)).unify_dictionaries())
+
+    def _load(self, rank: int) -> pa.Table:
+        return _sort(pa.concat_tables(self._aligned(rank)).unify_dictionaries())
+
+    def _aligned(self, rank: int) -> list[pa.Table]:
+        tables = []
+        last_id = 0
+        for info in self.infos(rank):
+            table = _align_times(_drop_superseded(self._read(info)), self.clocks[info.segment])
+            generation = self._generations[info.segment]
+            if generation:
+                table = _shift(table, "step", self._first_steps[generation])
+                table = _shift(_shift(table, "id", last_id), "parent", last_id)
+                table = _mark_groups(table, generation)
+            last_id += (pc.max(table["id"]).as_py() or 0) + 1
+            tables.append(table)
+        return tables
+
+    def _read(self, info: RankInfo) -> pa.Table:
+        if self._tables is not None:
+            return self._tables[info.segment]
+        try:
+            table, lost = read_events(self.path, info.segment)
+        except TraceError as error:
+            self._note(f"rank {info.rank}: {error}")
+            return EVENTS.empty_table()
+        if lost and not info.lost_bytes:
+            self._note(f"rank {info.rank}: the last {lost} bytes are unreadable")
+        return table
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    @cached_property
+    def _backends(self) -> dict[str, str]:
+        return {group.name: group.backend for info in self.run.ranks for group in info.groups}
+
+    @cached_property
+    def _members(self) -> dict[tuple[str, int | None], tuple[int, ...]]:
+        members: dict[tuple[str, int | None], tuple[int, ...]] = {}
+        for info in self.run.ranks:
+            for group in info.groups:
+                members[group.name, info.rank] = group.ranks
+                members.setdefault((group.name, None), group.ranks)
+        return members
+
+    @cached_property
+    def _generations(self) -> dict[str, int]:
+        """Segment name -> how manieth life of the job it belongs to, from 0."""
+        keys: dict[str, tuple[int, int]] = {}
+        seen: dict[tuple[int, int], int] = {}
+        for info in sorted(self.run.ranks, key=_age):
+            ordinal = seen.get((info.rank, info.attempt), 0)
+            seen[info.rank, info.attempt] = ordinal + 1
+            keys[info.segment] = (info.attempt, ordinal)
+        order = {key: number for number, key in enumerate(sorted(set(keys.values())))}
+        return {segment: order[key] for segment, key in keys.items()}
+
+    @cached_property
+    def _first_steps(self) -> list[int]:
+        """Number of each generation's first step: after the last one of the former."""
+        counts = [0] * (max(self._generations.values()) + 1)
+        for info in self.run.ranks:
+            last = pc.max(self._read(info)["step"]).as_py()
+            generation = self._generations[info.segment]
+            counts[generation] = max(counts[generation], 0 if last is None else last + 1)
+        return [sum(counts[:number]) for number in range(len(counts))]
+
+
+def _age(info: RankInfo) -> tuple[int, int, int]:
+    started = info.clock.get("unix_ns")
+    return info.attempt, started if isinstance(started, int) else 0, info.pid or 0
+
+
+def _drop_superseded(table: pa.Table) -> pa.Table:
+    """Keeps the last row of each message id: the completed one, where there is one."""
+    open_rows = np.flatnonzero(pc.equal(table["status"], "open").fill_null(False).to_numpy())
+    if not len(open_rows):
+        return table
+    ids = table["id"].combine_chunks().fill_null(-1).to_numpy(zero_copy_only=False)
+    is_message = pc.equal(table["kind"], "message").fill_null(False).to_numpy()
+    rows = np.flatnonzero(is_message & (ids >= 0))
+    _, first_from_end = np.unique(ids[rows][::-1], return_index=True)
+    keep = np.ones(table.num_rows, dtype=bool)
+    keep[rows] = False
+    keep[rows[::-1][first_from_end]] = True
+    return table.filter(pa.array(keep))
+
+
+def _align_times(table: pa.Table, clock: RankClock) -> pa.Table:
+    if clock.offset_ns == 0 and clock.drift == 0.0:
+        return table
+    for name in _TIME_COLUMNS:
+        column = table[name].combine_chunks()
+        times = column.fill_null(clock.reference_ns).to_numpy(zero_copy_only=False)
+        missing = column.is_null().to_numpy(zero_copy_only=False)
+        table = _replace(table, name, pa.array(clock.apply(times), pa.int64(), mask=missing))
+    return table
+
+
+def _sort(table: pa.Table) -> pa.Table:
+    starts = table["start_ns"].combine_chunks().to_numpy(zero_copy_only=False)
+    if len(starts) < 2 or bool(np.all(starts[1:] >= starts[:-1])):
+        return table.combine_chunks()
+    return table.combine_chunks().take(pa.array(np.argsort(starts, kind="stable")))
+
+
+def _shift(table: pa.Table, name: str, by: int) -> pa.Table:
+    column = pc.add(table[name], pa.scalar(by, EVENTS.field(name).type))
+    return _replace(table, name, column)
+
+
+def _mark_groups(table: pa.Table, generation: int) -> pa.Table:
+    column = table["group"].combine_chunks()
+    names = [f"{name}{_GENERATION_MARK}{generation + 1}" for name in column.dictionary.to_pylist()]
+    marked = pa.DictionaryArray.from_arrays(column.indices, pa.array(names, pa.string()))
+    return _replace(table, "group", marked)
+
+
+def _replace(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:
+    return table.set_column(table.schema.get_field_index(name), EVENTS.field(name), column)

@@ -1,0 +1,72 @@
+"""Numbers and names as people read them, for every report."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Final
+
+NOT_KNOWN: Final = "\N{EN DASH}"
+"""What stands where the trace has no value."""
+
+_TIME_UNITS: Final = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
+_BYTE_UNITS: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_MAX_NAME: Final = 400
+
+
+def time_text(us: float | None) -> str:
+    """A duration in microseconds with the unit that fits it, three digits."""
+    if us is None:
+        return NOT_KNOWN
+    for scale, unit in _TIME_UNITS:
+        if abs(us) >= scale:
+            return f"{_digits(us / scale)} {unit}"
+    return f"{us * 1e3:.0f} ns"
+
+
+def bytes_text(count: float | None) -> str:
+    """A number of bytes with the decimal unit that fits it, three digits."""
+    if count is None:
+        return NOT_KNOWN
+    for scale, unit in _BYTE_UNITS:
+        if abs(count) >= scale:
+            return f"{_digits(count / scale)} {unit}"
+    return f"{count:.0f} B"
+
+
+def share_text(share: float | None) -> str:
+    """A share of 0..1 in percent."""
+    return NOT_KNOWN if share is None else f"{100 * share:.1f} %"
+
+
+def bandwidth_text(gbps: float | None) -> str:
+    """A bandwidth in gigabits per second with the unit that fits it."""
+    if gbps is None:
+        return NOT_KNOWN
+    return f"{_digits(gbps)} Gbit/s" if gbps >= 1 else f"{_digits(gbps * 1e3)} Mbit/s"
+
+
+def printable(name: object) -> str:
+    r"""A name from a trace with nothing in it that acts: ``\x1b`` is written out.
+
+    Control characters, marks that turn the direction of text, and whatever else has no shape
+    are escaped as Python would write them; the length is bounded.
+    """
+    text = str(name)
+    if len(text) > _MAX_NAME:
+        text = text[: _MAX_NAME - 1] + "…"
+    if text.isprintable():
+        return text
+    return "".join(
+        character if _is_shown(character) else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )
+
+
+def _is_shown(character: str) -> bool:
+    return character == " " or not unicodedata.category(character).startswith(("C", "Z"))
+
+
+def _digits(value: float) -> str:
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -1,0 +1,1024 @@
+#!/usr/bin/env python3
+"""Checks and measures the tracer on a machine with one GPU, in one call.
+
+Real training of a ResNet-50-sized CNN and a GPT-2-sized transformer on synthetic inputs: two
+ranks that share the GPU over Gloo, and one over NCCL (two where NCCL allows it). Checked: the
+tracer changes no loss, every gradient's bytes are in the trace, device times lie where they
+must and agree with Kineto's, nothing is synchronized that the job did not ask for, CUDA
+graphs can be captured. Measured: step time at each level against untraced and against
+torch.profiler, in interleaved rounds. A part that fails is reported and the others go on;
+`results.json` and `report.txt` are brought up to date after every part.
+
+Runs from a checkout, too, where ddltrace is not installed (but what it depends on is).
+
+Examples:
+  python benchmarks/gpu.py --output gpu-results
+  python benchmarks/gpu.py --output gpu-results --budget 200 --only checks
+  python benchmarks/gpu.py --output /tmp/dry --cpu-dry-run     everything but CUDA itself
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+ROOMS: Final = ("tracer", "analyzer", "dashboard", "experiments")
+MODELS: Final = ("cnn", "transformer")
+LEVELS: Final = ("comm", "layer", "op")
+MODES: Final = ("untraced", *LEVELS, "profiler")
+SYNCHRONIZING: Final = re.compile(r"(cuda|cu)(Device|Stream|Event|Ctx)Synchronize")
+OP_STEPS: Final = (8, 11)
+MAX_SAMPLE_BYTES: Final = 1_000_000
+RUN_TIMEOUT_S: Final = 150.0
+REPORT_RESERVE_S: Final = 5.0
+
+
+class Failed(Exception):
+    """A check did not hold, or a job could not be run; the message says what."""
+
+
+class Skipped(Exception):
+    """A part cannot be had here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One training job.
+
+    Attributes:
+        models: What is trained, one after the other.
+        backend: ``gloo`` or ``nccl``.
+        ranks: How many processes; all on the first GPU.
+        steps: Steps of each model.
+        warm_up: Steps of each model that are not timed.
+        device: ``cuda`` or ``cpu``.
+        tiny: Whether the models are small enough for a CPU.
+        deterministic: Whether two runs are to give the same losses to the bit.
+        profile: Steps of the first model in which torch.profiler runs, from and to before.
+        captures: Whether graphs are captured between the steps.
+    """
+
+    models: tuple[str, ...]
+    backend: str
+    ranks: int
+    steps: int = 12
+    warm_up: int = 4
+    device: str = "cuda"
+    tiny: bool = False
+    deterministic: bool = True
+    profile: tuple[int, int] | None = None
+    captures: bool = False
+
+
+# --- the job: what runs in each rank -----------------------------------------------------------
+
+
+def build_cnn(tiny: bool) -> Any:
+    """A residual network of bottlenecks: 25.6 million parameters, or a few thousand."""
+    import torch
+    from torch import nn
+
+    class Bottleneck(nn.Module):
+        def __init__(self, inputs: int, width: int, stride: int) -> None:
+            super().__init__()
+            outputs = 4 * width
+            self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+            self.norm1 = nn.BatchNorm2d(width)
+            self.conv2 = nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False)
+            self.norm2 = nn.BatchNorm2d(width)
+            self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+            self.norm3 = nn.BatchNorm2d(outputs)
+            self.act = nn.ReLU()
+            self.shortcut: nn.Module = nn.Identity()
+            if stride != 1 or inputs != outputs:
+                projection = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+                self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(outputs))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.act(self.norm1(self.conv1(x)))
+            y = self.act(self.norm2(self.conv2(y)))
+            return self.act(self.norm3(self.conv3(y)) + self.shortcut(x))  # type: ignore[no-any-return]
+
+    base, depths, classes = (4, (1, 1), 10) if tiny else (64, (3, 4, 6, 3), 1000)
+    layers: list[nn.Module] = [nn.Conv2d(3, base, 7, stride=2, padding=3, bias=False)]
+    layers += [nn.BatchNorm2d(base), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1)]
+    inputs = base
+    for stage, depth in enumerate(depths):
+        width = base << stage
+        for block in range(depth):
+            layers.append(Bottleneck(inputs, width, 2 if stage and not block else 1))
+            inputs = 4 * width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
+
+
+def build_transformer(tiny: bool) -> Any:
+    """A decoder-only transformer of GPT-2's size: 124 million parameters, or a few thousand."""
+    import torch
+    from torch import nn
+
+    width, depth, heads, words, context = (32, 2, 2, 64, 16) if tiny else (768, 12, 12, 50257, 1024)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.qkv, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.expand, self.contract = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+            self.act = nn.GELU()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            shape = (x.shape[0], x.shape[1], 3, heads, width // heads)
+            q, k, v = self.qkv(self.norm1(x)).view(shape).permute(2, 0, 3, 1, 4)
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.projection(mixed.transpose(1, 2).flatten(2))
+            return x + self.contract(self.act(self.expand(self.norm2(x))))  # type: ignore[no-any-return]
+
+    class Transformer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.Embedding(words, width)
+            self.positions = nn.Embedding(context, width)
+            self.blocks = nn.ModuleList(Block() for _ in range(depth))
+            self.norm = nn.LayerNorm(width)
+            self.head = nn.Linear(width, words, bias=False)
+            self.head.weight = self.tokens.weight  # tied, as in GPT-2
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+            for block in self.blocks:
+                x = block(x)
+            return self.head(self.norm(x)).flatten(0, 1)  # type: ignore[no-any-return]
+
+    return Transformer()
+
+
+def batch_for(model: str, spec: Spec) -> tuple[Any, Any]:
+    """Synthetic inputs and targets, on the device."""
+    import torch
+
+    if model == "cnn":
+        size, count, classes = (32, 4, 10) if spec.tiny else (224, 64, 1000)
+        inputs = torch.randn(count, 3, size, size)
+        return inputs.to(spec.device), torch.randint(0, classes, (count,)).to(spec.device)
+    words, count, length = (64, 2, 16) if spec.tiny else (50257, 4, 512)
+    ids = torch.randint(0, words, (count, length + 1))
+    return ids[:, :-1].to(spec.device), ids[:, 1:].flatten().to(spec.device)
+
+
+def be_rank(spec: Spec, folder: Path) -> None:
+    """Trains as one rank and leaves ``rank-N.json`` in the folder."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    if spec.device == "cuda":
+        torch.cuda.set_device(0)
+    if spec.deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.benchmark = False
+        for name in ("flash", "mem_efficient", "cudnn"):
+            with contextlib.suppress(AttributeError):
+                getattr(torch.backends.cuda, f"enable_{name}_sdp")(False)
+    else:
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.benchmark = True
+    dist.init_process_group(spec.backend)
+    rank = dist.get_rank()
+    found = {model: train(model, spec, folder, rank) for model in spec.models}
+    if spec.device == "cuda":
+        found["peak_bytes"] = torch.cuda.max_memory_allocated()
+    (folder / f"rank-{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def train(model_name: str, spec: Spec, folder: Path, rank: int) -> dict[str, Any]:
+    """Trains one model.
+
+    Returns:
+        Losses to the bit, step times and windows of all steps, bytes of the gradients.
+    """
+    import torch
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    build = {"cnn": build_cnn, "transformer": build_transformer}[model_name]
+    model = DistributedDataParallel(build(spec.tiny).to(spec.device))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    torch.manual_seed(1 + rank)
+    inputs, targets = batch_for(model_name, spec)
+    profiled = spec.profile if model_name == spec.models[0] else None
+    profiler = _profiler() if profiled else None
+    losses, windows, clock = [], [], {}
+    for step in range(spec.steps):
+        if profiler is not None and profiled is not None and step == profiled[0]:
+            profiler.start()
+        start = time.monotonic_ns()
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        # As many jobs do; it waits for the device, so every step's device work is in its window.
+        losses.append(loss.item().hex())
+        windows.append((start, time.monotonic_ns()))
+        if profiler is not None and profiled is not None and step == profiled[1] - 1:
+            clock = {"monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()}
+            profiler.stop()
+            profiler.export_chrome_trace(str(folder / f"kineto-{rank}.json"))
+        if spec.captures and spec.device == "cuda":
+            losses.append(capture_graph(step).hex())
+    return {
+        "losses": losses,
+        "windows": windows,
+        "warm_up": spec.warm_up,
+        "clock": clock,
+        "gradient_bytes": sum(p.numel() * p.element_size() for p in model.parameters()),
+        "parameters": sum(1 for _ in model.parameters()),
+    }
+
+
+def capture_graph(seed: int) -> float:
+    """Captures a graph in the strict mode while the tracer has events to ask for; replays it."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(seed)
+    layers = nn.Sequential(*[nn.Linear(64, 64) for _ in range(100)]).to("cuda")
+    inputs = torch.randn(8, 64, device="cuda")
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side), torch.no_grad():
+        for _ in range(5):
+            expected = layers(inputs)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        result = layers(inputs)
+        time.sleep(0.05)  # time enough for another thread to disturb the capture
+    graph.replay()
+    if not torch.equal(result, expected):
+        raise SystemExit("a replayed graph gives another result than the layers it was made of")
+    return float(result.sum().item())
+
+
+def _profiler() -> Any:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    return profile(activities=activities)
+
+
+# --- starting jobs ---------------------------------------------------------------------------
+
+
+def launch_ranks(spec_file: Path) -> int:
+    """Starts the ranks of a job and waits for them; the first failure ends them all."""
+    spec = read_spec(spec_file)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = []
+    for rank in range(spec.ranks):
+        environment = {
+            **os.environ,
+            **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(spec.ranks)},
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+        }
+        command = [sys.executable, __file__, "--rank-of", str(spec_file)]
+        ranks.append(subprocess.Popen(command, env=environment))
+    while any(rank.poll() is None for rank in ranks):
+        failed = [rank.returncode for rank in ranks if rank.poll()]
+        if failed:
+            for rank in ranks:
+                rank.kill()
+            return 1
+        time.sleep(0.02)
+    return max(abs(rank.wait()) for rank in ranks)
+
+
+def read_spec(path: Path) -> Spec:
+    value = json.loads(path.read_text(encoding="utf-8"))
+    value["models"] = tuple(value["models"])
+    value["profile"] = tuple(value["profile"]) if value["profile"] else None
+    return Spec(**value)
+
+
+@dataclass
+class Ran:
+    """A job that has ended well.
+
+    Attributes:
+        folder: What its ranks left.
+        trace: Its trace, if it was traced.
+        ranks: What each rank found.
+    """
+
+    folder: Path
+    trace: Path | None
+    ranks: list[dict[str, Any]]
+
+    def losses(self) -> list[list[str]]:
+        """Losses of each rank and model, to the bit."""
+        return [rank[m]["losses"] for rank in self.ranks for m in MODELS if m in rank]
+
+    def step_times(self, model: str) -> list[int]:
+        """Nanoseconds of the timed steps, of the slowest rank in each."""
+        timed = [rank[model]["windows"][rank[model]["warm_up"] :] for rank in self.ranks]
+        return [max(end - start for start, end in step) for step in zip(*timed, strict=True)]
+
+
+class Bench:
+    """Runs jobs within the budget, and keeps what was found.
+
+    Args:
+        output: Where results go.
+        budget_s: Seconds for everything.
+        dry: Whether tiny models on the CPU stand in for the GPU.
+        python_path: What has to be added for ``import ddltrace`` to work.
+    """
+
+    def __init__(self, output: Path, budget_s: float, *, dry: bool, python_path: str = "") -> None:
+        self.output = output
+        self.dry = dry
+        self.deadline = time.monotonic() + budget_s - REPORT_RESERVE_S
+        self.parts: list[dict[str, Any]] = []
+        self.environment: dict[str, Any] = {}
+        self._python_path = python_path
+        self._scratch = Path(tempfile.mkdtemp(prefix="ddltrace-gpu-"))
+        self._runs = 0
+        output.mkdir(parents=True, exist_ok=True)
+
+    def close(self) -> None:
+        """Removes what the jobs left."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of the budget that are left."""
+        return self.deadline - time.monotonic()
+
+    def spec(self, models: tuple[str, ...], backend: str, ranks: int, **more: Any) -> Spec:
+        """A job for this machine."""
+        spec = Spec(models, backend, ranks, **more)
+        if self.dry:
+            spec = replace(spec, backend="gloo", device="cpu", tiny=True)
+        return spec
+
+    def run(self, spec: Spec, level: str | None = None, *options: str) -> Ran:
+        """Runs a job to its end, below ``ddltrace run`` if a level is given.
+
+        Raises:
+            Failed: The job failed or took too long.
+        """
+        self._runs += 1
+        folder = self._scratch / f"run-{self._runs}"
+        folder.mkdir()
+        spec_file = folder / "spec.json"
+        spec_file.write_text(json.dumps(asdict(spec)), encoding="utf-8")
+        command = [sys.executable, __file__, "--launch", str(spec_file)]
+        trace = None
+        if level is not None:
+            trace = folder / "trace"
+            run = [sys.executable, "-m", "ddltrace", "run", "-o", str(trace), "--level", level]
+            command = [*run, *options, "--", *command]
+        what = "+".join(spec.models)
+        print(f"  {spec.backend} x{spec.ranks} {what} {level or 'untraced'}", file=sys.stderr)
+        self._call(command, folder)
+        ranks = [
+            json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8"))
+            for rank in range(spec.ranks)
+        ]
+        return Ran(folder, trace, ranks)
+
+    def _call(self, command: list[str], folder: Path) -> None:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("DDLTRACE")}
+        environment |= {"OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        environment |= {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "KINETO_LOG_LEVEL": "99"}
+        if self._python_path:
+            known = [path] if (path := environment.get("PYTHONPATH")) else []
+            environment["PYTHONPATH"] = os.pathsep.join([self._python_path, *known])
+        limit = min(RUN_TIMEOUT_S, self.left_s)
+        if limit <= 0:
+            raise Skipped("the budget is spent")
+        with (folder / "output.txt").open("w+b") as output:
+            # A session of its own, so that nothing below it outlives a time-out.
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                status = process.wait(limit)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                raise Failed(f"not done after {limit:.0f} s: {_tail(output)}") from None
+            if status:
+                raise Failed(f"exit status {status}: {_tail(output)}")
+
+    def part(self, name: str, do: Callable[[], dict[str, Any]]) -> None:
+        """Does one part; whatever comes of it is kept and the next one follows."""
+        print(f"{name} ({self.left_s:.0f} s left)", file=sys.stderr)
+        begun = time.monotonic()
+        entry: dict[str, Any] = {"part": name, "status": "ok", "detail": "", "figures": {}}
+        try:
+            if self.left_s <= 0:
+                raise Skipped("the budget is spent")
+            entry["figures"] = do()
+        except Skipped as reason:
+            entry |= {"status": "skipped", "detail": str(reason)}
+        except Failed as error:
+            entry |= {"status": "failed", "detail": str(error)}
+        except Exception as error:  # noqa: BLE001 - one part must not cost the others
+            entry |= {"status": "failed", "detail": f"{type(error).__name__}: {error}"}
+        entry["seconds"] = round(time.monotonic() - begun, 1)
+        self.parts.append(entry)
+        print(f"  {entry['status']} {entry['detail'][:300]}", file=sys.stderr)
+        self.write()
+
+    def write(self) -> None:
+        """Brings the results on disk up to date."""
+        value = {"environment": self.environment, "parts": self.parts}
+        text = json.dumps(value, indent=1)
+        (self.output / "results.json").write_text(text + "\n", encoding="utf-8")
+        (self.output / "report.txt").write_text(report(value), encoding="utf-8")
+
+    @property
+    def num_failed(self) -> int:
+        """How many parts failed."""
+        return sum(part["status"] == "failed" for part in self.parts)
+
+
+def _tail(output: Any) -> str:
+    output.seek(0)
+    return output.read()[-1500:].decode("utf-8", "replace").strip()  # type: ignore[no-any-return]
+
+
+# --- reading traces --------------------------------------------------------------------------
+
+
+@dataclass
+class Rows:
+    """The events of one rank, one dictionary for each; of a message, its last row."""
+
+    info: Any
+    rows: list[dict[str, Any]]
+    error_ns: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.error_ns = int(self.info.clock.get("device_error_ns", 0))
+
+    def kind(self, *kinds: str) -> list[dict[str, Any]]:
+        """The events of some kinds."""
+        return [row for row in self.rows if row["kind"] in kinds]
+
+
+def read_ranks(trace: Path | None) -> list[Rows]:
+    """All ranks of a trace, in order."""
+    from ddltrace.tracer.store import read_events, read_run
+
+    assert trace is not None
+    found = []
+    for info in sorted(read_run(trace).ranks, key=lambda r: int(r.rank)):
+        rows = read_events(trace, info.segment)[0].to_pylist()
+        newest = {row["id"]: row for row in rows if row["kind"] == "message"}
+        others = [row for row in rows if row["kind"] != "message"]
+        found.append(Rows(info, others + list(newest.values())))
+    return found
+
+
+# --- checks: each raises Failed, or returns figures ---------------------------------------------
+
+
+def check_losses(plain: Ran, traced: Ran, again: Callable[[], Ran]) -> dict[str, Any]:
+    """The tracer changes no loss, to the bit."""
+    if plain.losses() != traced.losses():
+        if again().losses() != plain.losses():
+            raise Skipped("two untraced runs differ from each other: the job itself is unsteady")
+        raise Failed("losses differ from the untraced run's, which repeats itself to the bit")
+    return {"losses_compared": sum(len(losses) for losses in plain.losses())}
+
+
+def check_health(trace: Path | None) -> dict[str, Any]:
+    """Nothing was lost and nothing inside the tracer failed."""
+    ranks = read_ranks(trace)
+    for rank in ranks:
+        info = rank.info
+        if info.errors or info.dropped or info.lost_bytes or info.status != "complete":
+            raise Failed(
+                f"rank {info.rank}: {info.status}, {info.dropped} dropped, {info.lost_bytes} bytes "
+                f"lost, errors {info.errors}"
+            )
+    return {"events": sum(len(rank.rows) for rank in ranks)}
+
+
+def check_gradients_sent(ran: Ran, model: str) -> dict[str, Any]:
+    """Every step sends each gradient once: their bytes, and their names."""
+    for rank, found in zip(read_ranks(ran.trace), ran.ranks, strict=True):
+        expected, count = found[model]["gradient_bytes"], found[model]["parameters"]
+        steps = {row["step"] for row in rank.kind("step")}
+        if len(steps) != len(found[model]["windows"]):
+            raise Failed(f"{len(steps)} steps in the trace, {len(found[model]['windows'])} done")
+        for step in sorted(steps):
+            sent = [
+                row
+                for row in rank.kind("message")
+                if row["op"] == "all_reduce" and row["step"] == step
+            ]
+            total = sum(row["bytes"] for row in sent)
+            if total != expected:
+                raise Failed(f"step {step}: {total} bytes sent, the gradients are {expected}")
+            names = Counter(tensor for row in sent for tensor in row["tensors"] or ())
+            if len(names) != count or set(names.values()) != {1}:
+                raise Failed(f"step {step}: {len(names)} of {count} gradients named in messages")
+    return {"bytes_a_step": expected, "gradients": count, "steps": len(steps)}
+
+
+def check_kernels(ran: Ran) -> dict[str, Any]:
+    """There is device time for each innermost layer, each gradient and each update."""
+    figures = {}
+    for rank in read_ranks(ran.trace):
+        kernels = rank.kind("kernel")
+        lanes = Counter(row["lane"] for row in kernels)
+        if not kernels or not all(lane.startswith("stream-") for lane in lanes):
+            raise Failed(f"rank {rank.info.rank}: kernels on the lanes {dict(lanes)}")
+        seen = Counter(row["name"] for row in kernels)
+        gradients = Counter(f"{row['name']}.grad" for row in rank.kind("gradient"))
+        layers = Counter(row["name"] for row in rank.kind("layer"))
+        steps = len(rank.kind("step"))
+        wrong = [name for name, count in gradients.items() if seen[name] != count]
+        wrong += [n for n in seen if n in layers and seen[n] != layers[n]]
+        if wrong or seen["optimizer"] != steps or not any(name in layers for name in seen):
+            raise Failed(f"rank {rank.info.rank}: device times missing of {wrong[:5]}")
+        figures = {"kernels": len(kernels), "lanes": len(lanes)}
+    return figures
+
+
+def check_device_times(ran: Ran, model: str) -> dict[str, Any]:
+    """Device work lies in the window of its step, which ends when the device is done.
+
+    And a message begins on the device no earlier than the host hands it over.
+    """
+    figures = {}
+    for rank, found in zip(read_ranks(ran.trace), ran.ranks, strict=True):
+        windows, error = found[model]["windows"], rank.error_ns
+        worst = 0
+        for row in rank.kind("kernel"):
+            outside = min(
+                max(start - row["start_ns"], row["end_ns"] - end, 0) for start, end in windows
+            )
+            worst = max(worst, outside)
+        if worst > error:
+            raise Failed(f"{worst / 1e3:.1f} us outside its step, error {error / 1e3:.1f} us")
+        for row in rank.kind("message"):
+            if row["end_ns"] is None or row["enqueue_ns"] - row["start_ns"] > error:
+                raise Failed(f"message {row['id']} {row['op']}: {row}")
+        messages = [row for row in rank.kind("message") if row["op"] == "all_reduce"]
+        lag = [(row["start_ns"] - row["enqueue_ns"]) / 1e3 for row in messages]
+        figures = {
+            "device_error_us": round(error / 1e3, 2),
+            "outside_us": round(worst / 1e3, 2),
+            "message_start_lag_us": round(statistics.median(lag), 1),
+            "messages_started_on_device": sum(value != 0 for value in lag),
+        }
+    return figures
+
+
+def compare_with_kineto(ran: Ran, model: str, *, dry: bool) -> dict[str, Any]:
+    """Our device times of layers beside those of the kernels that the layers launched."""
+    rank, found = read_ranks(ran.trace)[0], ran.ranks[0][model]
+    data = json.loads((ran.folder / "kineto-0.json").read_text(encoding="utf-8"))
+    clock = found["clock"]
+    shift = data["baseTimeNanoseconds"] - clock["unix_ns"] + clock["monotonic_ns"]
+    device = device_work(data["traceEvents"], shift, dry=dry)
+    first, last = min(d[0] for d in device), max(d[0] for d in device)
+    # On a CPU the layer's own row stands for its device time.
+    layers = {row["name"] for row in rank.kind("layer")}
+    ours: dict[str, Iterator[dict[str, Any]]] = {}
+    for name in layers:
+        kind = "layer" if dry else "kernel"
+        ours[name] = iter(sorted((r for r in rank.kind(kind) if r["name"] == name), key=_start))
+    pairs = []
+    for layer in sorted(rank.kind("layer"), key=_start):
+        timed = next(ours[layer["name"]], None)
+        if timed is None or not first <= layer["start_ns"] <= last:
+            continue
+        launched = [d for d in device if layer["start_ns"] <= d[0] <= layer["end_ns"]]
+        if launched:
+            begin, end = min(d[1] for d in launched), max(d[2] for d in launched)
+            pairs.append(((timed["start_ns"] - begin) / 1e3, (timed["end_ns"] - end) / 1e3))
+    if not pairs:
+        raise Failed("no layer with kernels of its own in Kineto's window")
+    figures: dict[str, Any] = {"layers_compared": len(pairs), "kernels": len(device)}
+    for which, values in (("start", [p[0] for p in pairs]), ("end", [p[1] for p in pairs])):
+        figures[f"{which}_median_us"] = round(statistics.median(values), 2)
+        figures[f"{which}_p95_abs_us"] = round(_percentile([abs(v) for v in values], 0.95), 2)
+    rows = rank.kind("layer" if dry else "kernel")
+    figures["kernel_time_covered"] = round(covered(device, rows), 3)
+    limit = rank.error_ns / 1e3 + 20.0
+    if not dry and abs(figures["end_median_us"]) > limit:
+        raise Failed(f"ends differ by more than {limit:.0f} us in the median: {figures}")
+    return figures
+
+
+def device_work(
+    events: list[dict[str, Any]], shift: float, *, dry: bool
+) -> list[tuple[float, ...]]:
+    """Launch, start and end of each kernel that is no communication, on our clock.
+
+    Args:
+        events: Kineto's, in Chrome's format.
+        shift: Nanoseconds to be added to its times.
+        dry: There are no kernels: operators stand in for them.
+    """
+    spans = [e for e in events if e.get("ph") == "X"]
+    if dry:
+        found = [(e["ts"], e["ts"], e["ts"] + e["dur"]) for e in spans if e.get("cat") == "cpu_op"]
+    else:
+        launches = {
+            e["args"]["correlation"]: e["ts"]
+            for e in spans
+            if e.get("cat") in ("cuda_runtime", "cuda_driver")
+            and "correlation" in e.get("args", {})
+        }
+        found = [
+            (launches[e["args"]["correlation"]], e["ts"], e["ts"] + e["dur"])
+            for e in spans
+            if e.get("cat") == "kernel"
+            and "nccl" not in e["name"]
+            and e["args"].get("correlation") in launches
+        ]
+    if not found:
+        raise Failed("the profiler saw no kernels")
+    return [tuple(1e3 * t + shift for t in times) for times in found]
+
+
+def covered(device: list[tuple[float, ...]], rows: list[dict[str, Any]]) -> float:
+    """The share of the kernels' time that lies in our intervals."""
+    import numpy as np
+
+    spans = np.array(sorted((r["start_ns"], r["end_ns"]) for r in rows), np.float64)
+    ends = np.maximum.accumulate(spans[:, 1])
+    # Length of the union up to any time, from its merged pieces.
+    opens = np.concatenate([[True], spans[1:, 0] > ends[:-1]])
+    starts = spans[opens, 0]
+    stops = np.concatenate([ends[:-1][opens[1:]], ends[-1:]])
+    before = np.concatenate([[0.0], np.cumsum(stops - starts)])
+
+    def union_until(times: Any) -> Any:
+        at = np.searchsorted(starts, times, side="right") - 1
+        inside = np.where(at >= 0, np.minimum(times, stops[at]) - starts[at], 0.0)
+        return np.where(at >= 0, before[np.maximum(at, 0)] + inside, 0.0)
+
+    work = np.array([d[1:] for d in device])
+    inside = union_until(work[:, 1]) - union_until(work[:, 0])
+    return float(inside.sum() / (work[:, 1] - work[:, 0]).sum())
+
+
+def synchronizations(ran: Ran) -> Counter[str]:
+    """How often the profiled steps made the host wait for the device, by call."""
+    data = json.loads((ran.folder / "kineto-0.json").read_text(encoding="utf-8"))
+    names = (e["name"] for e in data["traceEvents"] if e.get("ph") == "X")
+    return Counter(name for name in names if SYNCHRONIZING.match(name))
+
+
+def check_synchronizations(plain: Ran, traced: Ran) -> dict[str, Any]:
+    """The traced job waits for the device no more often than the untraced one."""
+    before, after = synchronizations(plain), synchronizations(traced)
+    added = after - before
+    if added:
+        raise Failed(f"added by the tracer: {dict(added)} (untraced: {dict(before)})")
+    return {"untraced": dict(before), "traced": dict(after)}
+
+
+def check_op_level(ran: Ran) -> dict[str, Any]:
+    """Kineto's kernels are on stream lanes, in its window only."""
+    rank = read_ranks(ran.trace)[0]
+    operators = rank.kind("host")
+    steps = {row["step"] for row in operators}
+    if not operators or not steps <= set(range(OP_STEPS[0], OP_STEPS[1] + 1)):
+        raise Failed(f"operators in the steps {steps}, wanted {OP_STEPS}")
+    kernels = [r for r in rank.kind("kernel", "copy") if r["step"] in steps]
+    return {"operators": len(operators), "device_rows": len(kernels)}
+
+
+def _start(row: dict[str, Any]) -> int:
+    return int(row["start_ns"])
+
+
+def _percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+# --- the parts ---------------------------------------------------------------------------------
+
+
+class Suite:
+    """The parts, in the order of their worth."""
+
+    def __init__(self, bench: Bench, nccl_ranks: int) -> None:
+        self.bench = bench
+        self.nccl_ranks = nccl_ranks
+        self._ran: dict[tuple[Spec, str | None], Ran] = {}
+
+    def checks(self) -> None:
+        """Everything that can fail."""
+        for backend, ranks, steps in (("nccl", self.nccl_ranks, 12), ("gloo", 2, 6)):
+            for model in MODELS:
+                self.check_job(backend, ranks, model, steps)
+        for model in MODELS:
+            self.check_against_kineto(model)
+        self.bench.part("graphs: captured while traced", self.graphs)
+        self.bench.part("level op: operators in their window", self.operators)
+
+    def _once(self, spec: Spec, level: str | None) -> Ran:
+        key = (spec, level)
+        if key not in self._ran:
+            self._ran[key] = self.bench.run(spec, level)
+        return self._ran[key]
+
+    def check_job(self, backend: str, ranks: int, model: str, steps: int) -> None:
+        """Trains one model traced and untraced, and holds the trace against what is known."""
+        part = self.bench.part
+        spec = self.bench.spec((model,), backend, ranks, steps=steps)
+        name = f"{backend} x{ranks} {model}"
+        plain, traced = (lambda: self._once(spec, None)), (lambda: self._once(spec, "layer"))
+        part(
+            f"{name}: losses",
+            lambda: check_losses(plain(), traced(), lambda: self.bench.run(spec)),
+        )
+        part(f"{name}: nothing lost", lambda: check_health(traced().trace))
+        part(f"{name}: gradients sent", lambda: check_gradients_sent(traced(), model))
+        part(f"{name}: kernels on streams", lambda: self._on_device(check_kernels, traced()))
+        part(f"{name}: device times", lambda: check_device_times(traced(), model))
+
+    def _on_device(self, check: Callable[[Ran], dict[str, Any]], ran: Ran) -> dict[str, Any]:
+        if self.bench.dry:
+            raise Skipped("no device")
+        return check(ran)
+
+    def check_against_kineto(self, model: str) -> None:
+        """Profiles some steps of one model traced and untraced."""
+        spec = self.bench.spec((model,), "nccl", 1, steps=10, profile=(6, 9))
+        plain, traced = (lambda: self._once(spec, None)), (lambda: self._once(spec, "layer"))
+        self.bench.part(
+            f"kineto {model}: device times",
+            lambda: compare_with_kineto(traced(), model, dry=self.bench.dry),
+        )
+        self.bench.part(
+            f"kineto {model}: no synchronization added",
+            lambda: check_synchronizations(plain(), traced()),
+        )
+
+    def graphs(self) -> dict[str, Any]:
+        """Graphs are captured, and give what they should, while the tracer asks for events."""
+        spec = self.bench.spec(("transformer",), "nccl", 1, steps=4, warm_up=1, captures=True)
+        spec = replace(spec, tiny=True)
+        figures = check_losses(
+            self._once(spec, None), self._once(spec, "layer"), lambda: self.bench.run(spec)
+        )
+        return figures | check_health(self._once(spec, "layer").trace)
+
+    def operators(self) -> dict[str, Any]:
+        """Level op records what Kineto sees."""
+        spec = self.bench.spec(("cnn",), "nccl", 1, steps=14)
+        ran = self.bench.run(spec, "op", "--op-steps", f"{OP_STEPS[0]}:{OP_STEPS[1]}")
+        return check_op_level(ran) | check_health(ran.trace)
+
+    def sample(self) -> dict[str, Any]:
+        """A small trace of two ranks that share the GPU."""
+        spec = self.bench.spec(("cnn",), "gloo", 2, steps=6)
+        trace = self._once(spec, "layer").trace
+        assert trace is not None
+        size = sum(path.stat().st_size for path in trace.iterdir())
+        if size > MAX_SAMPLE_BYTES:
+            raise Failed(f"{size} bytes are too many for a sample")
+        target = self.bench.output / "sample-trace"
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(trace, target)
+        return {"bytes": size}
+
+    def overhead(self, backend: str, ranks: int, modes: tuple[str, ...], share: float) -> None:
+        """Rounds of all modes until a share of the time that is left is spent."""
+        steps = 30 if backend == "nccl" else 10
+        spec = self.bench.spec(MODELS, backend, ranks, steps=steps, deterministic=False)
+        until = time.monotonic() + share * self.bench.left_s
+        rounds: list[dict[str, dict[str, float]]] = []
+
+        def measure() -> dict[str, Any]:
+            longest = 0.0
+            while not rounds or time.monotonic() + longest < until:
+                begun = time.monotonic()
+                order = list(modes)
+                order = order[len(rounds) % len(order) :] + order[: len(rounds) % len(order)]
+                try:
+                    rounds.append({mode: self._medians(spec, mode) for mode in order})
+                except (Failed, Skipped):
+                    if not rounds:
+                        raise
+                    break  # what whole rounds there are is worth having
+                longest = max(longest, time.monotonic() - begun)
+            return summarize(rounds, modes)
+
+        self.bench.part(f"overhead {backend} x{ranks}", measure)
+
+    def _medians(self, spec: Spec, mode: str) -> dict[str, float]:
+        """Milliseconds of the median step of each model."""
+        if mode == "profiler":
+            spec = replace(spec, profile=(spec.warm_up, spec.steps))
+            runs = [self.bench.run(replace(spec, models=(m,))) for m in spec.models]
+        elif mode == "op":
+            runs = [self.bench.run(spec, "op", "--op-steps", f"{OP_STEPS[0]}:{OP_STEPS[1]}")]
+        else:
+            runs = [self.bench.run(spec, None if mode == "untraced" else mode)]
+        found = {}
+        for ran in runs:
+            for model in (m for m in spec.models if m in ran.ranks[0]):
+                found[model] = statistics.median(ran.step_times(model)) / 1e6
+        return found
+
+
+def summarize(rounds: list[dict[str, dict[str, float]]], modes: tuple[str, ...]) -> dict[str, Any]:
+    """Median step time, and the ratio to untraced taken round by round."""
+    table: dict[str, Any] = {"rounds": len(rounds)}
+    for model in MODELS:
+        for mode in modes:
+            ratios = [r[mode][model] / r["untraced"][model] for r in rounds]
+            table[f"{model} {mode}"] = {
+                "step_ms": round(statistics.median(r[mode][model] for r in rounds), 3),
+                "ratio": round(statistics.median(ratios), 4),
+                "min": round(min(ratios), 4),
+                "max": round(max(ratios), 4),
+            }
+    return table
+
+
+def report(value: dict[str, Any]) -> str:
+    """The results as text."""
+    lines = [f"{key}: {text}" for key, text in value["environment"].items()] + [""]
+    for part in value["parts"]:
+        lines.append(f"{part['status']:<8} {part['seconds']:6.1f} s  {part['part']}")
+        if part["detail"]:
+            lines.append(f"         {' '.join(part['detail'].split())[:600]}")
+        for key, figure in part["figures"].items():
+            if isinstance(figure, dict) and "ratio" in figure:
+                lines.append(
+                    f"         {key:<22} {figure['step_ms']:9.2f} ms  {figure['ratio']:7.4f}"
+                    f"  ({figure['min']:.4f} to {figure['max']:.4f})"
+                )
+            else:
+                lines.append(f"         {key}: {figure}")
+    return "\n".join(lines) + "\n"
+
+
+# --- the machine -------------------------------------------------------------------------------
+
+
+def describe_machine(*, dry: bool) -> tuple[dict[str, Any], int]:
+    """What the numbers were taken on, and how many ranks NCCL lets share a GPU.
+
+    Raises:
+        SystemExit: There is no GPU and none is to be done without.
+    """
+    import torch
+
+    found: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cpus": os.cpu_count(),
+        "device": "none: a dry run with tiny models on the CPU over Gloo",
+    }
+    with contextlib.suppress(Exception):
+        from importlib.metadata import version
+
+        found["ddltrace"] = version("ddltrace")
+    if dry:
+        return found, 1
+    if not torch.cuda.is_available():
+        raise SystemExit("no CUDA device: try --cpu-dry-run")
+    nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    found |= {
+        "device": torch.cuda.get_device_name(0),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "nccl": ".".join(map(str, nccl)),
+    }
+    return found, 2 if tuple(nccl) >= (2, 30) else 1
+
+
+def reach_ddltrace(scratch: Path) -> str:
+    """Makes ``import ddltrace`` work, from the checkout if it is not installed.
+
+    Returns:
+        What has to stand in PYTHONPATH for other processes, or nothing.
+
+    Raises:
+        SystemExit: What ddltrace depends on is missing.
+    """
+    for name in ("click", "numpy", "pyarrow", "torch"):
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            raise SystemExit(f"{name} is missing: {sys.executable} -m pip install {name}") from None
+    try:
+        importlib.import_module("ddltrace.tracer.store")
+        importlib.metadata.version("ddltrace")
+        return ""
+    except (ModuleNotFoundError, ImportError):
+        pass
+    for name in [n for n in sys.modules if n.split(".")[0] == "ddltrace"]:
+        del sys.modules[name]
+    package = scratch / "ddltrace"
+    package.mkdir(parents=True)
+    for path in (ROOT / "ddltrace").iterdir():
+        (package / path.name).symlink_to(path)
+    for room in ROOMS:
+        (package / room).symlink_to(ROOT / room)
+    source = (ROOT / "ddltrace" / "__init__.py").read_text(encoding="utf-8")
+    version = re.search(r"__version__\s*(?::[^=]+)?=\s*[\"']([^\"']+)", source)
+    metadata = scratch / "ddltrace-0.dist-info"
+    metadata.mkdir()
+    text = f"Metadata-Version: 2.1\nName: ddltrace\nVersion: {version[1] if version else '0'}\n"
+    (metadata / "METADATA").write_text(text, encoding="utf-8")
+    sys.path.insert(0, str(scratch))
+    importlib.invalidate_caches()
+    importlib.import_module("ddltrace.tracer.store")
+    return str(scratch)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    top.add_argument("--output", type=Path, default=Path("gpu-results"), help="where results go")
+    top.add_argument("--budget", type=float, default=500.0, help="seconds for everything")
+    top.add_argument("--cpu-dry-run", action="store_true", help="tiny models on the CPU, over Gloo")
+    top.add_argument("--only", choices=("checks", "overhead"), help="one half of it")
+    top.add_argument("--launch", type=Path, help=argparse.SUPPRESS)
+    top.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
+    return top
+
+
+def main() -> int:
+    """Runs everything and returns 1 if a check failed."""
+    options = parser().parse_args()
+    if options.launch:
+        return launch_ranks(options.launch)
+    if options.rank_of:
+        be_rank(read_spec(options.rank_of), options.rank_of.parent)
+        return 0
+    with tempfile.TemporaryDirectory(prefix="ddltrace-tree-") as tree:
+        python_path = reach_ddltrace(Path(tree))
+        environment, nccl_ranks = describe_machine(dry=options.cpu_dry_run)
+        bench = Bench(
+            options.output.absolute(),
+            options.budget,
+            dry=options.cpu_dry_run,
+            python_path=python_path,
+        )
+        bench.environment = environment
+        try:
+            suite = Suite(bench, nccl_ranks)
+            if options.only != "overhead":
+                suite.checks()
+                bench.part("sample trace", suite.sample)
+            if options.only != "checks":
+                suite.overhead("nccl", 1, MODES, 0.7)
+                suite.overhead("gloo", 2, ("untraced", "comm", "layer"), 1.0)
+        finally:
+            bench.write()
+            bench.close()
+    print((bench.output / "report.txt").read_text(encoding="utf-8"), end="")
+    return 1 if bench.num_failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The Dash app that shows traces in the browser."""

@@ -1,0 +1,333 @@
+"""The Dash app: shell, pages by address, and the callbacks that fill them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qs
+
+import dash
+from dash import ALL, MATCH, Input, Output, State, ctx, dcc, html, no_update
+
+from ddltrace.dashboard import compare, overview
+from ddltrace.dashboard.hosts import check_host
+from ddltrace.dashboard.routes import add_routes
+from ddltrace.dashboard.theme import dress, parse_theme, style_sheet
+from ddltrace.dashboard.timeline_page import event_panel, place, range_panel, timeline_page
+from ddltrace.dashboard.widgets import empty, failed
+from ddltrace.tracer.errors import TraceError
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from ddltrace.dashboard.workspace import Workspace
+
+# Runs before the first paint, so that a dark page never flashes white.
+_EARLY_SCRIPT: Final = (
+    "try{var t=localStorage.getItem('ddltrace-theme')}catch(e){}"
+    "document.documentElement.dataset.theme="
+    "t||(matchMedia('(prefers-color-scheme: dark)').matches?'dark':'light');"
+)
+
+_INDEX: Final = """<!DOCTYPE html>
+<html lang="en">
+<head>
+{%metas%}
+<title>{%title%}</title>
+<link rel="icon" type="image/svg+xml" href="/assets/icon.svg">
+<script>EARLY_SCRIPT</script>
+<style>STYLE_SHEET</style>
+{%css%}
+</head>
+<body>
+{%app_entry%}
+<footer>{%config%}{%scripts%}{%renderer%}</footer>
+</body>
+</html>"""
+
+_READ_THEME: Final = "() => document.documentElement.dataset.theme"
+_SWITCH_THEME: Final = """(clicks) => {
+    if (!clicks) return window.dash_clientside.no_update;
+    const theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+    document.documentElement.dataset.theme = theme;
+    try { localStorage.setItem("ddltrace-theme", theme); } catch (error) { /* private window */ }
+    return theme;
+}"""
+
+_PAGES: Final = (("/", "Overview"), ("/timeline", "Timeline"), ("/compare", "Compare"))
+
+
+def create_app(workspace: Workspace, *, loopback: bool = True) -> dash.Dash:
+    """Makes the dashboard of some traces.
+
+    Args:
+        workspace: The traces.
+        loopback: The server is bound to this machine only: requests that name another host
+            are refused (a web page elsewhere could have its name point here).
+
+    Returns:
+        The Dash app; its ``server`` is the WSGI application.
+    """
+    app = dash.Dash(
+        "ddltrace.dashboard",
+        title="ddltrace",
+        update_title="",
+        serve_locally=True,
+        suppress_callback_exceptions=True,
+        add_log_handler=False,
+        enable_mcp=False,
+        index_string=_INDEX.replace("EARLY_SCRIPT", _EARLY_SCRIPT).replace(
+            "STYLE_SHEET", style_sheet()
+        ),
+    )
+    app.enable_dev_tools(debug=False, dev_tools_disable_version_check=True)
+    app.layout = _shell(workspace)
+    _add_shell_callbacks(app, workspace)
+    _add_figure_callbacks(app, workspace)
+    _add_timeline_callbacks(app, workspace)
+    add_routes(app.server, workspace)
+    _secure(app, loopback=loopback)
+    return app
+
+
+def _shell(workspace: Workspace) -> html.Div:
+    options = [{"label": opened.title, "value": opened.number} for opened in workspace.traces]
+    return html.Div(
+        [
+            dcc.Location(id="url", refresh="callback-nav"),
+            dcc.Store(id="theme"),
+            html.Header(
+                [
+                    dcc.Link(
+                        [html.Img(src="/assets/icon.svg", alt=""), html.Span("ddltrace")],
+                        href="/",
+                        className="brand",
+                    ),
+                    html.Nav(id="nav", **{"aria-label": "Pages"}),
+                    html.Div(
+                        dcc.Dropdown(
+                            options,
+                            0,
+                            id="trace",
+                            clearable=False,
+                            searchable=False,
+                            className="chooser",
+                        )
+                        if len(options) > 1
+                        else html.Span(options[0]["label"], className="trace-title"),
+                        className="trace-choice",
+                        id="trace-choice",
+                    ),
+                    html.Button(
+                        html.Span(className="theme-icon"),
+                        id="switch-theme",
+                        className="icon-button",
+                        title="Light or dark",
+                        **{"aria-label": "Switch between light and dark"},
+                    ),
+                ],
+                className="top",
+            ),
+            dcc.Loading(
+                html.Div(id="page"),
+                delay_show=250,
+                custom_spinner=html.Div(
+                    [html.Div(className="spinner"), html.P("Reading the trace …")],
+                    className="page-loading",
+                ),
+                parent_className="page-parent",
+                target_components={"page": "children"},
+            ),
+        ],
+        className="shell",
+    )
+
+
+def _number(search: str | None, key: str, default: int) -> int:
+    """A whole number from the address; the default where it is something else."""
+    text = parse_qs((search or "").lstrip("?")).get(key, [""])[0]
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else default
+
+
+def _add_shell_callbacks(app: dash.Dash, workspace: Workspace) -> None:
+    app.clientside_callback(
+        _READ_THEME,
+        Output("theme", "data"),
+        Input("url", "pathname"),
+    )
+    app.clientside_callback(
+        _SWITCH_THEME,
+        Output("theme", "data", allow_duplicate=True),
+        Input("switch-theme", "n_clicks"),
+        prevent_initial_call=True,
+    )
+
+    def show_page(pathname: str | None, search: str | None) -> tuple[Any, Any]:
+        path = (pathname or "/").rstrip("/") or "/"
+        number = _number(search, "trace", 0)
+        links = [
+            dcc.Link(
+                name,
+                href=href if href == "/compare" else f"{href}?trace={number}",
+                className="here" if href == path else "",
+            )
+            for href, name in _PAGES
+        ]
+        try:
+            if path == "/compare":
+                page = compare.compare_page(
+                    workspace, _number(search, "a", 0), _number(search, "b", 1)
+                )
+            elif path == "/timeline":
+                page = timeline_page(workspace.get(number))
+            elif path == "/":
+                page = overview.overview_page(workspace.get(number))
+            else:
+                page = html.Main(empty("There is no such page"), className="page")
+        except TraceError as error:
+            page = failed(str(error))
+        return page, links
+
+    app.callback(
+        Output("page", "children"),
+        Output("nav", "children"),
+        Input("url", "pathname"),
+        Input("url", "search"),
+    )(show_page)
+
+    if len(workspace.traces) > 1:
+        _add_choice_callbacks(app, len(workspace.traces))
+
+
+def _add_choice_callbacks(app: dash.Dash, num_traces: int) -> None:
+    """Keeps the address and the lists of traces in step."""
+
+    def show_choice(pathname: str | None, search: str | None) -> tuple[Any, bool]:
+        number = _number(search, "trace", 0)
+        return number if number < num_traces else no_update, pathname == "/compare"
+
+    app.callback(
+        Output("trace", "value"),
+        Output("trace-choice", "hidden"),
+        Input("url", "pathname"),
+        Input("url", "search"),
+    )(show_choice)
+
+    def choose_trace(value: int | None, search: str | None, pathname: str | None) -> Any:
+        if value is None or pathname == "/compare" or _number(search, "trace", 0) == value:
+            return no_update
+        return f"?trace={value}"
+
+    app.callback(
+        Output("url", "search"),
+        Input("trace", "value"),
+        State("url", "search"),
+        State("url", "pathname"),
+        prevent_initial_call=True,
+    )(choose_trace)
+
+    def choose_pair(a: int | None, b: int | None, search: str | None) -> Any:
+        if a is None or b is None or (_number(search, "a", 0), _number(search, "b", 1)) == (a, b):
+            return no_update
+        return f"?a={a}&b={b}"
+
+    app.callback(
+        Output("url", "search", allow_duplicate=True),
+        Input("compare-a", "value"),
+        Input("compare-b", "value"),
+        State("url", "search"),
+        prevent_initial_call=True,
+    )(choose_pair)
+
+
+def _add_figure_callbacks(app: dash.Dash, workspace: Workspace) -> None:
+    def draw(theme: str | None, place_id: dict[str, str], search: str | None) -> Any:
+        if theme is None:
+            return no_update
+        figure = _make_figure(workspace, place_id["name"], search)
+        return no_update if figure is None else dress(figure, parse_theme(theme))
+
+    app.callback(
+        Output({"type": "figure", "name": MATCH}, "figure"),
+        Input("theme", "data"),
+        State({"type": "figure", "name": MATCH}, "id"),
+        State("url", "search"),
+    )(draw)
+
+
+def _make_figure(workspace: Workspace, name: str, search: str | None) -> go.Figure | None:
+    try:
+        if name in overview.FIGURES:
+            opened = workspace.get(_number(search, "trace", 0))
+            return opened.figure(name, overview.FIGURES[name])
+        make: Callable[[compare.Pair], go.Figure | None] | None = compare.FIGURES.get(name)
+        if make is None:
+            return None
+        pair = (workspace.get(_number(search, "a", 0)), workspace.get(_number(search, "b", 1)))
+        return make(pair)
+    except TraceError:
+        return None  # the page itself says so
+
+
+def _add_timeline_callbacks(app: dash.Dash, workspace: Workspace) -> None:
+    def show_details(
+        selected: dict[str, Any] | None, measured: list[int] | None, number: int
+    ) -> tuple[Any, Any]:
+        try:
+            opened = workspace.get(number)
+            if (
+                measured
+                and ctx.triggered_id == "timeline"
+                and "timeline.range" in ctx.triggered_prop_ids
+            ):
+                return range_panel(opened, int(measured[0]), int(measured[1])), []
+            if selected:
+                return event_panel(opened, int(selected["rank"]), int(selected["event"]))
+        except TraceError as error:
+            return [html.P(str(error), className="warning")], []
+        return [], []
+
+    app.callback(
+        Output("details", "children"),
+        Output("timeline", "flow"),
+        Input("timeline", "selected"),
+        Input("timeline", "range"),
+        State("timeline", "trace"),
+    )(show_details)
+
+    def go_to(clicks: list[int | None], number: int) -> Any:
+        target = ctx.triggered_id
+        if not any(clicks) or not isinstance(target, dict):
+            return no_update
+        found = place(workspace.get(number), int(target["rank"]), int(target["event"]))
+        return no_update if found is None else found
+
+    app.callback(
+        Output("timeline", "goto"),
+        Input({"type": "goto", "rank": ALL, "event": ALL}, "n_clicks"),
+        State("timeline", "trace"),
+        prevent_initial_call=True,
+    )(go_to)
+
+
+def _secure(app: dash.Dash, *, loopback: bool) -> None:
+    """Refuses strange hosts, and tells the browser to load nothing from anywhere else."""
+    digest = base64.b64encode(hashlib.sha256(_EARLY_SCRIPT.encode()).digest()).decode()
+    scripts = " ".join(["'self'", f"'sha256-{digest}'", *app.csp_hashes()])
+    policy = (
+        f"default-src 'self'; script-src {scripts}; style-src 'self' 'unsafe-inline'; "
+        "img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
+
+    def add_headers(response: Any) -> Any:
+        response.headers["Content-Security-Policy"] = policy
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["Referrer-Policy"] = "no-referrer"
+        return response
+
+    app.server.after_request(add_headers)
+    if loopback:
+        app.server.before_request(check_host)

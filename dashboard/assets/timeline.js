@@ -1,0 +1,639 @@
+// The timeline component: a React component that Dash knows by its namespace, without a build
+// step. It holds the state and the input handling; what is painted stands in timeline_paint.js.
+(function () {
+  "use strict";
+  const ns = (window.ddltraceTimeline = window.ddltraceTimeline || {});
+  const ZOOM_SPEED = 3.2; // times per second while W or S is held
+  const PAN_SPEED = 1.1; // windows per second while A or D is held
+  const WHEEL_ZOOM = 0.0022;
+  const CLICK_SLOP = 4; // px
+  const LINK_MS = 150;
+  const RULER_HEIGHT = 28;
+  const NO_EVENT = 0xffffffff; // of an interval that was computed, not recorded
+  const MINIMAP_HEIGHT = 56;
+
+  const LEGEND = [
+    ["forward", "Forward"], ["layer", "Layer"], ["backward", "Backward"], ["update", "Update"],
+    ["data", "Data"], ["gradient", "Gradient ready"], ["wait", "Wait"],
+    ["collective", "Collective"], ["p2p", "Send / receive"], ["exposed", "Exposed"],
+    ["unfinished", "Not completed"], ["kernel", "Kernel"], ["copy", "Copy"],
+    ["codec", "Codec"], ["marker", "Annotation"], ["host", "Host"],
+  ];
+  const KEYS = [
+    ["W  S", "Zoom in, out at the pointer"], ["A  D", "Pan left, right"],
+    ["↑  ↓", "Scroll"], ["Ctrl + wheel", "Zoom"], ["Shift + wheel", "Pan"],
+    ["Drag", "Pan"], ["Shift + drag", "Measure a range"],
+    ["F", "Fit the selection, or everything"], ["Double click", "Fit an event, or everything"],
+    [".  ,", "Next, previous event in its row"], ["Enter", "Next hit (Shift: previous)"],
+    ["/", "Search"], ["Esc", "Clear"], ["?", "These keys"],
+  ];
+
+  // Timelines of one group show the same window.
+  const groups = new Map();
+
+  function element(tag, className, text) {
+    const node = document.createElement(tag);
+    if (className) node.className = className;
+    if (text !== undefined) node.textContent = text;
+    return node;
+  }
+
+  class Engine {
+    constructor(root, props, setProps) {
+      this.root = root;
+      this.props = props;
+      this.setProps = setProps;
+      this.query = "";
+      this.hits = [];
+      this.held = new Set();
+      this.pointer = null;
+      this.source = new ns.FrameSource(props.trace, () => this.came(), (error) => this.fail(error));
+      this.build();
+      this.listen();
+      this.load();
+    }
+
+    // ---- set-up -------------------------------------------------------------------------
+
+    build() {
+      const root = this.root;
+      root.replaceChildren();
+      this.bar = root.appendChild(element("div", "tl-bar"));
+      this.search = this.bar.appendChild(element("input", "tl-search"));
+      Object.assign(this.search, { type: "search", placeholder: "Search layers, tensors, operations   /", maxLength: 200, spellcheck: false });
+      this.search.setAttribute("aria-label", "Search events by name or tensor");
+      this.found = this.bar.appendChild(element("span", "tl-found"));
+      this.found.setAttribute("role", "status");
+      this.notes = this.bar.appendChild(element("details", "tl-notes"));
+      this.notes.hidden = true;
+      const buttons = this.bar.appendChild(element("div", "tl-buttons"));
+      const button = (text, title, act) => {
+        const node = buttons.appendChild(element("button", "tl-button", text));
+        node.type = "button";
+        node.title = title;
+        node.setAttribute("aria-label", title);
+        node.addEventListener("click", act);
+        return node;
+      };
+      button("−", "Zoom out (S)", () => this.zoomBy(1.6));
+      button("+", "Zoom in (W)", () => this.zoomBy(1 / 1.6));
+      button("Fit", "Fit (F)", () => this.fit());
+      this.foldButton = button("Fold", "Fold or unfold all ranks", () => this.foldAll());
+      button("?", "Keys (?)", () => this.help());
+      this.minimapCanvas = root.appendChild(element("canvas", "tl-minimap"));
+      this.rulerCanvas = root.appendChild(element("canvas", "tl-ruler"));
+      this.stage = root.appendChild(element("div", "tl-stage"));
+      this.canvas = this.stage.appendChild(element("canvas", "tl-canvas"));
+      this.canvas.tabIndex = 0;
+      this.canvas.setAttribute("role", "application");
+      this.canvas.setAttribute("aria-label", "Timeline. Press ? for keys.");
+      this.message = this.stage.appendChild(element("div", "tl-message"));
+      this.message.setAttribute("role", "status");
+      this.tip = this.stage.appendChild(element("div", "tl-tip"));
+      this.tip.hidden = true;
+      this.legend = root.appendChild(element("div", "tl-legend"));
+      this.dialog = root.appendChild(element("dialog", "tl-keys"));
+      this.dialog.appendChild(element("h2", "", "Keys"));
+      const list = this.dialog.appendChild(element("dl"));
+      for (const [key, text] of KEYS) {
+        list.appendChild(element("dt", "", key));
+        list.appendChild(element("dd", "", text));
+      }
+      const close = this.dialog.appendChild(element("button", "tl-button", "Close"));
+      close.addEventListener("click", () => this.dialog.close());
+      this.say("Reading the trace …", true);
+    }
+
+    async load() {
+      try {
+        this.layout = await this.source.layout();
+      } catch (error) {
+        this.fail(error);
+        return;
+      }
+      if (this.closed) return;
+      this.scene = new ns.Scene(this.layout);
+      this.view = new ns.View(this.layout.span);
+      this.view.fit();
+      this.painter = new ns.Painter(this.source, this.layout);
+      this.canvas.setAttribute("aria-label",
+        `Timeline of ${this.layout.title}: ${this.layout.ranks.length} ranks, ` +
+        `${this.layout.events} events, ${ns.timeText(this.layout.span)}. Press ? for keys.`);
+      if (!this.layout.tracks.length) {
+        this.say("This trace holds no events. Was the job traced to its end?");
+        return;
+      }
+      this.showLegend();
+      this.showNotes();
+      this.restore();
+      if (this.props.sync) this.join(this.props.sync);
+      this.say("");
+      this.changed();
+      const width = Math.max(200, Math.min(2000, Math.round(this.size().width - ns.GUTTER)));
+      this.busy = await this.source.minimap(width).catch((error) => this.fail(error));
+      this.draw();
+    }
+
+    restore() {
+      const link = this.props.link ? ns.readLink(this.props.link) : null;
+      if (!link) return;
+      if (link.folded) this.scene.foldAs(link.folded);
+      if (link.window && link.window[1] > link.window[0]) this.view.set(...link.window);
+      this.view.scroll = Math.max(0, link.scroll);
+      if (link.query) {
+        this.search.value = link.query;
+        this.find(link.query);
+      }
+      if (link.selected) this.select({ rank: link.selected[0], row: link.selected[1], event: link.selected[2] });
+    }
+
+    showLegend() {
+      const present = new Set();
+      for (const track of this.layout.tracks) present.add(track.kind);
+      const shown = {
+        forward: "compute", layer: "compute", backward: "compute", update: "compute", data: "compute",
+        gradient: "gradients", wait: "waits", collective: "communication", p2p: "communication",
+        exposed: "exposed", unfinished: "communication", kernel: "device", copy: "device",
+      };
+      this.legend.replaceChildren();
+      for (const [role, text] of LEGEND) {
+        if (shown[role] ? !present.has(shown[role]) : !(this.layout.used || []).includes(role)) continue;
+        if (this.layout.used && !this.layout.used.includes(role)) continue;
+        const item = this.legend.appendChild(element("span", "tl-key", text));
+        item.style.setProperty("--swatch", `var(--role-${role})`);
+      }
+    }
+
+    // What was lost or is unsure: whoever looks at the picture must know.
+    showNotes() {
+      const { notes } = this.layout;
+      if (!notes.length) return;
+      this.notes.hidden = false;
+      const title = notes.length === 1 ? "1 thing to know" : notes.length + " things to know";
+      this.notes.replaceChildren(element("summary", "", title));
+      const list = this.notes.appendChild(element("ul"));
+      for (const note of notes) list.appendChild(element("li", "", note));
+    }
+
+    listen() {
+      const on = (target, type, act, options) => {
+        target.addEventListener(type, act, options);
+        this.cleanup.push(() => target.removeEventListener(type, act, options));
+      };
+      this.cleanup = [];
+      const size = new ResizeObserver(() => this.changed(true));
+      size.observe(this.stage);
+      const theme = new MutationObserver(() => { if (this.painter) this.painter.restyle(); this.draw(); });
+      theme.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
+      this.cleanup.push(() => size.disconnect(), () => theme.disconnect());
+      on(this.canvas, "wheel", (e) => this.wheel(e), { passive: false });
+      on(this.canvas, "pointerdown", (e) => this.press(e));
+      on(this.canvas, "pointermove", (e) => this.move(e));
+      on(this.canvas, "pointerup", (e) => this.release(e));
+      on(this.canvas, "pointercancel", () => { this.drag = null; });
+      on(this.canvas, "pointerleave", () => { this.pointer = null; this.hoverOn(null); });
+      on(this.canvas, "dblclick", (e) => this.doubleClick(e));
+      for (const type of ["pointerdown", "pointermove", "pointerup"]) on(this.minimapCanvas, type, (e) => this.overMinimap(e));
+      on(this.minimapCanvas, "dblclick", () => this.act(() => this.view.fit()));
+      on(this.rulerCanvas, "wheel", (e) => this.wheel(e), { passive: false });
+      on(document, "keydown", (e) => this.key(e));
+      on(document, "keyup", (e) => this.held.delete(e.key.toLowerCase()));
+      on(window, "blur", () => this.held.clear());
+      on(this.search, "input", () => { clearTimeout(this.typing); this.typing = setTimeout(() => this.find(this.search.value.trim()), 180); });
+      on(this.search, "keydown", (e) => {
+        if (e.key === "Enter") this.nextHit(e.shiftKey ? -1 : 1);
+        if (e.key === "Escape") { this.search.value = ""; this.find(""); this.canvas.focus(); }
+      });
+    }
+
+    // ---- drawing ------------------------------------------------------------------------
+
+    size() { return { width: this.stage.clientWidth, height: this.stage.clientHeight }; }
+
+    say(text, busy) {
+      this.message.textContent = text;
+      this.message.hidden = !text;
+      this.message.classList.toggle("tl-busy", !!busy);
+    }
+
+    fail(error) {
+      if (this.closed) return;
+      this.failed = true;
+      // fetch() says no more than that when nobody answers.
+      const gone = error instanceof TypeError;
+      this.say(gone ? "The dashboard does not answer. Is ddltrace dashboard still running?" : error.message);
+    }
+
+    // Something that was asked for is here.
+    came() {
+      if (this.failed) this.say("");
+      this.failed = false;
+      this.draw();
+    }
+
+    // The view, the scene or the size has changed: paint what there is, ask for what is better.
+    changed(quiet) {
+      if (!this.view || this.closed) return;
+      const { width, height } = this.size();
+      if (width < ns.GUTTER + 20 || height < 10) return;
+      this.scene.fill(height);
+      this.view.scroll = Math.min(Math.max(0, this.view.scroll), Math.max(0, this.scene.height - height));
+      const margin = height / 2;
+      const lines = this.scene.between(this.view.scroll - margin, this.view.scroll + height + margin);
+      const rows = lines.map((line) => line.row).slice(0, 500).sort((a, b) => a - b);
+      if (rows.length) {
+        this.source.request({
+          t0: this.view.t0, t1: this.view.t1, span: this.view.span, rows, query: this.query,
+          pixels: Math.max(1, width - ns.GUTTER),
+        });
+      }
+      this.draw();
+      if (!quiet && this.props.sync) this.tell();
+      if (this.props.link) {
+        clearTimeout(this.linking);
+        this.linking = setTimeout(() => ns.writeLink(this.props.link, this.view, this.scene, this.selected, this.query), LINK_MS);
+      }
+    }
+
+    draw() {
+      if (this.drawing || this.closed) return;
+      this.drawing = requestAnimationFrame(() => {
+        this.drawing = 0;
+        if (!this.painter || this.closed) return;
+        const { width, height } = this.size();
+        if (width < ns.GUTTER + 20) return;
+        const begin = performance.now();
+        const state = {
+          view: this.view, scene: this.scene, width, height, selected: this.selected, hover: this.hover,
+          flow: this.props.flow, range: this.range, query: this.query,
+        };
+        this.painter.tracks(this.canvas, state);
+        this.painter.ruler(this.rulerCanvas, { ...state, height: RULER_HEIGHT });
+        this.painter.minimap(this.minimapCanvas, { ...state, height: MINIMAP_HEIGHT, busy: this.busy, span: this.layout.span });
+        this.lastPaint = performance.now() - begin;
+        this.root.dataset.painted = String(this.painter.painted);
+        if (this.source.current) this.root.dataset.sharp = "yes"; // a frame from the server
+      });
+    }
+
+    act(change) { change(); this.changed(); }
+
+    // ---- moving about -------------------------------------------------------------------
+
+    timeAt(x) { return this.view.t0 + ((x - ns.GUTTER) / (this.size().width - ns.GUTTER)) * this.view.width; }
+
+    center() {
+      const inside = this.pointer && this.pointer.x > ns.GUTTER;
+      return inside ? this.timeAt(this.pointer.x) : (this.view.t0 + this.view.t1) / 2;
+    }
+
+    zoomBy(factor) { if (this.view) this.act(() => this.view.zoom(factor, (this.view.t0 + this.view.t1) / 2)); }
+
+    fit() {
+      if (!this.view) return;
+      const item = this.range ? { start: Math.min(...this.range), end: Math.max(...this.range) } : this.selected;
+      this.act(() => item && item.end !== undefined ? this.view.fitTo(item.start, item.end) : this.view.fit());
+    }
+
+    foldAll() {
+      if (this.scene) this.act(() => this.scene.foldAll(this.scene.folded.size < this.layout.ranks.length));
+    }
+
+    wheel(e) {
+      if (!this.view) return;
+      e.preventDefault();
+      const unit = e.deltaMode === 1 ? 16 : 1;
+      const x = e.offsetX;
+      this.act(() => {
+        if (e.ctrlKey || e.metaKey) this.view.zoom(Math.exp(e.deltaY * unit * WHEEL_ZOOM), this.timeAt(x));
+        else if (e.shiftKey) this.view.pan(((e.deltaY || e.deltaX) * unit * this.view.width) / this.size().width);
+        else {
+          this.view.scroll += e.deltaY * unit;
+          if (e.deltaX) this.view.pan((e.deltaX * unit * this.view.width) / this.size().width);
+        }
+      });
+      this.hoverOn(null);
+    }
+
+    key(e) {
+      if (!this.view || this.dialog.open) return;
+      const typing = e.target.closest && e.target.closest("input, textarea, select, [contenteditable]");
+      if (typing || e.ctrlKey || e.metaKey || e.altKey) return;
+      // Of several timelines on a page the keys are for the one in use.
+      if (this.props.sync && !this.root.contains(document.activeElement) && this.props.sync_follower) return;
+      const key = e.key.toLowerCase();
+      const acts = {
+        "f": () => this.fit(), "?": () => this.help(), "/": () => this.search.focus(),
+        ".": () => this.step(1), ",": () => this.step(-1), "enter": () => this.nextHit(e.shiftKey ? -1 : 1),
+        "escape": () => this.clear(),
+        "arrowup": () => this.act(() => { this.view.scroll -= 60; }),
+        "arrowdown": () => this.act(() => { this.view.scroll += 60; }),
+        "arrowleft": () => this.act(() => this.view.pan(-0.1 * this.view.width)),
+        "arrowright": () => this.act(() => this.view.pan(0.1 * this.view.width)),
+      };
+      if ("wasd".includes(key) && key.length === 1) {
+        if (!this.held.size) this.animate();
+        this.held.add(key);
+      } else if (acts[key] && (key !== "enter" || this.hits.length) && !(e.target.closest("button, a") && key === "enter")) {
+        acts[key]();
+      } else {
+        return;
+      }
+      e.preventDefault();
+    }
+
+    // While a key is held, the view moves with the time that passes.
+    animate() {
+      let before = performance.now();
+      const tick = (now) => {
+        if (!this.held.size || this.closed) return;
+        const passed = Math.min(0.1, Math.max(0.008, (now - before) / 1000));
+        before = now;
+        const at = this.center();
+        if (this.held.has("w")) this.view.zoom(Math.pow(1 / ZOOM_SPEED, passed * 2), at);
+        if (this.held.has("s")) this.view.zoom(Math.pow(ZOOM_SPEED, passed * 2), at);
+        if (this.held.has("a")) this.view.pan(-PAN_SPEED * passed * this.view.width);
+        if (this.held.has("d")) this.view.pan(PAN_SPEED * passed * this.view.width);
+        this.changed();
+        requestAnimationFrame(tick);
+      };
+      requestAnimationFrame(tick);
+    }
+
+    press(e) {
+      if (!this.view || e.button !== 0) return;
+      this.canvas.focus({ preventScroll: true });
+      this.canvas.setPointerCapture(e.pointerId);
+      this.drag = { x: e.offsetX, y: e.offsetY, t0: this.view.t0, t1: this.view.t1, scroll: this.view.scroll, moved: false, measure: e.shiftKey };
+    }
+
+    move(e) {
+      if (!this.view) return;
+      this.pointer = { x: e.offsetX, y: e.offsetY };
+      const drag = this.drag;
+      if (!drag) {
+        this.hoverOn(this.intervalAt(e.offsetX, e.offsetY));
+        return;
+      }
+      const dx = e.offsetX - drag.x, dy = e.offsetY - drag.y;
+      if (!drag.moved && Math.hypot(dx, dy) < CLICK_SLOP) return;
+      drag.moved = true;
+      this.hoverOn(null);
+      if (drag.measure) {
+        this.range = [this.timeAt(drag.x), this.timeAt(e.offsetX)];
+        this.draw();
+        return;
+      }
+      const by = (-dx / (this.size().width - ns.GUTTER)) * (drag.t1 - drag.t0);
+      this.act(() => { this.view.set(drag.t0 + by, drag.t1 + by); this.view.scroll = drag.scroll - dy; });
+    }
+
+    release(e) {
+      const drag = this.drag;
+      this.drag = null;
+      if (!drag || !this.view) return;
+      if (drag.moved) {
+        if (drag.measure) this.setProps({ range: this.range.map(Math.round).sort((a, b) => a - b) });
+        return;
+      }
+      const rank = e.offsetX < ns.GUTTER ? this.scene.rankHeadAt(e.offsetY + this.view.scroll) : null;
+      if (rank !== null) {
+        this.act(() => this.scene.toggle(rank));
+        return;
+      }
+      const item = this.intervalAt(e.offsetX, e.offsetY);
+      if (item && item.event !== NO_EVENT) this.select(item);
+      else this.clear();
+    }
+
+    doubleClick(e) {
+      const item = this.intervalAt(e.offsetX, e.offsetY);
+      if (e.offsetX > ns.GUTTER) this.act(() => item ? this.view.fitTo(item.start, item.end) : this.view.fit());
+    }
+
+    overMinimap(e) {
+      if (!this.view) return;
+      const room = this.size().width - ns.GUTTER;
+      const at = ((e.offsetX - ns.GUTTER) / room) * this.view.span;
+      const perPixel = this.view.span / room;
+      if (e.type === "pointerdown") {
+        this.minimapCanvas.setPointerCapture(e.pointerId);
+        const near = (t) => Math.abs(at - t) < 7 * perPixel;
+        const edge = near(this.view.t0) ? "t0" : near(this.view.t1) ? "t1" : null;
+        if (!edge && (at < this.view.t0 || at > this.view.t1)) this.act(() => this.view.pan(at - (this.view.t0 + this.view.t1) / 2));
+        this.mini = { edge, at, t0: this.view.t0, t1: this.view.t1 };
+      } else if (e.type === "pointerup") {
+        this.mini = null;
+      } else if (this.mini) {
+        const m = this.mini;
+        this.act(() => {
+          if (m.edge === "t0") this.view.set(Math.min(at, m.t1 - 20), m.t1);
+          else if (m.edge === "t1") this.view.set(m.t0, Math.max(at, m.t0 + 20));
+          else this.view.set(m.t0 + at - m.at, m.t1 + at - m.at);
+        });
+      }
+    }
+
+    // ---- events -------------------------------------------------------------------------
+
+    intervalAt(x, y) {
+      if (x <= ns.GUTTER || !this.source.current) return null;
+      const line = this.scene.lineAt(y + this.view.scroll);
+      const frame = this.source.current;
+      if (!line) return null;
+      const slop = 3 * (this.view.width / this.size().width);
+      const time = this.timeAt(x);
+      for (const ranges of this.query ? [frame.found, frame.base] : [frame.base]) {
+        const range = ranges.get(line.row);
+        if (!range) continue;
+        const first = ns.firstAfter(frame, range[0], range[1], time - slop);
+        let best = -1, nearest = slop;
+        for (let i = first; i < range[1] && frame.start[i] <= time + slop; i++) {
+          const distance = Math.max(frame.start[i] - time, time - frame.end[i], 0);
+          if (distance < nearest || (distance === 0 && best < 0)) { best = i; nearest = distance; }
+        }
+        if (best >= 0) return this.item(frame, best, line.track.rank);
+      }
+      return null;
+    }
+
+    item(frame, i, rank) {
+      return {
+        rank, row: frame.row[i], event: frame.event[i], start: frame.start[i], end: frame.end[i],
+        role: frame.role[i], name: frame.name[i], count: frame.count[i],
+      };
+    }
+
+    hoverOn(item) {
+      const same = item && this.hover && item.row === this.hover.row && item.event === this.hover.event;
+      this.hover = item;
+      this.canvas.style.cursor = this.drag ? "grabbing" : item ? "pointer" : "default";
+      this.tip.hidden = !item;
+      if (item) {
+        const label = ns.labelOf(this.source, this.layout.roles, item.role, item.name) || "…";
+        this.tip.replaceChildren(element("strong", "", label));
+        this.tip.appendChild(element("span", "", item.end > item.start ? ns.timeText(item.end - item.start) : "instant"));
+        if (item.count > 1) this.tip.appendChild(element("em", "", "+ " + ns.countText(item.count - 1) + " shorter in this pixel"));
+        const { width, height } = this.size();
+        const box = this.tip.getBoundingClientRect();
+        const right = this.pointer.x + 14 + box.width > width;
+        const below = this.pointer.y + 18 + box.height > height;
+        this.tip.style.left = Math.max(4, right ? this.pointer.x - box.width - 10 : this.pointer.x + 14) + "px";
+        this.tip.style.top = Math.max(4, below ? this.pointer.y - box.height - 10 : this.pointer.y + 18) + "px";
+      }
+      if (!same) this.draw();
+    }
+
+    select(item) {
+      this.hoverOn(null);
+      this.selected = item;
+      this.setProps({ selected: { rank: item.rank, row: item.row, event: item.event } });
+      this.changed(true);
+    }
+
+    // Shows an event that may be elsewhere: unfolds its rank, scrolls and pans to it.
+    reveal(item) {
+      if (!this.view) return;
+      if (this.scene.folded.has(item.rank)) this.scene.toggle(item.rank);
+      const line = this.scene.lineOfRow.get(item.row);
+      const { height } = this.size();
+      if (line && (line.y < this.view.scroll + 20 || line.y + line.height > this.view.scroll + height - 20)) {
+        this.view.scroll = line.y - height / 2;
+      }
+      const middle = (item.start + item.end) / 2, width = this.view.width;
+      const long = item.end - item.start > width, tiny = item.end - item.start < width / 400;
+      if (long || tiny) this.view.fitTo(item.start, Math.max(item.end, item.start + (tiny ? (item.end - item.start) * 6 + 200 : 0)));
+      else if (item.start < this.view.t0 || item.end > this.view.t1) this.view.set(middle - width / 2, middle + width / 2);
+      this.select(item);
+    }
+
+    async step(direction) {
+      const at = this.selected;
+      if (!at) {
+        this.selectAnything();
+        return;
+      }
+      const next = await this.source.neighbor(at.row, at.event, direction).catch((error) => this.fail(error));
+      if (next) this.reveal({ rank: at.rank, ...next });
+    }
+
+    // For those who use no mouse: the first event of compute that begins on the screen.
+    selectAnything() {
+      const frame = this.source.current;
+      const line = this.scene.lines.find((l) => l.track.kind === "compute" && frame && frame.base.has(l.row));
+      if (!line) return;
+      const [first, last] = frame.base.get(line.row);
+      for (let i = first; i < last; i++) {
+        if (frame.start[i] < this.view.t0) continue;
+        this.reveal(this.item(frame, i, line.track.rank));
+        return;
+      }
+    }
+
+    async find(query) {
+      this.query = query;
+      if (this.finding) this.finding.abort();
+      this.hits = [];
+      this.found.textContent = query ? "…" : "";
+      this.changed(true);
+      if (!query) return;
+      const request = (this.finding = new AbortController());
+      try {
+        const { total, hits } = await this.source.search(query, request.signal);
+        this.hits = hits;
+        this.total = total;
+        this.found.textContent = total ? ns.countText(total) + (total === 1 ? " event" : " events") : "nothing found";
+      } catch (error) {
+        if (error.name !== "AbortError") this.found.textContent = error.message;
+      }
+    }
+
+    nextHit(direction) {
+      if (!this.hits.length) return;
+      let at = this.selected ? this.hits.findIndex((h) => h.row === this.selected.row && h.event === this.selected.event) : -1;
+      if (at < 0 && direction < 0) at = 0;
+      at = (at + direction + this.hits.length) % this.hits.length;
+      this.found.textContent = `${ns.countText(at + 1)} of ${ns.countText(this.total)}`;
+      this.reveal(this.hits[at]);
+    }
+
+    clear() {
+      this.selected = null;
+      this.range = null;
+      this.setProps({ selected: null, range: null });
+      this.changed(true);
+    }
+
+    help() { this.dialog.showModal(); }
+
+    // ---- other timelines, and Dash ------------------------------------------------------
+
+    join(name) {
+      const group = groups.get(name) || groups.set(name, new Set()).get(name);
+      group.add(this);
+      this.cleanup.push(() => group.delete(this));
+      // One axis: every member can show the longest trace.
+      const span = Math.max(...[...group].map((member) => member.view.span));
+      for (const member of group) {
+        const whole = member.view.width >= member.view.span;
+        member.view.span = span;
+        if (whole) member.view.fit();
+        member.changed(true);
+      }
+    }
+
+    tell() {
+      for (const other of groups.get(this.props.sync) || []) {
+        if (other === this || !other.view) continue;
+        other.view.t0 = this.view.t0;
+        other.view.t1 = this.view.t1;
+        other.changed(true);
+      }
+    }
+
+    update(props, setProps) {
+      const before = this.props;
+      this.props = props;
+      this.setProps = setProps;
+      if (props.flow !== before.flow) this.flowCame(props.flow);
+      if (props.goto && props.goto !== before.goto) this.reveal(props.goto);
+      this.draw();
+    }
+
+    // A link restores the number of the selected event; where it is comes with its details.
+    flowCame(flow) {
+      const own = (flow || []).find((f) => this.selected && f.row === this.selected.row && f.event === this.selected.event);
+      if (own && this.selected.end === undefined) Object.assign(this.selected, { start: own.start, end: own.end });
+    }
+
+    close() {
+      this.closed = true;
+      cancelAnimationFrame(this.drawing);
+      clearTimeout(this.typing);
+      clearTimeout(this.linking);
+      this.source.close();
+      for (const undo of this.cleanup) undo();
+    }
+  }
+
+  function Timeline(props) {
+    const { useEffect, useRef } = window.React;
+    const root = useRef(null), engine = useRef(null);
+    const setProps = props.setProps || (() => {});
+    useEffect(() => {
+      engine.current = new Engine(root.current, props, setProps);
+      root.current.timeline = engine.current;
+      return () => engine.current.close();
+    }, [props.trace]);
+    useEffect(() => { if (engine.current) engine.current.update(props, setProps); });
+    return window.React.createElement("div", { id: props.id, ref: root, className: "timeline" + (props.compact ? " tl-compact" : "") });
+  }
+
+  const T = window.PropTypes;
+  // Dash refuses a callback for a prop that is not declared.
+  Timeline.propTypes = {
+    id: T.string, trace: T.number.isRequired, link: T.string, sync: T.string, sync_follower: T.bool,
+    compact: T.bool, selected: T.object, range: T.array, flow: T.array, goto: T.object, setProps: T.func,
+  };
+  window.ddltrace_dashboard = { Timeline };
+})();

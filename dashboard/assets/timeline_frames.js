@@ -1,0 +1,178 @@
+// Frames from the server: decoded without a copy, fetched debounced, stale requests cancelled.
+(function () {
+  "use strict";
+  const ns = (window.ddltraceTimeline = window.ddltraceTimeline || {});
+  const MAGIC = 0x464c4444;
+  const HEADER = 32;
+  const SETTLE_MS = 40; // a fetch waits until the view has stood still that long
+  const PATIENCE_MS = 160; // but while it moves on and on, not longer than that
+  const MARGIN = 0.5; // of the window, fetched on either side, so that panning shows no edge
+  const MAX_NAMES = 500;
+
+  // Splits a frame into typed arrays over the same memory. The layout stands in frame.py.
+  ns.decodeFrame = function (buffer) {
+    const header = new DataView(buffer);
+    if (header.getUint32(0, true) !== MAGIC) throw new Error("this is not a frame");
+    const n = header.getUint32(4, true);
+    let at = HEADER;
+    const take = (Type) => {
+      const column = new Type(buffer, at, n);
+      at += n * Type.BYTES_PER_ELEMENT;
+      return column;
+    };
+    const frame = {
+      n, t0: header.getFloat64(8, true), t1: header.getFloat64(16, true),
+      pixels: header.getUint32(24, true),
+      start: take(Float64Array), end: take(Float64Array), name: take(Uint32Array),
+      event: take(Uint32Array), count: take(Uint32Array), row: take(Uint32Array),
+      role: take(Uint8Array), cover: take(Uint8Array), match: take(Uint8Array),
+      base: new Map(), found: new Map(), exact: true,
+    };
+    for (let i = 0; i < n; ) {
+      const row = frame.row[i], match = frame.match[i], first = i;
+      while (i < n && frame.row[i] === row && frame.match[i] === match) {
+        if (frame.count[i] > 1) frame.exact = false;
+        i++;
+      }
+      (match ? frame.found : frame.base).set(row, [first, i]);
+    }
+    return frame;
+  };
+
+  // First interval of a range that ends after a time; ends ascend within a row.
+  ns.firstAfter = function (frame, first, last, time) {
+    while (first < last) {
+      const middle = (first + last) >> 1;
+      if (frame.end[middle] > time) last = middle;
+      else first = middle + 1;
+    }
+    return first;
+  };
+
+  ns.rowRanges = function (rows) {
+    const parts = [];
+    for (let i = 0; i < rows.length; ) {
+      let j = i;
+      while (j + 1 < rows.length && rows[j + 1] === rows[j] + 1) j++;
+      parts.push(i === j ? String(rows[i]) : rows[i] + "-" + rows[j]);
+      i = j + 1;
+    }
+    return parts.join(",");
+  };
+
+  async function getJson(url, signal) {
+    const response = await fetch(url, { signal });
+    const body = await response.json();
+    if (!response.ok) throw new Error(body.error || "the server answered " + response.status);
+    return body;
+  }
+
+  // Keeps the sharpest frame for what is on the screen, and one of the whole trace behind it.
+  ns.FrameSource = class {
+    constructor(trace, onChange, onError) {
+      this.url = "/api/" + trace + "/";
+      this.onChange = onChange;
+      this.onError = onError;
+      this.names = new Map();
+      this.current = null;
+      this.whole = null;
+      this.pending = null;
+      this.timer = 0;
+      this.lastFetch = 0;
+      this.wanted = new Set();
+    }
+
+    layout() { return getJson(this.url + "layout"); }
+    minimap(pixels) { return getJson(this.url + "minimap?px=" + pixels); }
+    search(query, signal) { return getJson(this.url + "search?q=" + encodeURIComponent(query), signal); }
+    neighbor(row, event, direction) {
+      return getJson(this.url + `neighbor?row=${row}&event=${event}&direction=${direction}`);
+    }
+
+    // Asks for the frame of a view, soon, unless the one at hand is as good.
+    request(view) {
+      if (this.covers(view)) return;
+      const now = performance.now();
+      if (!this.timer) this.since = now;
+      clearTimeout(this.timer);
+      const delay = Math.max(0, Math.min(SETTLE_MS, this.since + PATIENCE_MS - now));
+      this.timer = setTimeout(() => { this.timer = 0; this.fetch(view); }, delay);
+    }
+
+    covers(view) {
+      const frame = this.current;
+      if (!frame || frame.query !== view.query || !view.rows.every((r) => frame.rows.has(r))) return false;
+      const inside = (frame.t0 <= view.t0 || frame.t0 <= 0) && (frame.t1 >= view.t1 || frame.t1 >= view.span);
+      if (!inside) return false;
+      const sharpness = ((view.t1 - view.t0) / view.pixels) / ((frame.t1 - frame.t0) / frame.pixels);
+      return (frame.exact && sharpness <= 1) || (sharpness > 0.98 && sharpness < 1.9);
+    }
+
+    async fetch(view) {
+      if (this.pending) this.pending.abort();
+      const request = (this.pending = new AbortController());
+      const width = view.t1 - view.t0;
+      // The grid of pixels stands still while one pans, so that winners do not flicker.
+      const pixel = width / view.pixels;
+      const snap = (t) => Math.floor(t / pixel) * pixel;
+      const t0 = Math.max(Math.floor(snap(view.t0 - MARGIN * width)), -Math.ceil(width));
+      const t1 = Math.max(t0 + 1, Math.ceil(Math.min(view.t1 + MARGIN * width, view.span + width)));
+      const pixels = Math.max(1, Math.min(8192, Math.round((t1 - t0) / pixel)));
+      try {
+        const frame = await this.get(t0, t1, pixels, view.rows, view.query, request.signal);
+        this.current = frame;
+        if (!this.whole || !view.rows.every((r) => this.whole.rows.has(r))) {
+          this.whole = await this.get(0, Math.max(1, view.span), Math.min(2000, view.pixels), view.rows, "", request.signal);
+        }
+        this.onChange();
+      } catch (error) {
+        if (error.name !== "AbortError") this.onError(error);
+      } finally {
+        if (this.pending === request) this.pending = null;
+      }
+    }
+
+    async get(t0, t1, pixels, rows, query, signal) {
+      const url = this.url + `frame?t0=${t0}&t1=${t1}&px=${pixels}&rows=${ns.rowRanges(rows)}` +
+        (query ? "&q=" + encodeURIComponent(query) : "");
+      const begin = performance.now();
+      const response = await fetch(url, { signal });
+      if (!response.ok) throw new Error((await response.json()).error);
+      const frame = ns.decodeFrame(await response.arrayBuffer());
+      this.lastFetch = performance.now() - begin;
+      frame.rows = new Set(rows);
+      frame.query = query;
+      return frame;
+    }
+
+    // A label, if it is known; else it is asked for and the next painting has it.
+    name(number) {
+      const name = this.names.get(number);
+      if (name === undefined && !this.wanted.has(number)) {
+        this.wanted.add(number);
+        if (!this.naming) this.naming = setTimeout(() => this.fetchNames(), 0);
+      }
+      return name;
+    }
+
+    async fetchNames() {
+      this.naming = 0;
+      const ids = [...this.wanted].slice(0, MAX_NAMES);
+      try {
+        const names = await getJson(this.url + "names?ids=" + ids.join(","));
+        for (const id of ids) this.names.set(id, names[id]);
+        for (const id of ids) this.wanted.delete(id);
+        if (this.wanted.size) this.naming = setTimeout(() => this.fetchNames(), 0);
+        this.onChange();
+      } catch (error) {
+        this.onError(error);
+      }
+    }
+
+    close() {
+      clearTimeout(this.timer);
+      clearTimeout(this.naming);
+      if (this.pending) this.pending.abort();
+    }
+  };
+})();

@@ -1,0 +1,359 @@
+// Painting: tracks, ruler and minimap on canvases. Nothing here changes state.
+(function () {
+  "use strict";
+  const ns = (window.ddltraceTimeline = window.ddltraceTimeline || {});
+  const LABEL_WIDTH = 18; // px under which an interval has no label
+  const TITLE = {
+    steps: "Steps", compute: "Compute", gradients: "Gradients", waits: "Waits",
+    communication: "Comm", exposed: "Exposed", device: "Device",
+  };
+
+  function fit(canvas, width, height) {
+    const ratio = window.devicePixelRatio || 1;
+    const w = Math.round(width * ratio), h = Math.round(height * ratio);
+    if (canvas.width !== w || canvas.height !== h) {
+      canvas.width = w;
+      canvas.height = h;
+      canvas.style.width = width + "px";
+      canvas.style.height = height + "px";
+    }
+    // Measured: without this hint a software-rendered canvas is several times slower.
+    const context = canvas.getContext("2d", { alpha: false, willReadFrequently: true });
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    return context;
+  }
+
+  const widths = new Map();
+  function charWidth(context) {
+    if (!widths.has(context.font)) widths.set(context.font, context.measureText("abcdefghij.klmnop_0123").width / 22);
+    return widths.get(context.font);
+  }
+
+  function clipped(context, text, room) {
+    const most = Math.floor(room / charWidth(context));
+    if (text.length <= most) return text;
+    return most < 6 ? "" : text.slice(0, most - 1) + "…";
+  }
+
+  ns.labelOf = function (source, roles, role, name) {
+    return roles[role] === "step" ? "step " + name : source.name(name);
+  };
+
+  ns.Painter = class {
+    constructor(source, layout) {
+      this.source = source;
+      this.roles = layout.roles;
+      this.restyle();
+    }
+
+    restyle() { this.palette = ns.readPalette(this.roles); }
+
+    // All tracks. `state`: {view, scene, width, height, selected, hover, flow, range, query}.
+    tracks(canvas, state) {
+      const { view, scene, width, height } = state;
+      const c = fit(canvas, width, height);
+      const p = this.palette;
+      this.k = (width - ns.GUTTER) / view.width;
+      c.fillStyle = p.canvas;
+      c.fillRect(0, 0, width, height);
+      const top = view.scroll, bottom = top + height;
+      c.save();
+      c.beginPath();
+      c.rect(ns.GUTTER, 0, width - ns.GUTTER, height);
+      c.clip();
+      this.background(c, state, top, bottom);
+      this.painted = 0;
+      for (const line of scene.between(top, bottom)) this.row(c, state, line, line.y - top);
+      this.overlays(c, state, top);
+      c.restore();
+      this.gutter(c, state, top, bottom);
+    }
+
+    background(c, state, top, bottom) {
+      const { scene, width, view } = state, p = this.palette;
+      for (const block of scene.blocks) {
+        if (block.y > bottom || block.y + block.height < top) continue;
+        c.fillStyle = p.stripe;
+        c.fillRect(ns.GUTTER, block.y - top, width, block.folded ? 0 : 25);
+        c.fillStyle = p.border;
+        c.fillRect(ns.GUTTER, block.y - top, width, 1);
+        this.stepLines(c, state, block, top);
+      }
+      // Before the trace begins and after it ends there is nothing to know.
+      c.fillStyle = p.surface;
+      const begin = this.x(view, 0), end = this.x(view, view.span);
+      if (begin > ns.GUTTER) c.fillRect(ns.GUTTER, 0, begin - ns.GUTTER, bottom);
+      if (end < width) c.fillRect(end, 0, width - end, bottom);
+    }
+
+    stepLines(c, state, block, top) {
+      const steps = block.tracks.find((t) => t.track.kind === "steps");
+      const frame = this.source.current;
+      if (!steps || !frame || !frame.base.has(steps.track.row)) return;
+      const [first, last] = frame.base.get(steps.track.row);
+      let before = -1e9;
+      c.fillStyle = this.palette.border;
+      for (let i = ns.firstAfter(frame, first, last, state.view.t0); i < last; i++) {
+        const x = this.x(state.view, frame.end[i]);
+        if (x > state.width) break;
+        if (frame.count[i] > 1 || x - before < 8) continue;
+        c.fillRect(Math.round(x), block.y - top, 1, block.height);
+        before = x;
+      }
+    }
+
+    x(view, time) { return ns.GUTTER + (time - view.t0) * this.k; }
+
+    row(c, state, line, y) {
+      const { current, whole } = this.source;
+      const { view } = state;
+      const frame = current && current.rows.has(line.row) ? current : null;
+      const covers = frame && (frame.t0 <= view.t0 || frame.t0 <= 0) && (frame.t1 >= view.t1 || frame.t1 >= view.span);
+      if (!covers && whole && whole.rows.has(line.row)) this.intervals(c, state, whole, whole.base.get(line.row), line, y, !!state.query);
+      if (!frame) return;
+      this.intervals(c, state, frame, frame.base.get(line.row), line, y, !!state.query);
+      if (state.query) this.intervals(c, state, frame, frame.found.get(line.row), line, y, false);
+    }
+
+    intervals(c, state, frame, range, line, y, dim) {
+      if (!range) return;
+      const { view, width } = state, p = this.palette, k = this.k;
+      const { start, end, name, count, role, cover } = frame;
+      const instants = line.track.kind === "gradients";
+      const height = line.height - 1;
+      const origin = ns.GUTTER - view.t0 * k;
+      const labels = [];
+      let style = "", painted = -1;
+      for (let i = ns.firstAfter(frame, range[0], range[1], view.t0 - 2 / k); i < range[1]; i++) {
+        const x0 = start[i] * k + origin;
+        if (x0 > width) break;
+        const x1 = end[i] * k + origin;
+        let w = x1 - x0;
+        if (w < 1) {
+          // Of what falls into one pixel, one is enough.
+          const column = Math.floor(x0);
+          if (column === painted) continue;
+          painted = column;
+          w = instants ? 1.5 : 1;
+        } else if (w > 3) {
+          w -= 0.6;
+        }
+        const color = dim ? p.dim[role[i]] : p.fill[role[i]][ns.shadeOf(name[i])][ns.coverOf(cover[i])];
+        if (color !== style) c.fillStyle = style = color;
+        const left = Math.max(x0, ns.GUTTER - 4);
+        c.fillRect(left, y, Math.min(w, x0 + w - left), height);
+        this.painted++;
+        if (x1 - Math.max(x0, ns.GUTTER) > LABEL_WIDTH && line.height >= 13 && count[i] === 1) labels.push(i);
+      }
+      if (dim) return;
+      c.font = "11px " + p.font;
+      c.textBaseline = "middle";
+      for (const i of labels) {
+        let text = ns.labelOf(this.source, this.roles, role[i], name[i]);
+        if (!text) continue;
+        const left = Math.max(start[i] * k + origin, ns.GUTTER) + 5;
+        const room = Math.min(end[i] * k + origin, width) - left - 4;
+        if (this.roles[role[i]] === "step" && text.length * charWidth(c) > room) text = String(name[i]);
+        const shown = clipped(c, text, room);
+        if (!shown) continue;
+        c.fillStyle = p.ink[role[i]][ns.shadeOf(name[i])];
+        c.fillText(shown, left, y + height / 2 + 0.5);
+        const rest = room - shown.length * charWidth(c);
+        if (rest > 64 && shown === text) {
+          c.globalAlpha = 0.7;
+          c.textAlign = "right";
+          c.fillText(ns.timeText(end[i] - start[i]), left + room, y + height / 2 + 0.5);
+          c.textAlign = "left";
+          c.globalAlpha = 1;
+        }
+      }
+    }
+
+    outline(c, state, item, top, color, thick) {
+      const line = state.scene.lineOfRow.get(item.row);
+      if (!line) return null;
+      const x0 = this.x(state.view, item.start), x1 = this.x(state.view, item.end);
+      c.strokeStyle = color;
+      c.lineWidth = thick;
+      const left = Math.max(x0, ns.GUTTER - 6), right = Math.min(Math.max(x1, x0 + 3), state.width + 6);
+      if (right > left) c.strokeRect(left - 0.5, line.y - top - 0.5, right - left, line.height);
+      return { x0, x1, y: line.y - top + line.height / 2 };
+    }
+
+    overlays(c, state, top) {
+      const p = this.palette;
+      if (state.range) {
+        const [a, b] = state.range.map((t) => this.x(state.view, t));
+        c.globalAlpha = 0.14;
+        c.fillStyle = p.accent;
+        c.fillRect(Math.min(a, b), 0, Math.abs(b - a), state.height);
+        c.globalAlpha = 1;
+      }
+      this.flow(c, state, top);
+      if (state.hover) this.outline(c, state, state.hover, top, p.text, 1);
+      if (state.selected && state.selected.end !== undefined) this.outline(c, state, state.selected, top, p.accent, 2.5);
+    }
+
+    // The same message on every rank: boxes, and lines from the last to arrive to the others.
+    flow(c, state, top) {
+      const p = this.palette;
+      const parts = (state.flow || []).map((part) => ({
+        part, box: this.outline(c, state, part, top, part.last ? p.late : p.accent, 1.5),
+      }));
+      const last = parts.find(({ part, box }) => part.last && box);
+      if (!last) return;
+      c.strokeStyle = p.late;
+      c.lineWidth = 1.25;
+      c.setLineDash([4, 3]);
+      for (const { part, box } of parts) {
+        if (part === last.part || !box) continue;
+        const from = last.box.x0, to = box.x0, bend = Math.max(24, Math.abs(to - from) / 2);
+        c.beginPath();
+        c.moveTo(from, last.box.y);
+        c.bezierCurveTo(from - bend, last.box.y, to - bend, box.y, to, box.y);
+        c.stroke();
+      }
+      c.setLineDash([]);
+    }
+
+    gutter(c, state, top, bottom) {
+      const { scene, height } = state, p = this.palette;
+      c.fillStyle = p.surface;
+      c.fillRect(0, 0, ns.GUTTER, height);
+      c.fillStyle = p.border;
+      c.fillRect(ns.GUTTER - 1, 0, 1, height);
+      c.textBaseline = "middle";
+      for (const block of scene.blocks) {
+        if (block.y > bottom || block.y + block.height < top) continue;
+        const y = block.y - top;
+        c.fillStyle = p.border;
+        c.fillRect(0, y, ns.GUTTER, 1);
+        c.fillStyle = p.muted;
+        c.beginPath();
+        if (block.folded) { c.moveTo(13, y + 9); c.lineTo(18, y + 13.5); c.lineTo(13, y + 18); }
+        else { c.moveTo(11, y + 11); c.lineTo(20, y + 11); c.lineTo(15.5, y + 16); }
+        c.fill();
+        c.font = "600 12px " + p.font;
+        c.fillStyle = p.text;
+        c.fillText("Rank " + block.rank, 26, y + 14);
+        c.font = "11px " + p.font;
+        if (!block.tracks.length) {
+          c.fillStyle = p.muted;
+          c.textAlign = "right";
+          c.fillText("no events", ns.GUTTER - 8, y + 14);
+          c.textAlign = "left";
+        }
+        if (block.folded) continue;
+        for (const { track, y: at, height: h } of block.tracks) {
+          const title = TITLE[track.kind];
+          const middle = at - top + Math.min(h, 18 * scene.scale) / 2;
+          c.fillStyle = p.text;
+          c.fillText(title, 26, middle);
+          const room = ns.GUTTER - 26 - title.length * charWidth(c) * 1.1 - 14;
+          if (track.label !== track.kind && room > 20) {
+            c.fillStyle = p.muted;
+            c.textAlign = "right";
+            c.fillText(clipped(c, track.label, room), ns.GUTTER - 8, middle);
+            c.textAlign = "left";
+          }
+          if (track.crowded && h > 34) {
+            c.fillStyle = p.muted;
+            c.fillText("more than fit", 26, at - top + h - 7);
+          }
+        }
+      }
+    }
+
+    ruler(canvas, state) {
+      const { view, width, height } = state, p = this.palette;
+      const c = fit(canvas, width, height);
+      const k = (width - ns.GUTTER) / view.width;
+      c.fillStyle = p.surface;
+      c.fillRect(0, 0, width, height);
+      const { step, ticks } = ns.ticks(view.t0, view.t1, width - ns.GUTTER, 110);
+      c.font = "11px " + p.font;
+      c.textBaseline = "middle";
+      for (const t of ticks) {
+        const x = Math.round(ns.GUTTER + (t - view.t0) * k);
+        if (x < ns.GUTTER) continue;
+        c.fillStyle = p.border;
+        c.fillRect(x, height - 8, 1, 8);
+        c.fillStyle = p.muted;
+        if (x + 60 < width) c.fillText(ns.tickText(t, step), x + 5, height / 2 + 1);
+      }
+      c.fillStyle = p.surface;
+      c.fillRect(0, 0, ns.GUTTER, height);
+      c.fillStyle = p.muted;
+      c.fillText(ns.timeText(view.width) + " shown", 12, height / 2 + 1);
+      c.fillStyle = p.border;
+      c.fillRect(0, height - 1, width, 1);
+      c.fillRect(ns.GUTTER - 1, 0, 1, height);
+      const range = state.range;
+      if (range) {
+        const [a, b] = range.map((t) => ns.GUTTER + (t - view.t0) * k).sort((x, y) => x - y);
+        c.fillStyle = p.accent;
+        c.fillRect(Math.max(a, ns.GUTTER), height - 3, b - Math.max(a, ns.GUTTER), 3);
+      }
+    }
+
+    // The whole trace: per rank how much computes (above) and communicates (below).
+    minimap(canvas, state) {
+      const { view, width, height, busy } = state, p = this.palette;
+      const c = fit(canvas, width, height);
+      c.fillStyle = p.canvas;
+      c.fillRect(0, 0, width, height);
+      c.fillStyle = p.surface;
+      c.fillRect(0, 0, ns.GUTTER, height);
+      const room = width - ns.GUTTER;
+      if (busy && busy.ranks.length) {
+        const bands = Math.min(busy.ranks.length, Math.floor((height - 8) / 6) || 1);
+        const tall = (height - 8) / bands;
+        const long = (room * state.span) / view.span; // another trace on the axis may be longer
+        for (let band = 0; band < bands; band++) {
+          const first = Math.floor((band * busy.ranks.length) / bands);
+          const last = Math.floor(((band + 1) * busy.ranks.length) / bands);
+          const half = (tall - 1) / 2;
+          const y = 4 + band * tall;
+          this.heat(c, busy.compute, first, last, y, half, long, p.compute);
+          this.heat(c, busy.communication, first, last, y + half, half, long, p.communication);
+        }
+      }
+      c.globalAlpha = 1;
+      const x0 = ns.GUTTER + Math.max(0, (view.t0 / view.span) * room);
+      const x1 = ns.GUTTER + Math.min(room, (view.t1 / view.span) * room);
+      c.fillStyle = p.canvas;
+      c.globalAlpha = 0.72;
+      c.fillRect(ns.GUTTER, 0, x0 - ns.GUTTER, height);
+      c.fillRect(x1, 0, width - x1, height);
+      c.globalAlpha = 1;
+      c.strokeStyle = p.accent;
+      c.lineWidth = 1.5;
+      c.strokeRect(x0 + 0.75, 0.75, Math.max(3, x1 - x0 - 1.5), height - 1.5);
+      c.fillStyle = p.accent;
+      for (const x of [x0, Math.max(x0 + 3, x1)]) c.fillRect(x - 2, height / 2 - 9, 4, 18);
+      c.font = "11px " + p.font;
+      c.textBaseline = "middle";
+      c.fillStyle = p.muted;
+      c.fillText("Whole trace", 12, height / 2 - 7);
+      c.fillStyle = p.text;
+      c.fillText(ns.timeText(view.span), 12, height / 2 + 9);
+      c.fillStyle = p.border;
+      c.fillRect(ns.GUTTER - 1, 0, 1, height);
+      c.fillRect(0, height - 1, width, 1);
+    }
+
+    heat(c, shares, first, last, y, height, room, color) {
+      const columns = shares[first].length;
+      c.fillStyle = color;
+      const edge = (i) => ns.GUTTER + Math.round((i * room) / columns);
+      for (let i = 0; i < columns; i++) {
+        let sum = 0;
+        for (let r = first; r < last; r++) sum += shares[r][i];
+        const share = sum / (last - first) / 255;
+        if (share < 0.01) continue;
+        c.globalAlpha = 0.15 + 0.85 * share;
+        c.fillRect(edge(i), y, edge(i + 1) - edge(i), height);
+      }
+    }
+  };
+})();

@@ -1,0 +1,72 @@
+// The colours of the roles, read from the page's style sheet, so that there is one palette.
+(function () {
+  "use strict";
+  const ns = (window.ddltraceTimeline = window.ddltraceTimeline || {});
+  const SHADES = 4; // of one role, told apart by the label
+  const COVERS = 4; // how much of its pixel an interval that stands for several covers
+  const SHADED = new Set(["layer", "marker", "kernel", "host", "collective", "p2p", "copy"]);
+
+  function parse(text) {
+    const hex = text.trim().replace("#", "");
+    return [0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16));
+  }
+
+  function mix(a, b, share) {
+    return a.map((v, i) => Math.round(v + (b[i] - v) * share));
+  }
+
+  function css(rgb) {
+    return "rgb(" + rgb.join(",") + ")";
+  }
+
+  function luminance(rgb) {
+    const [r, g, b] = rgb.map((v) => {
+      const c = v / 255;
+      return c <= 0.04045 ? c / 12.92 : Math.pow((c + 0.055) / 1.055, 2.4);
+    });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  }
+
+  // The palette of the page's present theme, for the roles by number.
+  ns.readPalette = function (roles) {
+    const style = getComputedStyle(document.documentElement);
+    const value = (name) => style.getPropertyValue(name).trim();
+    const canvas = parse(value("--canvas"));
+    const dark = luminance(canvas) < 0.2;
+    const palette = { fill: [], dim: [], ink: [] };
+    for (const name of ["canvas", "stripe", "border", "text", "muted", "accent", "surface"]) {
+      palette[name] = value("--" + name);
+    }
+    palette.font = value("--font");
+    palette.compute = value("--role-forward");
+    palette.communication = value("--role-collective");
+    palette.late = value("--role-exposed");
+    for (const role of roles) {
+      const base = parse(value("--role-" + role));
+      const shades = [], inks = [];
+      for (let shade = 0; shade < SHADES; shade++) {
+        const away = dark ? [0, 0, 0] : [255, 255, 255];
+        const color = SHADED.has(role) ? mix(base, away, shade * 0.09) : base;
+        inks.push(luminance(color) > 0.3 ? "#10141b" : "#ffffff");
+        const covers = [];
+        for (let cover = 0; cover < COVERS; cover++) {
+          // Even a hardly covered pixel must be seen.
+          covers.push(css(mix(canvas, color, 0.4 + (0.6 * cover) / (COVERS - 1))));
+        }
+        shades.push(covers);
+      }
+      palette.fill.push(shades);
+      palette.dim.push(css(mix(canvas, base, 0.18)));
+      palette.ink.push(inks);
+    }
+    return palette;
+  };
+
+  ns.shadeOf = function (name) {
+    return (Math.imul(name + 1, 2654435761) >>> 30) % SHADES;
+  };
+
+  ns.coverOf = function (cover) {
+    return cover >> 6;
+  };
+})();

@@ -1,0 +1,190 @@
+// What stands where: ranks and tracks from top to bottom, the window of time, and the state
+// that a link restores.
+(function () {
+  "use strict";
+  const ns = (window.ddltraceTimeline = window.ddltraceTimeline || {});
+  const ROW_HEIGHT = { steps: 14, compute: 18, gradients: 12, waits: 14, communication: 16, exposed: 8, device: 14 };
+  const LOWER = [[12, 9], [6, 13]]; // rows of a track that has more than so many are lower
+  const RANK_HEIGHT = 26;
+  const TRACK_GAP = 3;
+  const FOLDED_HEIGHT = 9;
+  const FOLDED_TOP = 3;
+  const MANY_RANKS = 8;
+  const MOST_SCALE = 1.5; // few ranks on a tall screen get taller rows
+  const MIN_SPAN = 20; // ns on the whole screen
+
+  ns.GUTTER = 148;
+
+  // Ranks and their tracks with positions; folded ranks show one row per kind.
+  ns.Scene = class {
+    constructor(layout) {
+      this.layout = layout;
+      this.ranks = layout.ranks.map((rank) => ({
+        rank, tracks: layout.tracks.filter((t) => t.rank === rank),
+      }));
+      this.fewFolded = layout.ranks.length <= MANY_RANKS;
+      this.folded = new Set(this.fewFolded ? [] : layout.ranks);
+      this.trackOfRow = new Map();
+      for (const track of layout.tracks) {
+        for (let i = 0; i < track.rows; i++) this.trackOfRow.set(track.row + i, track);
+      }
+      this.scale = 1;
+      this.place();
+    }
+
+    // Makes rows taller where there is room. Heads and gaps keep their size, so the scale that
+    // fills the height is approached step by step.
+    fill(height) {
+      for (let i = 0; i < 8; i++) {
+        const scale = Math.min(MOST_SCALE, Math.max(1, (height * this.scale) / this.height));
+        if (Math.abs(scale - this.scale) < 0.02) return;
+        this.scale = scale;
+        this.place();
+      }
+    }
+
+    place() {
+      this.lines = []; // one per visible row: {row, y, height, track}
+      this.blocks = []; // one per rank: {rank, y, height}
+      this.lineOfRow = new Map();
+      let y = 0;
+      for (const { rank, tracks } of this.ranks) {
+        const block = { rank, y, tracks: [], folded: this.folded.has(rank) };
+        y += block.folded ? FOLDED_TOP : RANK_HEIGHT;
+        const kinds = new Set();
+        for (const track of tracks) {
+          if (block.folded && (kinds.has(track.kind) || !["compute", "communication", "device"].includes(track.kind))) continue;
+          kinds.add(track.kind);
+          const rows = block.folded ? 1 : track.rows;
+          const lower = LOWER.find(([many]) => track.rows > many);
+          const base = block.folded ? FOLDED_HEIGHT : lower ? lower[1] : ROW_HEIGHT[track.kind];
+          const height = Math.floor(base * this.scale);
+          block.tracks.push({ track, y, height: rows * height });
+          for (let i = 0; i < rows; i++) {
+            const line = { row: track.row + i, y, height, track };
+            this.lines.push(line);
+            this.lineOfRow.set(line.row, line);
+            y += height;
+          }
+          y += block.folded ? 1 : TRACK_GAP;
+        }
+        y = Math.max(y + (block.folded ? FOLDED_TOP : 6), block.y + RANK_HEIGHT);
+        block.height = y - block.y;
+        this.blocks.push(block);
+      }
+      this.height = y;
+    }
+
+    toggle(rank) {
+      if (this.folded.has(rank)) this.folded.delete(rank);
+      else this.folded.add(rank);
+      this.place();
+    }
+
+    foldAll(folded) {
+      this.folded = new Set(folded ? this.layout.ranks : []);
+      this.place();
+    }
+
+    // What is folded, as a link says it; empty while it is as it was at first.
+    foldedText() {
+      const all = this.folded.size === this.layout.ranks.length;
+      if (this.folded.size === 0) return this.fewFolded ? "" : "none";
+      if (all) return this.fewFolded ? "all" : "";
+      return [...this.folded].join("_");
+    }
+
+    foldAs(text) {
+      const named = new Set(text.split("_").map(Number));
+      if (text === "all") this.folded = new Set(this.layout.ranks);
+      else this.folded = new Set(this.layout.ranks.filter((rank) => named.has(rank)));
+      this.place();
+    }
+
+    // Lines between two heights.
+    between(top, bottom) {
+      return this.lines.filter((line) => line.y + line.height > top && line.y < bottom);
+    }
+
+    lineAt(y) {
+      return this.lines.find((line) => y >= line.y && y < line.y + line.height) || null;
+    }
+
+    rankHeadAt(y) {
+      const block = this.blocks.find((b) => y >= b.y && y < b.y + RANK_HEIGHT);
+      return block ? block.rank : null;
+    }
+  };
+
+  // The window of time on the screen, in ns since the trace's first event.
+  ns.View = class {
+    constructor(span) {
+      this.span = Math.max(1, span);
+      this.t0 = 0;
+      this.t1 = this.span;
+      this.scroll = 0;
+    }
+
+    get width() { return this.t1 - this.t0; }
+
+    set(t0, t1) {
+      const margin = 0.04;
+      const most = this.span * (1 + 2 * margin);
+      const width = Math.min(most, Math.max(MIN_SPAN, t1 - t0));
+      const middle = (t0 + t1) / 2;
+      let from = t1 - t0 === width ? t0 : middle - width / 2;
+      // At least half of the window stays inside the trace.
+      from = Math.min(Math.max(from, -width / 2), this.span - width / 2);
+      if (width >= most * 0.999) from = -this.span * margin;
+      this.t0 = from;
+      this.t1 = from + width;
+    }
+
+    zoom(factor, at) { this.set(at - (at - this.t0) * factor, at + (this.t1 - at) * factor); }
+    pan(by) { this.set(this.t0 + by, this.t1 + by); }
+    fit() { this.set(-this.span * 0.04, this.span * 1.04); }
+    fitTo(start, end) {
+      const margin = Math.max(10, (end - start) * 0.35);
+      this.set(start - margin, end + margin);
+    }
+  };
+
+  function decode(text) {
+    try {
+      return decodeURIComponent(text);
+    } catch (error) {
+      return ""; // somebody has cut the link
+    }
+  }
+
+  // The state of a view in the address: after #, one parameter per timeline.
+  ns.readLink = function (key) {
+    const text = new URLSearchParams(location.hash.slice(1)).get(key);
+    if (!text) return null;
+    const state = {};
+    for (const part of text.split("~")) {
+      const at = part.indexOf(":");
+      if (at > 0) state[part.slice(0, at)] = part.slice(at + 1);
+    }
+    const numbers = (value, count) => {
+      const list = (value || "").split("_").map(Number);
+      return value && list.length >= count && list.every(Number.isFinite) ? list : null;
+    };
+    return {
+      window: numbers(state.t, 2), selected: numbers(state.s, 3),
+      folded: state.f || "",
+      scroll: (numbers(state.y, 1) || [0])[0], query: decode(state.q || ""),
+    };
+  };
+
+  ns.writeLink = function (key, view, scene, selected, query) {
+    const parts = [`t:${Math.round(view.t0)}_${Math.round(view.t1)}`];
+    if (view.scroll > 0) parts.push("y:" + Math.round(view.scroll));
+    if (selected) parts.push(`s:${selected.rank}_${selected.row}_${selected.event}`);
+    if (scene.foldedText()) parts.push("f:" + scene.foldedText());
+    if (query) parts.push("q:" + encodeURIComponent(query).replaceAll("~", "%7E"));
+    const params = new URLSearchParams(location.hash.slice(1));
+    params.set(key, parts.join("~"));
+    history.replaceState(history.state, "", location.pathname + location.search + "#" + params);
+  };
+})();

@@ -1,0 +1,149 @@
+"""Figures that the HTML report does not have: breakdown, tensors, and two traces compared.
+
+Like the report's they carry roles, not colours; `ddltrace.dashboard.theme.dress` colours them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import plotly.graph_objects as go
+
+from ddltrace.analyzer.figures import base_figure, label
+from ddltrace.analyzer.model import Analysis
+from ddltrace.analyzer.units import bytes_text, time_text
+from ddltrace.dashboard.activity import PARTS, Breakdown
+
+TITLES: Final = {
+    "compute": "compute",
+    "update": "update",
+    "overlap": "overlap",
+    "exposed": "exposed",
+    "copies": "copies",
+    "data": "data",
+    "idle": "idle",
+}
+_ROLE_OF_PART: Final = {"copies": "copy"}
+_ROW_HEIGHT: Final = 34
+_UPRIGHT_RANKS: Final = 24
+_MAX_TENSORS: Final = 12
+_US_PER_MS: Final = 1e3
+
+
+def breakdown(
+    breakdowns: Sequence[Breakdown], *, beside: Sequence[Breakdown] = ()
+) -> go.Figure | None:
+    """Mean time per step of each rank, split into parts that sum to the step (ms).
+
+    Args:
+        breakdowns: One per rank.
+        beside: Another run's, shown in another figure on the same scale.
+    """
+    if not breakdowns:
+        return None
+    upright = len(breakdowns) > _UPRIGHT_RANKS
+    names = [row.rank if upright else f"rank {row.rank}" for row in breakdowns]
+    figure = _stacked(names, [row.parts_us for row in breakdowns], upright=upright)
+    if beside:
+        longest = max(sum(row.parts_us.values()) for row in (*breakdowns, *beside)) / _US_PER_MS
+        update = figure.update_yaxes if upright else figure.update_xaxes
+        update(range=[0, 1.03 * longest])
+    return figure
+
+
+def breakdown_of_runs(runs: Sequence[tuple[str, Sequence[Breakdown]]]) -> go.Figure | None:
+    """The same as means over the ranks of whole runs, one bar per run (ms)."""
+    known = [(title, rows) for title, rows in runs if rows]
+    if not known:
+        return None
+    means = [
+        {part: float(np.mean([row.parts_us[part] for row in rows])) for part in PARTS}
+        for _, rows in known
+    ]
+    return _stacked([label(title) for title, _ in known], means, upright=False)
+
+
+def _stacked(
+    names: Sequence[str | int], rows: Sequence[dict[str, float]], *, upright: bool
+) -> go.Figure:
+    figure = base_figure(height=320 if upright else 104 + _ROW_HEIGHT * len(rows))
+    for part in PARTS:
+        values = [row[part] / _US_PER_MS for row in rows]
+        if not any(values):
+            continue
+        totals = [sum(row.values()) for row in rows]
+        shares = [
+            row[part] / total if total else 0.0 for row, total in zip(rows, totals, strict=True)
+        ]
+        figure.add_bar(
+            x=names if upright else values,
+            y=values if upright else names,
+            orientation="v" if upright else "h",
+            name=TITLES[part],
+            meta={"role": _ROLE_OF_PART.get(part, part)},
+            customdata=shares,
+            hovertemplate=("%{y:.2f} ms" if upright else "%{x:.2f} ms") + " (%{customdata:.1%})",
+        )
+    figure.update_layout(
+        barmode="stack", bargap=0 if upright else 0.3, hovermode="x unified" if upright else "y"
+    )
+    if upright:
+        figure.update_xaxes(title="rank")
+        figure.update_yaxes(title="ms per step")
+    else:
+        figure.update_xaxes(title="ms per step, mean of the steady steps")
+        figure.update_yaxes(autorange="reversed")
+    return figure
+
+
+def exposed_tensors(analysis: Analysis) -> go.Figure | None:
+    """The tensors whose communication holds a step up most, with their sizes (ms per step)."""
+    rows = [row for row in analysis.tensors if row.exposed_us]
+    rows = sorted(rows, key=lambda row: row.exposed_us or 0, reverse=True)[:_MAX_TENSORS]
+    if not rows:
+        return None
+    figure = base_figure(height=76 + 26 * len(rows))
+    figure.add_bar(
+        x=[(row.exposed_us or 0) / _US_PER_MS for row in rows],
+        y=[label(row.name) for row in rows],
+        orientation="h",
+        meta={"role": "exposed"},
+        text=[bytes_text(row.bytes) for row in rows],
+        textposition="auto",
+        customdata=[
+            [time_text(row.ready_us), time_text(row.complete_us), row.bucket or "?"] for row in rows
+        ],
+        hovertemplate="%{x:.3f} ms exposed per step<br>ready %{customdata[0]}, complete "
+        "%{customdata[1]} after the step began<br>%{customdata[2]} tensors in its message"
+        "<extra></extra>",
+    )
+    figure.update_layout(showlegend=False, bargap=0.25, margin={"t": 8})
+    figure.update_xaxes(title="ms exposed per step")
+    figure.update_yaxes(autorange="reversed")
+    return figure
+
+
+def step_distributions(runs: Sequence[tuple[str, Sequence[float]]]) -> go.Figure | None:
+    """Wall times of the steady steps of two runs (ms), one box with its points per run."""
+    if not any(values for _, values in runs):
+        return None
+    figure = base_figure(height=104 + 76 * len(runs))
+    for number, (title, values) in enumerate(runs):
+        figure.add_box(
+            x=[value / _US_PER_MS for value in values],
+            y=[label(title)] * len(values),
+            name=label(title),
+            orientation="h",
+            meta={"role": f"series-{number}"},
+            boxpoints="all" if len(values) <= 500 else "outliers",
+            jitter=0.6,
+            pointpos=0,
+            marker={"size": 5, "opacity": 0.55},
+            hovertemplate="%{x:.3f} ms<extra></extra>",
+        )
+    figure.update_layout(showlegend=False, boxgap=0.35, margin={"t": 8})
+    figure.update_xaxes(title="ms per step, steady steps")
+    figure.update_yaxes(autorange="reversed")
+    return figure

@@ -1,0 +1,47 @@
+"""The timeline as Dash sees it; the component itself is ``assets/timeline.js``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash.development.base_component import Component
+
+
+class Timeline(Component):
+    """A trace's timeline on a canvas, fed by the routes under ``/api/``.
+
+    Keyword Args:
+        id: Dash id.
+        trace: Number of the trace.
+        link: Key under which the address keeps the view; without it, it does not.
+        sync: Timelines of one name show the same window of time.
+        sync_follower: Of synchronized timelines: keys are for the others unless it has focus.
+        compact: Shown beside another one.
+        selected: What the user clicked: ``{rank, row, event}``.
+        range: What the user measured: start and end in ns.
+        flow: Intervals to connect: ``[{row, event, start, end, last}]``.
+        goto: An interval to show: ``{rank, row, event, start, end}``.
+    """
+
+    _namespace = "ddltrace_dashboard"
+    _type = "Timeline"
+    _children_props: list[str] = []  # noqa: RUF012 - Dash reads it from the class
+    _base_nodes: list[str] = []  # noqa: RUF012
+    _prop_names = (
+        "id",
+        "trace",
+        "link",
+        "sync",
+        "sync_follower",
+        "compact",
+        "selected",
+        "range",
+        "flow",
+        "goto",
+    )
+    _valid_wildcard_attributes: tuple[str, ...] = ()
+    available_properties = _prop_names
+    available_wildcard_properties: tuple[str, ...] = ()
+
+    def __init__(self, **props: Any) -> None:
+        super().__init__(**props)

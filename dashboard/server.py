@@ -1,0 +1,150 @@
+"""Serving the dashboard until interrupted."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from ddltrace.tracer.errors import DdltraceError, UsageError
+
+if TYPE_CHECKING:
+    from flask import Flask
+
+FIRST_PORT: Final = 8050
+_PORTS_TRIED: Final = 50
+_BACKLOG: Final = 64
+
+
+def bind(host: str, port: int | None) -> socket.socket:
+    """A listening socket.
+
+    Args:
+        host: Name or address of the interface.
+        port: The port; None takes the first free one from `FIRST_PORT` on.
+
+    Raises:
+        UsageError: The host is not this machine's, or the port is taken or not allowed.
+    """
+    ports = [port] if port is not None else range(FIRST_PORT, FIRST_PORT + _PORTS_TRIED)
+    for candidate in ports:
+        try:
+            return _listen(host, candidate)
+        except socket.gaierror as error:
+            raise UsageError(f"--host {host}: {error.strerror}") from error
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and port is None:
+                continue
+            raise UsageError(_why_not(host, candidate, error)) from error
+    raise UsageError(
+        f"ports {ports[0]} to {ports[-1]} of {host} are all taken; choose one with --port"
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    server = socket.socket(family, kind, protocol)
+    try:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(address)
+        server.listen(_BACKLOG)
+    except BaseException:
+        server.close()
+        raise
+    return server
+
+
+def _why_not(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} of {host} is taken; leave --port out to take a free one"
+    if error.errno == errno.EACCES:
+        return f"port {port} needs privileges; choose one from 1024 on"
+    return f"cannot listen on {host} port {port}: {error.strerror}"
+
+
+def url_of(server: socket.socket) -> str:
+    """The address under which a browser on this machine reaches a socket."""
+    host, port = server.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+@contextmanager
+def running(app: Flask, listening: socket.socket) -> Iterator[str]:
+    """Answers requests in the background while the context lasts.
+
+    Args:
+        app: The WSGI application.
+        listening: A listening socket, see `bind`; it is closed at the end.
+
+    Yields:
+        The address.
+    """
+    from werkzeug.serving import WSGIRequestHandler, make_server
+
+    class QuietHandler(WSGIRequestHandler):
+        """Answers without a line per request."""
+
+        protocol_version = "HTTP/1.1"  # connections stay open: a pan asks for frame on frame
+
+        def log(self, type: str, message: str, *args: Any) -> None:
+            if type == "error":
+                super().log(type, message, *args)
+
+    host, port = listening.getsockname()[:2]
+    with closing(listening):
+        # With a socket of ours: werkzeug ends the process when a port is taken.
+        server = make_server(
+            host, port, app, threaded=True, request_handler=QuietHandler, fd=listening.fileno()
+        )
+        thread = threading.Thread(target=server.serve_forever, name="dashboard", daemon=True)
+        thread.start()
+        try:
+            yield url_of(listening)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def serve(app: Flask, listening: socket.socket, ready: Callable[[str], None]) -> None:
+    """Serves until SIGINT or SIGTERM, then returns.
+
+    Args:
+        app: The WSGI application.
+        listening: A listening socket, see `bind`.
+        ready: Called with the address when requests are answered.
+    """
+    stop = threading.Event()
+    former = {
+        number: signal.signal(number, lambda *_: stop.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        with running(app, listening) as url:
+            ready(url)
+            stop.wait()
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def open_browser(url: str) -> None:
+    """Opens a graphical browser if there is one; a text browser would take the terminal."""
+    if sys.platform.startswith("linux") and not (
+        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    ):
+        return
+    try:
+        webbrowser.open(url)
+    except webbrowser.Error as error:
+        raise DdltraceError(f"no browser could be opened ({error}); open {url}") from error

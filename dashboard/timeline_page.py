@@ -1,0 +1,161 @@
+"""The timeline page, and the panel that explains what was clicked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from dash import html
+
+from ddltrace.analyzer.units import share_text, time_text
+from ddltrace.dashboard.components import Timeline
+from ddltrace.dashboard.details import Details, Part, describe
+from ddltrace.dashboard.widgets import table
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+    from ddltrace.dashboard.workspace import OpenTrace
+
+_MAX_PARTS: Final = 64
+
+
+def timeline_page(opened: OpenTrace) -> Component:
+    """The page for one trace."""
+    return html.Main(
+        [
+            Timeline(id="timeline", trace=opened.number, link="v"),
+            html.Aside(id="details", className="details", **{"aria-live": "polite"}),
+        ],
+        className="page-timeline",
+    )
+
+
+def event_panel(opened: OpenTrace, rank: int, event: int) -> tuple[list[Any], list[dict[str, Any]]]:
+    """What the panel shows of an event, and the intervals to connect on the timeline.
+
+    Raises:
+        TraceError: The trace has no such event.
+    """
+    details = describe(opened, rank, event)
+    places = {part.rank: place(opened, part.rank, part.event) for part in details.parts}
+    flow = [
+        where | {"last": part.is_last}
+        for part in details.parts
+        if (where := places[part.rank]) is not None
+    ]
+    if not flow and (own := place(opened, rank, event)) is not None:
+        flow = [own | {"last": False}]
+    children: list[Any] = [
+        html.Header([html.Span(details.kind, className="kind"), html.H2(details.title)]),
+        html.Dl([cell for fact in details.facts for cell in _fact(*fact)]),
+    ]
+    if len(details.parts) + len(details.missing_ranks) > 1:
+        children += [html.H3("On every rank"), *_parts(details, places)]
+    if details.tensors:
+        children += [html.H3(f"Tensors ({details.num_tensors:,})"), _tensors(details)]
+    return children, flow
+
+
+def range_panel(opened: OpenTrace, start_ns: int, end_ns: int) -> list[Any]:
+    """What the panel shows of a measured range: how busy each rank is in it."""
+    edges = np.array([start_ns, end_ns], dtype=np.int64)
+    width = max(1, end_ns - start_ns)
+    rows = []
+    for rank in opened.trace.ranks:
+        compute, comm = opened.timeline.busy[rank]
+        shares = [float(np.diff(busy.covered_until(edges))[0]) / width for busy in (compute, comm)]
+        rows.append((f"rank {rank}", *(share_text(share) for share in shares)))
+    return [
+        html.Header([html.Span("range", className="kind"), html.H2(time_text(width / 1e3))]),
+        html.Dl([*_fact("From", time_text(start_ns / 1e3)), *_fact("To", time_text(end_ns / 1e3))]),
+        html.H3("Busy in this range"),
+        table(("rank", "compute", "communication"), rows),
+    ]
+
+
+def place(opened: OpenTrace, rank: int, event: int) -> dict[str, Any] | None:
+    """Where an event stands on the timeline."""
+    timeline = opened.timeline
+    found = timeline.row_of_event(rank, event)
+    if found is None:
+        return None
+    number, position = found
+    index = timeline.rows[number].index
+    at = np.array([position], dtype=np.int64)
+    return {
+        "rank": rank,
+        "row": number,
+        "event": event,
+        "start": int(index.start[position]),
+        "end": int(index.end(at)[0]),
+    }
+
+
+def _fact(name: str, value: str) -> list[Component]:
+    return [html.Dt(name), html.Dd(value)]
+
+
+def _parts(details: Details, places: dict[int, dict[str, Any] | None]) -> list[Component]:
+    """All ranks of a message: a small chart of waiting and transfer, each a link to its event."""
+    parts = details.parts[:_MAX_PARTS]
+    first = min((part.arrival_ns for part in parts), default=0)
+    last = max((part.end_ns or part.arrival_ns for part in parts), default=first)
+    rows = [_part(part, places[part.rank], first, max(1, last - first)) for part in parts]
+    lines: list[Component] = [
+        html.Div(rows, className="parts"),
+        html.P(
+            [
+                html.Span("wait for the last rank", className="tl-key key-wait"),
+                html.Span("transfer", className="tl-key key-transfer"),
+            ],
+            className="parts-legend",
+        ),
+    ]
+    latest = next((part for part in details.parts if part.is_last), None)
+    if latest is not None and latest.lateness_ns > 0:
+        lines.append(
+            html.P(
+                f"Rank {latest.rank} arrived last, {time_text(latest.lateness_ns / 1e3)} "
+                "after the median arrival."
+            )
+        )
+    if len(details.parts) > len(parts):
+        lines.append(html.P(f"{len(details.parts) - len(parts)} more ranks are not shown."))
+    if details.missing_ranks:
+        shown = ", ".join(map(str, details.missing_ranks[:16]))
+        lines.append(html.P(f"Nothing is known of rank {shown}.", className="warning"))
+    return lines
+
+
+def _part(part: Part, where: dict[str, Any] | None, first: int, span: int) -> Component:
+    def percent(ns: float) -> str:
+        return f"{100 * ns / span:.2f}%"
+
+    bars: list[Component] = []
+    arrived = part.arrival_ns - first
+    if part.wait_ns:
+        style = {"left": percent(arrived), "width": percent(part.wait_ns)}
+        bars.append(html.Span(className="bar wait", style=style))
+    if part.transfer_ns and part.transfer_ns > 0:
+        style = {"left": percent(arrived + part.wait_ns), "width": percent(part.transfer_ns)}
+        bars.append(html.Span(className="bar transfer", style=style))
+    end = "not completed" if part.transfer_ns is None else time_text(part.transfer_ns / 1e3)
+    return html.Button(
+        [
+            html.Span(f"rank {part.rank}", className="who"),
+            html.Span(bars, className="bars"),
+            html.Span(f"{time_text(part.wait_ns / 1e3)} + {end}", className="times"),
+        ],
+        id={"type": "goto", "rank": part.rank, "event": part.event},
+        className="part last" if part.is_last else "part",
+        title="Show this rank's part on the timeline",
+        disabled=where is None,
+    )
+
+
+def _tensors(details: Details) -> Component:
+    rows = [(html.Span(t.name, title=t.name), t.shape, t.size) for t in details.tensors]
+    if details.num_tensors > len(rows):
+        rows.append((html.Em(f"{details.num_tensors - len(rows):,} more"), "", ""))
+    return table(("name", "shape", "size"), rows, text_columns=2)

@@ -1,0 +1,89 @@
+"""Building blocks of the pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dash import dcc, html
+
+from ddltrace.dashboard.theme import GRAPH_CONFIG
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+
+def card(title: str, *children: Any, hint: str = "", wide: bool = False) -> Component:
+    """A titled box; `hint` says in one line how to read it."""
+    head: list[Any] = [html.H2(title)]
+    if hint:
+        head.append(html.P(hint, className="hint"))
+    return html.Section([html.Header(head), *children], className="card wide" if wide else "card")
+
+
+def graph(name: str, height: float) -> Component:
+    """The place of a figure; the callback of its page fills it.
+
+    Args:
+        name: Under which name the callback knows it.
+        height: Its height in px, so that nothing moves when it comes.
+    """
+    return html.Div(
+        dcc.Loading(
+            dcc.Graph(
+                id={"type": "figure", "name": name},
+                config=GRAPH_CONFIG,
+                figure={"data": [], "layout": {"height": height}},
+                style={"height": f"{height:.0f}px"},
+            ),
+            delay_show=300,
+            custom_spinner=html.Div(className="spinner"),
+        ),
+        className="graph",
+        style={"minHeight": f"{height:.0f}px"},
+    )
+
+
+def empty(title: str, *lines: Any) -> Component:
+    """What a page or card shows when there is nothing to show."""
+    return html.Div([html.H2(title), *(html.P(line) for line in lines)], className="empty")
+
+
+def failed(message: str) -> Component:
+    """A page that could not be made, with the reason."""
+    return html.Main(empty("This trace cannot be shown", message), className="page")
+
+
+def tiles(values: Sequence[tuple[str, str, str]]) -> Component:
+    """Numbers at the top of a page: name, value, and what it means."""
+    return html.Div(
+        [
+            html.Div([html.Span(name), html.Strong(value)], className="tile", title=hint)
+            for name, value, hint in values
+        ],
+        className="tiles",
+    )
+
+
+def table(
+    heads: Sequence[str], rows: Sequence[Sequence[Any]], *, text_columns: int = 1
+) -> Component:
+    """A table; its first `text_columns` columns are text, the others numbers."""
+
+    def kind(column: int) -> str:
+        return "text" if column < text_columns else "number"
+
+    return html.Div(
+        html.Table(
+            [
+                html.Thead(html.Tr([html.Th(h, className=kind(i)) for i, h in enumerate(heads)])),
+                html.Tbody(
+                    [
+                        html.Tr([html.Td(cell, className=kind(i)) for i, cell in enumerate(row)])
+                        for row in rows
+                    ]
+                ),
+            ]
+        ),
+        className="table",
+    )

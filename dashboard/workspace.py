@@ -1,0 +1,334 @@
+"""The traces that one dashboard shows, loaded once and safe to use from many requests."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddltrace.analyzer.units import printable
+from ddltrace.dashboard.activity import Breakdown, break_down
+from ddltrace.dashboard.frame import Window, encode_frame
+from ddltrace.dashboard.lod import I64, RowIndex
+from ddltrace.dashboard.tracks import Bools, Role, Row, Timeline, build_timeline
+from ddltrace.tracer.errors import TraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import plotly.graph_objects as go
+
+    from ddltrace.analyzer.model import Analysis
+    from ddltrace.analyzer.trace import Trace
+
+T = TypeVar("T")
+
+_MAX_HITS: Final = 1000
+_KEPT_SEARCHES: Final = 4
+_STEP_QUERY: Final = re.compile(r"step\s*(\d{1,9})\Z")
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a query found.
+
+    Attributes:
+        rows: For each row of the timeline what of it matches; None where nothing does.
+        total: How many events match.
+        hits: The first ones in time, as dicts that the timeline component understands.
+    """
+
+    rows: list[Row | None]
+    total: int
+    hits: list[dict[str, Any]]
+
+
+class Lazy(Generic[T]):
+    """A value that is made when it is first asked for, once, whoever asks."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._value: T | None = None
+
+    def get(self) -> T:
+        """The value; whoever comes while it is made waits for it."""
+        if self._value is None:
+            with self._lock:
+                if self._value is None:
+                    self._value = self._make()
+        return self._value
+
+
+class OpenTrace:
+    """One trace of the dashboard: its events, its timeline, its analysis.
+
+    Each is made on first use and apart from the others: the timeline answers while a long
+    analysis is under way.
+
+    Attributes:
+        number: Its place on the command line, from 0; what URLs call it.
+        title: How the dashboard calls it, unique among its traces.
+        trace: The trace itself.
+    """
+
+    def __init__(self, number: int, title: str, trace: Trace) -> None:
+        self.number = number
+        self.title = title
+        self.trace = trace
+        self._timeline = Lazy(lambda: build_timeline(trace))
+        self._analysis = Lazy(trace.analyze)
+        self._breakdowns = Lazy(self._break_down)
+        self._figures: dict[str, go.Figure | None] = {}
+        self._searches: OrderedDict[str, Search] = OrderedDict()
+        self._search_lock = threading.Lock()
+
+    @property
+    def timeline(self) -> Timeline:
+        """The timeline."""
+        return self._timeline.get()
+
+    @property
+    def analysis(self) -> Analysis:
+        """The analysis."""
+        return self._analysis.get()
+
+    @property
+    def breakdowns(self) -> list[Breakdown]:
+        """Where each rank's steady steps went, for the ranks that tell."""
+        return self._breakdowns.get()
+
+    def _break_down(self) -> list[Breakdown]:
+        steady = [row.step for row in self.analysis.steps if row.steady]
+        found = (break_down(rank, self.events(rank), steady) for rank in self.trace.ranks)
+        return [breakdown for breakdown in found if breakdown is not None]
+
+    def figure(self, name: str, make: Callable[[OpenTrace], go.Figure | None]) -> go.Figure | None:
+        """A figure of this trace; None where the trace has nothing for it."""
+        if name not in self._figures:
+            self._figures[name] = make(self)
+        return self._figures[name]
+
+    def events(self, rank: int) -> pa.Table:
+        """A rank's events.
+
+        Raises:
+            TraceError: The trace has no such rank.
+        """
+        return self.trace.events(rank)
+
+    def frame(self, window: Window, rows: list[int], query: str = "") -> bytes:
+        """The intervals to draw for a window of some rows.
+
+        Args:
+            window: Time and width.
+            rows: Numbers of rows.
+            query: Also what matches it, as a second layer.
+
+        Raises:
+            ValueError: There is no such row.
+        """
+        timeline = self.timeline
+        if any(not 0 <= number < len(timeline.rows) for number in rows):
+            raise ValueError(f"the timeline has {len(timeline.rows)} rows")
+        layers = [[(number, timeline.rows[number]) for number in rows]]
+        if query:
+            found = self.search(query).rows
+            layers.append([(n, row) for n in rows if (row := found[n]) is not None])
+        return encode_frame(window, layers)
+
+    def search(self, query: str) -> Search:
+        """Events whose label, or a tensor of whose, contains a text."""
+        query = query.strip().casefold()
+        with self._search_lock:
+            if query not in self._searches:
+                self._searches[query] = self._search(query)
+                while len(self._searches) > _KEPT_SEARCHES:
+                    self._searches.popitem(last=False)
+            return self._searches[query]
+
+    def _search(self, query: str) -> Search:
+        timeline = self.timeline
+        named: Bools = np.array([query in name.casefold() for name in timeline.names], dtype=bool)
+        step = _STEP_QUERY.match(query)
+        rows: list[Row | None] = [None] * len(timeline.rows)
+        total = 0
+        hits: list[tuple[int, int, int, int, int]] = []
+        for rank in self.trace.ranks:
+            touched = self._events_with_tensor(rank, query)
+            for track in (t for t in timeline.tracks if t.rank == rank):
+                for number in range(track.first_row, track.first_row + track.num_rows):
+                    row = timeline.rows[number]
+                    if track.kind == "steps":
+                        match = row.name == (int(step[1]) if step else -1)
+                    else:
+                        match = named[row.name]
+                    if touched is not None:
+                        match = match | touched[row.event]
+                    found = np.flatnonzero(match)
+                    if not len(found):
+                        continue
+                    total += len(found)
+                    rows[number] = _only(row, found)
+                    first = found[:_MAX_HITS]
+                    start, end = row.index.start[first], row.index.end(first)
+                    event = row.event[first]
+                    hits += [
+                        (int(s), int(e), rank, number, int(n))
+                        for s, e, n in zip(start, end, event, strict=True)
+                    ]
+        hits.sort()
+        keys = ("start", "end", "rank", "row", "event")
+        return Search(rows, total, [dict(zip(keys, h, strict=True)) for h in hits[:_MAX_HITS]])
+
+    def _events_with_tensor(self, rank: int, query: str) -> Bools | None:
+        """Which events of a rank concern a tensor whose name contains a text."""
+        wanted = [t.id for t in self.trace.tensors(rank) if query in t.name.casefold()]
+        if not wanted:
+            return None
+        events = self.trace.events(rank)
+        tensors = events["tensors"].combine_chunks()
+        parents = pc.list_parent_indices(tensors).to_numpy(zero_copy_only=False)
+        hit = np.isin(pc.list_flatten(tensors).to_numpy(zero_copy_only=False), wanted)
+        touched: Bools = np.zeros(events.num_rows, dtype=bool)
+        touched[parents[hit]] = True
+        return touched
+
+    def names(self, numbers: list[int]) -> dict[int, str]:
+        """Labels by their numbers, fit to be shown.
+
+        Raises:
+            ValueError: There is no such label.
+        """
+        names = self.timeline.names
+        if any(not 0 <= number < len(names) for number in numbers):
+            raise ValueError(f"the timeline has {len(names)} labels")
+        return {number: printable(names[number]) for number in numbers}
+
+    def neighbor(self, row_number: int, event: int, direction: int) -> dict[str, Any] | None:
+        """The event that stands before (-1) or after (1) another one in its row.
+
+        Raises:
+            ValueError: There is no such row, or the event is not in it.
+        """
+        rows = self.timeline.rows
+        if not 0 <= row_number < len(rows):
+            raise ValueError(f"the timeline has {len(rows)} rows")
+        row = rows[row_number]
+        here = np.flatnonzero(row.event == event)
+        if not len(here):
+            raise ValueError(f"event {event} is not in row {row_number}")
+        position = int(here[0]) + direction
+        if not 0 <= position < len(row.index):
+            return None
+        at: I64 = np.array([position], dtype=np.int64)
+        return {
+            "row": row_number,
+            "event": int(row.event[position]),
+            "start": int(row.index.start[position]),
+            "end": int(row.index.end(at)[0]),
+        }
+
+    def layout(self) -> dict[str, Any]:
+        """What the timeline component has to know before its first frame."""
+        timeline = self.timeline
+        return {
+            "title": printable(self.title),
+            "notes": [printable(note) for note in self.trace.notes],
+            "span": timeline.span_ns,
+            "events": timeline.num_events,
+            "rows": len(timeline.rows),
+            "roles": [role.name.lower() for role in Role],
+            "used": sorted(
+                Role(role).name.lower()
+                for role in set().union(*(np.unique(row.role).tolist() for row in timeline.rows))
+            ),
+            "ranks": list(self.trace.ranks),
+            "tracks": [
+                {
+                    "rank": track.rank,
+                    "kind": track.kind,
+                    "label": printable(track.label),
+                    "row": track.first_row,
+                    "rows": track.num_rows,
+                    "crowded": track.crowded,
+                }
+                for track in timeline.tracks
+            ],
+        }
+
+    def minimap(self, pixels: int) -> dict[str, Any]:
+        """How busy each rank is with compute and communication, over the whole trace.
+
+        Args:
+            pixels: How many columns there are to be.
+
+        Returns:
+            Shares of 0..255 per column: ``compute`` and ``communication``, one list per rank,
+            in the order of ``ranks``.
+        """
+        timeline = self.timeline
+        edges = Window(0, max(1, timeline.span_ns), pixels).edges()
+        busy = [timeline.busy[rank] for rank in self.trace.ranks]
+        return {
+            "ranks": list(self.trace.ranks),
+            "compute": [_shares(compute, edges) for compute, _ in busy],
+            "communication": [_shares(communication, edges) for _, communication in busy],
+        }
+
+
+class Workspace:
+    """All traces of one dashboard.
+
+    Attributes:
+        traces: In the order of the command line.
+    """
+
+    def __init__(self, traces: list[Trace]) -> None:
+        titles = _unique_titles(traces)
+        self.traces = [
+            OpenTrace(number, title, trace)
+            for number, (title, trace) in enumerate(zip(titles, traces, strict=True))
+        ]
+
+    def get(self, number: int) -> OpenTrace:
+        """A trace by its number.
+
+        Raises:
+            TraceError: There is no such trace.
+        """
+        if not 0 <= number < len(self.traces):
+            raise TraceError(f"this dashboard has no trace {number}: it shows {len(self.traces)}")
+        return self.traces[number]
+
+    def warm_up(self, report: Callable[[str], None]) -> None:
+        """Loads everything, so that the first pages open at once; faults are reported."""
+        for opened in self.traces:
+            try:
+                _ = opened.timeline
+                _ = opened.breakdowns
+            except TraceError as error:
+                report(str(error))
+
+
+def _unique_titles(traces: list[Trace]) -> list[str]:
+    titles = [printable(trace.name) for trace in traces]
+    if len(set(titles)) == len(titles):
+        return titles
+    return [f"{title} ({number})" for number, title in enumerate(titles, start=1)]
+
+
+def _only(row: Row, positions: I64) -> Row:
+    index = RowIndex(row.index.start[positions], row.index.end(positions))
+    return Row(index, row.event[positions], row.name[positions], row.role[positions])
+
+
+def _shares(busy: RowIndex, edges: I64) -> list[int]:
+    share = np.diff(busy.covered_until(edges)) / np.diff(edges)
+    return [int(value) for value in np.rint(255 * np.clip(share, 0, 1))]

@@ -1,0 +1,98 @@
+"""The command line: a click group that loads a room only when one of its commands runs."""
+
+from __future__ import annotations
+
+import importlib
+import keyword
+import os
+import sys
+from typing import Final
+
+import click
+
+from ddltrace import __version__
+from ddltrace.tracer.errors import DdltraceError
+
+# Command -> (the room's command module, what `--help` shows). The help line stands here so
+# that listing the commands imports no room.
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "run": ("ddltrace.tracer.commands", "Run a training job and record its trace."),
+    "merge": ("ddltrace.tracer.commands", "Join what several launchers of a job recorded."),
+    "doctor": ("ddltrace.tracer.commands", "Say what can be captured on this machine."),
+    "analyze": ("ddltrace.analyzer.commands", "Report where a trace's time went."),
+    "compare": ("ddltrace.analyzer.commands", "Say how two traces differ."),
+    "query": ("ddltrace.analyzer.commands", "Ask a trace in SQL."),
+    "dashboard": ("ddltrace.dashboard.commands", "Show traces in the browser."),
+    "import": ("ddltrace.analyzer.exchange_commands", "Make a trace of another tool's files."),
+    "export": ("ddltrace.analyzer.exchange_commands", "Write a trace for other tools."),
+    "experiment": ("ddltrace.experiments.commands", "Run communication strategies for real."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All commands, in the order of a user's work rather than of the alphabet."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Imports the room that has the command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module_name, _ = COMMANDS[cmd_name]
+        # `import` is a keyword: its function bears the customary underscore.
+        name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+        command = getattr(importlib.import_module(module_name), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.command(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start with: ddltrace run -- torchrun --nproc-per-node 2 train.py",
+)
+@click.version_option(__version__, prog_name="ddltrace")
+def cli() -> None:
+    """See where a distributed PyTorch job spends its time."""
+
+
+def main() -> None:
+    """Entry point of the console script: turns errors into one line and an exit status."""
+    try:
+        status = cli.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("ddltrace: interrupted", err=True)
+        status = 130
+    except click.ClickException as error:
+        error.show()
+        status = error.exit_code
+    except DdltraceError as error:
+        click.echo(f"ddltrace: {error}", err=True)
+        status = error.exit_code
+    except KeyboardInterrupt:
+        click.echo("ddltrace: interrupted", err=True)
+        status = 130
+    except BrokenPipeError:
+        # The reader of our output went away (`ddltrace analyze ... | head`): not an error,
+        # but Python would complain while it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    except Exception as error:
+        # A fault of ours, not of the user's: one line for the user, the rest on demand.
+        if os.environ.get("DDLTRACE_DEBUG"):
+            raise
+        kind = type(error).__name__
+        click.echo(
+            f"ddltrace: internal error, please report it: {kind}: {str(error)[:200]!r} "
+            "(DDLTRACE_DEBUG=1 shows where)",
+            err=True,
+        )
+        status = 1
+    sys.exit(status if isinstance(status, int) else 0)

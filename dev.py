@@ -1,0 +1,331 @@
+#!/usr/bin/env python3
+"""Sets up a development environment and does the project's chores in it.
+
+Needs Python 3.10 or newer and a package index; nothing else has to be installed before.
+The environment is `.venv`, with the versions of `constraints.txt`. It is made by the first
+command that needs it and refreshed when `pyproject.toml` or `constraints.txt` change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+BIN = VENV / "bin"
+STAMP = VENV / "ddltrace.stamp"
+CONSTRAINTS = ROOT / "constraints.txt"
+ROOMS = ("tracer", "analyzer", "dashboard", "experiments")
+TYPE_TREE = ROOT / ".mypy_cache" / "tree"
+TYPED_SCRIPTS = ("dev.py", "docs/generate_cli_reference.py", "docs/examples/train_digits.py")
+
+# Constraints for older Pythons pin older stubs, which tell other types.
+TYPES_SINCE = (3, 11)
+
+# What some tests need of the system -> the Debian package that has it. Without it these
+# tests skip and say why.
+SYSTEM_TOOLS = {
+    ("chromium", "chromium-browser", "google-chrome"): "chromium",
+    ("ip",): "iproute2",
+    ("tc",): "iproute2",
+}
+
+
+class SetupError(Exception):
+    """The environment cannot be made; the message names the fix."""
+
+
+def main() -> int:
+    """Runs one chore and returns its exit status."""
+    arguments = parser().parse_args()
+    # A shell's background job ignores Ctrl-C, and so would the jobs that the tests interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        make_environment()
+        if arguments.chore == "demo":
+            return demo(serve=not arguments.no_dashboard)
+        if arguments.chore == "test":
+            return test(without_separator(arguments.pytest_args))
+        if arguments.chore == "docs":
+            return run([python(), "docs/generate_cli_reference.py"])
+        say(f"ready: . {BIN.relative_to(ROOT) / 'activate'}")
+        return 0
+    except SetupError as error:
+        print(f"dev.py: {error}", file=sys.stderr)
+        return 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    chores = top.add_subparsers(dest="chore", required=True)
+    chore = chores.add_parser("demo", help="trace a real two-rank training, explain it, show it")
+    chore.add_argument(
+        "--no-dashboard", action="store_true", help="end after the report, serve nothing"
+    )
+    chore = chores.add_parser("test", help="check format, lint and types, run all tests")
+    chore.add_argument(
+        "pytest_args", nargs=argparse.REMAINDER, help="passed on to pytest: test -- -k clocks"
+    )
+    chores.add_parser("setup", help="make or refresh the environment only")
+    chores.add_parser("docs", help="write docs/cli-reference.md anew")
+    return top
+
+
+def without_separator(arguments: Sequence[str]) -> list[str]:
+    """What is passed on to pytest, less the `--` that set it apart."""
+    return list(arguments[1:] if arguments[:1] == ["--"] else arguments)
+
+
+# --- the environment -----------------------------------------------------------------------
+
+
+def make_environment() -> None:
+    """Makes `.venv` with the pinned versions, or refreshes it; does nothing when it is fresh.
+
+    Raises:
+        SetupError: Python is too old or lacks `venv`, or the installation failed.
+    """
+    wanted = fingerprint()
+    if STAMP.is_file() and STAMP.read_text(encoding="utf-8") == wanted:
+        return
+    if not works([python(), "-m", "pip", "--version"]):
+        say("making the environment in .venv")
+        require_ensurepip()
+        if run([sys.executable, "-m", "venv", "--clear", VENV.name]) != 0:
+            raise SetupError("the environment could not be made, see above")
+    say("installing ddltrace and what it needs (the first time: some minutes)")
+    STAMP.unlink(missing_ok=True)
+    command = [python(), "-m", "pip", "install", "--disable-pip-version-check"]
+    if not sys.stderr.isatty():
+        command += ["--quiet", "--progress-bar", "off"]
+    command += ["--constraint", CONSTRAINTS.name, "--editable", ".[test]"]
+    if run(command) != 0:
+        raise SetupError("the installation failed, see above; it goes on where it stopped")
+    STAMP.write_text(wanted, encoding="utf-8")
+
+
+def fingerprint() -> str:
+    """What the environment was made from; another value means: make it again."""
+    digest = hashlib.sha256()
+    for part in (ROOT / "pyproject.toml", CONSTRAINTS):
+        digest.update(part.read_bytes())
+    # The console scripts hold the environment's path: a moved clone needs a new one.
+    return f"{digest.hexdigest()} {sys.implementation.cache_tag} {ROOT}\n"
+
+
+def require_ensurepip() -> None:
+    """Sees to it that `python -m venv` can work: Debian splits it off.
+
+    Raises:
+        SetupError: It cannot, and cannot be installed from here.
+    """
+    if importlib.util.find_spec("ensurepip") is not None:
+        return
+    package = f"python{sys.version_info.major}.{sys.version_info.minor}-venv"
+    if not apt_install([package]):
+        raise SetupError(
+            f"this Python cannot make environments; as root: apt-get install {package}"
+        )
+
+
+def apt_install(packages: Sequence[str]) -> bool:
+    """Installs Debian packages where that is possible: as root, with apt-get.
+
+    Returns:
+        Whether they are installed now.
+    """
+    apt = shutil.which("apt-get")
+    if apt is None or os.geteuid() != 0:
+        return False
+    options = ["-q", "-y", "-o", "Acquire::http::Timeout=20", "-o", "DPkg::Lock::Timeout=120"]
+    quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+    if run([apt, "update", *options], env=quiet) != 0:
+        say("apt-get update failed, trying with the lists that are there")
+    return run([apt, "install", *options, "--no-install-recommends", *packages], env=quiet) == 0
+
+
+# --- the chores ----------------------------------------------------------------------------
+
+
+def demo(*, serve: bool) -> int:
+    """Traces a real training job of two ranks, prints the report, and serves the dashboard.
+
+    Args:
+        serve: Whether to end in the dashboard, which runs until it is interrupted.
+    """
+    trace = new_directory(ROOT / "ddltrace-trace-demo").relative_to(ROOT)
+    ddltrace = str(BIN / "ddltrace")
+    job = ["torchrun", "--nproc-per-node", "2", "docs/examples/train_digits.py"]
+    say("1/3 tracing a two-rank DistributedDataParallel training on the CPU")
+    # torchrun would set the same, with a warning of four lines.
+    one_thread = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    status = run([ddltrace, "run", "-o", str(trace), "--", *job], env=one_thread)
+    if status != 0:
+        return status
+    say("2/3 explaining the trace")
+    status = run([ddltrace, "analyze", str(trace), "--html", str(trace / "report.html")])
+    if status != 0 or not serve:
+        return status
+    say("3/3 showing it, until Ctrl-C")
+    command = [ddltrace, "dashboard", str(trace)]
+    announce(command)
+    # In place of this process: signals reach the dashboard, its status is ours.
+    os.chdir(ROOT)
+    os.execve(ddltrace, command, environment())
+
+
+def test(pytest_args: Sequence[str]) -> int:
+    """Checks format, lint and types, then runs the tests, whose summary is the last line.
+
+    Args:
+        pytest_args: Passed on to pytest.
+
+    Returns:
+        0 if everything passed, 1 or pytest's own status otherwise.
+    """
+    install_system_tools()
+    ruff = str(BIN / "ruff")
+    checks = {
+        "format": [ruff, "format", "--check", "."],
+        "lint": [ruff, "check", "."],
+    }
+    failed = [name for name, command in checks.items() if step(name, command) != 0]
+    if check_types() != 0:
+        failed.append("types")
+    if failed:
+        say(f"failed: {', '.join(failed)}, see above; this run ends with status 1")
+    say("tests")
+    return run([python(), "-m", "pytest", *pytest_args]) or int(bool(failed))
+
+
+def install_system_tools() -> None:
+    """Installs what some tests need of the system, as far as that is possible."""
+    search = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+    missing = {
+        package
+        for names, package in SYSTEM_TOOLS.items()
+        if not any(shutil.which(name, path=search) for name in names)
+    }
+    if missing and not apt_install(sorted(missing)):
+        say(
+            f"missing: {', '.join(sorted(missing))}; the tests that need it will skip "
+            f"(as root: apt-get install {' '.join(sorted(missing))})"
+        )
+
+
+def check_types() -> int:
+    """Runs mypy over the package, through a tree of links that has its shape.
+
+    The rooms stand at the top level of the repository and become one package when they are
+    installed; mypy reads folders, not the build's configuration.
+    """
+    if sys.version_info[:2] < TYPES_SINCE:
+        say("types: skipped; the libraries for this Python are too old, take a newer one")
+        return 0
+    shutil.rmtree(TYPE_TREE, ignore_errors=True)
+    package = TYPE_TREE / "ddltrace"
+    package.mkdir(parents=True)
+    for source in [*(ROOT / "ddltrace").iterdir(), *(ROOT / room for room in ROOMS)]:
+        (package / source.name).symlink_to(source)
+    modules = []
+    for script in TYPED_SCRIPTS:
+        source = ROOT / script
+        (TYPE_TREE / source.name).symlink_to(source)
+        modules += ["--module", source.stem]
+    return step(
+        "types",
+        [
+            str(BIN / "mypy"),
+            *("--config-file", str(ROOT / "pyproject.toml")),
+            *("--cache-dir", str(ROOT / ".mypy_cache")),
+            *("--package", "ddltrace"),
+            *modules,
+        ],
+        cwd=TYPE_TREE,
+    )
+
+
+def new_directory(wanted: Path) -> Path:
+    """The first of NAME, NAME-2, NAME-3, ... that does not exist."""
+    number, candidate = 1, wanted
+    while candidate.exists():
+        number += 1
+        candidate = wanted.with_name(f"{wanted.name}-{number}")
+    return candidate
+
+
+# --- running things ------------------------------------------------------------------------
+
+
+def python() -> str:
+    """The environment's interpreter."""
+    return str(BIN / "python")
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment variables, with the environment's programs found first."""
+    path = os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)])
+    return {**os.environ, "PATH": path, "VIRTUAL_ENV": str(VENV), **(extra or {})}
+
+
+def works(command: Sequence[str]) -> bool:
+    """Whether a command exists and succeeds; its output is not shown."""
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def step(name: str, command: Sequence[str], *, cwd: Path = ROOT) -> int:
+    """Runs one check under its name."""
+    say(name)
+    return run(command, cwd=cwd)
+
+
+def run(command: Sequence[str], *, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> int:
+    """Runs a command to its end and returns its exit status; 128 + n when signal n killed it."""
+    announce(command)
+    with subprocess.Popen(command, cwd=cwd, env=environment(env)) as process:
+        former = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        try:
+            while True:
+                try:
+                    status = process.wait()
+                    break
+                except KeyboardInterrupt:
+                    # Ctrl-C reached the child, too: let it end in its own way.
+                    continue
+        finally:
+            signal.signal(signal.SIGTERM, former)
+    return status if status >= 0 else 128 - status
+
+
+def announce(command: Sequence[str]) -> None:
+    """Shows a command as it could be typed at the top level of the repository."""
+    shown = [part.replace(f"{BIN}{os.sep}", ".venv/bin/") for part in command]
+    print(f"$ {shlex.join(shown)}", flush=True)
+
+
+def say(text: str) -> None:
+    """Prints one line of progress."""
+    print(f"\n== {text}", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.version_info < (3, 10):  # noqa: UP036 - run by whatever python3 is
+        sys.exit(f"dev.py needs Python 3.10 or newer, this is {platform.python_version()}")
+    sys.exit(main())

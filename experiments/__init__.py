@@ -1,0 +1,1 @@
+"""Communication strategies, run for real in a training job and compared."""

@@ -1,0 +1,148 @@
+"""What travels in one step: gradients, cut into slices, gathered into messages.
+
+These objects know nothing of torch, processes or clocks. The engine executes them in a real
+job; a replay executes the same objects on the times of a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """One parameter's gradient, as a schedule sees it.
+
+    Attributes:
+        index: The parameter's place in the model (order of ``named_parameters``).
+        name: The parameter's name.
+        elements: Number of elements.
+        element_bytes: Size of one element in bytes.
+        dtype: Name of the element type, without ``torch.``.
+    """
+
+    index: int
+    name: str
+    elements: int
+    element_bytes: int = 4
+    dtype: str = "float32"
+
+    @property
+    def bytes(self) -> int:
+        """Size of the whole gradient in bytes."""
+        return self.elements * self.element_bytes
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Elements ``start`` to ``stop`` (exclusive) of one flattened gradient."""
+
+    gradient: int
+    start: int
+    stop: int
+
+    @property
+    def elements(self) -> int:
+        """Number of elements in the slice."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Message:
+    """One exchange between all ranks.
+
+    Attributes:
+        number: Its place in the plan, the same on all ranks.
+        slices: What it carries, in this order.
+        bytes: Size of what it carries on one rank, before any codec.
+    """
+
+    number: int
+    slices: tuple[Slice, ...]
+    bytes: int
+
+    @property
+    def elements(self) -> int:
+        """Number of elements that it carries."""
+        return sum(part.elements for part in self.slices)
+
+    @cached_property
+    def gradients(self) -> frozenset[int]:
+        """Indices of the gradients of which it carries something."""
+        return frozenset(part.gradient for part in self.slices)
+
+
+class MessagePlan:
+    """The messages of one step, in the order on which all ranks agree.
+
+    A plan is checked when it is made: every element of every gradient travels exactly once,
+    and no message mixes element types.
+
+    Attributes:
+        gradients: All gradients by their index.
+        messages: The messages in their agreed order.
+    """
+
+    def __init__(self, gradients: Sequence[Gradient], contents: Sequence[Sequence[Slice]]) -> None:
+        """Numbers the messages and checks the plan.
+
+        Args:
+            gradients: All gradients of the step.
+            contents: The slices of each message, in the agreed order of messages.
+
+        Raises:
+            ValueError: An element is missing, travels twice, or does not exist, or a
+                message mixes element types.
+        """
+        self.gradients = {gradient.index: gradient for gradient in gradients}
+        self.messages = tuple(
+            Message(number, tuple(slices), self._bytes_of(slices))
+            for number, slices in enumerate(contents)
+        )
+        self._check_coverage()
+
+    @cached_property
+    def carriers(self) -> dict[int, tuple[int, ...]]:
+        """Numbers of the messages that carry something of each gradient."""
+        carriers: dict[int, list[int]] = {index: [] for index in self.gradients}
+        for message in self.messages:
+            for index in message.gradients:
+                carriers[index].append(message.number)
+        return {index: tuple(numbers) for index, numbers in carriers.items()}
+
+    def _bytes_of(self, slices: Sequence[Slice]) -> int:
+        if unknown := {part.gradient for part in slices} - self.gradients.keys():
+            raise ValueError(f"a message carries gradients that do not exist: {sorted(unknown)}")
+        owners = [self.gradients[part.gradient] for part in slices]
+        if len({owner.dtype for owner in owners}) > 1:
+            raise ValueError("a message mixes element types")
+        return sum(
+            part.elements * owner.element_bytes for part, owner in zip(slices, owners, strict=True)
+        )
+
+    def _check_coverage(self) -> None:
+        parts: dict[int, list[Slice]] = {index: [] for index in self.gradients}
+        for message in self.messages:
+            for part in message.slices:
+                parts[part.gradient].append(part)
+        for index, slices in parts.items():
+            gradient = self.gradients[index]
+            reached = 0
+            for part in sorted(slices, key=lambda part: part.start):
+                if part.start != reached or part.stop < part.start:
+                    raise ValueError(
+                        f"gradient {gradient.name!r}: element {min(part.start, reached)} "
+                        "travels twice or not at all"
+                    )
+                reached = part.stop
+            if reached != gradient.elements:
+                raise ValueError(
+                    f"gradient {gradient.name!r}: {reached} of {gradient.elements} elements travel"
+                )
+
+
+def whole(gradient: Gradient) -> Slice:
+    """The slice that is all of a gradient."""
+    return Slice(gradient.index, 0, gradient.elements)

@@ -1,0 +1,108 @@
+"""What every schedule is, and the one dispatcher that most of them share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from ddltrace.experiments.message_plan import Gradient, Message, MessagePlan
+
+
+class Dispatcher(Protocol):
+    """Decides, within one step on one rank, which messages start now.
+
+    It is a state machine without a clock: the engine tells it what happens in the job, a
+    replay tells it what happened in a trace. Collectives must start in the same order on all
+    ranks, so the messages that it returns over a step are always in an order that does not
+    depend on when things happened on this rank.
+    """
+
+    def gradient_ready(self, index: int) -> Sequence[Message]:
+        """The gradient with this index has been computed.
+
+        Returns:
+            The messages to start now, in order.
+        """
+        ...
+
+    def backward_ended(self) -> Sequence[Message]:
+        """No further gradient will come in this step; those missing count as zero.
+
+        Returns:
+            All messages that have not been started, in order.
+        """
+        ...
+
+
+WaitingPoint = Literal["update", "layer"]
+"""Where a step waits for its averages: before the optimizer's step, or each layer's next
+forward for its own, which is updated then."""
+
+
+class Schedule(ABC):
+    """A pure description of one way to send the gradients of a step."""
+
+    @property
+    def wait(self) -> WaitingPoint:
+        """Where the job waits for what was sent."""
+        return "update"
+
+    @abstractmethod
+    def plan(self, gradients: Sequence[Gradient]) -> MessagePlan:
+        """Cuts and gathers the gradients into messages.
+
+        Args:
+            gradients: All gradients, in the order of creation on which the ranks agreed:
+                the first to be ready (that of the output layer) stands first.
+
+        Returns:
+            The messages in the order in which all ranks will start them.
+        """
+
+    @abstractmethod
+    def dispatcher(self, plan: MessagePlan) -> Dispatcher:
+        """A fresh dispatcher for one step of a plan that this schedule made."""
+
+
+class InTurn:
+    """Starts a message as soon as all it carries is ready and all before it have started.
+
+    A message that is ready out of turn is held back: that is what keeps the order of
+    collectives the same on ranks whose gradients become ready in different orders.
+    """
+
+    def __init__(self, plan: MessagePlan) -> None:
+        self._messages = plan.messages
+        self._carriers = plan.carriers
+        self._missing = [len(message.gradients) for message in plan.messages]
+        self._next = 0
+
+    def gradient_ready(self, index: int) -> Sequence[Message]:
+        """Returns the messages whose turn has now come and that lack nothing."""
+        for number in self._carriers[index]:
+            self._missing[number] -= 1
+        first = self._next
+        while self._next < len(self._messages) and self._missing[self._next] == 0:
+            self._next += 1
+        return self._messages[first : self._next]
+
+    def backward_ended(self) -> Sequence[Message]:
+        """Returns what was held back."""
+        first, self._next = self._next, len(self._messages)
+        return self._messages[first:]
+
+
+class AfterBackward:
+    """Starts nothing before backward has ended, then everything, in the order of the plan."""
+
+    def __init__(self, plan: MessagePlan) -> None:
+        self._messages = plan.messages
+
+    def gradient_ready(self, index: int) -> Sequence[Message]:
+        """Returns nothing: backward still runs."""
+        return ()
+
+    def backward_ended(self) -> Sequence[Message]:
+        """Returns every message."""
+        return self._messages

@@ -1,0 +1,67 @@
+"""PyTorch's own DistributedDataParallel: gradients gathered into buckets of a given size.
+
+Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020,
+section 3.2.3. In a job this schedule is executed by PyTorch's reducer itself, because the
+baseline has to be the real thing; `plan` says what that reducer sends, for those who only
+reckon with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddltrace.experiments.message_plan import Gradient, MessagePlan, Slice, whole
+from ddltrace.experiments.schedules.base import Dispatcher, InTurn, Schedule
+
+_DEFAULT_CAP_MB = 25.0
+_DEFAULT_FIRST_BUCKET_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class DdpBuckets(Schedule):
+    """Buckets of up to `bucket_mb`, each sent in turn when its last gradient is ready.
+
+    Attributes:
+        bucket_mb: ``bucket_cap_mb`` of DistributedDataParallel, in MiB. None is PyTorch's
+            default: 25 with a first bucket of 1 MiB. A value that is given holds for the
+            first bucket, too.
+    """
+
+    bucket_mb: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.bucket_mb is not None and not 0 < self.bucket_mb < math.inf:
+            raise ValueError("bucket_mb must be a positive number")
+
+    def plan(self, gradients: Sequence[Gradient]) -> MessagePlan:
+        """The buckets from the second step on, when the reducer has seen the order.
+
+        A bucket is closed by the tensor that fills it, so it may be larger than its cap, and
+        every element type has buckets of its own.
+        """
+        limits = self._limits()
+        closed: list[list[Slice]] = []
+        opened: dict[str, list[Slice]] = {}
+        filled: dict[str, int] = {}
+        rank_of_limit: dict[str, int] = {}
+        for gradient in gradients:
+            key = gradient.dtype
+            opened.setdefault(key, []).append(whole(gradient))
+            filled[key] = filled.get(key, 0) + gradient.bytes
+            limit = limits[min(rank_of_limit.get(key, 0), len(limits) - 1)]
+            if filled[key] >= limit:
+                closed.append(opened.pop(key))
+                filled[key] = 0
+                rank_of_limit[key] = rank_of_limit.get(key, 0) + 1
+        return MessagePlan(gradients, [*closed, *opened.values()])
+
+    def dispatcher(self, plan: MessagePlan) -> Dispatcher:
+        """Lets each bucket go in turn, as the reducer does."""
+        return InTurn(plan)
+
+    def _limits(self) -> list[int]:
+        if self.bucket_mb is None:
+            return [_DEFAULT_FIRST_BUCKET_BYTES, int(_DEFAULT_CAP_MB * (1 << 20))]
+        return [int(self.bucket_mb * (1 << 20))]

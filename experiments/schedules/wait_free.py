@@ -1,0 +1,33 @@
+"""Wait-free backpropagation: a gradient leaves as soon as it is there.
+
+Zhang et al., "Poseidon: An Efficient Communication Architecture for Distributed Deep Learning
+on GPU Clusters", USENIX ATC 2017, section 3.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddltrace.experiments.message_plan import Gradient, MessagePlan, whole
+from ddltrace.experiments.schedules.base import Dispatcher, InTurn, Schedule, WaitingPoint
+
+
+@dataclass(frozen=True)
+class WaitFree(Schedule):
+    """One message a tensor, in order of creation, each as soon as its gradient is ready.
+
+    Attributes:
+        wait: ``layer`` lets communication reach into the next forward pass. Poseidon itself
+            waits before the update.
+    """
+
+    wait: WaitingPoint = "update"
+
+    def plan(self, gradients: Sequence[Gradient]) -> MessagePlan:
+        """One message a tensor, in the order in which the gradients are created."""
+        return MessagePlan(gradients, [[whole(gradient)] for gradient in gradients])
+
+    def dispatcher(self, plan: MessagePlan) -> Dispatcher:
+        """Lets each message go as soon as its turn and its gradient have come."""
+        return InTurn(plan)

@@ -1,0 +1,412 @@
+"""The dashboard in a real Chromium: every page, keys and mouse, links, evil names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import ddltrace
+from ddltrace.dashboard.app import create_app
+from ddltrace.dashboard.server import bind, running
+from ddltrace.dashboard.workspace import Workspace
+from ddltrace.tracer.schema import EVENTS
+from ddltrace.tracer.store import RunInfo, read_events, write_events, write_run
+
+pytestmark = pytest.mark.browser
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = sorted(path.parent for path in (ROOT / "sample_traces").glob("*/run.json"))
+HOSTILE = "<img src=x onerror=window.pwned=1></script><script>window.pwned=1</script>\x1b[31m"
+ATTRIBUTES = "view, scene, source, selected, hits, query, props"
+TIMELINE = "document.getElementById('timeline').timeline"
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real trace in which every name is an attack."""
+    source, target = SAMPLES[0], tmp_path_factory.mktemp("hostile") / HOSTILE.replace("/", "|")
+    target.mkdir()
+    run = json.loads((source / "run.json").read_text())
+    run["command"] = [HOSTILE]
+    run["notes"] = [HOSTILE]
+    for table in run["tensor_tables"]:
+        for tensor in table:
+            tensor["name"] = HOSTILE + tensor["name"]
+    (target / "run.json").write_text(json.dumps(run))
+    for rank in run["ranks"]:
+        events, _ = read_events(source, rank["segment"])
+        for column in ("name", "lane", "dtype"):
+            coded = events[column].combine_chunks()
+            names = pa.array([HOSTILE + name for name in coded.dictionary.to_pylist()], pa.string())
+            evil = pa.DictionaryArray.from_arrays(coded.indices, names)
+            number = EVENTS.get_field_index(column)
+            events = events.set_column(number, EVENTS.field(column), evil)
+        write_events(target, rank["segment"], iter(events.to_batches()))
+    return target
+
+
+@pytest.fixture(scope="module")
+def address(hostile: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A dashboard of the first sample, the last one, an evil one and an empty one."""
+    nothing = tmp_path_factory.mktemp("empty") / "nothing"
+    nothing.mkdir()
+    write_run(nothing, RunInfo(status="complete"))
+    paths = (SAMPLES[0], SAMPLES[-1], hostile, nothing)
+    workspace = Workspace([ddltrace.open(path) for path in paths])
+    with running(create_app(workspace).server, bind("127.0.0.1", None)) as url:
+        yield url
+
+
+class Visit:
+    """A page of the dashboard, and what went wrong or out while it was there."""
+
+    def __init__(self, browser: Any, address: str, path: str, **options: Any) -> None:
+        self.troubles: list[str] = []
+        options = {"viewport": {"width": 1280, "height": 800}} | options
+        self.page = browser.new_page(**options)
+        self.page.on("pageerror", lambda error: self.troubles.append(f"error {error}"))
+        self.page.on("console", self._heard)
+        self.page.on("request", lambda request: self._asked(request.url, address))
+        self.page.on("response", self._answered)
+        self.page.goto(address + path)
+
+    def _heard(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.troubles.append(f"console: {message.text}")
+
+    def _asked(self, url: str, address: str) -> None:
+        if not url.startswith((address, "data:", "blob:")):
+            self.troubles.append(f"asked for {url}")
+
+    def _answered(self, response: Any) -> None:
+        if response.status >= 400:
+            self.troubles.append(f"{response.status} for {response.url}")
+
+    def timeline(self, selector: str = "#timeline") -> Visit:
+        """Waits until the timeline has painted a frame from the server."""
+        self.page.wait_for_selector(f"{selector}[data-sharp]")
+        return self
+
+    def state(self, expression: str) -> Any:
+        """The value of an expression over the attributes of the timeline's engine."""
+        return self.page.evaluate(
+            f"(() => {{ const {{ {ATTRIBUTES} }} = {TIMELINE}; return {expression}; }})()"
+        )
+
+    def until(self, expression: str) -> None:
+        """Waits until an expression over the timeline's engine holds."""
+        self.until_true(lambda: self.state(expression), expression)
+
+    def until_true(self, holds: Callable[[], Any], what: str) -> None:
+        """Waits for something; playwright's own waiting evaluates strings, which the page's
+        policy forbids."""
+        for _ in range(400):
+            if holds():
+                return
+            self.page.wait_for_timeout(25)
+        raise AssertionError(f"never: {what}")
+
+    def figures(self) -> int:
+        """Waits until all figures of the page are drawn; returns how many there are."""
+        self.page.wait_for_selector(".graph")
+        self.until_true(
+            lambda: self.page.evaluate(
+                "[...document.querySelectorAll('.graph')].every("
+                "g => g.querySelector('.js-plotly-plot')?.data?.length > 0)"
+            ),
+            "all figures are drawn",
+        )
+        return int(self.page.locator(".graph svg.main-svg .cartesianlayer").count())
+
+    def fits(self) -> bool:
+        """Whether nothing is wider than the window."""
+        return bool(
+            self.page.evaluate(
+                "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+            )
+        )
+
+
+@pytest.mark.parametrize("width", [1280, 1920])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_overview(browser: Any, address: str, width: int, theme: str) -> None:
+    visit = Visit(
+        browser, address, "", viewport={"width": width, "height": 900}, color_scheme=theme
+    )
+    visit.page.wait_for_selector(".headline h1")
+    assert visit.figures() >= 6
+    assert visit.page.locator("html").get_attribute("data-theme") == theme
+    assert visit.fits()
+    assert visit.troubles == []
+
+
+def test_theme_is_kept(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "", color_scheme="light")
+    visit.figures()
+    bar = visit.page.locator(".graph .bars path").first
+    read = "bar => getComputedStyle(bar).fill"
+    before = bar.evaluate(read)
+    visit.page.click("#switch-theme")
+    visit.until_true(lambda: bar.evaluate(read) != before, "figures follow the page")
+    visit.page.goto(address + "timeline")
+    assert visit.page.locator("html").get_attribute("data-theme") == "dark"
+    assert visit.troubles == []
+
+
+@pytest.mark.parametrize("width", [1280, 1920])
+def test_timeline_zooms_pans_and_fits(browser: Any, address: str, width: int) -> None:
+    visit = Visit(browser, address, "timeline", viewport={"width": width, "height": 900}).timeline()
+    whole = visit.state("view.width")
+    visit.page.locator(".tl-canvas").hover(position={"x": 500, "y": 200})
+    visit.page.keyboard.press("w", delay=200)
+    zoomed = visit.state("view.width")
+    assert zoomed < whole
+    start = visit.state("view.t0")
+    visit.page.keyboard.press("d", delay=100)
+    assert visit.state("view.t0") > start
+    assert visit.state("view.width") == pytest.approx(zoomed)
+    visit.page.keyboard.down("Control")
+    visit.page.mouse.wheel(0, -400)
+    visit.page.keyboard.up("Control")
+    visit.until(f"view.width < {0.9 * zoomed}")
+    start = visit.state("view.t0")
+    box = visit.page.locator(".tl-canvas").bounding_box()
+    visit.page.mouse.move(box["x"] + 600, box["y"] + 100)
+    visit.page.mouse.down()
+    visit.page.mouse.move(box["x"] + 400, box["y"] + 100, steps=4)
+    visit.page.mouse.up()
+    assert visit.state("view.t0") > start
+    visit.page.keyboard.press("Escape")
+    visit.page.keyboard.press("f")
+    visit.until(f"view.width === {whole}")
+    assert visit.fits()
+    assert visit.troubles == []
+
+
+def test_pixels_are_painted(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "timeline").timeline()
+    colours = visit.page.evaluate(
+        """() => {
+          const canvas = document.querySelector(".tl-canvas");
+          const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+          const seen = new Set();
+          for (let i = 0; i < data.length; i += 4) {
+            seen.add("rgb(" + data[i] + "," + data[i + 1] + "," + data[i + 2] + ")");
+          }
+          const roles = getComputedStyle(document.documentElement);
+          const channels = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+          const rgb = (hex) => "rgb(" + channels(hex).join(",") + ")";
+          return ["forward", "backward", "update", "wait", "exposed"]
+            .filter((role) => seen.has(rgb(roles.getPropertyValue("--role-" + role).trim())));
+        }"""
+    )
+    assert {"forward", "backward", "exposed"} <= set(colours)
+
+
+def click_on(visit: Visit, role: str) -> dict[str, Any]:
+    """Zooms to the longest interval of a role among the lanes in sight and clicks on it."""
+    target = visit.page.evaluate(
+        """role => {
+          const engine = document.getElementById("timeline").timeline;
+          const frame = engine.source.current, number = engine.layout.roles.indexOf(role);
+          const length = (i) => (i < 0 ? -1 : frame.end[i] - frame.start[i]);
+          const { width, height } = engine.size();
+          const shown = (i) => {
+            const line = engine.scene.lineOfRow.get(frame.row[i]);
+            return line && line.y + line.height - engine.view.scroll < height;
+          };
+          let best = -1;
+          for (let i = 0; i < frame.n; i++) {
+            if (frame.role[i] === number && length(i) > length(best) && shown(i)) best = i;
+          }
+          const line = engine.scene.lineOfRow.get(frame.row[best]);
+          engine.act(() => engine.view.fitTo(frame.start[best], frame.end[best]));
+          const y = line.y + line.height / 2 - engine.view.scroll;
+          return { x: (width + 148) / 2, y, event: frame.event[best] };
+        }""",
+        role,
+    )
+    visit.page.locator(".tl-canvas").click(position={"x": target["x"], "y": target["y"]})
+    return dict(target)
+
+
+def test_a_click_shows_a_collective_on_every_rank(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "timeline").timeline()
+    target = click_on(visit, "collective")
+    visit.page.wait_for_selector(".details .part")
+    assert visit.state("selected.event") == target["event"]
+    ranks = ddltrace.open(SAMPLES[0]).ranks
+    assert visit.page.locator(".details .part").count() == len(ranks)
+    visit.until("props.flow.length > 1")
+    # Another rank's part is one click away.
+    visit.page.locator(".details .part").last.click()
+    visit.until(f"selected.rank === {ranks[-1]}")
+    visit.page.keyboard.press("Escape")
+    visit.page.wait_for_selector(".details", state="hidden")
+    assert visit.troubles == []
+
+
+def test_keys_go_from_event_to_event(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "timeline").timeline()
+    click_on(visit, "backward")
+    visit.until("selected && selected.end !== undefined")
+    start = visit.state("selected.start")
+    visit.page.keyboard.press(".")
+    visit.until(f"selected.start > {start}")
+    visit.page.keyboard.press(",")
+    visit.until(f"selected.start === {start}")
+    visit.page.keyboard.press("Escape")
+    visit.until("selected === null")
+    visit.page.keyboard.press(".")  # without a mouse, this selects the first
+    visit.until("selected !== null")
+    visit.page.keyboard.press("?")
+    assert visit.page.locator(".tl-keys").is_visible()
+    visit.page.keyboard.press("Escape")
+    assert not visit.page.locator(".tl-keys").is_visible()
+    assert visit.troubles == []
+
+
+def test_searching_and_stepping_through_the_hits(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "timeline").timeline()
+    visit.page.keyboard.press("/")
+    visit.page.keyboard.type("all_reduce")
+    visit.until("hits.length > 1")
+    assert "events" in visit.page.locator(".tl-found").inner_text()
+    visit.until("source.current.found.size > 0")
+    visit.page.keyboard.press("Enter")
+    visit.until("selected")
+    first = visit.state("selected.start")
+    visit.page.keyboard.press("Enter")
+    visit.until(f"selected.start > {first}")
+    assert visit.page.locator(".tl-found").inner_text().startswith("2 of")
+    visit.page.keyboard.press("Escape")
+    visit.until("query === ''")
+    assert visit.troubles == []
+
+
+def test_measuring_a_range(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "timeline").timeline()
+    box = visit.page.locator(".tl-canvas").bounding_box()
+    visit.page.keyboard.down("Shift")
+    visit.page.mouse.move(box["x"] + 400, box["y"] + 100)
+    visit.page.mouse.down()
+    visit.page.mouse.move(box["x"] + 700, box["y"] + 100, steps=4)
+    visit.page.mouse.up()
+    visit.page.keyboard.up("Shift")
+    visit.page.wait_for_selector(".details h3")
+    assert visit.page.locator(".details h3").inner_text() == "Busy in this range"
+    assert visit.troubles == []
+
+
+def test_links_restore_the_view(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "timeline?trace=1").timeline()
+    click_on(visit, "backward")
+    visit.page.wait_for_selector(".details h2")
+    visit.page.locator(".tl-search").fill("back~ward & 100%")
+    visit.until("query !== ''")
+    visit.until_true(lambda: "q%3A" in visit.page.url, "the search is in the link")
+    visit.until_true(lambda: "s%3A" in visit.page.url, "the selection is in the link")
+    shown = visit.state("[view.t0, view.t1]")
+    heading = visit.page.locator(".details h2").inner_text()
+    event = visit.state("selected.event")
+    other = Visit(browser, "", visit.page.url).timeline()
+    assert other.state("[view.t0, view.t1]") == pytest.approx(shown, rel=1e-6)
+    assert other.state("selected.event") == event
+    assert other.state("query") == "back~ward & 100%"
+    other.page.wait_for_selector(".details h2")
+    assert other.page.locator(".details h2").inner_text() == heading
+    assert other.state("props.trace") == 1
+
+
+@pytest.mark.parametrize(
+    "link", ["v=nonsense", "v=t%3Aa_b", "v=t%3A9_1~q%3A%25E0", "v=s%3A9_9_9", "v=f%3A77"]
+)
+def test_broken_links_show_everything(browser: Any, address: str, link: str) -> None:
+    visit = Visit(browser, address, f"timeline#{link}").timeline()
+    assert visit.state("view.width") >= visit.state("view.span")
+    assert visit.troubles == []
+
+
+def test_ranks_fold(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "timeline").timeline()
+    tall = visit.state("scene.lines.length")
+    visit.page.locator(".tl-canvas").click(position={"x": 40, "y": 12})
+    assert visit.state("scene.lines.length") < tall
+    visit.page.locator(".tl-canvas").click(position={"x": 40, "y": 12})
+    assert visit.state("scene.lines.length") == tall
+
+
+@pytest.mark.parametrize("width", [1280, 1920])
+def test_comparison(browser: Any, address: str, width: int) -> None:
+    visit = Visit(browser, address, "compare?a=0&b=1", viewport={"width": width, "height": 900})
+    for key in "ab":
+        visit.timeline(f"#timeline-{key}")
+    visit.page.evaluate(
+        "() => { const a = document.getElementById('timeline-a').timeline;"
+        "a.act(() => a.view.set(1e6, 9e6)); }"
+    )
+    other = "document.getElementById('timeline-b').timeline.view"
+    assert visit.page.evaluate(f"[{other}.t0, {other}.t1]") == [1e6, 9e6]
+    assert visit.figures() >= 3
+    assert visit.fits()
+    assert visit.troubles == []
+
+
+def test_pages_are_reached_by_their_links(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "?trace=1")
+    visit.page.wait_for_selector(".headline h1")
+    visit.page.get_by_role("link", name="Timeline", exact=True).click()
+    visit.timeline()
+    assert visit.state("props.trace") == 1
+    visit.page.get_by_role("link", name="Compare").click()
+    visit.page.wait_for_selector(".compare-bar")
+    visit.page.go_back()
+    visit.timeline()
+    assert visit.troubles == []
+
+
+def test_evil_names_never_act(browser: Any, address: str) -> None:
+    for path in ("?trace=2", "timeline?trace=2", "compare?a=2&b=0"):
+        visit = Visit(browser, address, path)
+        visit.page.wait_for_selector(".headline h1, .timeline[data-sharp]")
+        if path.startswith("timeline"):
+            visit.timeline()
+            click_on(visit, "collective")
+            visit.page.wait_for_selector(".details .part")
+            visit.page.locator(".tl-canvas").hover(position={"x": 600, "y": 60})
+        else:
+            visit.page.wait_for_selector(".graph svg.main-svg")
+        visit.page.wait_for_load_state("networkidle")
+        assert visit.page.evaluate("window.pwned") is None
+        assert visit.page.locator("img[src=x]").count() == 0
+        assert visit.fits()
+        assert visit.troubles == []
+
+
+def test_an_empty_trace_says_so(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "timeline?trace=3")
+    visit.page.get_by_text("This trace holds no events").wait_for()
+    visit.page.goto(address + "?trace=3")
+    visit.page.get_by_text("Nothing was measured").wait_for()
+    assert visit.troubles == []
+
+
+def test_what_is_not_there_says_so(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "?trace=99")
+    visit.page.get_by_text("this dashboard has no trace 99").wait_for()
+    visit.page.goto(address + "nowhere")
+    visit.page.get_by_text("There is no such page").wait_for()
+    assert visit.troubles == []
+
+
+def test_a_server_that_went_away_is_told_of(browser: Any) -> None:
+    workspace = Workspace([ddltrace.open(SAMPLES[0])])
+    with running(create_app(workspace).server, bind("127.0.0.1", None)) as url:
+        visit = Visit(browser, url, "timeline").timeline()
+    visit.page.keyboard.press("w", delay=300)
+    visit.page.get_by_text("Is ddltrace dashboard still running?").wait_for()

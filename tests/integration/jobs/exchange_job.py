@@ -1,0 +1,282 @@
+"""Two ranks try the engine in every way that its tests ask about; rank 0 writes what it saw.
+
+Started by test_experiments_engine.py: torchrun exchange_job.py OUTPUT
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddltrace.experiments.engine import Exchange, attach
+from ddltrace.experiments.message_plan import Gradient, MessagePlan, Slice, whole
+from ddltrace.experiments.schedules.base import Dispatcher, InTurn, Schedule
+from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
+from ddltrace.experiments.strategy import Strategy, parse
+
+STEPS = 4
+
+
+@dataclass(frozen=True)
+class Shuffled(Schedule):
+    """Merges and cuts at will: gradients in reverse, in messages of 7 elements."""
+
+    def plan(self, gradients: Sequence[Gradient]) -> MessagePlan:
+        contents: list[list[Slice]] = [[]]
+        room = 7
+        for gradient in reversed(gradients):
+            start = 0
+            while start < gradient.elements:
+                stop = min(gradient.elements, start + room)
+                contents[-1].append(Slice(gradient.index, start, stop))
+                room -= stop - start
+                start = stop
+                if room == 0:
+                    contents.append([])
+                    room = 7
+        return MessagePlan(gradients, [c for c in contents if c])
+
+    def dispatcher(self, plan: MessagePlan) -> Dispatcher:
+        return InTurn(plan)
+
+
+class Merged(Shuffled):
+    """Everything in one message."""
+
+    def plan(self, gradients: Sequence[Gradient]) -> MessagePlan:
+        return MessagePlan(gradients, [[whole(gradient) for gradient in gradients]])
+
+
+class TwoBranches(nn.Module):
+    """The order of its gradients depends on the order in which its branches are called."""
+
+    def __init__(self, *, first: str) -> None:
+        super().__init__()
+        self.left = nn.Linear(6, 3)
+        self.right = nn.Linear(6, 5)
+        self.unused = nn.Linear(2, 2)
+        self._order = ["left", "right"] if first == "left" else ["right", "left"]
+        self.skip: set[str] = set()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = [
+            self.get_submodule(name)(inputs).sum(1) for name in self._order if name not in self.skip
+        ]
+        return torch.stack(outputs).sum(0)
+
+
+def cnn() -> nn.Module:
+    """A small network whose convolution has strided (channels-last) gradients."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
+    return model.to(memory_format=torch.channels_last)
+
+
+def train(strategy: Strategy, model: nn.Module, inputs: Callable[[int], torch.Tensor]) -> Any:
+    """Trains a few steps with a falling rate; returns all gradients and final parameters."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    exchange = attach(model, strategy, optimizer)
+    seen = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        exchange.model(inputs(step)).square().mean().backward()
+        exchange.finish()
+        seen.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        optimizer.step()
+        scheduler.step()
+    exchange.close()
+    return seen, [p.detach().clone() for p in model.parameters()]
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether two results of `train` are equal to the last bit.
+
+    Where layers wait, there are no gradients to be seen after `finish`: parameters count.
+    """
+    with_gradients = all(any(side[0]) for side in (left, right))
+    flat = [
+        [t for part in (*(side[0] if with_gradients else ()), side[1]) for t in part]
+        for side in (left, right)
+    ]
+    return len(flat[0]) == len(flat[1]) and all(map(torch.equal, flat[0], flat[1]))
+
+
+def image(step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    made = torch.randn(8, 2, 4, 4, generator=generator)
+    return made.to(memory_format=torch.channels_last)
+
+
+def vector(step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    return torch.randn(8, 6, generator=generator)
+
+
+def record_messages() -> tuple[list[int], Callable[[], None]]:
+    """The number of elements of every all_reduce from here on."""
+    original = dist.all_reduce
+    sizes: list[int] = []
+
+    def recording(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        sizes.append(tensor.numel())
+        return original(tensor, *args, **kwargs)
+
+    dist.all_reduce = recording
+
+    def restore() -> None:
+        dist.all_reduce = original
+
+    return sizes, restore
+
+
+def equality(report: dict[str, Any]) -> None:
+    reference = train(parse("ddp"), cnn(), image)
+    others = {
+        spec: parse(spec) for spec in ("fifo", "wfbp", "wfbp:wait=layer", "ddp:bucket_mb=0.0001")
+    }
+    others |= {"shuffled": Strategy("x", Shuffled()), "merged": Strategy("x", Merged())}
+    report["equal_to_ddp"] = {
+        name: same(train(strategy, cnn(), image), reference) for name, strategy in others.items()
+    }
+
+
+def order(report: dict[str, Any]) -> None:
+    """The ranks' gradients come in opposite orders."""
+    model = TwoBranches(first="left" if dist.get_rank() == 0 else "right")
+    model.unused.requires_grad_(False)
+    arrivals: list[str] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda _, n=name: arrivals.append(n))
+    sizes, restore = record_messages()
+    train(parse("wfbp"), model, vector)
+    restore()
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, {"arrivals": arrivals[:4], "messages": sizes})
+    report["order"] = gathered
+
+
+def unused(report: dict[str, Any]) -> None:
+    """Rank 1 leaves out a branch in one step; nobody ever uses `unused`."""
+
+    def run(strategy: Strategy) -> Any:
+        torch.manual_seed(1)
+        model = TwoBranches(first="left")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        exchange = attach(model, strategy, optimizer, find_unused_parameters=True)
+        gradients = []
+        for step in range(STEPS):
+            model.skip = {"right"} if dist.get_rank() == 1 and step % 2 else set()
+            optimizer.zero_grad()
+            exchange.model(vector(step)).square().mean().backward()
+            exchange.finish()
+            gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+            optimizer.step()
+        exchange.close()
+        report["unused_stays_none"] = model.unused.weight.grad is None
+        return gradients, [p.detach().clone() for p in model.parameters()]
+
+    reference = run(parse("ddp"))
+    report["unused_equal_to_ddp"] = {
+        spec: same(run(parse(spec)), reference) for spec in ("fifo", "wfbp", "wfbp:wait=layer")
+    }
+
+
+def misuse(report: dict[str, Any]) -> None:
+    model = TwoBranches(first="left")
+    exchange = attached(model, "fifo")
+    model(vector(0)).mean().backward()
+    report["missing"] = complaint(exchange.finish)
+    model.unused.requires_grad_(False)
+    exchange.close()
+
+    def two_backwards(exchange: Exchange) -> None:
+        for step in range(2):
+            exchange.model(vector(step)).mean().backward()
+
+    exchange = attached(model, "wfbp")
+    report["twice"] = complaint(lambda: two_backwards(exchange))
+    exchange.close()
+
+    exchange = attached(model, "wfbp:wait=layer")
+    exchange.model(vector(0)).mean().backward()
+    exchange.finish()
+
+    def around_the_layer() -> None:
+        nn.functional.linear(vector(1), model.left.weight).mean().backward()
+
+    report["around"] = complaint(around_the_layer)
+    exchange.close()
+
+    embedding = nn.Embedding(10, 3, sparse=True)
+    exchange = attached(embedding, "fifo")
+    report["sparse"] = complaint(lambda: embedding(torch.tensor([1, 2])).sum().backward())
+    exchange.close()
+
+
+def attached(model: nn.Module, spec: str) -> Exchange:
+    return attach(model, parse(spec), torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def complaint(action: Callable[[], None]) -> str | None:
+    try:
+        action()
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def ddp_plan(report: dict[str, Any]) -> None:
+    """What `DdpBuckets.plan` says is what PyTorch's reducer does once it knows the order."""
+    found = {}
+    for bucket_mb in (None, 0.01, 0.5):
+        torch.manual_seed(1)
+        model = nn.Sequential(*stack())
+        schedule = DdpBuckets(bucket_mb)
+        exchange = attach(model, Strategy("ddp", schedule), torch.optim.SGD(model.parameters()))
+        seen: list[list[int]] = []
+        exchange.model.register_comm_hook(seen, note_bucket)  # type: ignore[operator]
+        arrivals: list[int] = []
+        parameters = list(model.parameters())
+        for index, parameter in enumerate(parameters):
+            parameter.register_post_accumulate_grad_hook(lambda _, i=index, a=arrivals: a.append(i))
+        for _ in range(3):
+            seen.clear()
+            arrivals.clear()
+            exchange.model(torch.ones(2, 400)).sum().backward()
+        gradients = [
+            Gradient(i, str(i), parameters[i].numel()) for i in sorted(arrivals, key=arrivals.index)
+        ]
+        plan = schedule.plan(gradients)
+        found[str(bucket_mb)] = {"real": seen[:], "planned": [m.elements for m in plan.messages]}
+    report["ddp_plan"] = found
+
+
+def stack() -> list[nn.Module]:
+    return [*(nn.Linear(400, 400) for _ in range(4)), nn.Linear(400, 9)]
+
+
+def note_bucket(seen: list[Any], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    seen.append(bucket.buffer().numel())
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    report: dict[str, Any] = {}
+    for part in (equality, order, unused, ddp_plan, misuse):
+        part(report)
+    if dist.get_rank() == 0:
+        Path(sys.argv[1]).write_text(json.dumps(report))
+    dist.destroy_process_group()
+
+
+main()

@@ -1,0 +1,73 @@
+"""The engine on two real ranks over Gloo: same numbers as DDP, agreed order, no deadlock."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+JOB = Path(__file__).parent / "jobs" / "exchange_job.py"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    output = tmp_path_factory.mktemp("exchange") / "report.json"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", str(JOB), str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    value: dict[str, Any] = json.loads(output.read_text())
+    return value
+
+
+@pytest.mark.parametrize(
+    "name", ["fifo", "wfbp", "wfbp:wait=layer", "ddp:bucket_mb=0.0001", "shuffled", "merged"]
+)
+def test_gradients_and_parameters_equal_ddps_to_the_last_bit(
+    report: dict[str, Any], name: str
+) -> None:
+    assert report["equal_to_ddp"][name]
+
+
+def test_ranks_agree_on_the_order_though_their_gradients_come_in_another(
+    report: dict[str, Any],
+) -> None:
+    first, second = report["order"]
+    assert first["arrivals"] != second["arrivals"]
+    assert sorted(first["arrivals"]) == sorted(second["arrivals"])
+    # Rank 0 called `left` first, so the gradients of `right` (5 and 30 elements) came first.
+    assert first["messages"] == second["messages"] == [5, 30, 3, 18] * 4
+
+
+@pytest.mark.parametrize("spec", ["fifo", "wfbp", "wfbp:wait=layer"])
+def test_unused_parameters_are_handled_as_ddp_does(report: dict[str, Any], spec: str) -> None:
+    assert report["unused_equal_to_ddp"][spec]
+    assert report["unused_stays_none"]
+
+
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        ("missing", "find_unused_parameters=True"),
+        ("twice", "call finish() after every backward"),
+        ("sparse", "sparse gradient"),
+        ("around", "outside the forward of its own layer"),
+    ],
+)
+def test_misuse_is_an_error_that_names_the_fix(
+    report: dict[str, Any], case: str, says: str
+) -> None:
+    assert says in report[case]
+
+
+@pytest.mark.parametrize("bucket_mb", ["None", "0.01", "0.5"])
+def test_the_plan_of_ddps_buckets_is_what_the_reducer_sends(
+    report: dict[str, Any], bucket_mb: str
+) -> None:
+    found = report["ddp_plan"][bucket_mb]
+    assert found["planned"] == found["real"]
+    assert len(found["real"]) > 1

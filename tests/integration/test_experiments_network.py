@@ -1,0 +1,166 @@
+"""The emulated network, made for real: as fast as it says, and always taken down."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ddltrace.experiments.network import EmulatedNetwork, remove_leftovers
+from ddltrace.tracer.errors import MissingCapabilityError
+
+
+def why_not() -> str | None:
+    """Why no network can be made here; None if it can."""
+    if not sys.platform.startswith("linux") or shutil.which("ip") is None:
+        return "needs Linux and iproute2"
+    if os.geteuid() != 0:
+        return "needs root"
+    try:
+        with EmulatedNetwork(hosts=2, bits_per_second=1_000_000_000):
+            return None
+    except MissingCapabilityError as error:
+        return str(error)
+
+
+pytestmark = pytest.mark.netns
+
+
+@pytest.fixture(scope="module", autouse=True)
+def network_or_skip() -> None:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(f"no emulated network here: {reason}")
+
+
+LAUNCH = [sys.executable, "-m", "ddltrace.experiments.network_launch"]
+HOSTS = ["--hosts", "2", "--bandwidth", "400mbit", "--"]
+
+ALL_REDUCE = """
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+vector = torch.ones(1 << 22)
+dist.all_reduce(vector)
+times = []
+for _ in range(3):
+    dist.barrier()
+    start = time.perf_counter()
+    dist.all_reduce(vector)
+    times.append(time.perf_counter() - start)
+size = dist.get_world_size()
+if dist.get_rank() == 0:
+    print(2 * (size - 1) / size * vector.nbytes * 8 / sorted(times)[1])
+dist.destroy_process_group()
+"""
+
+
+def namespaces_of(pid: int) -> list[str]:
+    folder = Path("/run/netns")
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted(name for name in names if name.startswith(f"ddltrace-{pid}-"))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to be"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def sleeping(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A launcher whose two ranks have written their process ids and sleep."""
+    script = "echo $$ > $0/rank$RANK.tmp; mv $0/rank$RANK.tmp $0/rank$RANK; exec sleep 1000"
+    process = subprocess.Popen([*LAUNCH, *HOSTS, "sh", "-c", script, str(tmp_path)])
+    try:
+        wait_until(lambda: all((tmp_path / f"rank{rank}").exists() for rank in (0, 1)))
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        remove_leftovers()
+
+
+def rank_pids(folder: Path) -> list[int]:
+    return [int((folder / f"rank{rank}").read_text()) for rank in (0, 1)]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def test_an_all_reduce_gets_the_rate_of_the_link() -> None:
+    done = subprocess.run(
+        [*LAUNCH, *HOSTS, sys.executable, "-c", ALL_REDUCE],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    # Never above the link's rate (plus what the bucket lets through at once), and most of it:
+    # headers take 4 %.
+    assert 0.80 * 400e6 < float(done.stdout) < 1.03 * 400e6
+
+
+def test_the_status_of_a_failed_rank_comes_back_and_the_others_are_ended() -> None:
+    script = "if [ $RANK = 1 ]; then exit 7; else exec sleep 1000; fi"
+    process = subprocess.Popen([*LAUNCH, *HOSTS, "sh", "-c", script])
+    assert process.wait(timeout=60) == 7
+    assert namespaces_of(process.pid) == []
+
+
+def test_every_host_has_a_name_and_the_machine_keeps_its_own() -> None:
+    before = socket.gethostname()
+    done = subprocess.run(
+        [*LAUNCH, *HOSTS, "hostname"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert sorted(done.stdout.split()) == ["host0", "host1"]
+    assert socket.gethostname() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_ranks_and_the_network(
+    sleeping: subprocess.Popen[bytes], tmp_path: Path, number: signal.Signals
+) -> None:
+    assert len(namespaces_of(sleeping.pid)) == 3
+    sleeping.send_signal(number)
+    assert sleeping.wait(timeout=60) == 128 + number
+    assert namespaces_of(sleeping.pid) == []
+    assert not any(map(is_alive, rank_pids(tmp_path)))
+
+
+def test_a_killed_launcher_takes_its_ranks_along_and_its_leftovers_are_found(
+    sleeping: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    with EmulatedNetwork(hosts=2, bits_per_second=400_000_000) as living:
+        sleeping.kill()
+        sleeping.wait()
+        wait_until(lambda: not any(map(is_alive, rank_pids(tmp_path))))
+        left = namespaces_of(sleeping.pid)
+        assert len(left) == 3
+        assert set(left) <= set(remove_leftovers())
+        assert namespaces_of(sleeping.pid) == []
+        assert set(living.hosts) <= set(namespaces_of(os.getpid()))
+    assert namespaces_of(os.getpid()) == []
+
+
+def test_a_network_that_fails_half_way_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddltrace.experiments.network._QUEUE", "nonsense")
+    with (
+        pytest.raises(MissingCapabilityError, match="nonsense"),
+        EmulatedNetwork(hosts=2, bits_per_second=1_000_000),
+    ):
+        pass
+    assert namespaces_of(os.getpid()) == []

@@ -1,0 +1,165 @@
+"""The tracer never harms the job, and what it recorded outlives any death of it.
+
+Jobs here run on one rank each, in forked children of one process that has imported PyTorch
+once: that makes hundreds of deaths affordable. `DDLTRACE_KILLS=100` kills as many ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.jobs import JOBS, run, torchrun, traced
+
+from ddltrace.tracer.store import finalize, read_events, read_run
+
+KILLS = int(os.environ.get("DDLTRACE_KILLS", "10"))
+WAYS = (
+    *("returns", "sys_exit", "raises", "exit_in_thread", "raises_in_thread", "pending"),
+    *("pending_kept", "destroyed", "at_exit", "os_exit", "abort", "segfault", "sigterm"),
+    *("sigterm_handled", "sigint", "handler_communicates", "out_of_memory", "forks"),
+    *("environment", "vanished"),
+)
+# These leave without the interpreter's end: the trace cannot be closed.
+CUT_SHORT = {"os_exit", "abort", "segfault", "sigterm", "sigint"}
+ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+
+
+def lines(command: list[str], cwd: Path, timeout: float = 280) -> list[dict[str, Any]]:
+    done = run(command, cwd=cwd, timeout=timeout)
+    assert done.status == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_every_way_to_end_ends_as_untraced(tmp_path: Path) -> None:
+    job = [sys.executable, str(JOBS / "exits.py")]
+    plain = lines([*job, *WAYS], tmp_path)
+    (tmp_path / "traces").mkdir()
+    done = lines([*job, "traced", str(tmp_path / "traces"), *WAYS], tmp_path)
+    assert [d["how"] for d in done] == list(WAYS)
+    # Statuses and, to the byte, what was printed: tracebacks, warnings, signal handlers,
+    # sys.path, the random numbers that follow.
+    assert done == plain
+    for number, how in enumerate(WAYS):
+        trace = tmp_path / "traces" / f"{number}-{how}"
+        if how == "vanished":
+            trace = trace.with_name(trace.name + ".gone")
+        for info in read_run(trace).ranks:
+            table, lost = read_events(trace, info.segment)
+            # Only a death in the middle of a write cuts a batch.
+            assert lost == 0 or info.status == "killed", how
+            if how not in CUT_SHORT | {"vanished"}:
+                assert info.status == "complete", how
+                assert "all_reduce" in set(table["op"].to_pylist()), how
+                assert info.errors == [], how
+
+
+def test_killed_ranks_lose_at_most_a_quarter_of_a_second(tmp_path: Path) -> None:
+    job = [sys.executable, str(JOBS / "killed.py"), str(tmp_path), str(KILLS), "7"]
+    deaths = lines(job, tmp_path, timeout=60 + 15 * KILLS)
+    assert len(deaths) == KILLS
+    for death in deaths:
+        trace = tmp_path / str(death["number"])
+        for reading in ("as it lies", "finalized"):
+            run_info = read_run(trace)
+            if reading == "finalized":
+                run_info = finalize(trace, run_info)
+                assert run_info.ranks[0].status == "killed"
+            (info,) = run_info.ranks
+            table, _ = read_events(trace, info.segment)
+            table.validate(full=True)
+            updates = table["name"].to_pylist().count("optimizer")
+            assert death["sure"] <= updates <= death["steps"] + 1, (death, reading)
+
+
+@pytest.mark.parametrize("part", ["0/6"])
+def test_a_fault_in_the_tracer_never_reaches_the_job(tmp_path: Path, part: str) -> None:
+    """`DDLTRACE_FAULTS=all` breaks every function; by default a sixth of them."""
+    if os.environ.get("DDLTRACE_FAULTS") == "all":
+        part = "0/1"
+    cases = lines([sys.executable, str(JOBS / "faults.py"), str(tmp_path), part], tmp_path, 3000)
+    untraced, unbroken, *broken = cases
+    assert untraced["status"] == 3
+    assert len(untraced["losses"]) == 7
+    assert (unbroken["losses"], unbroken["errors"]) == (untraced["losses"], 0)
+    reached = [case for case in broken if case["reached"] > case["after"]]
+    assert len(reached) > 10
+    for case in broken:
+        assert (case["status"], case["losses"]) == (3, untraced["losses"]), case
+    told = [case for case in reached if case["told"]]
+    assert len(told) > 0.7 * len(reached), [c["point"] for c in reached if not c["told"]]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(folder)]
+    try:
+        mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        mounted = False
+    if not mounted:
+        pytest.skip("cannot mount a small file system: not root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_costs_events_all_counted(small_disk: Path, tmp_path: Path) -> None:
+    trace, count = small_disk / "trace", 300_000
+    job = [sys.executable, str(JOBS / "noisy.py"), str(count)]
+    done = run(traced(trace, job), cwd=tmp_path, **ONE_RANK, MASTER_PORT="29561")
+    assert (done.status, done.stdout) == (0, f"done {count}\n")
+    assert "Traceback" not in done.stderr
+    run_info = read_run(trace)
+    assert run_info.status == "partial"
+    (info,) = run_info.ranks
+    table, lost = read_events(trace, info.segment)
+    assert lost == 0
+    assert info.dropped > 0
+    assert sum(kind == "marker" for kind in table["kind"].to_pylist()) + info.dropped == count
+    assert any("No space left" in error for error in info.errors)
+
+
+def test_a_directory_that_vanishes_before_the_job_starts(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    code = (
+        f"import shutil; shutil.rmtree({str(trace)!r})\n"
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "t = torch.ones(3); dist.all_reduce(t); print(t.tolist()); raise SystemExit(8)\n"
+    )
+    done = run(
+        traced(trace, [sys.executable, "-c", code]), cwd=tmp_path, **ONE_RANK, MASTER_PORT="29562"
+    )
+    assert (done.status, done.stdout) == (8, "[1.0, 1.0, 1.0]\n")
+    assert "Traceback" not in done.stderr
+
+
+def test_nothing_is_kept_alive_and_memory_stays(tmp_path: Path) -> None:
+    steps = int(os.environ.get("DDLTRACE_STEPS", "1500"))
+    job = [sys.executable, str(JOBS / "long.py"), str(steps)]
+    done = run(traced(tmp_path / "trace", job), cwd=tmp_path, timeout=280)
+    assert done.status == 0, done.stderr
+    half, end = (int(x.split()[1]) for x in done.stdout.splitlines() if x.startswith("memory"))
+    assert "tensors alive 0" in done.stdout
+    assert "modules alive 0" in done.stdout
+    assert end - half < 4096 + steps, "kilobytes of growth over half of the steps"
+
+
+def test_the_output_of_a_job_is_its_own_to_the_byte(tmp_path: Path) -> None:
+    """Of two ranks under torchrun, sorted, since ranks print in any order."""
+    command = torchrun("ddp_cnn.py", "3")
+    plain = run(command, cwd=tmp_path, PYTHONWARNINGS="always")
+    done = run(traced(tmp_path / "trace", command), cwd=tmp_path, PYTHONWARNINGS="always")
+    assert sorted(done.stdout.splitlines()) == sorted(plain.stdout.splitlines())
+    ours = [line for line in done.stderr.splitlines() if line.startswith("ddltrace: ")]
+    others = [line for line in done.stderr.splitlines() if line not in ours]
+    assert len(ours) == 2
+    assert sorted(others) == sorted(plain.stderr.splitlines())

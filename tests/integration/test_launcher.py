@@ -1,0 +1,183 @@
+"""The launcher: statuses, signals, deaths, and jobs that stand in its way."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.jobs import JOBS, environment, run, torchrun, traced
+
+from ddltrace.tracer.store import read_events, read_run
+
+
+def test_the_jobs_status_comes_back(tmp_path: Path) -> None:
+    job = [sys.executable, str(JOBS / "fails.py"), "7"]
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29418"}
+    done = run(traced(tmp_path / "trace", job), cwd=tmp_path, **rank)
+    assert done.status == 7
+    assert read_run(tmp_path / "trace").exit_status == 7
+
+
+def test_a_job_that_is_not_distributed_is_told_apart(tmp_path: Path) -> None:
+    done = run(traced(tmp_path / "trace", [sys.executable, "-c", "print('hello')"]), cwd=tmp_path)
+    assert done.status == 1
+    assert done.stdout == "hello\n"
+    assert "nothing was recorded" in done.stderr
+    assert "init_process_group" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_command_is_one_line(tmp_path: Path) -> None:
+    done = run(traced(tmp_path / "trace", ["no-such-command"]), cwd=tmp_path)
+    assert done.status == 2
+    assert done.stderr.strip() == "ddltrace: command not found: no-such-command"
+
+
+def test_a_directory_is_never_overwritten_without_force(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    job = [sys.executable, "-c", "pass"]
+    for options in ([], ["--force"]):
+        done = run(traced(tmp_path / "mine", job, *options), cwd=tmp_path)
+        assert done.status == 2
+        assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+
+
+def test_force_replaces_a_trace(tmp_path: Path) -> None:
+    trace, job = tmp_path / "trace", [sys.executable, "-c", "pass"]
+    run(traced(trace, job), cwd=tmp_path)
+    (trace / "old").touch()
+    assert run(traced(trace, job), cwd=tmp_path).status == 2
+    run(traced(trace, job, "--force"), cwd=tmp_path)
+    assert not (trace / "old").exists()
+    assert (trace / "run.json").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_launcher_reaches_the_job(tmp_path: Path, number: signal.Signals) -> None:
+    code = (
+        "import signal, sys, time\n"
+        "def stop(n, f): print('got', n, flush=True); sys.exit(40 + n)\n"
+        "signal.signal(signal.SIGTERM, stop); signal.signal(signal.SIGINT, stop)\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        traced(tmp_path / "trace", [sys.executable, "-c", code]),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=30)
+    assert output == f"got {int(number)}\n"
+    assert process.returncode == 40 + number
+
+
+def test_a_job_killed_by_a_signal_gives_128_plus_n(tmp_path: Path) -> None:
+    job = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+    assert run(traced(tmp_path / "trace", job), cwd=tmp_path).status == 137
+
+
+def test_a_killed_rank_loses_at_most_a_quarter_of_a_second(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    process = subprocess.Popen(
+        traced(trace, torchrun("hang_after.py")),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("rank 1 step 150 "):
+            break
+    pid = next(info.pid for info in read_run(trace).ranks if info.rank == 1)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    killed_ns = time.monotonic_ns()
+    output, errors = process.communicate(timeout=100)
+    assert process.returncode not in (0, None)
+    assert "rank 1 ended without closing its trace" in errors
+    info = read_run(trace)
+    assert info.status == "partial"
+    rank_1 = next(r for r in info.ranks if r.rank == 1)
+    assert rank_1.status == "killed"
+    table, lost = read_events(trace, rank_1.segment)
+    assert lost == 0
+    # Rank 1 printed how far it came; what it did 250 ms before its end must be in the trace.
+    printed = re.findall(r"rank 1 step (\d+) at (\d+)", "".join(lines) + output)
+    sure = max(int(s) for s, at in printed if int(at) < killed_ns - 250_000_000)
+    frame = table.to_pandas()
+    assert frame[frame.kind == "phase"].groupby("name").size()["optimizer"] >= sure + 1
+
+
+def test_a_trace_that_still_runs_can_be_read(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    process = subprocess.Popen(
+        traced(trace, torchrun("hang_after.py")),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("rank 0 step 100 "):
+            break
+    info = read_run(trace)
+    assert {r.rank for r in info.ranks} == {0, 1}
+    for rank in info.ranks:
+        table, _ = read_events(trace, rank.segment)
+        assert table.num_rows > 100
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=100)
+    assert len(read_run(trace).ranks) == 2
+
+
+def test_a_folder_full_of_the_same_names_is_no_trap(tmp_path: Path) -> None:
+    """The job's own modules win inside the job, the tracer's inside the tracer."""
+    (tmp_path / "tracer.py").write_text("OWN = 'tracer'\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import builtins\nbuiltins.own_sitecustomize = True\n"
+    )
+    for package in ("analyzer", "dashboard", "experiments"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(f"OWN = '{package}'\n")
+    job = (JOBS / "ddp_cnn.py").read_text()
+    job = (
+        "import analyzer, dashboard, experiments, tracer\n"
+        "assert own_sitecustomize\n"
+        "names = [m.OWN for m in (analyzer, dashboard, experiments, tracer)]\n"
+        "assert names == ['analyzer', 'dashboard', 'experiments', 'tracer'], names\n" + job
+    )
+    (tmp_path / "train.py").write_text(job)
+    trace = tmp_path / "trace"
+    done = run(
+        traced(trace, torchrun(tmp_path / "train.py", "2")), cwd=tmp_path, PYTHONPATH=str(tmp_path)
+    )
+    assert done.status == 0, done.stderr
+    assert read_run(trace).status == "complete"
+
+
+def test_doctor_traces_a_probe(tmp_path: Path) -> None:
+    done = run([sys.executable, "-m", "ddltrace", "doctor"], cwd=tmp_path)
+    assert done.status == 0, done.stdout
+    assert "a probe job was traced" in done.stdout
+    missing = run([sys.executable, "-m", "ddltrace", "doctor", "--python", "nope"], cwd=tmp_path)
+    assert missing.status == 2
+    assert missing.stderr.strip() == "ddltrace: no such interpreter: nope"

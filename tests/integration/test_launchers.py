@@ -1,0 +1,441 @@
+"""Every way to start a job: restarts, nodes, MPI-like launchers, frameworks, in code."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pty
+import shlex
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.jobs import DDLTRACE, JOBS, Done, environment, run, torchrun, traced
+
+import ddltrace
+from ddltrace.tracer.store import RunInfo, read_run
+
+FAKE_MPIRUN = """\
+#!{python}
+# mpirun reduced to what a rank sees of it: its number and their count in the environment
+import os, subprocess, sys
+count = int(sys.argv[sys.argv.index("-n") + 1])
+command = sys.argv[sys.argv.index("-n") + 2:]
+names = {{
+    "openmpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    "mpich": ("PMI_RANK", "PMI_SIZE"),
+}}[os.environ["STYLE"]]
+tasks = []
+for rank in range(count):
+    own = dict(zip(names, (str(rank), str(count))))
+    tasks.append(subprocess.Popen(command, env={{**os.environ, **own}}))
+sys.exit(max(task.wait() for task in tasks))
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture
+def mpirun(tmp_path: Path) -> str:
+    path = tmp_path / "mpirun"
+    path.write_text(FAKE_MPIRUN.format(python=sys.executable))
+    path.chmod(0o755)
+    return str(path)
+
+
+def steps_of(trace: Path, rank: int) -> int:
+    events = ddltrace.open(trace).events(rank)
+    return sum(kind == "step" for kind in events["kind"].to_pylist())
+
+
+def ranks_and_states(info: RunInfo) -> list[tuple[int, str]]:
+    return [(rank.rank, rank.status) for rank in info.ranks]
+
+
+BOTH_COMPLETE = [(0, "complete"), (1, "complete")]
+
+
+def test_each_attempt_of_a_restarted_job_is_a_segment(tmp_path: Path) -> None:
+    command = torchrun("restarts.py", str(tmp_path / "store"))
+    command.insert(-2, "--max-restarts=1")
+    trace = tmp_path / "trace"
+    done = run(traced(trace, command), cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    info = read_run(trace)
+    assert sorted((r.rank, r.attempt) for r in info.ranks) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert any("restarted" in note and "0, 1" in note for note in info.notes)
+    assert not any("no trace of rank" in note for note in info.notes)
+    # Rank 1 took 3 steps in the first attempt and 4 in the second.
+    assert steps_of(trace, 1) == 7
+    analyzed = run([*DDLTRACE, "analyze", str(trace)], cwd=tmp_path)
+    assert analyzed.status == 0, analyzed.stderr
+    assert "restarted" in analyzed.stdout
+
+
+@pytest.mark.parametrize("style", ["openmpi", "slurm", "mpich"])
+def test_an_mpirun_below_the_launcher(tmp_path: Path, mpirun: str, style: str) -> None:
+    command = [mpirun, "-n", "2", sys.executable, str(JOBS / "mpi_style.py")]
+    done = run(
+        traced(tmp_path / "trace", command), cwd=tmp_path, STYLE=style, PORT=str(free_port())
+    )
+    assert done.status == 0, done.stderr
+    info = read_run(tmp_path / "trace")
+    assert ranks_and_states(info) == BOTH_COMPLETE
+    assert info.status == "complete"
+
+
+def test_launchers_below_an_mpirun_share_a_directory(tmp_path: Path, mpirun: str) -> None:
+    trace = tmp_path / "trace"
+    job = [sys.executable, str(JOBS / "mpi_style.py")]
+    done = run(
+        [mpirun, "-n", "2", *traced(trace, job)],
+        cwd=tmp_path,
+        STYLE="openmpi",
+        PORT=str(free_port()),
+    )
+    assert done.status == 0, done.stderr
+    assert "no trace of rank" not in done.stderr
+    assert sorted(path.name for path in trace.iterdir()) == ["part-00000", "part-00001", "run.json"]
+    info = read_run(trace)
+    assert ranks_and_states(info) == BOTH_COMPLETE
+    assert (info.status, info.notes) == ("complete", [])
+    assert steps_of(trace, 0) == steps_of(trace, 1) == 3
+    # All of them had one clock and their messages meet.
+    analysis = ddltrace.open(trace).analyze().to_json()
+    assert analysis["trace"]["world_size"] == 2
+    assert analysis["clock"]["max_residual_us"] == 0
+
+    again = run(
+        [mpirun, "-n", "1", *traced(trace, job)],
+        cwd=tmp_path,
+        STYLE="openmpi",
+        PORT=str(free_port()),
+        OMPI_COMM_WORLD_SIZE="2",
+    )
+    assert again.status == 2
+    assert "exists" in again.stderr
+
+
+def run_two_nodes(tmp_path: Path, traces: tuple[Path, Path]) -> list[Done]:
+    """Two launchers, each with a torchrun of its own, as on two hosts."""
+    port = str(free_port())
+    started = []
+    for node, trace in enumerate(traces):
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--nnodes=2", "--node-rank", str(node), "--nproc-per-node=1"),
+            *("--master-addr=127.0.0.1", "--master-port", port, str(JOBS / "ddp_cnn.py"), "3"),
+        ]
+        started.append(
+            subprocess.Popen(
+                traced(trace, command),
+                cwd=tmp_path,
+                env=environment(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    outputs = [process.communicate(timeout=120) for process in started]
+    return [
+        Done(process.returncode, *output) for process, output in zip(started, outputs, strict=True)
+    ]
+
+
+def test_two_nodes_in_one_shared_directory(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    for done in run_two_nodes(tmp_path, (trace, trace)):
+        assert done.status == 0, done.stderr
+    info = read_run(trace)
+    assert ranks_and_states(info) == BOTH_COMPLETE
+    assert info.status == "complete"
+    merged = run([*DDLTRACE, "merge", str(trace), "-o", str(tmp_path / "one")], cwd=tmp_path)
+    assert merged.status == 0, merged.stderr
+    assert not list((tmp_path / "one").glob("part-*"))
+    for rank in (0, 1):
+        assert (
+            ddltrace.open(tmp_path / "one").events(rank).equals(ddltrace.open(trace).events(rank))
+        )
+
+
+def test_two_nodes_with_a_directory_each_are_merged(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for done in run_two_nodes(tmp_path, (here, there)):
+        assert done.status == 0, done.stderr
+        assert "ddltrace merge" in done.stderr
+    assert any("no trace of rank 1 of 2" in note for note in read_run(here).notes)
+    merged = run([*DDLTRACE, "merge", "here", "there", "-o", "whole"], cwd=tmp_path)
+    assert merged.status == 0, merged.stderr
+    info = read_run(tmp_path / "whole")
+    assert ranks_and_states(info) == BOTH_COMPLETE
+    assert (info.status, info.notes) == ("complete", [])
+    assert steps_of(tmp_path / "whole", 1) == 3
+    # What does not belong together is not joined, and nothing is written over.
+    twice = run([*DDLTRACE, "merge", "here", "here", "-o", "x"], cwd=tmp_path)
+    over = run([*DDLTRACE, "merge", "here", "there", "-o", "whole"], cwd=tmp_path)
+    none = run([*DDLTRACE, "merge", "nowhere", "-o", "y"], cwd=tmp_path)
+    assert (twice.status, over.status, none.status) == (2, 2, 1)
+    assert all(len(done.stderr.strip().splitlines()) == 1 for done in (twice, over, none))
+
+
+def test_a_module_is_run_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "__init__.py").touch()
+    (tmp_path / "project" / "train.py").write_text((JOBS / "ddp_cnn.py").read_text())
+    torch_run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*torch_run, "--nproc-per-node=2", "-m", "project.train", "2"]
+    done = run(traced(tmp_path / "trace", command), cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    assert ranks_and_states(read_run(tmp_path / "trace")) == BOTH_COMPLETE
+
+
+def test_children_and_helpers_of_a_rank_are_no_ranks(tmp_path: Path) -> None:
+    done = run(traced(tmp_path / "trace", torchrun("family.py")), cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    info = read_run(tmp_path / "trace")
+    assert ranks_and_states(info) == BOTH_COMPLETE
+    assert (info.status, info.notes) == ("complete", [])
+    assert steps_of(tmp_path / "trace", 0) == 3
+
+
+def test_a_rank_that_replaces_itself_is_recorded_twice(tmp_path: Path) -> None:
+    base = 20_000 + os.getpid() % 20_000
+    done = run(
+        traced(
+            tmp_path / "trace",
+            [
+                "bash",
+                "-c",
+                f"for r in 0 1; do RANK=$r {shlex.quote(sys.executable)} "
+                f"{shlex.quote(str(JOBS / 'replaces_itself.py'))} & done; wait",
+            ],
+        ),
+        cwd=tmp_path,
+        WORLD_SIZE="2",
+        BASE_PORT=str(base),
+    )
+    assert done.status == 0, done.stderr
+    info = read_run(tmp_path / "trace")
+    assert sorted(rank.rank for rank in info.ranks) == [0, 0, 1, 1]
+    assert len({rank.segment for rank in info.ranks}) == 4
+    events = ddltrace.open(tmp_path / "trace").events(0).to_pylist()
+    assert sum(row["op"] == "all_reduce" for row in events) == 6
+
+
+IN_CODE = """\
+import sys
+import ddltrace.tracer
+assert ddltrace.tracer.install({argument}) is {expected}
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for _ in range(5):
+    dist.all_reduce(torch.ones(4))
+dist.destroy_process_group()
+"""
+
+
+def test_installed_in_code(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(IN_CODE.format(argument="'here'", expected=True))
+    done = run(torchrun(tmp_path / "train.py"), cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    info = read_run(tmp_path / "here")
+    assert ranks_and_states(info) == BOTH_COMPLETE
+    assert (info.status, info.notes) == ("complete", [])
+    rows = ddltrace.open(tmp_path / "here").events(1).to_pylist()
+    assert sum(row["op"] == "all_reduce" for row in rows) == 5
+
+
+def test_installed_in_code_and_told_where_by_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(IN_CODE.format(argument="", expected=True))
+    done = run(torchrun(tmp_path / "train.py"), cwd=tmp_path, DDLTRACE_OUTPUT=str(tmp_path / "t"))
+    assert done.status == 0, done.stderr
+    assert ranks_and_states(read_run(tmp_path / "t")) == BOTH_COMPLETE
+    (tmp_path / "train.py").write_text(IN_CODE.format(argument="", expected=False))
+    assert run(torchrun(tmp_path / "train.py"), cwd=tmp_path).status == 0
+
+
+def test_an_isolated_python_says_what_to_do_and_that_helps(tmp_path: Path) -> None:
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    job = [sys.executable, "-I", str(JOBS / "fails.py")]
+    done = run(traced(tmp_path / "a", job), cwd=tmp_path, **rank, MASTER_PORT=str(free_port()))
+    assert done.status == 1
+    assert "Python was started with -I" in done.stderr
+    assert "ddltrace.tracer.install()" in done.stderr
+    (tmp_path / "train.py").write_text(
+        "import ddltrace.tracer; ddltrace.tracer.install()\n" + (JOBS / "fails.py").read_text()
+    )
+    job = [sys.executable, "-I", str(tmp_path / "train.py")]
+    done = run(traced(tmp_path / "b", job), cwd=tmp_path, **rank, MASTER_PORT=str(free_port()))
+    assert done.status == 0, done.stderr
+    assert [r.rank for r in read_run(tmp_path / "b").ranks] == [0]
+
+
+def test_a_cleaned_environment_is_told(tmp_path: Path) -> None:
+    job = ["env", "-i", sys.executable, "-c", "pass"]
+    done = run(traced(tmp_path / "trace", job), cwd=tmp_path)
+    assert done.status == 1
+    assert "env -i cleans the environment" in done.stderr
+
+
+def test_an_interpreter_without_ddltrace_says_how_to_get_it(tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    python = str(bare / "bin" / "python")
+    done = run(traced(tmp_path / "trace", [python, "-c", "print('ran')"]), cwd=tmp_path)
+    assert done.stdout == "ran\n"
+    assert f"`{python} -m pip install ddltrace`" in done.stderr
+
+
+def on_terminal(command: list[str], cwd: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """Starts a command as a shell does: in the foreground of a terminal of its own."""
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        ["setsid", "--ctty", "--wait", *command],
+        cwd=cwd,
+        env=environment(),
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        close_fds=True,
+    )
+    os.close(follower)
+    return process, leader
+
+
+def lines_of(leader: int) -> Iterator[str]:
+    text = b""
+    while True:
+        try:
+            part = os.read(leader, 4096)
+        except OSError:  # the last process on the terminal has ended
+            return
+        text += part
+        *lines, text = text.split(b"\n")
+        yield from (line.decode(errors="replace").strip() for line in lines)
+
+
+def test_ctrl_c_twice_on_a_terminal(tmp_path: Path) -> None:
+    """The job hears each Ctrl-C once, ends as it likes, and the trace is finished."""
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""\
+        import signal, sys, time
+        import torch, torch.distributed as dist
+        heard = []
+        signal.signal(signal.SIGINT, lambda n, f: heard.append(n))
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(4))
+        assert sys.stdin.isatty()
+        print("ready", flush=True)
+        while len(heard) < 1: time.sleep(0.01)
+        print("once", flush=True)
+        while len(heard) < 2: time.sleep(0.01)
+        time.sleep(0.3)
+        print("heard", len(heard), flush=True)
+        sys.exit(5)
+        """)
+    )
+    port = str(free_port())
+    command = ["env", "RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1", f"MASTER_PORT={port}"]
+    command += traced(tmp_path / "trace", [sys.executable, "train.py"])
+    process, leader = on_terminal(command, tmp_path)
+    seen = []
+    for line in lines_of(leader):
+        seen.append(line)
+        if line.endswith(("ready", "once")):  # the terminal echoes ^C before it
+            os.write(leader, b"\x03")
+    assert process.wait(60) == 5
+    assert any(line.endswith("heard 2") for line in seen)
+    assert any("ddltrace: next: ddltrace analyze" in line for line in seen)
+    assert read_run(tmp_path / "trace").exit_status == 5
+    os.close(leader)
+
+
+def test_output_into_a_pipe_that_closes_early(tmp_path: Path) -> None:
+    """`ddltrace run ... | head -1`: the trace is finished and told of on stderr."""
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    job = " ".join(
+        map(
+            shlex.quote,
+            [
+                sys.executable,
+                "-c",
+                (
+                    "import torch, torch.distributed as dist; dist.init_process_group('gloo');"
+                    "dist.all_reduce(torch.ones(2)); print('one', flush=True); print('two')"
+                ),
+            ],
+        )
+    )
+    command = " ".join(map(shlex.quote, [*DDLTRACE, "run", "-o", "trace", "--"]))
+    done = run(
+        ["bash", "-c", f"{command} {job} | head -1"],
+        cwd=tmp_path,
+        **rank,
+        MASTER_PORT=str(free_port()),
+    )
+    assert done.stdout == "one\n"
+    assert "ddltrace: trace of 1 rank in trace" in done.stderr
+    assert read_run(tmp_path / "trace").ranks[0].status == "complete"
+
+
+def test_under_timeout_the_job_is_stopped_and_the_trace_finished(tmp_path: Path) -> None:
+    command = ["timeout", "--signal=TERM", "15", *traced(tmp_path / "t", torchrun("hang_after.py"))]
+    done = run(command, cwd=tmp_path)
+    assert done.status == 124
+    assert "ddltrace: next: ddltrace analyze" in done.stderr
+    assert {rank.rank for rank in read_run(tmp_path / "t").ranks} == {0, 1}
+
+
+def framework(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(
+        importlib.util.find_spec(name) is None, reason=f"{name} is not installed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("job", "steps", "launch"),
+    [
+        pytest.param("with_accelerate.py", 4, "accelerate", marks=framework("accelerate")),
+        pytest.param("with_lightning.py", 4, "python", marks=framework("lightning")),
+        pytest.param("with_transformers.py", 4, "torchrun", marks=framework("transformers")),
+    ],
+)
+def test_frameworks(tmp_path: Path, job: str, steps: int, launch: str) -> None:
+    script = str(JOBS / job)
+    (tmp_path / "accelerate.yaml").write_text("distributed_type: MULTI_CPU\nuse_cpu: true\n")
+    command = {
+        "accelerate": [
+            *(sys.executable, "-m", "accelerate.commands.launch", "--num_processes=2"),
+            *("--config_file", str(tmp_path / "accelerate.yaml")),
+            *("--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"),
+            *("--main_process_port", str(free_port()), script),
+        ],
+        "python": [sys.executable, script],
+        "torchrun": torchrun(script),
+    }[launch]
+    plain = run(command, cwd=tmp_path, CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
+    if launch == "accelerate":
+        command[command.index("--main_process_port") + 1] = str(free_port())
+    done = run(
+        traced(tmp_path / "trace", command),
+        cwd=tmp_path,
+        CUDA_VISIBLE_DEVICES="",
+        HF_HUB_OFFLINE="1",
+    )
+    assert done.status == 0, done.stderr
+    assert len(done.losses()) >= steps
+    assert done.losses() == plain.losses()
+    info = read_run(tmp_path / "trace")
+    assert ranks_and_states(info) == BOTH_COMPLETE
+    assert info.notes == []
+    for rank in (0, 1):
+        assert steps_of(tmp_path / "trace", rank) == steps

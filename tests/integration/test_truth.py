@@ -1,0 +1,66 @@
+"""Our times and torch.profiler's, of the same things in the same run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from support.jobs import run, torchrun, traced
+from support.truth import differences
+
+from ddltrace.tracer.store import read_events, read_run
+
+
+def test_both_see_the_same_collectives_and_layers(tmp_path: Path) -> None:
+    done = run(traced(tmp_path / "trace", torchrun("profiled.py", str(tmp_path))), cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    found = {d.what: d for d in differences(tmp_path / "trace", tmp_path)}
+    # Two ranks, 20 steps: two buckets and one all-reduce by hand; two convolutions.
+    assert len(found["all_reduce"].start_us) == 2 * 20 * 3
+    assert len(found["conv2d"].start_us) == 2 * 20 * 2
+    # A layer begins before its operator and ends after it; both on clocks that agree to
+    # some microseconds, for most of them.
+    layer = found["conv2d"]
+    assert np.median(layer.start_us) < 5
+    assert np.median(layer.end_us) > -5
+    # Ours starts when the host hands the message over, so not after the profiler's span.
+    assert np.median(found["all_reduce"].start_us) < 5
+    assert np.median(found["all_reduce"].end_us) > -5
+
+
+def test_level_op_sees_operators_in_its_window_only(tmp_path: Path) -> None:
+    command = torchrun("ddp_cnn.py", "8")
+    plain = run(command, cwd=tmp_path)
+    done = run(
+        traced(tmp_path / "trace", command, "--level", "op", "--op-steps", "3:5"), cwd=tmp_path
+    )
+    assert done.losses() == plain.losses()
+    for info in read_run(tmp_path / "trace").ranks:
+        assert info.errors == []
+        frame = read_events(tmp_path / "trace", info.segment)[0].to_pandas()
+        operators = frame[frame.kind == "host"]
+        assert set(operators.step) == {3, 4}
+        convolutions = operators[operators.name == "aten::conv2d"]
+        assert len(convolutions) == 2 * 5
+
+
+def test_a_job_measures_what_its_recording_costs(tmp_path: Path) -> None:
+    command = torchrun("ddp_cnn.py", "104")
+    done = run(traced(tmp_path / "trace", command, "--measure-cost"), cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    assert "times an unrecorded one" in done.stderr
+    infos = read_run(tmp_path / "trace").ranks
+    recorded = []
+    for info in infos:
+        assert info.errors == []
+        assert info.cost is not None
+        assert info.cost["steps"] == 40
+        assert info.cost["low"] <= info.cost["ratio"] <= info.cost["high"]
+        frame = read_events(tmp_path / "trace", info.segment)[0].to_pandas()
+        recorded.append(sorted(frame[frame.kind == "step"].step))
+        messages = frame[frame.kind == "message"].drop_duplicates("id", keep="last")
+        assert set(messages.step.dropna()) == set(recorded[-1])
+        keys = messages[["group", "seq"]]
+        assert not keys.duplicated().any()
+    assert recorded[0] == recorded[1]
+    assert len(recorded[0]) == 104 - 40

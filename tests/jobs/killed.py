@@ -1,0 +1,70 @@
+"""Kills ranks at random moments: `killed.py DIRECTORY COUNT SEED`; one JSON line for each.
+
+Each child trains and writes the time at which each optimizer step ended into shared memory;
+the parent kills it and prints when.
+"""
+
+import json
+import mmap
+import os
+import random
+import signal
+import struct
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch._dynamo
+import torch.distributed as dist
+import torch.distributed.tensor.parallel
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddltrace.tracer.config import CaptureConfig
+from ddltrace.tracer.inject import arm
+from ddltrace.tracer.store import RunInfo, write_run
+
+
+def train(shared):
+    file = tempfile.mktemp()
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=0, world_size=1)
+    model = DistributedDataParallel(nn.Sequential(*(nn.Linear(8, 8) for _ in range(20))))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(1 << 17):
+        optimizer.zero_grad()
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        struct.pack_into("<q", shared, 8 + 8 * step, time.monotonic_ns())
+        struct.pack_into("<q", shared, 0, step + 1)
+
+
+def main():
+    base, count, rng = Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3]))
+    torch.set_num_threads(1)
+    for number in range(count):
+        trace = base / str(number)
+        trace.mkdir(parents=True)
+        write_run(trace, RunInfo())
+        shared = mmap.mmap(-1, 8 << 17)
+        child = os.fork()
+        if child == 0:
+            arm(CaptureConfig(directory=trace))
+            train(shared)
+            os._exit(0)
+        # From the first step on: before it, there may be nothing to lose.
+        while struct.unpack_from("<q", shared, 0)[0] == 0:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0, 1.2))
+        os.kill(child, signal.SIGKILL)
+        killed = time.monotonic_ns()
+        os.waitpid(child, 0)
+        steps = struct.unpack_from("<q", shared, 0)[0]
+        ends = struct.unpack_from(f"<{steps}q", shared, 8)
+        sure = sum(end < killed - 250_000_000 for end in ends)
+        print(json.dumps({"number": number, "steps": steps, "sure": sure}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Runs real jobs, traced and untraced."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+JOBS = Path(__file__).resolve().parent.parent / "jobs"
+DDLTRACE = [sys.executable, "-m", "ddltrace"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+
+
+@dataclass
+class Done:
+    """A process that has ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+    def losses(self) -> list[str]:
+        """The lines with losses, sorted, since ranks print in any order."""
+        return sorted(line for line in self.stdout.splitlines() if " loss " in line)
+
+
+def environment(**extra: str) -> dict[str, str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("DDLTRACE")}
+    return {**inherited, "OMP_NUM_THREADS": "1", **extra}
+
+
+def run(command: list[str], *, cwd: Path, timeout: float = 120, **extra: str) -> Done:
+    """Runs a command to its end."""
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=environment(**extra),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def torchrun(script: str | Path, *arguments: str, ranks: int = 2) -> list[str]:
+    """The command that starts a script of `tests/jobs` on some ranks."""
+    path = JOBS / script
+    return [*TORCHRUN, f"--nproc-per-node={ranks}", str(path), *arguments]
+
+
+def traced(trace: Path, command: list[str], *options: str) -> list[str]:
+    """The same command under the tracer."""
+    return [*DDLTRACE, "run", "-o", str(trace), *options, "--", *command]

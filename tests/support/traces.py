@@ -1,0 +1,52 @@
+"""Reads what a traced job left, rank by rank and section by section."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from ddltrace.tracer.store import RankInfo, read_events, read_run
+
+
+class Recorded:
+    """The trace of a job whose sections are markers.
+
+    Attributes:
+        ranks: What each rank says of itself, by rank.
+        frames: Each rank's events, of each message only the last row.
+    """
+
+    def __init__(self, trace: Path) -> None:
+        self.info = read_run(trace)
+        self.ranks: dict[int, RankInfo] = {}
+        self.frames: dict[int, pd.DataFrame] = {}
+        for rank in self.info.ranks:
+            table, lost = read_events(trace, rank.segment)
+            assert lost == 0
+            frame = table.to_pandas().astype({"name": object})
+            messages = frame[frame.kind == "message"].drop_duplicates("id", keep="last")
+            self.ranks[rank.rank] = rank
+            self.frames[rank.rank] = pd.concat([frame[frame.kind != "message"], messages])
+
+    def section(self, rank: int, name: str, kind: str) -> pd.DataFrame:
+        """The events of a kind that began inside a marker, in order."""
+        frame = self.frames[rank]
+        marker = frame[(frame.kind == "marker") & (frame.name == name)]
+        assert len(marker) == 1, name
+        start, end = marker.start_ns.iloc[0], marker.end_ns.iloc[0]
+        inside = (frame.kind == kind) & (frame.start_ns >= start) & (frame.start_ns < end)
+        return frame[inside].sort_values("id" if kind == "message" else "start_ns")
+
+    def messages(self, rank: int, name: str) -> pd.DataFrame:
+        """The messages of a section, in the order of their launch."""
+        return self.section(rank, name, "message")
+
+    def tensor_names(self, rank: int) -> dict[int, str]:
+        """Name of each parameter by its id."""
+        return {tensor.id: tensor.name for tensor in self.ranks[rank].tensors}
+
+    def carried(self, rank: int, messages: pd.DataFrame) -> list[str]:
+        """Names of the parameters in some messages, sorted."""
+        names = self.tensor_names(rank)
+        return sorted(names[t] for ids in messages.tensors.dropna() for t in ids)

@@ -1,0 +1,290 @@
+"""Measures of small traces whose answers were worked out by hand."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from ddltrace.tracer.errors import TraceError
+
+
+def _ddp_step(built, rank, number, begin, *, late=0.0, tensors=()):
+    """One step of 100 us: data 10, forward 30, backward 50, optimizer 10; late in forward."""
+    one = built[rank]
+    one.step = number
+    one.add("data", begin, begin + 10, name="next batch")
+    forward_end = begin + 40 + late
+    one.add("phase", begin + 10, forward_end, name="forward")
+    one.add("layer", begin + 12, begin + 38, name="net.fc")
+    backward_end = begin + 90
+    one.add("phase", forward_end, backward_end, name="backward")
+    for tensor in tensors:
+        one.add("gradient", begin + 60, begin + 60, tensors=[tensor])
+    one.message(
+        "all_reduce",
+        begin + 62 + late,
+        begin + 85,
+        seq=number,
+        bytes=400,
+        out_bytes=400,
+        tensors=list(tensors),
+        name="bucket 0",
+    )
+    one.add("wait", begin + 75, backward_end, name="backward", parent=None)
+    one.add("phase", backward_end, begin + 100, name="optimizer")
+    one.whole_step(number, begin, begin + 100)
+
+
+@pytest.fixture
+def ddp(build):
+    built = build(2)
+    weight = built.tensor("net.fc.weight", 300)
+    bias = built.tensor("net.fc.bias", 100)
+    for number in range(3):
+        for rank, late in ((0, 0.0), (1, 5.0)):
+            _ddp_step(built, rank, number, 100 * number, late=late, tensors=(weight, bias))
+    return built.trace()
+
+
+def test_where_the_time_of_a_step_went(ddp):
+    analysis = ddp.analyze()
+    first, second = analysis.ranks
+    # C: forward 30, backward 50 and optimizer 10 without the wait of 10 (75 to 85), 3 steps.
+    assert first.compute_us == pytest.approx(3 * 80)
+    assert first.comm_us == pytest.approx(3 * 23)
+    # In flight 62 to 85, of which the rank computes until 75.
+    assert first.overlap_us == pytest.approx(3 * 13)
+    assert first.exposed_comm_us == pytest.approx(3 * 10)
+    assert second.overlap_us == pytest.approx(3 * 8)
+    assert first.overlap_ratio == pytest.approx(13 / 23)
+    # Rank 0 waits from 62 to 67 for rank 1.
+    assert (first.wait_us, first.transfer_us) == (pytest.approx(15), pytest.approx(54))
+    assert (second.wait_us, second.transfer_us) == (pytest.approx(0), pytest.approx(54))
+    assert (first.data_us, first.update_us) == (pytest.approx(30), pytest.approx(30))
+    assert first.host_wait_us == pytest.approx(30)
+    # Device work from 10 to 300, but for the two fetches of a batch in between.
+    assert first.span_us == pytest.approx(290)
+    assert first.idle_us == pytest.approx(20)
+    assert first.bytes_sent == 1200
+    assert first.messages == 3
+
+
+def test_the_summary_is_over_steady_steps_and_its_shares_sum_to_one(ddp):
+    summary = ddp.analyze().summary
+    assert (summary.steps, summary.warmup_steps) == (2, 1)
+    assert summary.step_us.p50 == pytest.approx(100)
+    assert summary.overlap_ratio == pytest.approx((13 + 8) / (23 + 18))
+    assert summary.compute_share == pytest.approx(0.80)
+    assert summary.exposed_comm_share == pytest.approx(0.10)
+    assert summary.idle_share == pytest.approx(0.10)
+    # Rank 0 waits for rank 1 while it computes: nobody is held up.
+    assert summary.sync_overhead_share == 0
+    assert summary.update_overhead_share == pytest.approx(0.10)
+    assert summary.data_share == pytest.approx(0.10)
+
+
+def test_a_collective_counts_once_and_its_time_begins_with_the_last(ddp):
+    (row,) = ddp.analyze().collectives
+    assert (row.op, row.group, row.count, row.bytes) == ("all_reduce", "0", 3, 400)
+    assert row.transfer_us == pytest.approx(18)
+    assert row.wait_us == pytest.approx(2.5)
+    assert row.arrival_skew_us == pytest.approx(5)
+    assert row.algbw_gbps == pytest.approx(400 * 8 / 18_000)
+    assert row.busbw_gbps == pytest.approx(400 * 8 / 18_000)  # 2 (p - 1) / p = 1
+
+
+def test_the_straggler_is_named_with_its_cause(ddp):
+    (row,) = ddp.analyze().stragglers
+    assert (row.rank, row.collectives_last, row.share) == (1, 2, 1.0)
+    assert row.lateness_us == pytest.approx(2.5)
+    assert not row.unsure
+
+
+def test_the_life_of_a_tensor(ddp):
+    rows = {row.name: row for row in ddp.analyze().tensors}
+    weight = rows["net.fc.weight"]
+    assert weight.ready_us == pytest.approx(60)
+    assert weight.enqueue_us == pytest.approx(64.5)
+    assert weight.complete_us == pytest.approx(85)
+    assert weight.bucket == 2
+    assert weight.messages == 1
+    # Ten exposed microseconds on each rank, three quarters of the bytes.
+    assert weight.exposed_us == pytest.approx(7.5)
+    exposed = sum(row.exposed_us for row in rows.values())
+    assert exposed == pytest.approx(10)
+
+
+def test_selected_steps_only(ddp):
+    analysis = ddp.analyze(range(1, 2))
+    assert analysis.trace.steps == 1
+    assert analysis.summary.steps == 1
+    assert analysis.ranks[0].compute_us == pytest.approx(80)
+    assert analysis.ranks[0].messages == 1
+    assert analysis.collectives[0].count == 1
+    with pytest.raises(TraceError, match="--steps 0:3"):
+        ddp.analyze(range(7, 9))
+
+
+def test_every_step_is_explained_to_the_last_nanosecond(ddp):
+    analysis = ddp.analyze()
+    for row in analysis.steps:
+        path = analysis.paths[row.step]
+        assert (path.start[1:] == path.end[:-1]).all()
+        assert sum(path.totals_ns().values()) == round(row.wall_us * 1000)
+    totals = analysis.steps[1].critical_path
+    # The last to end is rank 0 or 1 at the optimizer; the wait from 75 to 85 is transfer
+    # because both had arrived by 67, and the path stays where it is.
+    assert totals.transfer_us == pytest.approx(10)
+    assert totals.update_us == pytest.approx(10)
+    assert totals.data_us == pytest.approx(10)
+    assert totals.compute_us == pytest.approx(70)
+
+
+def test_json_holds_the_keys_that_others_rely_on(ddp):
+    value = json.loads(json.dumps(ddp.analyze().to_json(), allow_nan=False))
+    assert value["schema"] == "ddltrace.analysis/1"
+    keys = {
+        "trace": {"world_size", "ranks", "hosts", "steps", "source", "events", "dropped"},
+        "clock": {"method", "max_residual_us", "ranks"},
+        "summary": {
+            "step_us",
+            "overlap_ratio",
+            "compute_share",
+            "exposed_comm_share",
+            "idle_share",
+            "sync_overhead_share",
+            "update_overhead_share",
+        },
+    }
+    for name, wanted in keys.items():
+        assert wanted <= set(value[name])
+    rows = {
+        "ranks": "rank step_us_p50 span_us compute_us comm_us overlap_us overlap_ratio "
+        "exposed_comm_us idle_us wait_us transfer_us data_us update_us bytes_sent messages",
+        "steps": "step wall_us critical_path",
+        "collectives": "op group count bytes algbw_gbps busbw_gbps wait_us transfer_us "
+        "arrival_skew_us",
+        "stragglers": "rank lateness_us collectives_last share",
+        "tensors": "name bytes ready_us enqueue_us complete_us exposed_us",
+    }
+    for name, wanted in rows.items():
+        assert set(wanted.split()) <= set(value[name][0])
+    assert set(value["steps"][0]["critical_path"]) == {
+        f"{part}_us"
+        for part in ("total", "compute", "transfer", "wait", "update", "data", "host", "idle")
+    }
+    assert value["p2p"] == []
+
+
+def test_frames_have_one_row_per_thing(ddp):
+    analysis = ddp.analyze()
+    assert len(analysis.ranks_frame()) == 2
+    assert len(analysis.steps_frame()) == 3
+    assert len(analysis.rank_steps_frame()) == 6
+    assert len(analysis.tensors_frame()) == 2
+    assert np.allclose(analysis.rank_steps_frame()["wall_us"], 100)
+
+
+def test_a_job_without_steps_is_one_window(build):
+    built = build(2)
+    for rank in range(2):
+        built[rank].message(
+            "send" if rank == 0 else "recv",
+            10,
+            40,
+            peer=1 - rank,
+            seq=0,
+            tag=0,
+            bytes=100 if rank == 0 else None,
+            out_bytes=None if rank == 0 else 100,
+        )
+    analysis = built.trace().analyze()
+    assert analysis.trace.steps == 0
+    assert analysis.steps == ()
+    assert analysis.summary.step_us.p50 is None
+    # Nothing tells what the ranks computed.
+    assert analysis.summary.compute_share is None
+    assert analysis.summary.overlap_ratio is None
+    assert analysis.ranks[0].idle_us is None
+    (row,) = analysis.p2p
+    assert (row.src, row.dst, row.count, row.bytes) == (0, 1, 1, 100)
+    assert row.transfer_us == pytest.approx(30)
+
+
+def test_an_empty_trace_is_measured_without_complaint(build):
+    analysis = build(2).trace().analyze()
+    assert analysis.trace.events == 0
+    json.dumps(analysis.to_json(), allow_nan=False)
+
+
+def test_an_open_message_extends_to_nothing_and_is_counted(build):
+    built = build(2)
+    built[0].add("phase", 0, 50, name="forward")
+    built[0].message("all_reduce", 10, 20, seq=0, bytes=4)
+    built[1].message("all_reduce", 10, 20, seq=0, bytes=4)
+    built[0].message("all_reduce", 30, None, seq=1, bytes=4)
+    analysis = built.trace().analyze()
+    assert analysis.ranks[0].comm_us == pytest.approx(10)
+    assert analysis.ranks[0].messages == 2
+    assert analysis.ranks[0].open_messages == 1
+    (hang,) = analysis.hangs
+    assert (hang.op, hang.seq, hang.entered, hang.missing) == ("all_reduce", 1, (0,), (1,))
+    assert "all_reduce" in hang.doing[1]
+
+
+def test_a_message_that_completed_at_an_unknown_time_is_no_hang(build):
+    built = build(2)
+    for rank in (0, 1):
+        built[rank].message("all_reduce", 10, None, seq=0, bytes=4, status="ok")
+    built[0].message("send", 30, None, peer=1, seq=0, status="ok")
+    built[0].message("all_reduce", 50, None, seq=1, bytes=4, status="open")
+    analysis = built.trace().analyze()
+    assert [row.open_messages for row in analysis.ranks] == [1, 0]
+    (hang,) = analysis.hangs
+    assert (hang.op, hang.seq, hang.missing) == ("all_reduce", 1, (1,))
+    assert hang.doing[0] == "is in message all_reduce"
+    assert hang.doing[1] == "last did message all_reduce"
+
+
+def test_steps_that_only_some_ranks_completed_are_told(build):
+    built = build(2)
+    for rank, count in ((0, 3), (1, 2)):
+        for number in range(count):
+            _ddp_step(built, rank, number, 100 * number)
+    analysis = built.trace().analyze()
+    assert [row.ranks for row in analysis.steps] == [2, 2, 1]
+    assert any("1 of 3 steps" in note for note in analysis.trace.notes)
+
+
+def test_warmup_ends_when_the_messages_are_those_of_the_later_half(build):
+    built = build(1)
+    begin = 0.0
+    for number in range(16):
+        built[0].step = number
+        size = 100 if number in (0, 2) else 60
+        built[0].message("all_reduce", begin + 1, begin + 5, seq=number, bytes=size)
+        built[0].whole_step(number, begin, begin + 10)
+        begin += 10
+    summary = built.trace().analyze().summary
+    assert (summary.warmup_steps, summary.steps) == (3, 13)
+
+
+def test_device_kernels_are_the_compute_where_they_are_seen(build):
+    built = build(1)
+    one = built[0]
+    one.step = 0
+    one.add("phase", 0, 100, name="forward")  # the host launches; not the device's compute
+    one.add("kernel", 10, 30, lane="stream-7", name="gemm")
+    one.add("kernel", 20, 40, lane="stream-9", name="gemm")
+    one.add("copy", 50, 55, lane="stream-7", name="Memcpy HtoD")
+    one.message("all_reduce", 35, 48, lane="stream-13", seq=0, bytes=8)
+    one.whole_step(0, 0, 100)
+    (row,) = built.trace().analyze().ranks
+    assert row.compute_us == pytest.approx(30)
+    assert row.comm_us == pytest.approx(13)
+    assert row.overlap_us == pytest.approx(5)
+    assert row.copy_us == pytest.approx(5)
+    assert row.span_us == pytest.approx(45)
+    assert row.idle_us == pytest.approx(45 - 38 - 5)

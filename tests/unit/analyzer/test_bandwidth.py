@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import pytest
+
+from ddltrace.analyzer.measures.collectives import bus_factor
+
+
+def _collectives(built, sizes, latency, us_per_byte, *, noise=(0.0,), **columns):
+    begin, number = 0.0, 0
+    for size in sizes:
+        for extra in noise:
+            end = begin + latency + us_per_byte * size + extra
+            for rank in built.ranks:
+                built[rank].message(
+                    "all_reduce", begin, end, seq=number, bytes=size, out_bytes=size, **columns
+                )
+            begin, number = end + 10, number + 1
+
+
+def test_latency_and_bandwidth_are_found(build):
+    built = build(4)
+    sizes = [1 << power for power in range(10, 22, 2)]
+    # One sample of five is disturbed: the medians do not see it.
+    _collectives(built, sizes, 60.0, 0.001, noise=(0, 0, 0, 0, 900))
+    (fit,) = built.trace().analyze().cost_fits
+    assert fit.verdict == "fitted"
+    assert (fit.op, fit.group_size, fit.backend, fit.samples) == ("all_reduce", 4, "gloo", 30)
+    assert fit.latency_us == pytest.approx(60, abs=0.01)
+    assert fit.alpha_us == pytest.approx(10, abs=0.01)
+    assert fit.algbw_gbps == pytest.approx(8, rel=1e-3)
+    assert fit.busbw_gbps == pytest.approx(8 * 1.5, rel=1e-3)
+    assert fit.error < 1e-3
+    assert not fit.disturbed
+
+
+@pytest.mark.parametrize("sizes", [[1000], [1000, 2000, 4000], [1000, 1100, 1200, 1300]])
+def test_too_few_sizes_say_so(build, sizes):
+    built = build(2)
+    _collectives(built, sizes, 60.0, 0.001)
+    (fit,) = built.trace().analyze().cost_fits
+    assert "too few sizes" in fit.verdict
+    assert fit.latency_us is None
+    assert fit.busbw_gbps is None
+
+
+def test_time_that_does_not_grow_is_latency(build):
+    built = build(2)
+    _collectives(built, [8, 16, 32, 64, 128], 50.0, 0.0)
+    (fit,) = built.trace().analyze().cost_fits
+    assert fit.latency_us == pytest.approx(50)
+    assert fit.algbw_gbps is None
+
+
+def test_samples_beside_compute_are_left_out_where_others_remain(build):
+    built = build(2)
+    sizes = [1 << power for power in range(10, 22, 2)]
+    _collectives(built, sizes, 60.0, 0.001)
+    begin = 1e6
+    for number, size in enumerate(sizes):
+        for rank in range(2):
+            built[rank].add("phase", begin, begin + 50_000, name="backward")
+            built[rank].message(
+                "all_reduce", begin, begin + 20_000, seq=1000 + number, bytes=size, out_bytes=size
+            )
+        begin += 60_000
+    (fit,) = built.trace().analyze().cost_fits
+    assert fit.samples == len(sizes)
+    assert fit.latency_us == pytest.approx(60, abs=0.01)
+
+
+def test_samples_beside_other_messages_are_left_out_where_others_remain(build):
+    built = build(2)
+    sizes = [1 << power for power in range(10, 22, 2)]
+    _collectives(built, sizes, 60.0, 0.001)
+    begin = 1e6
+    for number, size in enumerate(sizes):
+        for other in range(2):  # two at a time: each takes far longer than alone
+            for rank in range(2):
+                built[rank].message(
+                    "all_reduce",
+                    begin + other,
+                    begin + 30_000 + other,
+                    seq=1000 + 2 * number + other,
+                    bytes=size,
+                    out_bytes=size,
+                )
+        begin += 60_000
+    (fit,) = built.trace().analyze().cost_fits
+    assert fit.samples == len(sizes)
+    assert not fit.disturbed
+    assert fit.latency_us == pytest.approx(60, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("op", "factor"),
+    [("all_reduce", 1.75), ("all_gather", 0.875), ("reduce_scatter", 0.875), ("broadcast", 1.0)],
+)
+def test_bus_factors_of_eight_ranks(op, factor):
+    assert bus_factor(op, 8) == factor
+
+
+def test_sizes_are_counted_by_powers_of_two_and_once(build):
+    built = build(2)
+    _collectives(built, [1000, 1023, 1024], 60.0, 0.001)
+    built[0].message("send", 0, 5, peer=1, seq=0, tag=0, bytes=7)
+    built[1].message("recv", 0, 5, peer=0, seq=0, tag=0, out_bytes=7)
+    bins = built.trace().analyze().message_sizes
+    found = {(one.op, one.bytes_from): (one.count, one.bytes) for one in bins}
+    assert found == {
+        ("all_reduce", 512): (2, 2023),
+        ("all_reduce", 1024): (1, 1024),
+        ("send", 4): (1, 7),
+    }
+
+
+def test_traffic_says_what_is_measured_and_what_is_assumed(build):
+    built = build(4)
+    _collectives(built, [1000], 60.0, 0.001)
+    built[0].message("send", 0, 5, peer=3, seq=0, tag=0, bytes=70)
+    built[3].message("recv", 0, 5, peer=0, seq=0, tag=0, out_bytes=70)
+    rows = built.trace().analyze().traffic
+    ring = {(row.src, row.dst): row.bytes for row in rows if row.assumed == "ring"}
+    assert ring == {(0, 1): 1500, (1, 2): 1500, (2, 3): 1500, (3, 0): 1500}
+    assert [(row.src, row.dst, row.bytes) for row in rows if row.assumed is None] == [(0, 3, 70)]

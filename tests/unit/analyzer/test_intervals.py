@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddltrace.analyzer import intervals
+
+raw = st.lists(st.tuples(st.integers(-20, 20), st.integers(-20, 20)), max_size=12)
+
+
+def _spans(pairs):
+    array = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return intervals.union(array[:, 0], array[:, 1])
+
+
+def _instants(pairs):
+    return {t for start, end in pairs for t in range(start, end)}
+
+
+def _instants_of(spans):
+    return _instants(zip(spans.start.tolist(), spans.end.tolist(), strict=True))
+
+
+def _check_form(spans):
+    assert (spans.end > spans.start).all()
+    assert (spans.start[1:] > spans.end[:-1]).all()
+
+
+@given(raw)
+def test_union_holds_the_instants_of_all(a):
+    spans = _spans(a)
+    _check_form(spans)
+    assert _instants_of(spans) == _instants(a)
+    assert intervals.length(spans) == len(_instants(a))
+
+
+@given(raw, raw)
+def test_intersection_difference_and_merge_are_those_of_sets(a, b):
+    first, second = _spans(a), _spans(b)
+    assert _instants_of(intervals.intersect(first, second)) == _instants(a) & _instants(b)
+    assert _instants_of(intervals.subtract(first, second)) == _instants(a) - _instants(b)
+    assert _instants_of(intervals.merge(first, second)) == _instants(a) | _instants(b)
+    for spans in (intervals.merge(first, second), intervals.subtract(first, second)):
+        assert (spans.end > spans.start).all()
+        assert (spans.start[1:] >= spans.end[:-1]).all()
+
+
+@given(raw, raw)
+def test_lengths_within_windows(a, windows):
+    windows = [(min(w), max(w)) for w in windows]
+    array = np.array(windows, dtype=np.int64).reshape(-1, 2)
+    found = intervals.lengths_within(_spans(a), array[:, 0], array[:, 1])
+    assert found.tolist() == [len(_instants(a) & set(range(*w))) for w in windows]
+
+
+@given(raw, st.integers(-20, 20), st.integers(0, 20))
+def test_clip_keeps_what_is_within(a, start, size):
+    clipped = intervals.clip(_spans(a), start, start + size)
+    assert _instants_of(clipped) == _instants(a) & set(range(start, start + size))

@@ -1,0 +1,182 @@
+"""The terminal report, thresholds, comparison and SQL, through the commands that show them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from ddltrace.analyzer.commands import analyze, compare, query
+from ddltrace.analyzer.confidence import difference_interval
+from ddltrace.analyzer.report import render_report
+from ddltrace.analyzer.table import columns_of, render
+from ddltrace.tracer.errors import DdltraceError, ThresholdError, UsageError
+
+HOSTILE = "\x1b[31mred\u202e<b>"
+
+
+def _training(built, *, steps=12, slow=0.0, name="net"):
+    weight = built.tensor(f"{name}.weight", 1 << 20)
+    random = np.random.default_rng(1)
+    begin = [0.0] * built.world_size
+    for number in range(steps):
+        length = 50 + random.normal(0, 1) + slow
+        for rank in range(built.world_size):
+            one, start = built[rank], 200.0 * number
+            one.step = number
+            one.add("phase", start, start + length, name="forward")
+            one.add("layer", start, start + length, name=name)
+            one.add("gradient", start + length, start + length, tensors=[weight])
+            done = start + length + 30
+            message = one.message(
+                "all_reduce", start + length, done, seq=number, bytes=1 << 20, tensors=[weight]
+            )
+            one.wait(start + length, done, message)
+            one.whole_step(number, begin[rank], done + 10)
+            begin[rank] = done + 10
+    return built
+
+
+def _run(command, *arguments):
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
+    return result
+
+
+def test_the_report_begins_with_three_sentences_and_fits(build):
+    lines = render_report(_training(build(2)).trace().analyze()).splitlines()
+    assert lines[0].startswith("A step takes ")
+    text = " ".join(lines[:6])
+    assert "To try: " in text
+    assert max(map(columns_of, lines)) <= 100
+
+
+def test_names_of_strangers_do_not_act(build):
+    report = render_report(_training(build(1), name=HOSTILE * 50).trace().analyze())
+    assert "\x1b" not in report
+    assert "\u202e" not in report
+    assert max(map(columns_of, report.splitlines())) <= 100
+
+
+def test_a_hang_leads_the_report(build):
+    built = _training(build(2))
+    built[0].message("barrier", 5000, None, seq=99)
+    built[1].add("data", 4000, 6000, name="next batch")
+    first = render_report(built.trace().analyze()).splitlines()[0]
+    assert first.startswith("barrier number 99 of group 0 hangs: rank 0 entered it")
+    assert "rank 1 never did" in first
+
+
+def test_analyze_prints_json_that_parses(build):
+    result = _run(analyze, _training(build(2)).write(), "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["summary"]["steps"] == 11
+
+
+@pytest.mark.parametrize(
+    ("expression", "error"),
+    [
+        ("compute_share<0.99", ThresholdError),
+        ("step_us.p50 > 1", ThresholdError),
+        ("compute_share>0.99", None),
+        ("nonsense", UsageError),
+        ("no_such_key<1", UsageError),
+        ("steps<1e", UsageError),
+    ],
+)
+def test_fail_on_fails_when_its_expression_holds(build, expression, error):
+    result = _run(analyze, _training(build(2)).write(), "--fail-on", expression)
+    if error is None:
+        assert result.exit_code == 0
+    else:
+        assert type(result.exception) is error
+    if error is not UsageError:
+        assert "Critical path of a step" in result.stdout
+
+
+def test_fail_on_a_number_that_the_trace_lacks_is_an_error(build):
+    path = build(1).write()
+    result = _run(analyze, path, "--fail-on", "overlap_ratio<0.6")
+    assert type(result.exception) is DdltraceError
+
+
+@pytest.mark.parametrize("steps", ["3", "5:2", "a:b", ":", "-1:3"])
+def test_steps_are_a_range(build, steps):
+    result = _run(analyze, _training(build(1)).write(), f"--steps={steps}")
+    assert (result.exit_code == 0) == (steps == ":")
+
+
+def test_html_into_a_missing_folder_fails_before_the_work(build, tmp_path):
+    result = _run(analyze, tmp_path / "no-trace", "--html", tmp_path / "no" / "x.html")
+    assert isinstance(result.exception, UsageError)
+
+
+def test_a_change_is_told_from_noise(build):
+    same = _training(build(2, "a")).write()
+    again = _training(build(2, "b")).write()
+    slower = _training(build(2, "c"), slow=8.0).write()
+    assert "no change of the step time" in _run(compare, same, again).stdout
+    value = json.loads(_run(compare, same, slower, "--json").stdout)
+    assert value["schema"] == "ddltrace.comparison/1"
+    assert value["step_us"]["verdict"] == "same"  # steps are of fixed length here
+    parts = {row["name"]: row for row in value["critical_path"]}
+    assert parts["compute"]["verdict"] == "more"
+    assert parts["compute"]["low"] <= 8.0 <= parts["compute"]["high"]
+    assert parts["transfer"]["verdict"] == "same"
+
+
+def test_few_steps_say_that_they_are_few(build):
+    first = _training(build(1, "a"), steps=3).write()
+    second = _training(build(1, "b"), steps=3, slow=9.0).write()
+    assert "too few steps" in _run(compare, first, second).stdout
+
+
+def test_the_interval_covers_a_true_difference_at_its_level():
+    random = np.random.default_rng(3)
+    covered = 0
+    for _ in range(200):
+        before, after = random.normal(10, 1, 40), random.normal(12, 1, 40)
+        low, high = difference_interval(before, after)
+        covered += low <= 2 <= high
+    assert covered >= 170  # 95 % would be 190; a bootstrap of 40 values is a little narrow
+
+
+@pytest.fixture
+def duckdb():
+    return pytest.importorskip("duckdb")
+
+
+def test_sql_over_every_table(build, duckdb):
+    path = _training(build(2)).write()
+    from ddltrace.analyzer.query import TABLES
+
+    for table in TABLES:
+        result = _run(query, path, f"SELECT count(*) AS n FROM {table}", "--format", "json")
+        assert json.loads(result.stdout)[0]["n"] > 0, table
+    sql = "SELECT op, count(*) AS n, sum(bytes) AS b FROM messages GROUP BY op"
+    assert _run(query, path, sql, "--format", "csv").stdout == "op,n,b\nall_reduce,24,25165824\n"
+    assert "all_reduce" in _run(query, path, sql).stdout
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM read_csv('/etc/passwd')",
+        "COPY (SELECT 1) TO 'out.csv'",
+        "INSTALL httpfs",
+        "SET enable_external_access = true",
+        "SELECT * FROM trace",
+        "SELEC 1",
+        "",
+    ],
+)
+def test_sql_reads_nothing_else_and_fails_in_one_line(build, duckdb, sql):
+    result = _run(query, build(1).write(), sql)
+    assert isinstance(result.exception, UsageError)
+    assert "\n" not in str(result.exception)
+
+
+def test_a_table_keeps_its_width_with_wide_letters():
+    lines = render(["name", "n"], [["漢字" * 40, "1"], ["e\u0301" * 90, "2"]], 40)
+    assert max(map(columns_of, lines)) <= 40

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+from ddltrace.analyzer.slack import event_slack
+
+
+@pytest.fixture
+def lagging(build):
+    """Two ranks meet at 40 and end at 60: rank 1 comes there at 40, rank 0 at 10."""
+    built = build(2)
+    for rank, ready in ((0, 10), (1, 40)):
+        one = built[rank]
+        one.step = 0
+        one.add("phase", 0, ready, name="forward")
+        one.wait(ready, 50, one.message("all_reduce", ready, 50, seq=0, bytes=4))
+        one.add("phase", 50, 60 - 3 * rank, name="optimizer")
+        one.whole_step(0, 0, 60 - 3 * rank)
+    return built.trace()
+
+
+def _slack(trace, rank, kind, name=None):
+    analysis = trace.analyze()
+    values = event_slack(trace, analysis, rank).to_pylist()
+    rows = trace.events(rank).to_pylist()
+    return [
+        value
+        for value, row in zip(values, rows, strict=True)
+        if row["kind"] == kind and name in (None, row["name"])
+    ]
+
+
+def test_work_before_a_wait_may_take_as_long_as_the_last_arriver(lagging):
+    assert _slack(lagging, 0, "phase", "forward") == [30]
+    assert _slack(lagging, 1, "phase", "forward") == [0]
+
+
+def test_what_ends_the_step_has_no_slack_and_what_ends_before_it_has(lagging):
+    assert _slack(lagging, 0, "phase", "optimizer") == [0]
+    assert _slack(lagging, 1, "phase", "optimizer") == [3]
+
+
+def test_events_outside_of_steps_have_none(build):
+    built = build(1)
+    built[0].add("phase", 0, 10, name="forward")
+    assert _slack(built.trace(), 0, "phase") == [None]
+
+
+def test_a_message_that_nobody_waits_for_yet_may_end_when_the_wait_does(build):
+    built = build(1)
+    one = built[0]
+    one.step = 0
+    first = one.message("all_reduce", 0, 10, seq=0, bytes=4)
+    one.add("phase", 0, 30, name="backward")
+    second = one.message("all_reduce", 20, 40, seq=1, bytes=4)
+    one.wait(30, 40, second)
+    one.whole_step(0, 0, 50)
+    assert first != second
+    assert _slack(built.trace(), 0, "message") == [30, 0]
+
+
+def test_a_part_alone_saves_no_more_than_its_lead(lagging):
+    parts = {(part.rank, part.name): part for part in lagging.analyze().critical_path}
+    forward = parts[1, "forward"]
+    assert forward.us == pytest.approx(40)
+    assert forward.alone_us == pytest.approx(30)  # then rank 0, which comes at 10, decides
+    update = parts[0, "optimizer"]
+    assert update.us == pytest.approx(10)
+    assert update.alone_us == pytest.approx(3)
+    assert parts[0, "all_reduce"].alone_us == pytest.approx(10)

@@ -1,0 +1,56 @@
+"""Generated traces whose answers follow from how they were made, at a size for every run."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddltrace.analyzer.trace import open_trace
+
+_FILE = Path(__file__).parents[3] / "benchmarks" / "synthetic.py"
+
+
+@pytest.fixture(scope="module")
+def synthetic():
+    spec = importlib.util.spec_from_file_location("synthetic_traces", _FILE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_the_known_path_is_found_in_every_step(synthetic, tmp_path, ranks):
+    shape = synthetic.Shape(ranks=ranks, steps=6, layers=40, buckets=4, straggler=1)
+    analysis = open_trace(synthetic.write_trace(tmp_path / "trace", shape)).analyze()
+    assert analysis.trace.events == shape.events * ranks * shape.steps
+    assert [row.step for row in analysis.steps] == list(range(6))
+    for row in analysis.steps:
+        assert round(row.wall_us * 1000) == shape.step
+        assert analysis.paths[row.step].totals_ns() == synthetic.expected_path(shape)
+
+
+def test_the_known_straggler_and_its_cause_are_named(synthetic, tmp_path):
+    shape = synthetic.Shape(ranks=5, steps=6, layers=40, buckets=4, straggler=3)
+    analysis = open_trace(synthetic.write_trace(tmp_path / "trace", shape)).analyze()
+    (worst,) = analysis.stragglers
+    assert (worst.rank, worst.share, worst.cause) == (3, 1.0, "compute")
+    assert worst.lateness_us == pytest.approx(shape.late / 1e3)
+    assert worst.cause_us == pytest.approx(shape.late / 1e3)
+
+
+def test_bytes_and_messages_are_those_of_the_gradients(synthetic, tmp_path):
+    shape = synthetic.Shape(ranks=3, steps=4, layers=40, buckets=4)
+    analysis = open_trace(synthetic.write_trace(tmp_path / "trace", shape)).analyze()
+    (row,) = analysis.collectives
+    assert row.count == 4 * shape.steps
+    assert row.bytes * 4 == shape.layers * shape.tensor_bytes
+    assert all(one.messages == 4 * shape.steps for one in analysis.ranks)
+    sent = shape.layers * shape.tensor_bytes * shape.steps
+    assert all(one.bytes_sent == sent for one in analysis.ranks)
+    assert len(analysis.tensors) == shape.layers
+    assert all(one.bucket == 10 and one.messages == 1 for one in analysis.tensors)

@@ -1,0 +1,76 @@
+"""What is known of one event, on its rank and on the others."""
+
+import pytest
+
+from ddltrace.dashboard.details import describe
+from ddltrace.dashboard.timeline_page import event_panel, range_panel
+from ddltrace.tracer.errors import TraceError
+
+MS = 1_000_000
+
+
+def find(opened, rank, **wanted):
+    for number, row in enumerate(opened.events(rank).to_pylist()):
+        if all(row[key] == value for key, value in wanted.items()):
+            return number
+    raise AssertionError(wanted)
+
+
+def texts(component):
+    """All text of a tree of components."""
+    if isinstance(component, str):
+        return [component]
+    if isinstance(component, (list, tuple)):
+        return [text for child in component for text in texts(child)]
+    return texts(getattr(component, "children", None) or [])
+
+
+def test_a_collective_is_found_on_every_rank(opened):
+    details = describe(opened, 0, find(opened, 0, op="all_reduce", seq=3))
+    early, late = details.parts
+    assert (early.rank, late.rank) == (0, 1)
+    assert early.arrival_ns == (100 + 51) * MS
+    assert (early.wait_ns, early.transfer_ns, early.is_last) == (10 * MS, 17 * MS, False)
+    assert (late.wait_ns, late.transfer_ns, late.is_last) == (0, 17 * MS, True)
+    assert late.lateness_ns == 5 * MS
+    assert [t.name for t in details.tensors] == ["net.conv.weight"]
+    assert ("Host waited", "18.0 ms") in details.facts
+
+
+def test_a_send_finds_its_receive(opened):
+    details = describe(opened, 0, find(opened, 0, op="send"))
+    assert [(part.rank, part.transfer_ns) for part in details.parts] == [(0, 3 * MS), (1, 3 * MS)]
+
+
+def test_an_unfinished_message_says_so(opened):
+    details = describe(opened, 1, find(opened, 1, status="open"))
+    assert dict(details.facts)["Duration"] == "had not completed when last seen"
+    assert [part.transfer_ns for part in details.parts] == [None, None]
+
+
+@pytest.mark.parametrize(("rank", "event"), [(0, 10**9), (0, -1), (7, 0)])
+def test_events_that_are_not_there(opened, rank, event):
+    with pytest.raises(TraceError):
+        describe(opened, rank, event)
+
+
+def test_hostile_names_are_shown_without_their_power(opened):
+    details = describe(opened, 0, find(opened, 0, kind="marker"))
+    assert details.title.startswith("<img")  # shown as text: Dash sets text, never markup
+    assert "\x1b" not in details.title
+    assert "\u202e" not in details.title
+
+
+def test_the_panel_leads_to_every_rank(opened):
+    children, flow = event_panel(opened, 1, find(opened, 1, op="all_reduce", seq=0))
+    assert [(f["rank"], f["last"]) for f in flow] == [(0, False), (1, True)]
+    shown = " ".join(texts(children))
+    assert "Rank 1 arrived last" in shown
+    assert "net.fc.weight" in shown
+
+
+def test_the_panel_of_a_range_tells_how_busy_ranks_are(opened):
+    shown = texts(range_panel(opened, 0, 100 * MS))
+    assert "100 ms" in shown
+    row = shown.index("rank 0")
+    assert shown[row + 1 : row + 3] == ["67.0 %", "37.0 %"]

@@ -1,0 +1,115 @@
+"""Pages as Dash components: they are made, and what they say is right."""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from plotly.utils import PlotlyJSONEncoder
+
+from ddltrace.analyzer.trace import open_trace
+from ddltrace.dashboard import compare, overview
+from ddltrace.dashboard.theme import _ROLES, _SURFACES, dress, style_sheet
+from ddltrace.dashboard.workspace import Lazy, Workspace
+from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.store import RunInfo, write_run
+
+
+def as_json(component):
+    return json.dumps(component, cls=PlotlyJSONEncoder)
+
+
+def test_overview_leads_with_the_sentences(opened):
+    from ddltrace.analyzer.sentences import sentences
+
+    page = as_json(overview.overview_page(opened))
+    for sentence in sentences(opened.analysis):
+        assert json.dumps(sentence)[1:-1] in page
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_figure_is_coloured_by_role_and_posts_nothing(opened, theme):
+    made = {name: opened.figure(name, make) for name, make in overview.FIGURES.items()}
+    assert made["steps"] is not None
+    assert made["breakdown"] is not None
+    for figure in filter(None, made.values()):
+        assert all(trace.meta and trace.meta["role"] for trace in figure.data)
+        dressed = dress(figure, theme)
+        assert dressed.layout.font.color == _SURFACES[theme]["text"]
+        assert figure.layout.font.color is None  # the cached one keeps no theme
+    page = as_json(overview.overview_page(opened))
+    assert page.count('"showSendToCloud": false') == page.count('"type": "Graph"') > 0
+
+
+def test_breakdown_bars_sum_to_the_mean_step(opened):
+    figure = opened.figure("breakdown", overview.FIGURES["breakdown"])
+    totals = [sum(bar.x[rank] for bar in figure.data) for rank in range(2)]
+    assert totals == pytest.approx([100, 100])
+
+
+def test_both_themes_define_the_same_names():
+    assert _ROLES["light"].keys() == _ROLES["dark"].keys()
+    assert _SURFACES["light"].keys() == _SURFACES["dark"].keys()
+    assert "--role-compute:" in style_sheet()
+
+
+def test_a_trace_without_events_has_a_page(tmp_path):
+    (tmp_path / "nothing").mkdir()
+    write_run(tmp_path / "nothing", RunInfo(status="complete"))
+    workspace = Workspace([open_trace(tmp_path / "nothing")])
+    assert "Nothing was measured" in as_json(overview.overview_page(workspace.get(0)))
+
+
+def test_comparing_takes_two_traces(workspace):
+    assert "Comparing takes two traces" in as_json(compare.compare_page(workspace, 0, 1))
+
+
+def test_a_trace_compared_with_itself_does_not_differ(trace_path):
+    workspace = Workspace([open_trace(trace_path), open_trace(trace_path)])
+    assert [opened.title for opened in workspace.traces] == ["run (1)", "run (2)"]
+    page = as_json(compare.compare_page(workspace, 0, 1))
+    assert "same" in page
+    assert '"gain"' not in page
+    assert '"loss"' not in page
+    with pytest.raises(TraceError, match="no trace 5"):
+        compare.compare_page(workspace, 0, 5)
+
+
+def test_a_real_difference_is_told_from_noise():
+    fast = [100.0 + step % 7 for step in range(60)]
+    slow = [value + 20 for value in fast]
+    difference = compare.median_difference(fast, slow)
+    assert difference.us == 20
+    assert difference.low_us <= 20 <= difference.high_us
+    assert not difference.is_noise
+    assert compare.median_difference(fast, fast[::-1]).is_noise
+    assert compare.median_difference(fast[:4], slow) is None
+
+
+def test_what_is_dear_is_made_once_for_everybody():
+    made, go = [], threading.Event()
+
+    def make():
+        go.wait(10)
+        made.append(len(made))
+        return made[-1]
+
+    value = Lazy(make)
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(value.get) for _ in range(4)]
+        go.set()
+    assert {answer.result() for answer in answers} == {0}
+
+
+def test_what_cannot_be_made_is_tried_again():
+    attempts = iter([TraceError("not yet"), None])
+
+    def make():
+        if (error := next(attempts)) is not None:
+            raise error
+        return "made"
+
+    value = Lazy(make)
+    with pytest.raises(TraceError, match="not yet"):
+        value.get()
+    assert value.get() == "made"

@@ -1,0 +1,62 @@
+"""Specs of strategies."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddltrace.experiments.catalogue import AXES, TECHNIQUES
+from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
+from ddltrace.experiments.schedules.wait_free import WaitFree
+from ddltrace.experiments.strategy import BASELINE, parse
+from ddltrace.tracer.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("spec", "canonical", "schedule"),
+    [
+        ("wfbp", "wfbp", WaitFree()),
+        (" ddp ", "ddp", DdpBuckets()),
+        ("ddp:bucket_mb=25.0", "ddp:bucket_mb=25", DdpBuckets(25.0)),
+        ("wfbp:wait=layer", "wfbp:wait=layer", WaitFree("layer")),
+        ("ddp: bucket_mb = 0.125", "ddp:bucket_mb=0.125", DdpBuckets(0.125)),
+    ],
+)
+def test_parse(spec: str, canonical: str, schedule: object) -> None:
+    strategy = parse(spec)
+    assert (strategy.spec, strategy.schedule) == (canonical, schedule)
+    assert parse(strategy.spec) == strategy
+
+
+@pytest.mark.parametrize(
+    ("spec", "complaint"),
+    [
+        ("", "there are: fifo, wfbp, ddp"),
+        ("p9", "no 'p9'"),
+        ("ddp:cap=3", "bucket_mb="),
+        ("fifo:x=1", "it has: none"),
+        ("ddp:bucket_mb", "no parameter"),
+        ("ddp:bucket_mb=big", "must be float"),
+        ("wfbp:wait=never", "must be update or layer"),
+        ("ddp:bucket_mb=0", "positive"),
+        ("ddp:bucket_mb=nan", "positive"),
+        ("ddp:bucket_mb=inf", "positive"),
+        ("fifo+wfbp", "two techniques on the order axis"),
+        ("every-step", "no 'every-step'"),
+    ],
+)
+def test_a_bad_spec_says_what_is_wrong(spec: str, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        parse(spec)
+
+
+def test_slugs_name_files_safely() -> None:
+    assert parse("ddp:bucket_mb=0.5").slug == "ddp-bucket_mb-0.5"
+
+
+def test_the_catalogue_is_consistent() -> None:
+    assert {entry.axis for entry in TECHNIQUES} == set(AXES)
+    names = [entry.name for entry in TECHNIQUES if entry.build is not None]
+    assert len(names) == len(set(names))
+    assert BASELINE in names
+    for name in names:
+        assert parse(name).spec == name

@@ -1,0 +1,302 @@
+"""Chrome, Horovod, Flight Recorder and NCCL Inspector files.
+
+The Flight Recorder's dumps are real. Horovod's and the Inspector's files are written out here by
+their documented structure.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ddltrace.analyzer import importers
+from ddltrace.analyzer.importers import plain_pickle
+from ddltrace.analyzer.importers.imported import ImportedTrace
+from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.schema import EVENTS
+
+
+def rows(trace: ImportedTrace, rank: int = 0) -> list[dict[str, Any]]:
+    for info in trace.run.ranks:
+        table: pa.Table = trace.tables[info.segment]
+        assert table.schema.equals(EVENTS, check_metadata=True)
+        table.validate(full=True)
+    [segment] = [info.segment for info in trace.run.ranks if info.rank == rank]
+    return sorted(trace.tables[segment].to_pylist(), key=lambda row: row["start_ns"])
+
+
+def test_chrome_begin_end_and_asynchronous(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    events = [
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 2, "args": {"name": "worker"}},
+        {"ph": "B", "name": "outer", "pid": 1, "tid": 2, "ts": 10},
+        {"ph": "B", "name": "inner", "pid": 1, "tid": 2, "ts": 11.5},
+        {"ph": "E", "pid": 1, "tid": 2, "ts": 12},
+        {"ph": "E", "pid": 1, "tid": 2, "ts": 20},
+        {"ph": "E", "pid": 1, "tid": 2, "ts": 21},
+        {"ph": "b", "name": "request", "cat": "net", "id": "0x1", "pid": 1, "ts": 5},
+        {"ph": "e", "name": "request", "cat": "net", "id": "0x1", "pid": 1, "ts": 50},
+        {"ph": "X", "name": "nccl:all_reduce", "pid": 1, "tid": 3, "ts": 30, "dur": 4},
+    ]
+    file.write_text(json.dumps({"traceEvents": events}))
+    trace = importers.read(file)
+    assert trace.run.source == "chrome"
+    found = {row["name"]: row for row in rows(trace)}
+    assert (found["outer"]["start_ns"], found["outer"]["end_ns"]) == (10_000, 20_000)
+    assert (found["inner"]["start_ns"], found["inner"]["end_ns"]) == (11_500, 12_000)
+    assert (found["request"]["start_ns"], found["request"]["end_ns"]) == (5_000, 50_000)
+    assert found["inner"]["lane"] == "worker"
+    message = found["nccl:all_reduce"]
+    assert (message["kind"], message["op"], message["seq"]) == ("message", "all_reduce", 0)
+    assert any("1 ends without a beginning" in note for note in trace.run.notes)
+
+
+def timeline(path: Path, *, closed: bool) -> None:
+    """Two tensors, reduced twice; rank 1 is late the first time, and remembered the second."""
+    events: list[dict[str, Any]] = [
+        {
+            "name": "process_name",
+            "ph": "M",
+            "pid": 0,
+            "args": {"start_time_since_epoch_in_micros": 1_700_000_000_000_000},
+        }
+    ]
+    for pid, name in ((1, "layer1.weight"), (2, "layer2.weight")):
+        events.append({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}})
+        begin = 100 * pid
+        events += [
+            {"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": begin, "pid": pid},
+            {"ph": "X", "name": "0", "ts": begin, "pid": pid, "dur": 0},
+            {"ph": "X", "name": "1", "ts": begin + 30, "pid": pid, "dur": 0},
+            {"ph": "E", "ts": begin + 31, "pid": pid},
+        ]
+        for again in (0, 1000):
+            events += [
+                {"ph": "B", "name": "ALLREDUCE", "ts": begin + 32 + again, "pid": pid},
+                {
+                    "ph": "B",
+                    "name": "MEMCPY_IN_FUSION_BUFFER",
+                    "ts": begin + 33 + again,
+                    "pid": pid,
+                },
+                {"ph": "E", "ts": begin + 35 + again, "pid": pid},
+                {"ph": "B", "name": "GLOO_ALLREDUCE", "ts": begin + 35 + again, "pid": pid},
+                {"ph": "E", "ts": begin + 60 + again, "pid": pid},
+                {
+                    "ph": "E",
+                    "ts": begin + 61 + again,
+                    "pid": pid,
+                    "args": {"dtype": "float32", "shape": "[10, 20]"},
+                },
+            ]
+    events.append({"ph": "i", "name": "CYCLE_START", "ts": 5000, "s": "g"})
+    text = ",\n".join(json.dumps(event) for event in events)
+    path.write_text("[\n" + text + ("]" if closed else ",\n"))
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_horovod_timeline(tmp_path: Path, closed: bool) -> None:
+    timeline(tmp_path / "timeline.json", closed=closed)
+    trace = importers.read(tmp_path / "timeline.json")
+    assert trace.run.source == "horovod"
+    assert [info.rank for info in trace.run.ranks] == [0, 1]
+    epoch = 1_700_000_000_000_000_000
+    zero = [row for row in rows(trace, 0) if row["kind"] == "message"]
+    one = [row for row in rows(trace, 1) if row["kind"] == "message"]
+    assert [row["name"] for row in zero] == ["layer1.weight", "layer2.weight"] * 2
+    assert [row["bytes"] for row in zero] == [800] * 4
+    assert [row["seq"] for row in zero] == [0, 1, 2, 3]
+    # Rank 1 was ready 30 microseconds behind rank 0; of the second round nothing is known.
+    assert [row["seq"] for row in one] == [0, 1]
+    assert one[0]["start_ns"] - zero[0]["start_ns"] == 30_000
+    assert zero[0]["start_ns"] == epoch + 100_000
+    assert zero[0]["end_ns"] == one[0]["end_ns"] == epoch + 161_000
+    tensors = trace.run.ranks[0].tensors
+    assert [tensor.shape for tensor in tensors] == [(10, 20), (10, 20)]
+    assert zero[0]["tensors"] == [tensors[0].id]
+    assert sum(row["kind"] == "copy" for row in rows(trace, 0)) == 4
+    assert any("only rank 0 writes" in note for note in trace.run.notes)
+
+
+def test_flight_recorder_of_a_real_job(foreign: Path) -> None:
+    trace = importers.read(foreign / "flight-recorder")
+    assert trace.run.source == "flight-recorder"
+    assert [info.rank for info in trace.run.ranks] == [0, 1]
+    sides = [rows(trace, rank) for rank in (0, 1)]
+    for side in sides:
+        # What record.py does in each of its four steps, behind what DDP does at its start.
+        assert [row["op"] for row in side][-5:-1].count("all_reduce") == 2
+        assert sum(row["op"] == "all_gather" and row["bytes"] == 400 for row in side) == 4
+        assert sum(row["op"] == "all_reduce" and row["bytes"] == 38440 for row in side) == 4
+        assert all(row["group"] == "0" and row["status"] == "ok" for row in side)
+    assert [(row["seq"], row["op"]) for row in sides[0]] == [
+        (row["seq"], row["op"]) for row in sides[1]
+    ]
+    assert trace.run.ranks[0].groups[0].ranks == (0, 1)
+    assert "0" in trace.run.labels["flight_recorder_status"]
+
+
+def entry(number: int, **more: Any) -> dict[str, Any]:
+    return {
+        "record_id": number,
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": number,
+        "p2p_seq_id": 0,
+        "profiling_name": "nccl:all_reduce",
+        "time_created_ns": 1_700_000_000_000_000_000 + 1000 * number,
+        "input_sizes": [[4, 8]],
+        "input_dtypes": ["BFloat16"],
+        "output_sizes": [[4, 8]],
+        "output_dtypes": ["BFloat16"],
+        "state": "scheduled",
+        "time_discovered_started_ns": None,
+        "time_discovered_completed_ns": None,
+        "retired": False,
+        **more,
+    }
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_flight_recorder_of_a_hang(tmp_path: Path, text: bool) -> None:
+    done = {"time_discovered_completed_ns": 1_700_000_000_000_009_000, "state": "completed"}
+    pair = {"profiling_name": "nccl:send 0->1", "is_p2p": True}
+    dump = {
+        "version": "2.10",
+        "nccl_version": "2.27.3",
+        "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}},
+        "entries": [entry(1, **done), entry(2, **pair), entry(3), "junk", {"profiling_name": 4}],
+    }
+    content = json.dumps(dump).encode() if text else pickle.dumps(dump)
+    (tmp_path / "trace_rank_0").write_bytes(content)
+    trace = importers.read(tmp_path)
+    first, send, hanging = rows(trace)
+    assert (first["status"], first["end_ns"]) == ("ok", 1_700_000_000_000_009_000)
+    assert (first["bytes"], first["dtype"], first["seq"]) == (64, "bfloat16", 1)
+    assert (send["op"], send["peer"], send["seq"]) == ("send", 1, 0)
+    assert (hanging["status"], hanging["end_ns"]) == ("open", None)
+    assert any("2 entries" in note for note in trace.run.notes)
+    assert any("1 of 2 ranks have no dump" in note for note in trace.run.notes)
+
+
+class Malicious:
+    """Unpickled by a careless reader, this makes a file."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.target,))
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_that_runs_code_is_refused(tmp_path: Path, protocol: int) -> None:
+    proof = tmp_path / "proof"
+    bad = pickle.dumps({"entries": [Malicious(proof)], "version": "2"}, protocol)
+    pickle.loads(bad)  # it works on a careless reader
+    assert proof.exists()
+    proof.unlink()
+    (tmp_path / "trace_rank_0").write_bytes(bad)
+    with pytest.raises(TraceError, match="no pickle of plain containers"):
+        importers.read(tmp_path / "trace_rank_0")
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02]r\xff\xff\xff\x7f.",  # a memo entry number 2**31 - 1
+        b"\x80\x02cos\nsystem\nX\x02\x00\x00\x00id\x85R.",
+        b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f",  # bytes of 2**63 - 1
+        b"\x80\x04" + b"(" * 100_000,
+        b"\x80\x02PX\n.",
+        b"\x80",
+    ],
+)
+def test_hostile_pickles_end_in_one_line(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "entries"
+    file.write_bytes(content)
+    with pytest.raises(TraceError) as error:
+        plain_pickle.load(file)
+    assert "\n" not in str(error.value)
+
+
+def test_a_deep_pickle_is_no_dump(tmp_path: Path) -> None:
+    file = tmp_path / "entries"
+    file.write_bytes(b"\x80\x04" + b"]" * 100_000 + b"a" * 99_999 + b".version")
+    with pytest.raises(TraceError):
+        importers.read(file)
+
+
+def record(rank: int, number: int, coll: str = "AllReduce", **more: Any) -> dict[str, Any]:
+    return {
+        "header": {"id": "0x9e7a", "rank": rank, "n_ranks": 2, "nnodes": 1},
+        "metadata": {
+            "inspector_output_format_version": "v4.0",
+            "dump_timestamp_us": 1_700_000_000_000_000 + 1000 * number,
+            "hostname": "node-a",
+            "pid": 100 + rank,
+        },
+        "coll_perf": {
+            "coll": coll,
+            "coll_sn": number,
+            "coll_msg_size_bytes": 65536,
+            "coll_exec_time_us": 110,
+            "coll_algobw_gbs": 1.19,
+            "coll_busbw_gbs": 0.6,
+            **more,
+        },
+    }
+
+
+def test_nccl_inspector(tmp_path: Path) -> None:
+    exact = {"coll_start_ts": 1_700_000_000_000_500, "coll_stop_ts": 1_700_000_000_000_620}
+    for rank in (0, 1):
+        lines = [
+            record(rank, 1, event_trace_ts=exact),
+            record(rank, 2),
+            record(rank, 1, "ReduceScatter"),
+        ]
+        text = "\n".join(json.dumps(line) for line in lines)
+        (tmp_path / f"node-a-pid{100 + rank}.log").write_text(text + "\nnot json\n")
+    trace = importers.read(tmp_path)
+    assert trace.run.source == "nccl-inspector"
+    sides = [rows(trace, rank) for rank in (0, 1)]
+    for side in sides:
+        by_key = {(row["op"], row["seq"]): row for row in side}
+        assert set(by_key) == {("all_reduce", 1), ("all_reduce", 2), ("reduce_scatter", 1)}
+        first = by_key["all_reduce", 1]
+        assert first["end_ns"] - first["start_ns"] == 120_000
+        # The Inspector counts a reduce-scatter by its output; a rank puts in all shares.
+        assert by_key["reduce_scatter", 1]["bytes"] == 2 * 65536
+        # NCCL numbers each function for itself: the same number must not join two of them.
+        assert first["group"] != by_key["reduce_scatter", 1]["group"]
+    assert trace.run.ranks[1].groups[0].ranks == (0, 1)
+    assert any("positions in time are not" in note for note in trace.run.notes)
+    assert any("2 lines are no record" in note for note in trace.run.notes)
+
+
+def test_a_folder_of_several_formats(foreign: Path, tmp_path: Path) -> None:
+    for number in range(2):
+        content = (foreign / "kineto-cpu" / f"rank-{number}.json.gz").read_bytes()
+        (tmp_path / f"rank-{number}.json.gz").write_bytes(content)
+    timeline(tmp_path / "timeline.json", closed=True)
+    (tmp_path / "empty.json").write_text("")
+    (tmp_path / "notes.txt").write_text("hello")
+    trace = importers.read(tmp_path)
+    assert trace.run.source == "kineto"
+    assert any("1 files of other formats" in note for note in trace.run.notes)
+    assert any("'empty.json'" in note for note in trace.run.notes)
+
+
+def test_what_is_no_trace_is_not_recognized(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    assert not importers.recognizes(tmp_path)
+    assert not importers.recognizes(tmp_path / "notes.txt")
+    assert not importers.recognizes(tmp_path / "missing")
+    with pytest.raises(TraceError, match="no format that can be imported"):
+        importers.read(tmp_path)

@@ -1,0 +1,122 @@
+"""Files are read by several processes as they are by one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import pytest
+from support.readers import words
+
+from ddltrace.analyzer.importers import kineto, side_by_side
+from ddltrace.analyzer.importers.side_by_side import read_side_by_side
+from ddltrace.tracer.errors import TraceError
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where helpers put what they read: empty again after every test."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setenv("READERS_OF", str(os.getpid()))
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def write(tmp_path: Path, *texts: str) -> list[Path]:
+    paths = [tmp_path / f"{number}.txt" for number in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text, encoding="utf-8")
+    return paths
+
+
+def test_results_stand_in_the_order_of_the_files(tmp_path: Path, folder: Path) -> None:
+    texts = [f"file {number} print " + "x " * number for number in range(40)]
+    found = read_side_by_side(write(tmp_path, *texts), words, 0)
+    assert [table["word"].to_pylist() for _, table in found] == [text.split() for text in texts]
+    assert list(folder.iterdir()) == []
+
+
+def test_small_files_are_read_here(tmp_path: Path) -> None:
+    found = read_side_by_side(write(tmp_path, "a", "b", "c"), words)
+    assert {pid for pid, _ in found} == {os.getpid()}
+
+
+def test_helper_reads_one_file_after_the_other(tmp_path: Path) -> None:
+    [path] = write(tmp_path, "one word")
+    helper = side_by_side._Helper(tmp_path / "result", words)
+    try:
+        pid, table = helper.read(path)
+        again, same = helper.read(path)
+    finally:
+        helper.kill()
+    assert pid == again != os.getpid()
+    assert same.equals(table)
+    assert table["word"].to_pylist() == ["one", "word"]
+    assert not (tmp_path / "result").exists()
+
+
+def test_first_file_that_is_refused_is_named(tmp_path: Path, folder: Path) -> None:
+    paths = write(tmp_path, "good", "refuse", "good", "refuse", "refuse")
+    with pytest.raises(TraceError, match=r"^1\.txt is refused$"):
+        read_side_by_side(paths, words, 0)
+    assert list(folder.iterdir()) == []
+
+
+def test_helper_passes_an_error_on(tmp_path: Path) -> None:
+    helper = side_by_side._Helper(tmp_path / "result", words)
+    try:
+        with pytest.raises(TraceError, match=r"^0\.txt is refused$"):
+            helper.read(write(tmp_path, "refuse")[0])
+    finally:
+        helper.kill()
+
+
+def test_file_whose_helper_dies_is_read_here(tmp_path: Path) -> None:
+    found = read_side_by_side(write(tmp_path, *["die-in-helper"] * 6), words, 0)
+    assert {pid for pid, _ in found} == {os.getpid()}
+    assert len(found) == 6
+
+
+def test_without_helpers_all_is_read_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    found = read_side_by_side(write(tmp_path, "a", "b"), words, 0)
+    assert {pid for pid, _ in found} == {os.getpid()}
+
+
+def test_kineto_files_are_the_same_either_way(dlrm: Path) -> None:
+    paths = sorted(dlrm.glob("*.json.gz"))[:4]
+    for ours, theirs in zip(
+        map(kineto.read_file, paths), read_side_by_side(paths, kineto.read_file, 0), strict=True
+    ):
+        assert theirs.table.equals(ours.table)
+        assert {**vars(theirs), "table": None} == {**vars(ours), "table": None}
+
+
+def test_script_without_a_main_guard_is_run_once(foreign: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import os
+            from pathlib import Path
+            from ddltrace.analyzer.importers import kineto
+            from ddltrace.analyzer.importers.side_by_side import read_side_by_side
+            os.sched_getaffinity = lambda _: {{0, 1}}
+            paths = sorted(Path({str(foreign / "kineto-cpu")!r}).iterdir())
+            print(len(read_side_by_side(paths * 4, kineto.read_file, 0)))
+            """
+        ),
+        encoding="utf-8",
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=120
+    )
+    files = len(list((foreign / "kineto-cpu").iterdir()))
+    assert done.stdout == f"{4 * files}\n"
+    assert done.stderr == ""

@@ -1,0 +1,109 @@
+"""The set-up script: what it passes on, when it sets up anew, how it ends."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def dev() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("dev", ROOT / "dev.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("line", "passed_on"),
+    [
+        ([], []),
+        (["--", "-k", "clocks"], ["-k", "clocks"]),
+        (["tests/unit", "-x"], ["tests/unit", "-x"]),
+        (["--", "-k", "--"], ["-k", "--"]),
+    ],
+)
+def test_pytest_gets_its_arguments(dev: ModuleType, line: list[str], passed_on: list[str]) -> None:
+    arguments = dev.parser().parse_args(["test", *line])
+    assert dev.without_separator(arguments.pytest_args) == passed_on
+
+
+def test_sets_up_anew_when_the_pins_change(
+    dev: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pins = tmp_path / "constraints.txt"
+    pins.write_text("torch==2.13.0\n", encoding="utf-8")
+    monkeypatch.setattr(dev, "CONSTRAINTS", pins)
+    before = dev.fingerprint()
+    assert dev.fingerprint() == before
+    pins.write_text("torch==2.14.0\n", encoding="utf-8")
+    assert dev.fingerprint() != before
+
+
+def test_demo_overwrites_no_trace(dev: ModuleType, tmp_path: Path) -> None:
+    wanted = tmp_path / "trace"
+    assert dev.new_directory(wanted) == wanted
+    wanted.mkdir()
+    (tmp_path / "trace-2").mkdir()
+    assert dev.new_directory(wanted) == tmp_path / "trace-3"
+
+
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [
+        ("raise SystemExit(0)", 0),
+        ("raise SystemExit(3)", 3),
+        ("import os; os.kill(os.getpid(), 9)", 128 + signal.SIGKILL),
+    ],
+)
+def test_status_comes_back(dev: ModuleType, program: str, status: int) -> None:
+    assert dev.run([sys.executable, "-c", program]) == status
+
+
+def test_says_how_to_get_ensurepip(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a Debian without python3-venv, for a user who is not root."""
+    monkeypatch.setattr(dev.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(dev.os, "geteuid", lambda: 1000)
+    with pytest.raises(dev.SetupError, match=r"apt-get install python3\.\d+-venv"):
+        dev.require_ensurepip()
+
+
+def test_checks_that_fail_make_the_run_fail(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also when all tests pass, whose summary stays the last line."""
+    commands: list[str] = []
+
+    def run(command: list[str], **_: object) -> int:
+        commands.append(command[-1])
+        return int("format" in command)
+
+    monkeypatch.setattr(dev, "run", run)
+    monkeypatch.setattr(dev, "check_types", lambda: 0)
+    monkeypatch.setattr(dev, "install_system_tools", lambda: None)
+    assert dev.test(["-x"]) == 1
+    assert commands[-1] == "-x"
+    assert "failed: format" in capsys.readouterr().out
+
+
+def test_needs_no_library() -> None:
+    """It runs before anything is installed."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(ROOT / "dev.py"), "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "demo" in done.stdout

@@ -1,0 +1,68 @@
+"""The documentation cannot drift from the code: the reference page is what the commands say."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import click
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    path = ROOT / "docs" / "generate_cli_reference.py"
+    spec = importlib.util.spec_from_file_location("generate_cli_reference", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_reference_is_fresh(generator: ModuleType) -> None:
+    written = generator.PAGE.read_text(encoding="utf-8")
+    assert written == generator.render(), "stale: run python3 dev.py docs"
+
+
+def test_every_command_and_option_is_documented(generator: ModuleType) -> None:
+    sections = dict(
+        re.findall(
+            r"^## `(.+?)`\n(.*?)(?=^## |\Z)",
+            generator.PAGE.read_text(encoding="utf-8"),
+            re.MULTILINE | re.DOTALL,
+        )
+    )
+    contexts = list(generator.all_contexts())
+    for context in contexts:
+        text = sections[context.command_path]
+        for parameter in context.command.get_params(context):
+            if isinstance(parameter, click.Option) and not parameter.hidden:
+                for option in parameter.opts:
+                    assert option in text, f"{context.command_path} {option}"
+    assert len(contexts) > 1
+
+
+def test_every_command_and_option_says_what_it_is_for(generator: ModuleType) -> None:
+    for context in generator.all_contexts():
+        assert context.command.help, context.command_path
+        for parameter in context.command.get_params(context):
+            if isinstance(parameter, click.Option):
+                assert parameter.help, f"{context.command_path} {parameter.opts[0]}"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))],
+)
+def test_links_lead_somewhere(page: str) -> None:
+    """Every relative link of every page names a file of the repository."""
+    path = ROOT / page
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if re.match(r"[a-z]+:|#", target):
+            continue
+        assert (path.parent / target.split("#")[0]).exists(), f"{page} links to {target}"

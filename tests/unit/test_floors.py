@@ -1,0 +1,224 @@
+"""The rule of the floors: imports point down only, and each room keeps off what it must not know.
+
+The table of rooms stands in docs/architecture.md. Every import in the sources counts, also
+one inside a function, under TYPE_CHECKING or by `importlib.import_module`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ddltrace.cli import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# From the ground up. The face is the top floor; its lazy table of commands is its way in.
+FLOORS = ("tracer", "analyzer", "experiments", "dashboard", "face")
+
+NEVER = {
+    "tracer": {"pandas", "dash", "plotly", "sklearn"},
+    "analyzer": {"torch", "dash"},
+    "experiments": {"dash"},
+    "dashboard": {"torch"},
+    "face": {"torch", "pandas", "dash", "plotly", "numpy", "pyarrow"},
+}
+
+
+# Each is part of the interface of a library that is declared: of Dash, of Jinja.
+WELCOME = {"flask", "werkzeug", "markupsafe"}
+
+
+class Import(NamedTuple):
+    """One imported module: its full name, the line, and whether it is bound at import time."""
+
+    module: str
+    line: int
+    at_import: bool
+
+
+def room_files() -> list[tuple[str, Path]]:
+    """Every source file with its room."""
+    rooms = [(room, ROOT / room) for room in FLOORS[:-1]] + [("face", ROOT / "ddltrace")]
+    return [(room, path) for room, folder in rooms for path in sorted(folder.rglob("*.py"))]
+
+
+def package_of(room: str, path: Path) -> list[str]:
+    """The package that holds a file, as Python sees it: ddltrace, tracer, interpose."""
+    if room == "face":
+        return ["ddltrace", *path.parent.relative_to(ROOT / "ddltrace").parts]
+    return ["ddltrace", *path.parent.relative_to(ROOT).parts]
+
+
+def imports_of(tree: ast.Module, package: list[str]) -> Iterator[Import]:
+    """All imports in a module, relative ones resolved."""
+    lazy = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in ast.walk(function)
+    }
+    lazy |= {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+        for statement in block.body
+        for node in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        at_import = id(node) not in lazy
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno, at_import)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            # `from ddltrace import tracer` imports a room, `from ddltrace.tracer import x`
+            # a name in one: both read as MODULE.NAME.
+            for alias in node.names:
+                yield Import(f"{module}.{alias.name}", node.lineno, at_import)
+        elif (
+            isinstance(node, ast.Call)
+            and _called(node) in {"import_module", "__import__"}
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+        ):
+            yield Import(str(node.args[0].value), node.lineno, at_import)
+
+
+def _called(node: ast.Call) -> str:
+    function = node.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def room_of(module: str) -> str | None:
+    """The room that an import enters, None for a module that is not ours."""
+    parts = module.split(".")
+    if parts[0] != "ddltrace":
+        return None
+    return parts[1] if len(parts) > 1 and parts[1] in FLOORS else "face"
+
+
+def violations(room: str, path: Path, source: str) -> list[str]:
+    """What a source file imports against the rules, one line each."""
+    found = []
+    for imported in imports_of(ast.parse(source), package_of(room, path)):
+        where = f"{path.relative_to(ROOT)}:{imported.line} imports {imported.module}"
+        target = room_of(imported.module)
+        if target is not None:
+            up = FLOORS.index(target) > FLOORS.index(room)
+            eager_face = room == "face" and target not in {"face", "tracer"} and imported.at_import
+            if up or eager_face:
+                found.append(f"{where}: from {room} up to {target}")
+        elif imported.module.split(".")[0] in NEVER[room] and (
+            imported.at_import or room != "face"
+        ):
+            found.append(f"{where}: never in {room}")
+    return found
+
+
+def test_imports_point_down_only() -> None:
+    files = room_files()
+    assert {room for room, _ in files} == set(FLOORS)
+    found = [
+        line
+        for room, path in files
+        for line in violations(room, path, path.read_text(encoding="utf-8"))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_every_library_is_declared() -> None:
+    """What the sources import is installed with ddltrace, or with one of its extras."""
+    requirements = metadata.requires("ddltrace") or []
+    declared = {re.split(r"[^\w.-]", line)[0].lower() for line in requirements}
+    providers = metadata.packages_distributions()
+    undeclared = {
+        f"{path.relative_to(ROOT)}:{imported.line} imports {name}"
+        for room, path in room_files()
+        for imported in imports_of(
+            ast.parse(path.read_text(encoding="utf-8")), package_of(room, path)
+        )
+        if (name := imported.module.split(".")[0]) not in sys.stdlib_module_names
+        and name not in {"ddltrace", "__future__", *WELCOME}
+        and not {provider.lower() for provider in providers.get(name, [])} & declared
+    }
+    assert not undeclared, "\n".join(sorted(undeclared))
+
+
+@pytest.mark.parametrize(
+    ("room", "file", "source"),
+    [
+        ("tracer", "tracer/x.py", "def f():\n    import ddltrace.analyzer.trace"),
+        ("tracer", "tracer/x.py", "from ddltrace import analyzer"),
+        ("tracer", "tracer/interpose/x.py", "from ...analyzer import trace"),
+        ("tracer", "tracer/x.py", "from ddltrace import open"),
+        ("tracer", "tracer/x.py", "import pandas as pd"),
+        ("analyzer", "analyzer/x.py", "import torch.distributed as dist"),
+        ("analyzer", "analyzer/x.py", "import importlib\nimportlib.import_module('dash')"),
+        ("analyzer", "analyzer/x.py", "if TYPE_CHECKING:\n    from ddltrace.experiments import e"),
+        ("experiments", "experiments/x.py", "from ddltrace.dashboard.app import app"),
+        ("dashboard", "dashboard/x.py", "def f():\n    from torch import nn"),
+        ("face", "ddltrace/x.py", "import pandas"),
+        ("face", "ddltrace/x.py", "from ddltrace.analyzer.trace import open_trace"),
+    ],
+)
+def test_a_violation_is_found(room: str, file: str, source: str) -> None:
+    assert violations(room, ROOT / file, source)
+
+
+@pytest.mark.parametrize(
+    ("room", "file", "source"),
+    [
+        ("face", "ddltrace/x.py", "def f():\n    from ddltrace.analyzer.trace import open_trace"),
+        ("analyzer", "analyzer/x.py", "from ddltrace.tracer.errors import TraceError"),
+        ("tracer", "tracer/interpose/x.py", "from ..session import session\nimport torch"),
+        ("experiments", "experiments/x.py", "def f():\n    import torch"),
+    ],
+)
+def test_what_is_allowed_is_not_found(room: str, file: str, source: str) -> None:
+    assert not violations(room, ROOT / file, source)
+
+
+HEAVY = {"torch", "pandas", "dash", "plotly", "numpy", "pyarrow", "flask", "sklearn", "scipy"}
+
+
+def modules_after(program: str) -> list[str]:
+    """The modules that a fresh interpreter has loaded when a program ends by printing them."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    modules: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return modules
+
+
+@pytest.mark.parametrize("arguments", [[], *([name] for name in COMMANDS)], ids=" ".join)
+def test_help_is_quick(arguments: list[str]) -> None:
+    """`--help` loads the room of its command and none of the heavy libraries."""
+    program = (
+        "import json, sys\n"
+        "from ddltrace.cli import cli\n"
+        f"cli.main({[*arguments, '--help']!r}, standalone_mode=False)\n"
+        "print(json.dumps(sorted(sys.modules)))\n"
+    )
+    loaded = {name.split(".")[0] for name in modules_after(program)}
+    assert loaded & HEAVY <= ({"pyarrow", "numpy"} if arguments else set())
+    assert "click" in loaded
+
+
+def test_import_in_a_job_costs_nothing() -> None:
+    """`import ddltrace` in a training script must not load torch, nor any room."""
+    program = "import sys, json, ddltrace; print(json.dumps(sorted(sys.modules)))"
+    loaded = modules_after(program)
+    assert not {name.split(".")[0] for name in loaded} & (HEAVY | {"click"})
+    assert not [name for name in loaded if name.startswith("ddltrace.")]

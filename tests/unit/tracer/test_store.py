@@ -1,0 +1,352 @@
+"""The trace on disk: what is written is read back, and damage ends in a marked partial result."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from ddltrace.tracer import store
+from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.frames import scan_stream
+from ddltrace.tracer.schema import EVENTS
+from ddltrace.tracer.store import (
+    RankInfo,
+    RunInfo,
+    StreamWriter,
+    TensorInfo,
+    finalize,
+    read_events,
+    read_run,
+    segment_name,
+    write_events,
+    write_run,
+    write_sidecar,
+)
+
+SEGMENT = segment_name(rank=0, attempt=0, pid=7)
+ROWS = 40
+
+
+def events(rows: int, first: int = 0) -> pa.RecordBatch:
+    """Rows that all differ, with a word that no batch before had."""
+    columns = []
+    for field in EVENTS:
+        if pa.types.is_dictionary(field.type):
+            words = [f"{field.name}-{n}" for n in range(first // rows + 1)]
+            codes = pa.array([n % len(words) for n in range(rows)], field.type.index_type)
+            columns.append(pa.DictionaryArray.from_arrays(codes, pa.array(words)))
+        elif pa.types.is_list(field.type):
+            columns.append(pa.array([[n, n + 1] for n in range(rows)], field.type))
+        else:
+            columns.append(pa.array(range(first, first + rows), field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=EVENTS)
+
+
+def write_stream(directory: Path, batches: int, *, close: bool = True) -> list[int]:
+    """Writes a stream; returns its size after each batch."""
+    path = directory / f"{SEGMENT}.arrows"
+    stream = StreamWriter(path)
+    sizes = []
+    for number in range(batches):
+        stream.write(events(ROWS, number * ROWS))
+        sizes.append(path.stat().st_size)
+    stream.close() if close else stream.abandon()
+    return sizes
+
+
+def starts(table: pa.Table) -> list[int]:
+    return table["start_ns"].to_pylist()
+
+
+def write_trace(directory: Path, **changes: object) -> dict[str, object]:
+    """A trace of one rank whose `run.json` has some values changed."""
+    info = RankInfo(rank=0, segment=SEGMENT, pid=7, tensors=[TensorInfo(0, "w", (2,), "f", 8)])
+    write_run(directory, RunInfo(ranks=[info]))
+    path = directory / "run.json"
+    value = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps(value))
+    return value
+
+
+@pytest.mark.parametrize("suffix", ["arrows", "arrow"])
+def test_every_cut_keeps_whole_batches(tmp_path: Path, suffix: str) -> None:
+    sizes = write_stream(tmp_path, 3)
+    path = tmp_path / f"{SEGMENT}.{suffix}"
+    if suffix == "arrow":
+        table, _ = read_events(tmp_path, SEGMENT)
+        write_events(tmp_path, SEGMENT, iter(table.to_batches()))
+    whole = path.read_bytes()
+    complete, lost = read_events(tmp_path, SEGMENT)
+    assert (complete.num_rows, lost) == (3 * ROWS, 0)
+    for cut in {*range(0, len(whole), 211), *sizes, *(s - 1 for s in sizes), 1, 4, 7, 8, 9}:
+        path.write_bytes(whole[:cut])
+        table, lost = read_events(tmp_path, SEGMENT)
+        assert starts(table) == list(range(table.num_rows))
+        assert table.num_rows % ROWS == 0
+        if suffix == "arrows":
+            assert table.num_rows == ROWS * sum(cut >= size for size in sizes)
+            assert (lost > 0) or cut + 1 not in sizes
+        else:
+            assert lost > 0 or table.num_rows == 3 * ROWS
+
+
+def test_a_stream_without_its_end_is_whole(tmp_path: Path) -> None:
+    write_stream(tmp_path, 2, close=False)
+    table, lost = read_events(tmp_path, SEGMENT)
+    assert (table.num_rows, lost) == (2 * ROWS, 0)
+
+
+def test_an_empty_stream_has_no_events(tmp_path: Path) -> None:
+    (tmp_path / f"{SEGMENT}.arrows").touch()
+    table, lost = read_events(tmp_path, SEGMENT)
+    assert (table.num_rows, lost) == (0, 0)
+    assert table.schema.equals(EVENTS)
+
+
+def test_flipped_bits_never_get_past_the_reader_as_a_traceback(tmp_path: Path) -> None:
+    write_stream(tmp_path, 3)
+    path = tmp_path / f"{SEGMENT}.arrows"
+    whole = path.read_bytes()
+    rng = random.Random(5)
+    read = refused = 0
+    for _ in range(250):
+        damaged = bytearray(whole)
+        for _ in range(rng.choice((1, 2, 8))):
+            damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            table, _ = read_events(tmp_path, SEGMENT)
+        except TraceError:
+            refused += 1
+            continue
+        read += 1
+        # Whatever came back can be used without a crash: no index points outside.
+        table.validate(full=True)
+        table.to_pydict()
+    assert read > 0
+    assert refused > 0
+
+
+def test_another_schema_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / f"{SEGMENT}.arrows"
+    schema = EVENTS.with_metadata({b"ddltrace.schema": b"ddltrace.trace/99"})
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema):
+        pass
+    with pytest.raises(TraceError, match="trace/99"):
+        read_events(tmp_path, SEGMENT)
+
+
+def damaged_batch(change: Callable[[list[pa.Array]], None]) -> pa.RecordBatch:
+    columns = events(ROWS).columns
+    change(columns)
+    return pa.RecordBatch.from_arrays(columns, schema=EVENTS)
+
+
+def _index_out_of_range(columns: list[pa.Array]) -> None:
+    at = EVENTS.get_field_index("name")
+    codes = pa.array([10_000] * ROWS, pa.int32())
+    columns[at] = pa.DictionaryArray.from_arrays(codes, pa.array(["one"]), safe=False)
+
+
+def _null_start(columns: list[pa.Array]) -> None:
+    columns[EVENTS.get_field_index("start_ns")] = pa.nulls(ROWS, pa.int64())
+
+
+def _bad_utf8(columns: list[pa.Array]) -> None:
+    at = EVENTS.get_field_index("name")
+    words = pa.array([b"\xff\xfe"], pa.binary()).view(pa.string())
+    columns[at] = pa.DictionaryArray.from_arrays(pa.array([0] * ROWS, pa.int32()), words)
+
+
+@pytest.mark.parametrize("change", [_index_out_of_range, _null_start, _bad_utf8])
+def test_a_batch_that_lies_is_left_out(
+    tmp_path: Path, change: Callable[[list[pa.Array]], None]
+) -> None:
+    path = tmp_path / f"{SEGMENT}.arrows"
+    good, bad = events(ROWS), damaged_batch(change)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, EVENTS) as writer:
+        writer.write_batch(good)
+        writer.write_batch(bad)
+    table, lost = read_events(tmp_path, SEGMENT)
+    assert table.num_rows == ROWS
+    assert lost > 0
+
+
+def test_a_buffer_that_declares_a_terabyte_is_not_unpacked(tmp_path: Path) -> None:
+    write_stream(tmp_path, 2)
+    path = tmp_path / f"{SEGMENT}.arrows"
+    data = bytearray(path.read_bytes())
+    # The uncompressed size of the second batch's start_ns: 40 rows of 8 bytes.
+    at = data.rfind(struct.pack("<q", ROWS * 8) + b"\x28\xb5\x2f\xfd")
+    if at < 0:
+        at = data.rfind(b"\x28\xb5\x2f\xfd") - 8
+    data[at : at + 8] = struct.pack("<q", 1 << 40)
+    path.write_bytes(data)
+    table, lost = read_events(tmp_path, SEGMENT)
+    assert table.num_rows == ROWS
+    assert lost > 0
+
+
+def test_a_bomb_of_zeros_stops_at_the_believable(tmp_path: Path) -> None:
+    rows = 1 << 18
+    columns = []
+    for field in EVENTS:
+        if pa.types.is_dictionary(field.type):
+            codes = pa.array([0] * rows, field.type.index_type)
+            columns.append(pa.DictionaryArray.from_arrays(codes, pa.array(["x"])))
+        elif pa.types.is_list(field.type):
+            columns.append(pa.nulls(rows, field.type))
+        else:
+            zeros = pa.py_buffer(bytes(rows * field.type.bit_width // 8))
+            columns.append(pa.Array.from_buffers(field.type, rows, [None, zeros]))
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, EVENTS, options=options) as writer:
+        batch = pa.RecordBatch.from_arrays(columns, schema=EVENTS)
+        writer.write_batch(batch)
+        before = sink.tell()
+        writer.write_batch(batch)
+        after = sink.tell()
+    data = sink.getvalue().to_pybytes()
+    bomb = data[:after] + data[before:after] * 200
+    size = after - before
+    assert batch.nbytes > 1000 * size, "the bomb does not compress well enough to be one"
+    scan = scan_stream(memoryview(bomb), 0)
+    taken = scan.end // size
+    assert taken * batch.nbytes <= (256 << 20) + 1000 * scan.end + batch.nbytes
+    assert taken < 202
+    (tmp_path / f"{SEGMENT}.arrows").write_bytes(bomb)
+    table, lost = read_events(tmp_path, SEGMENT)
+    assert table.num_rows <= taken * rows
+    assert lost > 0
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+def test_only_plain_files_are_opened(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"{SEGMENT}.arrow"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    with pytest.raises(TraceError, match="not a plain file"):
+        read_events(tmp_path, SEGMENT)
+    run = tmp_path / "run.json"
+    run.symlink_to("/dev/zero")
+    with pytest.raises(TraceError):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schema": "ddltrace.trace/2"},
+        {"schema": None},
+        {"ranks": None},
+        {"ranks": [[]]},
+        {"ranks": [{"rank": 0, "segment": "../../etc/passwd", "tensor_table": 0}]},
+        {"ranks": [{"rank": 0, "segment": SEGMENT + "/../x", "tensor_table": 0}]},
+        {"ranks": [{"rank": 0, "segment": SEGMENT + "\n", "tensor_table": 0}]},
+        {"ranks": [{"rank": -1, "segment": SEGMENT, "tensor_table": 0}]},
+        {"ranks": [{"rank": 10**30, "segment": SEGMENT, "tensor_table": 0}]},
+        {"ranks": [{"rank": 0, "segment": SEGMENT, "tensor_table": 7}]},
+        {"ranks": [{"rank": 0, "segment": SEGMENT, "tensor_table": 0, "world_size": 10**12}]},
+        {"ranks": [{"rank": 0, "segment": SEGMENT, "tensor_table": 0, "groups": 3}]},
+        {"ranks": [{"rank": 0, "segment": SEGMENT, "tensor_table": 0, "clock": []}]},
+        {"tensor_tables": [[{"id": 0}]]},
+        {"tensor_tables": 5},
+        {"notes": "x"},
+        {"command": {}},
+    ],
+)
+def test_a_hostile_run_file_is_one_line(tmp_path: Path, changes: dict[str, object]) -> None:
+    write_trace(tmp_path, **changes)
+    with pytest.raises(TraceError) as caught:
+        read_run(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "nul",
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        '{"schema": ' + "9" * 10_000 + "}",
+        "\udcff",
+        '{"schema": "ddltrace.trace/1"}',
+    ],
+)
+def test_a_run_file_that_is_none_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(TraceError) as caught:
+        read_run(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_damaged_sidecars_are_left_out_and_told(tmp_path: Path) -> None:
+    write_run(tmp_path, RunInfo())
+    write_sidecar(tmp_path, RankInfo(rank=1, segment=segment_name(rank=1, attempt=0, pid=8)))
+    (tmp_path / "rank-00002-0-9.json").write_text('{"rank": 2')
+    (tmp_path / "rank-00003-0-9.json").write_text("[" * 10_000)
+    run = read_run(tmp_path)
+    assert [info.rank for info in run.ranks] == [1]
+    assert len(run.notes) == 2
+
+
+def test_what_is_damaged_is_kept_for_somebody_to_dig_in(tmp_path: Path) -> None:
+    sizes = write_stream(tmp_path, 3)
+    path = tmp_path / f"{SEGMENT}.arrows"
+    path.write_bytes(path.read_bytes()[: sizes[1] + 10])
+    write_sidecar(tmp_path, RankInfo(rank=0, segment=SEGMENT, pid=7))
+    run = finalize(tmp_path, RunInfo())
+    assert run.status == "partial"
+    assert run.ranks[0].lost_bytes == 10
+    assert run.ranks[0].status == "killed"
+    assert path.with_suffix(".damaged").stat().st_size == sizes[1] + 10
+    table, _ = read_events(tmp_path, SEGMENT)
+    assert table.num_rows == 2 * ROWS
+
+
+def test_finalizing_holds_a_piece_at_a_time(tmp_path: Path) -> None:
+    """The memory that Arrow takes does not grow with the stream."""
+    peaks = []
+    for batches in (20, 60):
+        folder = tmp_path / str(batches)
+        folder.mkdir()
+        stream = StreamWriter(folder / f"{SEGMENT}.arrows")
+        batch = events(10_000)
+        for _ in range(batches):
+            stream.write(batch)
+        stream.close()
+        write_sidecar(folder, RankInfo(rank=0, segment=SEGMENT, pid=7))
+        peak = 0
+        real = store._grouped
+
+        def watched(source, rows, real=real):
+            nonlocal peak
+            for group in real(source, rows):
+                peak = max(peak, pa.total_allocated_bytes())
+                yield group
+
+        before = pa.total_allocated_bytes()
+        store._grouped = watched
+        try:
+            run = finalize(folder, RunInfo())
+        finally:
+            store._grouped = real
+        assert run.ranks[0].events == batches * 10_000
+        peaks.append(peak - before)
+    assert peaks[1] < 1.5 * peaks[0]
+    assert peaks[1] < 64 << 20

@@ -1,0 +1,253 @@
+"""From the recorder's buffers to Arrow batches: nothing invalid, whatever the job does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ddltrace.tracer import arrays
+from ddltrace.tracer.recorder import Recorder
+from ddltrace.tracer.schema import EVENTS
+from ddltrace.tracer.store import StreamWriter, read_events
+from ddltrace.tracer.watchdog import Watchdog, main_thread_stack
+from ddltrace.tracer.writer import BatchBuilder, History, Vocabulary, WriterThread
+
+SEGMENT = "rank-00000-0-1"
+
+
+def built(recorder: Recorder) -> pa.RecordBatch:
+    batch = BatchBuilder(recorder).build()
+    assert batch is not None
+    batch.validate(full=True)
+    return batch
+
+
+def test_a_row_of_each_kind_comes_out_as_it_went_in() -> None:
+    recorder = Recorder(1000)
+    recorder.set_step(4, 5)
+    recorder.enter_phase(2, 10)
+    recorder.record("layer", "net.fc", 11, 19)
+    message = recorder.new_message("all_reduce", "0", 12)
+    message.bytes, message.dtype, message.tensors, message.seq = 40, "float32", [3, 1], 7
+    recorder.complete(message, 18)
+    recorder.new_message("send", "0", 15)
+    recorder.waits.append((14, 18, message.id, "w", threading.get_ident()))
+    rows = built(recorder).to_pylist()
+    assert [(r["kind"], r["start_ns"], r["end_ns"], r["step"], r["phase"]) for r in rows] == [
+        ("layer", 11, 19, 4, "backward"),
+        ("message", 12, 18, 4, "backward"),
+        ("message", 15, None, 4, "backward"),
+        ("wait", 14, 18, 4, "backward"),
+    ]
+    assert rows[1]["tensors"] == [3, 1]
+    assert (rows[1]["bytes"], rows[1]["dtype"], rows[1]["status"]) == (40, "float32", "ok")
+    assert (rows[2]["status"], rows[2]["bytes"], rows[2]["tensors"]) == ("open", None, None)
+    assert (rows[3]["parent"], rows[3]["lane"], rows[0]["lane"]) == (0, "main", "main")
+
+
+def test_nothing_happened_is_no_batch() -> None:
+    assert BatchBuilder(Recorder(10)).build() is None
+
+
+def test_an_open_message_is_shown_once_and_again_when_it_is_done() -> None:
+    recorder = Recorder(10)
+    builder = BatchBuilder(recorder)
+    message = recorder.new_message("recv", "0", 1)
+    first = builder.build()
+    assert first is not None
+    assert first["status"].to_pylist() == ["open"]
+    assert builder.build() is None
+    recorder.complete(message, 9)
+    recorder.complete(message, 99)
+    last = builder.build()
+    assert last is not None
+    assert (last["status"].to_pylist(), last["end_ns"].to_pylist()) == (["ok"], [9])
+
+
+def test_more_words_than_a_column_can_number_share_one() -> None:
+    words = Vocabulary("dtype")
+    codes = [words.code(f"type-{n}") for n in range(300)]
+    assert max(codes) == 127
+    assert words.code("type-5") == 5
+    assert words.array().to_pylist()[codes[200]] == "(too many names)"
+    recorder = Recorder(10_000)
+    for number in range(300):
+        message = recorder.new_message(f"op-{number}", f"group-{number}", number)
+        message.dtype = f"type-{number}"
+    batch = built(recorder)
+    assert batch["group"].to_pylist()[299] == "group-299"
+    assert batch["op"].to_pylist()[299] == "(too many names)"
+
+
+def test_names_that_utf8_cannot_hold() -> None:
+    recorder = Recorder(10)
+    recorder.record("marker", "bad \ud800 name \x00", 1, 2)
+    assert built(recorder)["name"].to_pylist() == ["bad ? name \x00"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1000])
+def test_arrays_from_buffers_are_what_pyarrow_makes(count: int) -> None:
+    rng = np.random.default_rng(count)
+    values = rng.integers(-5, 100, count)
+    valid = values >= 0
+    expected = pa.array(values.astype(np.int16), mask=~valid)
+    assert arrays.integers(values, pa.int16(), valid).equals(expected)
+    words = [f"wört{n}" for n in range(count)]
+    assert arrays.strings(words).equals(pa.array(words, pa.string()))
+    nested = [None if v < 0 else list(range(v % 4)) for v in values.tolist()]
+    type_ = pa.list_(pa.int32())
+    assert arrays.lists(nested, type_).equals(pa.array(nested, type_))
+
+
+def test_history_gives_what_held() -> None:
+    history = History(-1)
+    history.extend([10, 1, 20, 2, 15, 7])
+    times = np.array([0, 10, 14, 15, 19, 20, 10**9])
+    assert history.at(times).tolist() == [-1, 1, 1, 7, 7, 2, 2]
+
+
+def test_recording_does_not_import_pandas(tmp_path: Path) -> None:
+    """A job pays for what it asked for: pandas would cost it seconds and megabytes."""
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from ddltrace.tracer.recorder import Recorder\n"
+        "from ddltrace.tracer.writer import BatchBuilder\n"
+        "from ddltrace.tracer.store import StreamWriter\n"
+        "recorder = Recorder(10)\n"
+        "recorder.record('layer', 'x', 1, 2)\n"
+        "recorder.new_message('send', 'g', 1)\n"
+        f"stream = StreamWriter(Path({str(tmp_path / (SEGMENT + '.arrows'))!r}))\n"
+        "stream.write(BatchBuilder(recorder).build())\n"
+        "stream.close()\n"
+        "assert 'pandas' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert read_events(tmp_path, SEGMENT)[0].num_rows == 2
+
+
+class GatedStream:
+    """A disk that answers when it is told to, and can be full."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.entered = threading.Event()
+        self.error: OSError | None = None
+        self.rows = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self.entered.set()
+        self.gate.wait(60)
+        if self.error is not None:
+            raise self.error
+        self.rows += batch.num_rows
+
+    def cut(self) -> None:
+        pass
+
+
+def writer_on(recorder: Recorder, stream: object, faults: list[str]) -> WriterThread:
+    return WriterThread(
+        recorder,
+        stream,  # type: ignore[arg-type]
+        0.001,
+        lambda where, error: faults.append(f"{where}: {error}"),
+        Watchdog(recorder, lambda _: None),
+    )
+
+
+def test_a_writer_that_cannot_keep_up_costs_events_and_every_one_is_counted() -> None:
+    recorder, stream = Recorder(50), GatedStream()
+    writer = writer_on(recorder, stream, [])
+    recorder.record("layer", "first", 0, 1)
+    writer.start()
+    assert stream.entered.wait(60)
+    for number in range(1000):
+        recorder.record("layer", "x", number, number + 1)
+    messages = [recorder.new_message("send", "0", n) for n in range(200)]
+    for message in messages:
+        recorder.complete(message, 1000)
+    assert len(recorder.flat) <= 51 * 4
+    stream.gate.set()
+    assert writer.stop(60)
+    assert stream.rows == writer.rows
+    assert stream.rows + recorder.dropped == 1 + 1000 + 200
+
+
+def test_a_full_disk_is_told_once_and_what_it_could_not_take_is_counted() -> None:
+    recorder, stream, faults = Recorder(1000), GatedStream(), []
+    stream.gate.set()
+    stream.error = OSError(28, "No space left on device")
+    writer = writer_on(recorder, stream, faults)
+    writer.start()
+    for number in range(100):
+        recorder.record("layer", "x", number, number + 1)
+    assert writer.stop(60)
+    assert recorder.dropped == 100
+    assert writer.rows == 0
+    assert faults == ["write: [Errno 28] No space left on device"]
+
+
+def test_a_stream_written_by_the_thread_is_read_back(tmp_path: Path) -> None:
+    recorder = Recorder(100_000)
+    stream = StreamWriter(tmp_path / f"{SEGMENT}.arrows")
+    writer = writer_on(recorder, stream, [])
+    writer.start()
+    threads = [
+        threading.Thread(
+            target=lambda: [recorder.record("layer", f"l{n % 50}", n, n + 1) for n in range(3000)]
+        )
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert writer.stop(60)
+    stream.close()
+    table, lost = read_events(tmp_path, SEGMENT)
+    assert (table.num_rows, lost, recorder.dropped) == (12_000, 0, 0)
+    assert table.schema.equals(EVENTS)
+    assert set(table["lane"].to_pylist()) <= {f"thread-{n}" for n in range(1, 5)}
+
+
+class Clock:
+    now = 0
+
+
+def test_silence_is_noted_once_and_patience_doubles(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[dict[str, object]] = []
+    monkeypatch.setattr("ddltrace.tracer.watchdog.time.monotonic_ns", lambda: Clock.now)
+    Clock.now = 0
+    recorder = Recorder(10)
+    recorder.set_step(6, 0)
+    recorder.enter_phase(1, 0)
+    watchdog = Watchdog(recorder, notes.append)
+
+    def second(number: float, active: bool = False) -> int:
+        Clock.now = int(number * 1e9)
+        watchdog.tick(active=active)
+        return len(notes)
+
+    assert second(1, active=True) == 0
+    assert second(2.9) == 0
+    assert second(3.1) == 1
+    assert second(50) == 1
+    assert (notes[0]["since_ns"], notes[0]["step"], notes[0]["phase"]) == (10**9, 6, "forward")
+    assert second(60, active=True) == 1
+    assert second(63.9) == 1
+    assert second(64.1) == 2
+
+
+def test_the_stack_names_the_function_that_runs() -> None:
+    stack = main_thread_stack()
+    assert stack[0].endswith(" test_the_stack_names_the_function_that_runs")
+    assert "test_writer.py:" in stack[0]
+    assert len(stack) <= 24

@@ -1,0 +1,206 @@
+"""The commands of the tracer: ``run``, ``merge`` and ``doctor``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ddltrace.tracer.config import LEVELS, CaptureConfig
+from ddltrace.tracer.errors import UsageError
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.parts import Part
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog="""\b
+Examples:
+  ddltrace run -- torchrun --nproc-per-node 2 train.py --epochs 3
+  ddltrace run -o first-trace --level comm -- python -m torch.distributed.run train.py
+  ddltrace run -o shared/trace -- torchrun --nnodes 2 --node-rank 0 ... train.py
+  mpirun -n 4 ddltrace run -o trace -- python train.py
+
+The exit status is the job's own.""",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Trace directory to make.  [default: ddltrace-trace-DATE-TIME]",
+)
+@click.option(
+    "--level",
+    type=click.Choice(LEVELS),
+    default="layer",
+    show_default=True,
+    envvar="DDLTRACE_LEVEL",
+    help="comm: messages, waits, phases and steps. layer: also each layer and gradient. "
+    "op: also single operators and device kernels, in the steps of --op-steps.",
+)
+@click.option(
+    "--op-steps",
+    metavar="A:B",
+    default="10:13",
+    show_default=True,
+    help="At level op: the steps, from A to before B, in which PyTorch's profiler runs.",
+)
+@click.option(
+    "--measure-cost",
+    is_flag=True,
+    help="Leave 40 of the steps 20 to 99 unrecorded, and say what recording the others cost.",
+)
+@click.option("--force", is_flag=True, help="Replace a trace that stands in the way.")
+@click.option(
+    "--part",
+    metavar="NAME",
+    help="This is one of several launchers of the job: write to DIR/part-NAME.  "
+    "[default: found out from torchrun's --nnodes, or the variables of mpirun, srun, ...]",
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(  # noqa: PLR0917 - click passes one argument for each option
+    output: Path | None,
+    level: str,
+    op_steps: str,
+    measure_cost: bool,
+    force: bool,
+    part: str | None,
+    command: tuple[str, ...],
+) -> int:
+    """Run a training job and record its trace.
+
+    The job's script is not changed. Every process below COMMAND that joins a process group of
+    torch.distributed records its messages, waits, layers, gradients and steps.
+    """
+    from ddltrace.tracer.launcher import prepare_directory, run_job
+    from ddltrace.tracer.obstacles import explain_nothing_recorded
+    from ddltrace.tracer.parts import Part, open_shared_directory, part_name, part_of_job
+    from ddltrace.tracer.store import PART_LABEL
+
+    window = _step_range(op_steps)
+    found = Part(part_name(part), None) if part else part_of_job(command, dict(os.environ))
+    whole = output or Path(_default_name(found))
+    directory = whole
+    if found is not None:
+        directory = open_shared_directory(whole, found, force=force)
+    else:
+        prepare_directory(directory, force=force)
+    config = CaptureConfig(
+        directory=directory.resolve(), level=level, op_steps=window, measure_cost=measure_cost
+    )
+    result = run_job(command, config, {PART_LABEL: found.name} if found else {})
+    if result.num_ranks == 0:
+        why = explain_nothing_recorded(command, result.reasons)
+        click.echo(f"ddltrace: nothing was recorded: {why}", err=True)
+        return result.exit_status or 1
+    if measure_cost:
+        click.echo(f"ddltrace: {_cost_told(directory)}", err=True)
+    for note in result.notes:
+        click.echo(f"ddltrace: note: {note}", err=True)
+    ranks = f"{result.num_ranks} rank{'s' if result.num_ranks != 1 else ''}"
+    click.echo(f"ddltrace: trace of {ranks} in {directory}", err=True)
+    if found is not None:
+        click.echo(
+            "ddltrace: it is one part of the job's trace; if the others are not in "
+            f"{whole}, too: ddltrace merge {whole} OTHER... -o OUT",
+            err=True,
+        )
+    click.echo(f"ddltrace: next: ddltrace analyze {whole}", err=True)
+    return result.exit_status
+
+
+def _cost_told(directory: Path) -> str:
+    """What the ranks measured of their own recording."""
+    from ddltrace.tracer.store import read_run
+
+    costs = [info.cost for info in read_run(directory).ranks if info.cost is not None]
+    if not costs:
+        return "the job took too few steps to measure what recording costs: it needs 100"
+    dear = max(costs, key=lambda cost: cost["ratio"])
+    return (
+        f"a recorded step takes {dear['ratio']:.3f} times an unrecorded one "
+        f"(95 % interval {dear['low']:.3f} to {dear['high']:.3f}, {dear['steps']} steps of each, "
+        "the rank where it is most)"
+    )
+
+
+def _step_range(text: str) -> tuple[int, int]:
+    first, separator, stop = text.partition(":")
+    if not (separator and first.isdigit() and stop.isdigit() and int(first) < int(stop)):
+        raise click.BadParameter(f"{text!r} is no range of steps like 10:13")
+    return int(first), int(stop)
+
+
+def _default_name(part: Part | None) -> str:
+    if part is not None and part.job is not None:
+        from ddltrace.tracer.parts import part_name
+
+        return f"ddltrace-trace-{part_name(part.job)}"
+    return time.strftime("ddltrace-trace-%Y%m%d-%H%M%S")
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  ddltrace merge node-0/trace node-1/trace -o whole-trace
+  ddltrace merge shared-trace -o one-file-per-rank"""
+)
+@click.argument(
+    "directories", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="DIR..."
+)
+@click.option(
+    "-o", "--output", required=True, type=click.Path(path_type=Path), help="Directory to make."
+)
+@click.option("--force", is_flag=True, help="Replace a trace that stands in the way.")
+def merge(directories: tuple[Path, ...], output: Path, force: bool) -> None:
+    """Join the traces that several launchers made of one job.
+
+    Each DIR was written by a ddltrace run of the same job: one per node, or one per task.
+    """
+    from ddltrace.tracer.launcher import prepare_directory
+    from ddltrace.tracer.parts import merge as merge_directories
+    from ddltrace.tracer.store import read_run
+
+    for directory in directories:
+        read_run(directory)
+        if directory.resolve() == output.resolve():
+            raise UsageError(f"{output} is one of the traces to join: choose another with -o")
+    prepare_directory(output, force=force)
+    run = merge_directories(directories, output)
+    for note in run.notes:
+        click.echo(f"ddltrace: note: {note}", err=True)
+    click.echo(f"ddltrace: trace of {len(run.ranks)} rank processes in {output}", err=True)
+    click.echo(f"ddltrace: next: ddltrace analyze {output}", err=True)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  ddltrace doctor
+  ddltrace doctor --python /opt/conda/bin/python"""
+)
+@click.option(
+    "--python",
+    "interpreter",
+    default=sys.executable,
+    help="The interpreter that runs your job.  [default: this one]",
+)
+def doctor(interpreter: str) -> int:
+    """Say what can be captured on this machine.
+
+    Exits with 1 if a job run by the interpreter could not be traced.
+    """
+    from ddltrace.tracer.doctor import examine
+
+    findings = examine(interpreter)
+    for finding in findings:
+        mark = {"ok": "ok     ", "missing": "MISSING", "absent": "-      "}[finding.state]
+        click.echo(f"{mark}  {finding.subject}: {finding.detail}")
+        if finding.remedy:
+            click.echo(f"         -> {finding.remedy}")
+    return 1 if any(finding.state == "missing" for finding in findings) else 0

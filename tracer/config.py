@@ -1,0 +1,112 @@
+"""What a traced process needs to know, handed from the launcher to every rank."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from ddltrace.tracer.errors import UsageError
+
+ENVIRONMENT_VARIABLE: Final = "DDLTRACE_CONFIG"
+LEVELS: Final = ("comm", "layer", "op")
+
+
+@dataclass(frozen=True)
+class CaptureConfig:
+    """How a rank records.
+
+    Attributes:
+        directory: The trace directory, absolute.
+        level: ``comm`` (messages, waits, phases, steps) or ``layer`` (also the forward of
+            every layer and the readiness of every gradient) or ``op`` (also single operators and
+            device kernels, in a window of steps).
+        op_steps: The window: first step and the one after the last.
+        measure_cost: Whether to leave some steps unrecorded, to measure what recording costs.
+        flush_interval_s: The writer's period; what a killed rank can lose.
+        buffer_rows: Events that memory may hold before further ones are dropped and counted.
+    """
+
+    directory: Path
+    level: str = "layer"
+    op_steps: tuple[int, int] = (10, 13)
+    measure_cost: bool = False
+    flush_interval_s: float = 0.2
+    buffer_rows: int = 100_000
+
+    def to_environment(self) -> dict[str, str]:
+        """The environment variable that carries the whole configuration."""
+        value = {**asdict(self), "directory": str(self.directory)}
+        environment = {ENVIRONMENT_VARIABLE: json.dumps(value)}
+        if self.level == "op":
+            # The profiler's library prints a line at each start and stop.
+            environment["KINETO_LOG_LEVEL"] = "99"
+        return environment
+
+    def prepare_directory(self) -> None:
+        """Makes the trace directory where no launcher has: on another host, or without one.
+
+        Raises:
+            OSError: It cannot be made.
+        """
+        from ddltrace.tracer.store import RUN_FILE, RunInfo, write_run
+
+        if (self.directory / RUN_FILE).exists():
+            return
+        self.directory.mkdir(parents=True, exist_ok=True)
+        # Other ranks may do this at the same moment; what they write is the same.
+        run = RunInfo(level=self.level, host=os.uname().nodename, created_unix_ns=time.time_ns())
+        write_run(self.directory, run)
+
+    def leave_word(self, error: BaseException) -> None:
+        """Tells the launcher why this process is not traced; never raises."""
+        word = f"{sys.executable} (pid {os.getpid()}): {type(error).__name__}: {error}"
+        with contextlib.suppress(OSError):
+            path = self.directory / f"untraced-{os.getpid()}.txt"
+            path.write_text(word[:500], encoding="utf-8")
+
+    @staticmethod
+    def in_code(directory: Path | None, level: str) -> CaptureConfig | None:
+        """The configuration of a process that records without a launcher.
+
+        Args:
+            directory: The trace directory; by default what ``DDLTRACE_OUTPUT`` says.
+            level: What to record, unless ``DDLTRACE_LEVEL`` says otherwise.
+
+        Returns:
+            The configuration; None if no directory is named.
+
+        Raises:
+            UsageError: There is no such level, or the directory holds something else.
+        """
+        named = directory or os.environ.get("DDLTRACE_OUTPUT")
+        if not named:
+            return None
+        level = os.environ.get("DDLTRACE_LEVEL", level)
+        if level not in LEVELS:
+            raise UsageError(f"no such level: {level} (there are: {', '.join(LEVELS)})")
+        path = Path(named).absolute()
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"{path} is no directory")
+        # What other ranks may be making at this moment is no obstacle.
+        own = ("run.json", "rank-", "untraced-", ".")
+        if path.is_dir() and not all(entry.name.startswith(own) for entry in path.iterdir()):
+            raise UsageError(f"{path} holds something else than a trace: name another directory")
+        return CaptureConfig(directory=path, level=level)
+
+    @staticmethod
+    def from_environment(environment: Mapping[str, str] = os.environ) -> CaptureConfig | None:
+        """The configuration of this process, or None if it is not traced."""
+        text = environment.get(ENVIRONMENT_VARIABLE)
+        if not text:
+            return None
+        value = json.loads(text)
+        value["directory"] = Path(value["directory"])
+        value["op_steps"] = tuple(value["op_steps"])
+        return CaptureConfig(**value)

@@ -1,0 +1,164 @@
+"""Looks through an Arrow IPC stream without decoding it: where it can be trusted to end.
+
+Arrow believes what a stream declares. A few kilobytes can declare gigabytes (a buffer names
+its own uncompressed size), so before any byte is decoded this module walks the messages'
+headers, adds up what decoding would allocate, and says how much of the stream is whole and
+of a believable size. Format: "Encapsulated message format" and ``Message.fbs`` of
+https://arrow.apache.org/docs/format/Columnar.html; flatbuffers are read in place, with every
+offset checked against the header's bounds.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+_CONTINUATION: Final = 0xFFFFFFFF
+_DICTIONARY_BATCH: Final = 2
+_RECORD_BATCH: Final = 3
+
+_FREE_BYTES: Final = 256 << 20
+_MAX_RATIO: Final = 1000
+"""Decoded size that is believed: the free bytes plus this many times the bytes read. Real
+events compress 5 to 20 times, rows that are all alike some hundred times."""
+
+
+@dataclass(frozen=True)
+class Scan:
+    """How far a stream can be decoded.
+
+    Attributes:
+        end: Offset behind the last message that is whole and believable.
+        marked: Whether the stream's end mark follows there.
+    """
+
+    end: int
+    marked: bool = False
+
+
+def scan_stream(data: memoryview, start: int) -> Scan:
+    """Walks the messages of a stream.
+
+    Args:
+        data: The file's bytes.
+        start: Where the stream begins in them.
+    """
+    at, size, declared = start, len(data), 0
+    while at < size:
+        try:
+            word = _u32(data, at)
+            if word != _CONTINUATION:
+                return Scan(at)
+            length = _u32(data, at + 4)
+            if length == 0:
+                return Scan(at, marked=True)
+            header = data[at + 8 : at + 8 + length]
+            body_at = at + 8 + length
+            body_length, wanted = _message(header, data[body_at:])
+            end = body_at + body_length
+            if end > size:
+                return Scan(at)
+        except (struct.error, IndexError, ValueError):
+            return Scan(at)
+        declared += wanted
+        if declared > _FREE_BYTES + _MAX_RATIO * (end - start):
+            return Scan(at)
+        at = end
+    return Scan(at)
+
+
+def _message(header: memoryview, body: memoryview) -> tuple[int, int]:
+    """Length of a message's body, and the bytes that decoding it would allocate."""
+    table = _Table(header, _u32(header, 0))
+    kind = table.u8(1)
+    body_length = table.i64(3)
+    if not 0 <= body_length <= len(body):
+        raise ValueError("body")
+    batch = table.table(2)
+    if kind == _DICTIONARY_BATCH:
+        batch = batch.table(1)
+    elif kind != _RECORD_BATCH:
+        return body_length, 0
+    wanted = 0
+    compressed = batch.has(3)
+    for offset, length in batch.pairs(2):
+        if offset < 0 or length < 0 or offset + length > body_length:
+            raise ValueError("buffer")
+        if compressed and length >= 8:
+            # -1: this buffer was left uncompressed because compression did not pay.
+            wanted += max(_i64(body, offset), length)
+        else:
+            wanted += length
+    # The buffers of an all-null column may be absent; its rows are made of nothing.
+    rows = batch.i64(0)
+    if rows < 0 or rows > _MAX_RATIO * (wanted + _FREE_BYTES):
+        raise ValueError("rows")
+    return body_length, wanted
+
+
+class _Table:
+    """A flatbuffers table."""
+
+    def __init__(self, data: memoryview, at: int) -> None:
+        self._data = data
+        self._at = at
+        vtable = at - _i32(data, at)
+        if vtable < 0:
+            raise ValueError("vtable")
+        self._vtable = vtable
+        self._vtable_size = _u16(data, vtable)
+
+    def _field(self, number: int) -> int:
+        """Where a field stands, or 0 if it has its default."""
+        slot = 4 + 2 * number
+        if slot + 2 > self._vtable_size:
+            return 0
+        offset = _u16(self._data, self._vtable + slot)
+        return self._at + offset if offset else 0
+
+    def has(self, number: int) -> bool:
+        return self._field(number) != 0
+
+    def u8(self, number: int) -> int:
+        at = self._field(number)
+        return self._data[at] if at else 0
+
+    def i64(self, number: int) -> int:
+        at = self._field(number)
+        return _i64(self._data, at) if at else 0
+
+    def table(self, number: int) -> _Table:
+        at = self._field(number)
+        if not at:
+            raise ValueError("table")
+        return _Table(self._data, at + _u32(self._data, at))
+
+    def pairs(self, number: int) -> Iterator[tuple[int, int]]:
+        """A vector of structs of two 64-bit integers."""
+        at = self._field(number)
+        if not at:
+            return iter(())
+        vector = at + _u32(self._data, at)
+        count = _u32(self._data, vector)
+        raw = self._data[vector + 4 : vector + 4 + 16 * count]
+        if len(raw) != 16 * count:
+            raise ValueError("vector")
+        return struct.iter_unpack("<qq", raw)
+
+
+def _u16(data: memoryview, at: int) -> int:
+    return int(struct.unpack_from("<H", data, at)[0])
+
+
+def _u32(data: memoryview, at: int) -> int:
+    return int(struct.unpack_from("<I", data, at)[0])
+
+
+def _i32(data: memoryview, at: int) -> int:
+    return int(struct.unpack_from("<i", data, at)[0])
+
+
+def _i64(data: memoryview, at: int) -> int:
+    return int(struct.unpack_from("<q", data, at)[0])

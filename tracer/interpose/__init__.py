@@ -1,0 +1,40 @@
+"""Every patch of somebody else's code, one file per thing patched.
+
+A patch calls what it replaces exactly once, with the arguments it was given, and lets its
+result and its exceptions through. What the tracer adds around it may fail: then the failure
+is noted and the job goes on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.session import Session
+
+
+def install(session: Session) -> None:
+    """Patches what the session's level asks for.
+
+    Args:
+        session: The recording rank.
+    """
+    from ddltrace.tracer.interpose import (
+        autograd,
+        collectives,
+        data_loader,
+        ddp,
+        fsdp,
+        modules,
+        operators,
+        optimizers,
+    )
+
+    patches = [collectives, autograd, optimizers, data_loader, modules, ddp, fsdp]
+    if session.config.level == "op":
+        patches.append(operators)
+    for patch in patches:
+        try:
+            patch.install(session)
+        except Exception as error:  # noqa: BLE001 - one missing patch must not cost the others
+            session.fault(f"install {patch.__name__}", error)

@@ -1,0 +1,177 @@
+"""Backward passes and the readiness of gradients.
+
+``register_post_accumulate_grad_hook`` tells when a parameter's gradient is ready without
+touching the graph; full backward hooks would insert functions into it.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from ddltrace.tracer.interpose.cuda import can_record
+from ddltrace.tracer.recorder import PHASE_CODE
+
+if TYPE_CHECKING:
+    import torch
+
+    from ddltrace.tracer.device_clock import Mark
+    from ddltrace.tracer.session import Session
+
+_now = time.monotonic_ns
+
+
+class Backward:
+    """What is known of the backward pass that runs.
+
+    Attributes:
+        depth: How many engine calls are nested; checkpointing calls backward in backward.
+        started: Number of outermost backward passes so far.
+        last_gradient_ns: When the newest gradient became ready.
+        bucket_messages: Messages that DDP's reducer launched in this pass and waits for at
+            its end.
+    """
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.started = 0
+        self.last_gradient_ns = 0
+        self.bucket_messages = 0
+        self.device_mark: Mark | None = None
+
+
+def install(session: Session) -> None:
+    """Patches ``torch.autograd.backward`` and ``torch.autograd.grad``.
+
+    Args:
+        session: The recording rank.
+    """
+    import torch
+
+    for name in ("backward", "grad"):
+        setattr(torch.autograd, name, _timed(session, getattr(torch.autograd, name)))
+
+
+def _timed(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+    recorder, state = session.recorder, session.backward
+    site = recorder.site("phase", "backward")
+    detailed = session.config.level != "comm"
+
+    def begin(start: int) -> None:
+        state.started += 1
+        state.bucket_messages = 0
+        state.last_gradient_ns = 0
+        session.registry.begin_backward()
+        if session.registry.frozen:
+            watch_gradients(session, session.registry.thawed())
+        if session.ddp is not None:
+            session.ddp.begin_backward()
+        session.steps.begin_training(start)
+        recorder.enter_phase(PHASE_CODE["backward"], start)
+        state.device_mark = None
+        if detailed and session.device is not None and can_record():
+            state.device_mark = session.device.mark()
+
+    def end(start: int, end_ns: int) -> None:
+        recorder.leave_phase(end_ns)
+        if state.bucket_messages and session.device is None:
+            # The reducer has waited for its buckets; a reaper that was kept from running would
+            # only learn of it later.
+            for message in list(recorder.open.values()):
+                if message.enqueue_ns >= start and message.name.startswith("bucket "):
+                    recorder.complete(message, end_ns)
+        if state.device_mark is not None and session.device is not None:
+            session.device.forget(state.device_mark)
+            state.device_mark = None
+        if recorder.paused:
+            return
+        ident = threading.get_ident()
+        if len(recorder.flat) > recorder.limit:
+            recorder.dropped += 1
+            return
+        recorder.emit((site, start, end_ns, ident))
+        if state.bucket_messages and state.last_gradient_ns:
+            recorder.waits.append((state.last_gradient_ns, end_ns, -1, "backward", ident))
+
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        if state.depth:
+            return original(*args, **kwargs)
+        state.depth = 1
+        start = _now()
+        try:
+            begin(start)
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            session.fault("begin backward", error)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            state.depth = 0
+            try:
+                end(start, _now())
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                session.fault("end backward", error)
+
+    return backward
+
+
+def _time_on_device(session: Session, gradient_site: int, device: torch.device) -> None:
+    """Ends the device's work for one gradient and begins that for the next.
+
+    The gradients of one device become ready on one thread; those of others are passed over.
+    """
+    timer, state, recorder = session.device, session.backward, session.recorder
+    try:
+        if timer is None or state.device_mark is None:
+            return
+        if device.type != "cuda" or device.index != timer.device:
+            return
+        _, name, tensor = recorder.sites[gradient_site]
+        timer.interval(recorder.site("kernel", f"{name}.grad", tensor), state.device_mark)
+        state.device_mark = timer.mark()
+    except Exception as error:  # noqa: BLE001 - the job goes on
+        state.device_mark = None
+        session.fault("device gradient", error)
+
+
+def watch_gradients(session: Session, parameters: Iterable[tuple[int, torch.Tensor]]) -> None:
+    """Records the instant at which each parameter's gradient has been accumulated.
+
+    Args:
+        session: The recording rank.
+        parameters: Tensor ids and leaf parameters.
+    """
+    recorder, registry, state = session.recorder, session.registry, session.backward
+    flat, emit, ident = recorder.flat, recorder.emit, threading.get_ident
+    ready, ready_in_backward = registry.ready, registry.ready_in_backward
+    trained = registry.trained
+    detailed = session.config.level != "comm"
+    for tensor, parameter in parameters:
+        if not parameter.requires_grad:
+            registry.frozen[tensor] = weakref.ref(parameter)
+            continue
+        if not parameter.is_leaf or registry.is_shard(parameter):
+            continue
+        site = recorder.site("gradient", registry.tensors[tensor].name, tensor)
+
+        def hook(parameter: torch.Tensor, site: int = site, tensor: int = tensor) -> None:
+            if recorder.paused:
+                return
+            now = _now()
+            if detailed:
+                if len(flat) <= recorder.limit:
+                    emit((site, now, now, ident()))
+                else:
+                    recorder.dropped += 1
+            state.last_gradient_ns = now
+            ready.append(tensor)
+            ready_in_backward.append(tensor)
+            trained.add(tensor)
+            if state.device_mark is not None:
+                _time_on_device(session, site, parameter.device)
+
+        parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]

@@ -1,0 +1,410 @@
+"""Every collective, send and receive: the ``c10d`` operators of PyTorch's dispatcher.
+
+Whoever communicates (``torch.distributed``, DDP's reducer in C++, FSDP, DTensor, functional
+collectives) goes through one of these operators. A kernel at the ``BackendSelect`` key sees
+each call once, on the thread that makes it, just before the backend does. Unlike the autograd
+key, ``BackendSelect`` is also passed under ``inference_mode`` and ``no_grad``, and the modes
+that only pretend to run an operator (fake tensors, tracing) stop above it.
+
+Completion is learned where it is cheapest: a blocking call from its own ``wait``, an
+asynchronous collective from a reaper, a send or receive from the ``wait`` of its user
+(Gloo gives it no future, and a second waiter would disturb the first).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from ddltrace.tracer.interpose.cuda import MessageTimer, asking_from_any_thread
+from ddltrace.tracer.interpose.groups import Group
+from ddltrace.tracer.interpose.waits import Waits
+from ddltrace.tracer.reaper import Reapers
+from ddltrace.tracer.recorder import Message
+from ddltrace.tracer.schema import P2P_OPS
+
+if TYPE_CHECKING:
+    import torch
+
+    from ddltrace.tracer.device_clock import Mark
+    from ddltrace.tracer.session import Session
+
+_now = time.monotonic_ns
+
+
+@dataclass(frozen=True)
+class _Operator:
+    """Where a ``c10d`` operator keeps what is to be recorded; indices into its arguments.
+
+    Attributes:
+        op: Public name of the operation.
+        inputs: Argument with this rank's input: a tensor, a list or a list of lists.
+        outputs: Argument with this rank's output.
+        group: Argument with the process group.
+        peer: Argument with the group rank of the root or the other side.
+        tag: Argument with the tag.
+        asynchronous: Argument that is false if the caller waits at once.
+        blocks: Whether the operator itself returns only at the end.
+    """
+
+    op: str
+    inputs: int | None
+    outputs: int | None
+    group: int
+    peer: int | None = None
+    tag: int | None = None
+    asynchronous: int | None = None
+    blocks: bool = False
+
+
+_OPERATORS: Final = {
+    "allreduce_": _Operator("all_reduce", 0, 0, 1, asynchronous=4),
+    "allreduce_coalesced_": _Operator("all_reduce", 0, 0, 1, asynchronous=3),
+    "broadcast_": _Operator("broadcast", 0, 0, 1, peer=2, asynchronous=4),
+    "reduce_": _Operator("reduce", 0, 0, 1, peer=3, asynchronous=5),
+    "allgather_": _Operator("all_gather", 1, 0, 2, asynchronous=3),
+    "_allgather_base_": _Operator("all_gather", 1, 0, 2, asynchronous=3),
+    "allgather_coalesced_": _Operator("all_gather", 1, 0, 2, asynchronous=3),
+    "allgather_into_tensor_coalesced_": _Operator("all_gather", 1, 0, 2, asynchronous=3),
+    "reduce_scatter_": _Operator("reduce_scatter", 1, 0, 2, asynchronous=4),
+    "_reduce_scatter_base_": _Operator("reduce_scatter", 1, 0, 2, asynchronous=4),
+    "reduce_scatter_tensor_coalesced_": _Operator("reduce_scatter", 1, 0, 2, asynchronous=4),
+    "gather_": _Operator("gather", 1, 0, 2, peer=3, asynchronous=4),
+    "scatter_": _Operator("scatter", 1, 0, 2, peer=3, asynchronous=4),
+    "alltoall_": _Operator("all_to_all", 1, 0, 2, asynchronous=3),
+    "alltoall_base_": _Operator("all_to_all", 1, 0, 2, asynchronous=5),
+    "barrier": _Operator("barrier", None, None, 1, asynchronous=3),
+    "monitored_barrier_": _Operator("barrier", None, None, 1, blocks=True),
+    "send": _Operator("send", 0, None, 1, peer=2, tag=3),
+    "recv_": _Operator("recv", None, 0, 1, peer=2, tag=3),
+    "recv_any_source_": _Operator("recv", None, 0, 1, tag=2),
+}
+
+
+def install(session: Session) -> None:
+    """Registers the kernels and patches what is waited on.
+
+    Args:
+        session: The recording rank.
+    """
+    import torch
+
+    from ddltrace.tracer.interpose import functional
+
+    observer = Observer(session)
+    session.waits = observer.waits
+    # Never destroyed: taking kernels out at exit, with messages in flight, would be a risk.
+    library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+    session.keep_alive(library)
+    for name, operator in _OPERATORS.items():
+        if hasattr(torch.ops.c10d, name):
+            library.impl(name, observer.kernel(name, operator), "BackendSelect", with_keyset=True)
+    session.on_close(observer.stop)
+    os.register_at_fork(after_in_child=observer.abandon)
+    functional.install(session, observer)
+
+
+class Observer:
+    """Turns operator calls into messages.
+
+    Attributes:
+        waits: Where the host's waits are recorded.
+    """
+
+    def __init__(self, session: Session) -> None:
+        import torch.distributed as dist
+        from torch._C._distributed_c10d import Work
+
+        self._session = session
+        self._recorder = session.recorder
+        self._registry = session.registry
+        self._groups = session.groups
+        self._unbox_work = Work.unbox
+        self._unbox_group = dist.ProcessGroup.unbox
+        self.waits = Waits(session, self._received)
+        self._reapers = Reapers(
+            self.waits.original_wait,
+            asking_from_any_thread(session, self.waits.original_is_completed),
+            self._completed,
+            self.waits.works.release,
+        )
+        self._launched = threading.local()
+        self._coalescing = threading.local()
+        self._timer = MessageTimer(session)
+        self._active = True
+        group_class: Any = dist.ProcessGroup
+        group_class._start_coalescing = self._begins(group_class._start_coalescing)
+        group_class._end_coalescing = self._ends(group_class._end_coalescing)
+
+    def stop(self, timeout_s: float) -> None:
+        """Ends after the messages launched so far."""
+        self._active = False
+        self._reapers.stop(timeout_s)
+
+    def abandon(self) -> None:
+        """In a forked child, which has no reapers: holds on to nothing of the job's."""
+        self._active = False
+
+    @contextmanager
+    def launched(self) -> Iterator[list[Message]]:
+        """Collects the messages that this thread launches."""
+        messages: list[Message] = []
+        self._launched.messages = messages
+        try:
+            yield messages
+        finally:
+            self._launched.messages = None
+
+    def kernel(self, name: str, operator: _Operator) -> Callable[..., Any]:
+        """The dispatcher kernel for one operator."""
+        import torch
+        from torch._C import DispatchKey, _dispatch_keyset_full_after
+
+        redispatch = getattr(torch.ops.c10d, name).default.redispatch
+        below = _dispatch_keyset_full_after(DispatchKey.BackendSelect)
+        fault = self._session.fault
+
+        def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            start = _now()
+            mark = None
+            active = self._active and not self._recorder.paused
+            if active:
+                try:
+                    active = not self._timer.is_captured()
+                    if active:
+                        mark = self._timer.begin(_first_tensor(args[: operator.group]))
+                except Exception as error:  # noqa: BLE001 - the job goes on
+                    fault(f"time {name}", error)
+            result = redispatch(keyset & below, *args, **kwargs)
+            if active:
+                try:
+                    self._record(operator, args, kwargs, result, start, mark=mark)
+                except Exception as error:  # noqa: BLE001 - the job goes on
+                    fault(f"record {name}", error)
+            return result
+
+        def blocking_kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            message = None
+            if self._active and not self._recorder.paused:
+                try:
+                    # Before the call: one that hangs is to be seen.
+                    message = self._describe(operator, args, _now())
+                except Exception as error:  # noqa: BLE001 - the job goes on
+                    fault(f"record {name}", error)
+            status = "failed"
+            try:
+                result = redispatch(keyset & below, *args, **kwargs)
+                status = "ok"
+                return result
+            finally:
+                if message is not None:
+                    end = _now()
+                    self._recorder.complete(message, end, status)
+                    self.waits.record(message, message.name, message.start_ns, end)
+
+        return blocking_kernel if operator.blocks else kernel
+
+    def _describe(self, operator: _Operator, args: Sequence[Any], start: int) -> Message:
+        """A message with all that its call tells of it."""
+        group = self._groups.of(self._unbox_group(args[operator.group]))
+        message = self._recorder.new_message(operator.op, group.name, start)
+        tensors: list[torch.Tensor] = []
+        if operator.inputs is not None:
+            tensors = _flatten(args[operator.inputs])
+            message.bytes = _num_bytes(tensors)
+        if operator.outputs == operator.inputs:
+            # A broadcast's receivers and a reduction's contributors hold the same tensor. What
+            # comes of sparse tensors is known only when they have been summed.
+            sparse = any(tensor.is_sparse for tensor in tensors)
+            message.out_bytes = None if sparse else message.bytes
+        elif operator.outputs is not None:
+            outputs = _flatten(args[operator.outputs])
+            message.out_bytes = _num_bytes(outputs)
+            tensors = tensors or outputs
+        if operator.inputs is None and operator.outputs is None:
+            message.bytes = message.out_bytes = 0
+        if tensors:
+            message.dtype = str(tensors[0].dtype)[6:]
+            self._name(message, tensors)
+        self._number(message, operator, args, group)
+        return message
+
+    def _record(
+        self,
+        operator: _Operator,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        result: Any,
+        start: int,
+        *,
+        mark: Mark | None,
+    ) -> None:
+        message = self._describe(operator, args, start)
+        work = self._work(result)
+        together = getattr(self._coalescing, "messages", None)
+        if together is not None:
+            together.append((message, mark))
+            return  # begins and ends with the others
+        collecting = getattr(self._launched, "messages", None)
+        if collecting is not None:
+            collecting.append(message)
+        elif work is not None:
+            self.waits.works.add_newest(work, message)
+        if work is None:
+            self._timer.end(message, mark)
+            return  # nothing to wait for
+        self._timer.start(message, mark)
+        process_group = self._unbox_group(args[operator.group])
+        group = self._groups.of(process_group)
+        device = _first_tensor(args[: operator.group]).device
+        blocking = self._groups.wait_blocks(process_group, group, device)
+        if blocking and operator.op in P2P_OPS:
+            return
+        index = operator.asynchronous
+        asynchronous = (
+            kwargs.get("async_op", True)
+            if index is None or len(args) <= index
+            else bool(args[index])
+        )
+        if not blocking:
+            self.waits.stream_ordered.add(message.id)
+        if asynchronous or not blocking:
+            # On another device the wait would put a stream of the job's into order.
+            self._reapers.follow(work, message, poll=not blocking or device.type != "cpu")
+
+    def _begins(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``_start_coalescing``: what follows is launched as one by ``_end_coalescing``."""
+
+        @functools.wraps(original)
+        def start_coalescing(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            self._coalescing.messages = []
+            return result
+
+        return start_coalescing
+
+    def _ends(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def end_coalescing(*args: Any, **kwargs: Any) -> Any:
+            try:
+                work = original(*args, **kwargs)
+            finally:
+                messages = getattr(self._coalescing, "messages", None) or []
+                self._coalescing.messages = None
+            try:
+                self._launched_together(work, messages)
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                self._session.fault("coalesced messages", error)
+            return work
+
+        return end_coalescing
+
+    def _launched_together(self, work: Any, messages: list[tuple[Message, Mark | None]]) -> None:
+        for message, mark in messages:
+            if work is None:
+                self._timer.end(message, mark)
+                continue
+            self._timer.start(message, mark)
+            self._reapers.follow(work, message, poll=True)
+        if work is not None and messages:
+            newest = messages[-1][0]
+            self.waits.works.add_newest(work, newest)
+            self.waits.stream_ordered.add(newest.id)
+
+    def _work(self, result: Any) -> Any:
+        if isinstance(result, (tuple, list)):
+            result = result[-1] if result else None
+        return None if result is None else self._unbox_work(result)
+
+    def _completed(self, message: Message, end: int, failed: bool) -> None:
+        """A reaper has seen the end of a message."""
+        end = self.waits.seen_complete.pop(message.id, end)
+        self._recorder.complete(message, end, "failed" if failed else "ok")
+
+    def _received(self, message: Message, work: Any) -> None:
+        """A receive has come: now its source is known, too."""
+        if message.peer is None:
+            group = self._groups.named(message.group)
+            message.peer = group.global_rank(work._source_rank())
+            message.seq = group.next_between(message)
+
+    @staticmethod
+    def _number(message: Message, operator: _Operator, args: Sequence[Any], group: Group) -> None:
+        """Gives the message its peer and the number that its other sides give it, too."""
+        if operator.peer is not None and len(args) > operator.peer:
+            message.peer = group.global_rank(args[operator.peer])
+        if operator.op not in P2P_OPS:
+            message.seq = group.next_collective()
+            return
+        if operator.tag is not None:
+            message.tag = args[operator.tag] if len(args) > operator.tag else 0
+        message.seq = group.next_between(message)  # of a receive from anyone: when it has come
+
+    def _name(self, message: Message, tensors: list[torch.Tensor]) -> None:
+        """Finds which parameters the message carries."""
+        carried = self._registry.carried
+        if carried is not None:
+            name, message.tensors = carried
+            message.name = name or message.op
+            return
+        ddp = self._session.ddp
+        if ddp is not None and message.op == "all_reduce" and len(tensors) == 1:
+            bucket = ddp.bucket_of(message.group, tensors[0]) if _called_by_engine() else None
+            if bucket is not None:
+                message.name, message.tensors = bucket
+                return
+        message.tensors = self._registry.tensors_at(tensors)
+        if message.tensors is not None:
+            message.name = self._registry.name_of(message.tensors)
+
+
+def _called_by_engine() -> bool:
+    """Whether the operator was called from C++, below autograd's engine.
+
+    DDP's reducer calls so: no Python frame lies between the kernel and the engine (or none at
+    all, on an engine thread).
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return frame is None or frame.f_code.co_name == "_engine_run_backward"
+
+
+def _flatten(value: Any) -> list[torch.Tensor]:
+    """The tensors in a tensor, a list of tensors or a list of lists."""
+    if not isinstance(value, (list, tuple)):
+        return [value]
+    if value and isinstance(value[0], (list, tuple)):
+        return [tensor for inner in value for tensor in inner]
+    return list(value)
+
+
+def _first_tensor(arguments: Sequence[Any]) -> torch.Tensor:
+    """The first tensor among an operator's arguments."""
+    pending = list(arguments)
+    while pending:
+        value = pending.pop(0)
+        if not isinstance(value, (list, tuple)):
+            tensor: torch.Tensor = value
+            return tensor
+        pending[:0] = value
+    raise AssertionError("an operator without tensors")
+
+
+def _num_bytes(tensors: list[torch.Tensor]) -> int:
+    """Bytes of the elements of some tensors; of sparse ones, of what they hold."""
+    total = 0
+    for tensor in tensors:
+        if tensor.is_sparse:
+            total += _num_bytes([tensor._indices(), tensor._values()])
+        else:
+            total += tensor.numel() * tensor.element_size()
+    return total

@@ -1,0 +1,197 @@
+"""Device time of what the host launches on a CUDA device, by events on the job's own streams.
+
+One device is timed in each process: the one that the first model or message on a CUDA device
+uses. What the process launches on others gets no device times, rather than wrong ones.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from ddltrace.tracer.device_clock import DeviceClock, DeviceTimer, Mark, ResolverThread
+from ddltrace.tracer.recorder import Message
+
+if TYPE_CHECKING:
+    import torch
+
+    from ddltrace.tracer.session import Session
+
+_CAPTURE_MODE_THREAD_LOCAL: Final = 1  # cudaStreamCaptureModeThreadLocal
+
+
+def time_device_of(session: Session, tensors: Iterable[torch.Tensor]) -> None:
+    """Begins to time device work once the job is seen to use a device.
+
+    Args:
+        session: The recording rank.
+        tensors: What the job is about to compute with or to send.
+    """
+    import torch
+
+    cuda: Any = torch.cuda
+    if session.device is not None or not cuda.is_initialized():
+        return
+    for tensor in tensors:
+        if tensor.is_cuda:
+            _start(session, tensor.device.index)
+            return
+
+
+class MessageTimer:
+    """When the device comes to the messages that are launched into its streams.
+
+    Args:
+        session: The recording rank.
+    """
+
+    def __init__(self, session: Session) -> None:
+        import torch
+
+        self._session = session
+        self._cuda: Any = torch.cuda
+
+    def begin(self, tensor: torch.Tensor) -> Mark | None:
+        """To be called right before a message is launched.
+
+        Args:
+            tensor: One that it sends or receives.
+
+        Returns:
+            Where the device comes to it; None where that cannot be seen.
+        """
+        if not tensor.is_cuda:
+            return None
+        session = self._session
+        time_device_of(session, [tensor])
+        timer = session.device
+        if timer is None or tensor.device.index != timer.device:
+            return None
+        return timer.mark()
+
+    def is_captured(self) -> bool:
+        """Whether what is launched now does not run but becomes part of a graph."""
+        return bool(self._cuda.is_initialized()) and not can_record()
+
+    def start(self, message: Message, mark: Mark | None) -> None:
+        """Has a message begin where its mark is; its end will be told by somebody else."""
+        timer = self._session.device
+        if mark is None or timer is None:
+            return
+
+        def arrival() -> int | None:
+            try:
+                return timer.passed_ns(mark)
+            except Exception as error:  # noqa: BLE001 - the job goes on without device times
+                self._session.fault("message arrival", error)
+                return None
+
+        message.arrival = arrival
+
+    def end(self, message: Message, mark: Mark | None) -> None:
+        """Ends a message that runs in the current stream, as NCCL's synchronous ones do."""
+        timer, recorder = self._session.device, self._session.recorder
+        if mark is None or timer is None:
+            return
+
+        def passed(start_ns: int, end_ns: int) -> None:
+            message.start_ns = max(start_ns, message.enqueue_ns)
+            recorder.complete(message, max(end_ns, message.start_ns))
+
+        timer.interval(passed, mark)
+
+
+def is_timed(timer: DeviceTimer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call computes on the timed device: there lies the first of its arguments."""
+    first: Any = args[0] if args else next(iter(kwargs.values()), None)
+    return getattr(first, "is_cuda", False) is True and bool(first.device.index == timer.device)
+
+
+def can_record() -> bool:
+    """Whether events may be put into the current stream: not while it is captured as a graph."""
+    import torch
+
+    return not torch.cuda.is_current_stream_capturing()
+
+
+def prepare_thread(device: int) -> None:
+    """Makes a thread of ours fit to ask for the state of events.
+
+    A new thread is on device 0, where its first call would make a context that the job does
+    not want. And an event that is asked for while another thread captures a graph would end
+    that capture in an error, unless the asking thread keeps out of it.
+
+    Args:
+        device: The device whose events are asked for.
+
+    Raises:
+        OSError: The CUDA runtime cannot be told.
+    """
+    import torch
+
+    torch.cuda.set_device(device)
+    mode = ctypes.c_int(_CAPTURE_MODE_THREAD_LOCAL)
+    try:
+        status = ctypes.CDLL(None).cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    except AttributeError:  # torch came without a shared runtime: the driver knows the same
+        driver = ctypes.CDLL("libcuda.so.1")
+        status = driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    if status:
+        raise OSError(f"the mode of stream captures cannot be set: CUDA error {status}")
+
+
+def asking_from_any_thread(session: Session, ask: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """``Work.is_completed`` for threads of ours.
+
+    Args:
+        session: The recording rank.
+        ask: The original.
+    """
+    prepared = threading.local()
+
+    def is_completed(work: Any) -> bool:
+        if session.device is not None and not hasattr(prepared, "done"):
+            prepared.done = True
+            try:
+                prepare_thread(session.device.device)
+            except Exception as error:  # noqa: BLE001 - it matters to captures only
+                session.fault("stream captures", error)
+        return ask(work)
+
+    return is_completed
+
+
+def _start(session: Session, device: int) -> None:
+    import torch
+
+    def new_event() -> Any:
+        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+    idle = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    clock = DeviceClock(new_event, lambda event: event.record(idle))
+    numbers: dict[int, int] = {}
+
+    def current_stream() -> tuple[Any, int]:
+        stream = torch.cuda.current_stream(device)
+        return stream, numbers.setdefault(stream.cuda_stream, len(numbers))
+
+    def prepare() -> None:
+        try:
+            prepare_thread(device)
+        except OSError as error:
+            session.fault("stream captures", error)
+
+    def forget() -> None:
+        session.device = None  # a forked child can use no device
+
+    timer = DeviceTimer(session.recorder, clock, new_event, current_stream, device)
+    resolver = ResolverThread(timer, session.fault, prepare)
+    resolver.start()
+    session.keep_alive(idle)
+    session.on_close(resolver.stop)
+    session.on_close(lambda _: session.info.clock.update(device_error_ns=clock.max_error_ns))
+    os.register_at_fork(after_in_child=forget)
+    session.device = timer

@@ -1,0 +1,64 @@
+"""Fetching of batches from ``torch.utils.data.DataLoader``."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from ddltrace.tracer.recorder import PHASE_CODE
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.session import Session
+
+_now = time.monotonic_ns
+
+
+def install(session: Session) -> None:
+    """Patches the iterators' common ``__next__``.
+
+    Args:
+        session: The recording rank.
+    """
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    recorder, steps = session.recorder, session.steps
+    site = recorder.site("data", "next batch")
+    iterator_class: Any = _BaseDataLoaderIter
+    original = iterator_class.__next__
+
+    def begin(start: int) -> None:
+        recorder.enter_phase(PHASE_CODE["data"], start)
+
+    def end(start: int, end_ns: int, *, fetched: bool) -> None:
+        recorder.leave_phase(end_ns)
+        if not fetched:
+            return  # the end of an epoch fetches nothing
+        steps.begin_data(start)
+        if recorder.paused:
+            return
+        if len(recorder.flat) <= recorder.limit:
+            recorder.emit((site, start, end_ns, threading.get_ident()))
+        else:
+            recorder.dropped += 1
+
+    @functools.wraps(original)
+    def __next__(self: Any) -> Any:
+        start = _now()
+        try:
+            begin(start)
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            session.fault("begin data", error)
+        fetched = False
+        try:
+            batch = original(self)
+            fetched = True
+            return batch
+        finally:
+            try:
+                end(start, _now(), fetched=fetched)
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                session.fault("end data", error)
+
+    iterator_class.__next__ = __next__

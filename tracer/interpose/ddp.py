@@ -1,0 +1,284 @@
+"""DistributedDataParallel: which parameters its buckets carry, and its hidden waits.
+
+The reducer lives in C++ and says what is in its buckets only some iterations later. Until
+then the contents are inferred: a bucket is launched, in order, when its last gradient has
+become ready, and its size is known. An inference is believed only if the sizes agree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from ddltrace.tracer.interpose.autograd import watch_gradients
+
+if TYPE_CHECKING:
+    import torch
+
+    from ddltrace.tracer.session import Session
+
+_now = time.monotonic_ns
+
+# The reducer logs its first ten iterations; one that does not rebuild its buckets (unused
+# parameters may change) never tells.
+_MAX_QUESTIONS: Final = 12
+
+
+def install(session: Session) -> None:
+    """Patches DDP's constructor and the broadcast that it waits for in C++.
+
+    Args:
+        session: The recording rank.
+    """
+    import torch.distributed
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist: Any = torch.distributed
+    ddp_class: Any = DistributedDataParallel
+    original = ddp_class.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        with _InitialBuckets(dist) as initial:
+            original(self, *args, **kwargs)
+        _register(session, self, initial)
+
+    # A copied or unpickled wrapper builds its reducer here.
+    original_setstate = ddp_class.__setstate__
+
+    @functools.wraps(original_setstate)
+    def __setstate__(self: Any, state: Any) -> None:
+        with _InitialBuckets(dist) as initial:
+            original_setstate(self, state)
+        _register(session, self, initial)
+
+    ddp_class.__init__ = __init__
+    ddp_class.__setstate__ = __setstate__
+    dist._broadcast_coalesced = _waited(session, dist._broadcast_coalesced)
+    dist._register_comm_hook = _observed(session, dist._register_comm_hook)
+
+
+def _register(session: Session, ddp: Any, initial: _InitialBuckets) -> None:
+    """Makes a wrapped model known."""
+    try:
+        watch_gradients(session, session.registry.add_model(ddp))
+        if session.ddp is None:
+            session.ddp = DdpBuckets(session)
+        session.ddp.add(ddp, initial.indices)
+        session.save_info()
+    except Exception as error:  # noqa: BLE001 - the job goes on
+        session.fault("DDP", error)
+
+
+def _observed(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets the messages of a user's communication hook be known as those of its bucket."""
+    registry = session.registry
+
+    @functools.wraps(original)
+    def register_comm_hook(reducer: Any, state: Any, hook: Callable[..., Any]) -> Any:
+        @functools.wraps(hook)
+        def observed(state: Any, bucket: Any) -> Any:
+            name = "bucket"
+            ids: list[int | None] = [None]
+            try:
+                session.backward.bucket_messages += 1
+                name = f"bucket {bucket.index()}"
+                ids = [registry.tensor_id(p) for p in bucket.parameters()]
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                session.fault("communication hook", error)
+            with registry.carrying(name, ids):
+                return hook(state, bucket)
+
+        return original(reducer, state, observed)
+
+    return register_comm_hook
+
+
+def _waited(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Records the host's wait in a function that blocks in C++ until its messages are done."""
+
+    @functools.wraps(original)
+    def broadcast_coalesced(*args: Any, **kwargs: Any) -> Any:
+        start = _now()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if not session.recorder.paused:
+                session.recorder.waits.append(
+                    (start, _now(), -1, "broadcast_coalesced", threading.get_ident())
+                )
+
+    return broadcast_coalesced
+
+
+class _InitialBuckets:
+    """While DDP's constructor runs: the bucket assignment that it computes."""
+
+    def __init__(self, dist: Any) -> None:
+        self._dist = dist
+        self.indices: list[list[int]] | None = None
+
+    def __enter__(self) -> _InitialBuckets:
+        self._original = self._dist._compute_bucket_assignment_by_size
+
+        @functools.wraps(self._original)
+        def compute(*args: Any, **kwargs: Any) -> Any:
+            result = self._original(*args, **kwargs)
+            # The reducer is given them in reverse: gradients come from the last layer first.
+            with contextlib.suppress(Exception):
+                self.indices = [list(bucket) for bucket in reversed(result[0])]
+            return result
+
+        self._dist._compute_bucket_assignment_by_size = compute
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._dist._compute_bucket_assignment_by_size = self._original
+
+
+class _Model:
+    """One wrapped model and what is known of its buckets."""
+
+    def __init__(
+        self, ddp: Any, group: str, parameters: Sequence[torch.Tensor], ids: list[int | None]
+    ) -> None:
+        self.ddp = weakref.ref(ddp)
+        self.group = group
+        self.numel = [p.numel() for p in parameters]
+        self.ids = ids
+        self.index_of_tensor = {t: i for i, t in enumerate(ids) if t is not None}
+        self.buckets: list[list[int]] | None = None
+        self.settled = False
+        self.asked = 0
+        self.backward = -1  # number of the backward pass that `launched` counts in
+        self.launched = 0
+        self.assigned: set[int] = set()
+        self.ready_order: list[int] | None = None
+
+
+class DdpBuckets:
+    """Tells which parameters an all-reduce of DDP's reducer carries."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._models: list[_Model] = []
+
+    def add(self, ddp: Any, initial: list[list[int]] | None) -> None:
+        """Registers a wrapped model.
+
+        Args:
+            ddp: The wrapper.
+            initial: Parameter indices of each bucket, in the order of launch.
+        """
+        parameters, _ = ddp._build_params_for_reducer()
+        ids = [self._session.registry.tensor_id(p) for p in parameters]
+        group = self._session.groups.of(ddp.process_group)
+        model = _Model(ddp, group.name, parameters, ids)
+        model.buckets = initial
+        self._models.append(model)
+
+    def begin_backward(self) -> None:
+        """Asks the reducers for their rebuilt buckets, until they tell them.
+
+        Not to be called while a reducer launches a bucket: it holds the lock that the answer
+        needs.
+        """
+        for model in self._models:
+            ddp = model.ddp()
+            if model.settled or ddp is None or model.asked >= _MAX_QUESTIONS:
+                continue
+            model.asked += 1
+            data = ddp._get_ddp_logging_data()
+            rebuilt = data.get("rebuilt_per_bucket_param_indices")
+            order = data.get("prev_iteration_grad_ready_order_indices")
+            if order:
+                model.ready_order = [int(i) for i in order.replace(",", " ").split()]
+            if rebuilt:
+                model.buckets = [[int(i) for i in b.split()] for b in rebuilt.split(",")]
+                model.settled = True
+
+    def bucket_of(self, group: str, tensor: torch.Tensor) -> tuple[str, list[int] | None] | None:
+        """Name and parameters of the bucket that a message of C++ code carries.
+
+        Args:
+            group: The group of an all-reduce that was launched below autograd's engine.
+            tensor: Its tensor.
+
+        Returns:
+            None if the message is no bucket of a known model.
+        """
+        state = self._session.backward
+        if not state.depth:
+            return None
+        for model in self._senders(group):
+            if model.backward != state.started:
+                model.backward, model.launched = state.started, 0
+                model.assigned.clear()
+            found = self._match(model, tensor)
+            if found is None and not tensor.is_floating_point():
+                state.bucket_messages += 1
+                return "unused parameters", None
+            if found is None:
+                continue
+            state.bucket_messages += 1
+            name = f"bucket {model.launched}"
+            model.launched += 1
+            model.assigned.update(found)
+            ids = [model.ids[i] for i in found]
+            return name, None if None in ids else ids  # type: ignore[return-value]
+        return None
+
+    def _senders(self, group: str) -> list[_Model]:
+        """The models whose reducer may send now: a gradient of theirs has just become ready."""
+        ready = self._session.registry.ready_in_backward
+        models = [m for m in self._models if m.group == group and m.ddp() is not None]
+        newest = [m for m in models if ready and ready[-1] in m.index_of_tensor]
+        # At the end of backward a reducer also sends what got no gradient.
+        return newest or [m for m in models if any(t in m.index_of_tensor for t in ready)]
+
+    def _match(self, model: _Model, tensor: torch.Tensor) -> list[int] | None:
+        """The parameters whose sizes add up to the bucket's, by the surest source first."""
+        numel = tensor.numel()
+        known = None
+        if model.buckets is not None and model.launched < len(model.buckets):
+            known = model.buckets[model.launched]
+        if model.settled and known is not None and self._numel(model, known) == numel:
+            return known
+        # All that has become ready and was not sent yet.
+        ready = [
+            index
+            for t in self._session.registry.ready_in_backward
+            if (index := model.index_of_tensor.get(t)) is not None and index not in model.assigned
+        ]
+        if ready and self._numel(model, ready) == numel:
+            return ready
+        if known is not None and self._numel(model, known) == numel:
+            return known
+        if model.ready_order is not None:
+            prefix = _prefix(
+                [i for i in model.ready_order if i not in model.assigned], model.numel, numel
+            )
+            if prefix is not None:
+                return prefix
+        return None
+
+    @staticmethod
+    def _numel(model: _Model, indices: Sequence[int]) -> int:
+        return sum(model.numel[i] for i in indices)
+
+
+def _prefix(order: list[int], numel_of: list[int], numel: int) -> list[int] | None:
+    """The first items of an order whose sizes add up exactly."""
+    total = 0
+    for count, index in enumerate(order, 1):
+        total += numel_of[index]
+        if total == numel:
+            return order[:count]
+        if total > numel:
+            return None
+    return None

@@ -1,0 +1,119 @@
+"""Fully sharded data parallelism: which parameters its messages carry, when gradients are ready.
+
+FSDP gathers parameters into buffers of its own and reduces gradients from others, so that no
+address tells what a message holds; the functions that fill them know. The parameter that a job
+sees is a shard, and its gradient comes after the reduction: a gradient is ready when the
+gathered parameter's has been accumulated.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ddltrace.tracer.inject import after_import
+from ddltrace.tracer.interpose.autograd import watch_gradients
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.session import Session
+
+
+def install(session: Session) -> None:
+    """Patches FSDP2 (``fully_shard``) and FSDP1, when a job loads them.
+
+    Args:
+        session: The recording rank.
+    """
+    for module, patch in (
+        ("torch.distributed.fsdp._fully_shard._fsdp_param_group", _patch_fsdp2),
+        ("torch.distributed.fsdp._runtime_utils", _patch_fsdp1),
+    ):
+        after_import(module, functools.partial(_try, session, patch))
+
+
+def _try(session: Session, patch: Callable[[Session, Any], None], module: ModuleType) -> None:
+    try:
+        patch(session, module)
+    except Exception as error:  # noqa: BLE001 - another version of PyTorch: names stay unknown
+        session.fault(f"patch {module.__name__}", error)
+
+
+def _patch_fsdp2(session: Session, module: Any) -> None:
+    registry = session.registry
+
+    def carried(fsdp_params: Iterable[Any], *_: Any, **__: Any) -> list[int | None]:
+        return [registry.tensor_id(p.sharded_param) for p in fsdp_params]
+
+    for name in ("foreach_all_gather", "foreach_reduce"):
+        setattr(module, name, _named(session, getattr(module, name), carried))
+
+    parameter_class = module.FSDPParam
+    initialize, unshard = parameter_class.__init__, parameter_class.init_unsharded_param
+
+    @functools.wraps(initialize)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        initialize(self, *args, **kwargs)
+        registry.add_shard(self.sharded_param)
+
+    @functools.wraps(unshard)
+    def init_unsharded_param(self: Any) -> None:
+        former = getattr(self, "_unsharded_param", None)
+        unshard(self)
+        try:
+            if self._unsharded_param is not former:
+                tensor = registry.tensor_id(self.sharded_param)
+                if tensor is not None:
+                    watch_gradients(session, [(tensor, self._unsharded_param)])
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            session.fault("unshard", error)
+
+    parameter_class.__init__ = __init__
+    parameter_class.init_unsharded_param = init_unsharded_param
+
+
+def _patch_fsdp1(session: Session, module: Any) -> None:
+    registry = session.registry
+    known: set[int] = set()  # ids of flat parameters, which live as long as their model
+
+    def carried(_: Any, handle: Any, *__: Any, **___: Any) -> list[int | None]:
+        if handle is None:
+            return []
+        flat = handle.flat_param
+        parameters = flat._params or [flat]
+        tensors = [registry.tensor_id(p) for p in parameters]
+        if id(flat) not in known and None not in tensors:
+            known.add(id(flat))
+            # What the job sees is this rank's part; the trace tells of the whole.
+            shapes = flat._shapes if flat._params else [flat._unpadded_unsharded_size]
+            whole = [tensor for tensor in tensors if tensor is not None]
+            for tensor, shape in zip(whole, shapes, strict=True):
+                registry.set_shape(tensor, tuple(shape))
+            if flat._params:
+                watch_gradients(session, [(tensor, flat) for tensor in whole])
+        return tensors
+
+    for name in ("_unshard", "_reduce_grad", "_reduce_grad_no_shard"):
+        setattr(module, name, _named(session, getattr(module, name), carried))
+
+
+def _named(
+    session: Session,
+    original: Callable[..., Any],
+    carried: Callable[..., list[int | None]],
+) -> Callable[..., Any]:
+    """Says what the messages of a function carry."""
+    registry = session.registry
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        tensors: list[int | None] = [None]
+        try:
+            tensors = carried(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            session.fault(original.__name__, error)
+        with registry.carrying(None, tensors):
+            return original(*args, **kwargs)
+
+    return function

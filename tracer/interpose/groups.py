@@ -1,0 +1,117 @@
+"""Process groups, and the numbers that their messages have on all their ranks."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from ddltrace.tracer.recorder import Message
+from ddltrace.tracer.store import GroupInfo
+
+if TYPE_CHECKING:
+    import torch
+
+    from ddltrace.tracer.session import Session
+
+# Gloo and MPI block in `wait` until completion; on other backends it may only order streams.
+_BLOCKING_BACKENDS: Final = frozenset({"gloo", "mpi"})
+
+
+@dataclass
+class Group:
+    """What is kept of a process group between its messages.
+
+    Attributes:
+        name: Its name in the trace.
+        ranks: Global ranks of its members; empty if the job made it without registering it.
+        own: Place of this rank in `ranks`, or None.
+        blocking: Whether the end of ``Work.wait`` is the completion, by type of device.
+        collectives: Collectives so far.
+        messages: Sends and receives so far, by (source, destination, tag).
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    own: int | None
+    blocking: dict[str, bool] = field(default_factory=dict)
+    collectives: int = 0
+    messages: dict[tuple[int, int, int], int] = field(default_factory=dict)
+
+    def global_rank(self, rank: int) -> int | None:
+        """The global rank of a member, if it is known."""
+        return self.ranks[rank] if 0 <= rank < len(self.ranks) else None
+
+    def next_collective(self) -> int:
+        """The number of a collective that begins."""
+        number = self.collectives
+        self.collectives += 1
+        return number
+
+    def next_between(self, message: Message) -> int | None:
+        """The number of a send or receive among those with the same ends and tag."""
+        if self.own is None or message.peer is None:
+            return None
+        own, peer = self.ranks[self.own], message.peer
+        ends = (own, peer) if message.op == "send" else (peer, own)
+        key = (*ends, message.tag or 0)
+        number = self.messages.get(key, 0)
+        self.messages[key] = number + 1
+        return number
+
+
+class Groups:
+    """The process groups that have been seen, by name."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._known: dict[str, tuple[weakref.ref[Any], Group]] = {}
+        self._names: dict[str, int] = {}
+        self._by_name: dict[str, Group] = {}
+
+    def of(self, process_group: Any) -> Group:
+        """The group of a ``torch.distributed.ProcessGroup``."""
+        known = self._known.get(process_group.group_name)
+        if known is not None and known[0]() is process_group:
+            return known[1]
+        return self._add(process_group)
+
+    def named(self, name: str) -> Group:
+        """The group that has this name in the trace."""
+        return self._by_name[name]
+
+    @staticmethod
+    def wait_blocks(process_group: Any, group: Group, device: torch.device) -> bool:
+        """Whether ``Work.wait`` returns only when a message on this device is complete."""
+        known = group.blocking.get(device.type)
+        if known is None:
+            try:
+                backend = process_group._get_backend(device).name()
+            except RuntimeError:  # a backend of the job's own
+                backend = process_group.name()
+            known = group.blocking[device.type] = backend.lower() in _BLOCKING_BACKENDS
+        return known
+
+    def _add(self, process_group: Any) -> Group:
+        import torch.distributed as dist
+
+        name = process_group.group_name
+        try:
+            ranks = tuple(dist.get_process_group_ranks(process_group))
+        except (KeyError, ValueError, RuntimeError):
+            ranks = ()
+        former = self._known.get(name)
+        if former is not None and not ranks and not former[1].ranks:
+            group = former[1]  # without a register nobody can tell two from one
+        else:
+            # A job that leaves its groups and forms them again gives the same names again.
+            number = self._names[name] = self._names.get(name, 0) + 1
+            shown = name if number == 1 else f"{name}#{number}"
+            backend = process_group.name()
+            own = process_group.rank() if ranks else None
+            group = Group(shown, ranks, own)
+            self._by_name[shown] = group
+            description = process_group.group_desc
+            self._session.add_group(GroupInfo(shown, description, backend, ranks))
+        self._known[name] = (weakref.ref(process_group), group)
+        return group

@@ -1,0 +1,228 @@
+"""Forward passes: of outermost modules as phases, of every module as layers.
+
+``nn.Module.__call__`` is wrapped once, on the class: no module gets a hook or an attribute, so
+copying, pickling and inspecting models is as before. `torch.compile` is told to take the
+wrapper for the original, so that the compiled graph is the untraced one.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ddltrace.tracer.inject import after_import
+from ddltrace.tracer.interpose.autograd import watch_gradients
+from ddltrace.tracer.interpose.cuda import can_record, is_timed, time_device_of
+from ddltrace.tracer.recorder import PHASE_CODE
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ddltrace.tracer.session import Session
+
+_now = time.monotonic_ns
+
+
+def install(session: Session) -> None:
+    """Patches ``nn.Module.__call__``.
+
+    Args:
+        session: The recording rank.
+    """
+    from torch import nn
+
+    original = nn.Module.__call__
+    wrapper = _wrapped(session, original)
+
+    def hide(dynamo: Any) -> None:
+        try:
+            _hide_from_dynamo(original, wrapper, dynamo)
+        except Exception as error:  # noqa: BLE001 - graphs may break, results stay
+            session.fault("hide from torch.compile", error)
+
+    after_import("torch._dynamo", hide)
+    nn.Module.__call__ = wrapper  # type: ignore[method-assign]
+
+
+def _wrapped(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+    recorder = session.recorder
+    outermost = _Outermost(session, original)
+    site_of = session.registry.layer_site.get
+    flat, emit, ident = recorder.flat, recorder.emit, threading.get_ident
+    detailed = session.config.level != "comm"
+
+    # The hot path: once per module call. Everything it touches is a local.
+    @functools.wraps(original)
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not outermost.running:
+            return outermost.call(self, args, kwargs)
+        if not detailed or recorder.paused:
+            return original(self, *args, **kwargs)
+        site = site_of(id(self))
+        if site is None:
+            site = outermost.register_inner(self)
+        if outermost.device_running and not self._modules:
+            return outermost.call_on_device(self, site, args, kwargs)
+        start = _now()
+        result = original(self, *args, **kwargs)
+        end = _now()
+        if len(flat) <= recorder.limit:
+            emit((site, start, end, ident()))
+        else:
+            recorder.dropped += 1
+        return result
+
+    return __call__
+
+
+def _hide_from_dynamo(original: Callable[..., Any], wrapper: Any, dynamo: Any) -> None:
+    """Lets Dynamo treat the wrapper as it treats the original, and leave our own code alone.
+
+    Args:
+        original: What was ``nn.Module.__call__``.
+        wrapper: What it is now.
+        dynamo: The module ``torch._dynamo``.
+    """
+    dynamo.eval_frame.skip_code(wrapper.__code__)
+    dynamo.trace_rules.add("ddltrace.tracer")
+    # Where a graph goes through the call, because the module has hooks.
+    wrapper._torchdynamo_inline = original
+    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
+        module = sys.modules.get(name)
+        if getattr(module, "unpatched_nn_module_call", None) is original:
+            module.unpatched_nn_module_call = wrapper  # type: ignore[union-attr]
+
+
+def _pretends() -> bool:
+    """Whether operators are noted instead of run: by `torch.jit.trace` or with fake tensors.
+
+    Whatever we asked of a parameter then would become part of what is noted.
+    """
+    import torch
+
+    bindings: Any = torch._C
+    return (
+        bindings._get_tracing_state() is not None
+        or bindings._get_dispatch_mode(bindings._TorchDispatchModeKey.FAKE) is not None
+    )
+
+
+class _Outermost:
+    """The calls that the job makes itself, not from inside another module.
+
+    Attributes:
+        running: Whether such a call runs, so that calls below it are layers.
+        device_running: Whether the device's time of its innermost layers is recorded, too.
+    """
+
+    def __init__(self, session: Session, original: Callable[..., Any]) -> None:
+        self._session = session
+        self._original = original
+        self._phase_site = session.recorder.site("phase", "forward")
+        self._unnamed_site = session.recorder.site("layer", "(unnamed)")
+        self.running = False
+        self.device_running = False
+
+    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a module and records the call as a phase."""
+        if _pretends():
+            return self._original(module, *args, **kwargs)
+        evaluates = False
+        start = _now()
+        try:
+            evaluates = self._begin(module, start)
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            self._session.fault("begin forward", error)
+        self.running = True
+        try:
+            return self._original(module, *args, **kwargs)
+        finally:
+            self.running = self.device_running = False
+            try:
+                self._end(module, start, _now(), evaluates)
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                self._session.fault("end forward", error)
+
+    def call_on_device(
+        self, module: nn.Module, site: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Calls an innermost module and records its host time and its device time."""
+        session = self._session
+        timer = session.device
+        assert timer is not None
+        begun = None
+        try:
+            if is_timed(timer, args, kwargs):
+                begun = timer.mark()
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            session.fault("device mark", error)
+        start = _now()
+        result = self._original(module, *args, **kwargs)
+        end = _now()
+        recorder = session.recorder
+        if len(recorder.flat) <= recorder.limit:
+            recorder.emit((site, start, end, threading.get_ident()))
+        else:
+            recorder.dropped += 1
+        try:
+            if begun is not None:
+                timer.interval(recorder.site("kernel", recorder.sites[site][1]), begun)
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            session.fault("device interval", error)
+        return result
+
+    def register_inner(self, module: nn.Module) -> int:
+        """A module that came to be after its root was registered, or belongs to none."""
+        try:
+            self._session.registry.add_model(module)
+            return self._session.registry.layer_site[id(module)]
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            self._session.fault("register module", error)
+            return self._unnamed_site
+
+    def _begin(self, module: nn.Module, start: int) -> bool:
+        import torch
+
+        session = self._session
+        registry = session.registry
+        if not registry.is_known(module):
+            new = registry.add_model(module)
+            watch_gradients(session, new)
+        time_device_of(session, module.parameters())
+        if session.device is not None and session.config.level != "comm":
+            self.device_running = can_record()
+        if session.backward.depth:
+            return False  # recomputation in backward
+        evaluates = False
+        if torch.is_grad_enabled():
+            session.steps.begin_training(start)
+        elif not module.training and registry.model_is_trained(module):
+            evaluates = True
+            session.steps.begin_evaluation(start)
+        session.recorder.enter_phase(PHASE_CODE["forward"], start)
+        return evaluates
+
+    def _end(self, module: nn.Module, start: int, end: int, evaluates: bool) -> None:
+        session = self._session
+        recorder = session.recorder
+        recomputes = session.backward.depth > 0
+        if not recomputes:
+            recorder.leave_phase(end)
+            if evaluates:
+                session.steps.end_evaluation(end)
+        if recorder.paused:
+            return
+        if len(recorder.flat) > recorder.limit:
+            recorder.dropped += 1
+            return
+        ident = threading.get_ident()
+        if session.config.level != "comm":
+            site = session.registry.layer_site.get(id(module))
+            if site is not None:
+                recorder.emit((site, start, end, ident))
+        if not recomputes:
+            recorder.emit((self._phase_site, start, end, ident))

@@ -1,0 +1,129 @@
+"""Single operators and device kernels, by PyTorch's profiler, in a window of steps.
+
+The profiler (Kineto) sees everything and costs accordingly, so it runs for a few steps only and
+is off before and after. What it saw is folded into the same rows as everything else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from ddltrace.tracer.clocks import paired_reading
+from ddltrace.tracer.device_clock import stream_lane
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.session import Session
+
+_ROWS_AT_ONCE = 2000
+_PAUSE_S = 0.02
+_OPERATOR_LANES = 1 << 62  # beyond every thread's ident
+_COPIES = ("Memcpy", "Memset")
+_COMMUNICATION = ("nccl",)
+
+
+def install(session: Session) -> None:
+    """Opens the window when the job's steps reach it.
+
+    Args:
+        session: The recording rank; its level is ``op``.
+    """
+    window = OperatorWindow(session)
+    session.steps.on_update.append(window.after_step)
+    session.on_close(window.close)
+
+
+class OperatorWindow:
+    """Runs the profiler from the end of one step to the end of a later one."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._first, self._stop = session.config.op_steps
+        self._profiler: Any = None
+        self._folding: threading.Thread | None = None
+
+    def after_step(self, number: int) -> None:
+        """To be called when a step has ended.
+
+        Args:
+            number: The step's number.
+        """
+        try:
+            following = number + 1
+            if self._profiler is None and self._folding is None:
+                if self._first <= following < self._stop:
+                    self._start()
+            elif self._profiler is not None and following >= self._stop:
+                self._fold_in_background()
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            self._profiler = None
+            self._session.fault("operators", error)
+
+    def close(self, timeout_s: float) -> None:
+        """Ends a window that is still open, and waits for the rows."""
+        if self._profiler is not None:
+            self._fold_in_background()
+        if self._folding is not None:
+            self._folding.join(timeout_s)
+            if self._folding.is_alive():
+                self._session.fault("operators", TimeoutError("the profiler's rows are not all in"))
+
+    def _start(self) -> None:
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+            return  # the job profiles itself; the next step may be free
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        profiler = profile(activities=activities)
+        profiler.start()
+        self._profiler = profiler
+
+    def _fold_in_background(self) -> None:
+        profiler, self._profiler = self._profiler, None
+        profiler.stop()
+        self._folding = threading.Thread(
+            target=self._fold, args=(profiler,), name="ddltrace-operators", daemon=True
+        )
+        self._folding.start()
+
+    def _fold(self, profiler: Any) -> None:
+        """Turns the profiler's events into rows, a portion at a time."""
+        try:
+            recorder = self._session.recorder
+            reading = paired_reading()
+            # Kineto's times are of the wall clock.
+            to_monotonic = reading["monotonic_ns"] - reading["unix_ns"]
+            for count, event in enumerate(profiler.profiler.kineto_results.events()):
+                if event.is_hidden_event() or event.is_async():
+                    continue
+                kind, lane = _kind_and_lane(event)
+                if kind is None:
+                    continue
+                start = event.start_ns() + to_monotonic
+                row = (recorder.site(kind, event.name()), start, start + event.duration_ns(), lane)
+                if len(recorder.flat) <= recorder.limit:
+                    recorder.emit(row)
+                else:
+                    recorder.dropped += 1
+                if count % _ROWS_AT_ONCE == _ROWS_AT_ONCE - 1:
+                    time.sleep(_PAUSE_S)  # the job's threads need the interpreter, too
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            self._session.fault("operators", error)
+
+
+def _kind_and_lane(event: Any) -> tuple[str | None, int]:
+    """Kind and lane of one of the profiler's events; None leaves it out."""
+    on_device = "CPU" not in str(event.device_type())
+    if not on_device:
+        # Lanes of their own: clocks read twice are some hundred nanoseconds apart, and rows of
+        # one lane must nest.
+        return "host", _OPERATOR_LANES + int(event.start_thread_id())
+    name = event.name()
+    if any(word in name for word in _COMMUNICATION):
+        return None, 0  # recorded as messages
+    kind = "copy" if name.startswith(_COPIES) else "kernel"
+    return kind, stream_lane(event.device_resource_id())

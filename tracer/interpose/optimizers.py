@@ -1,0 +1,112 @@
+"""Optimizer steps, through PyTorch's own global hooks: they end the steps of the trace."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ddltrace.tracer.interpose.autograd import watch_gradients
+from ddltrace.tracer.interpose.cuda import can_record
+from ddltrace.tracer.recorder import PHASE_CODE
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.device_clock import Mark
+    from ddltrace.tracer.session import Session
+
+_now = time.monotonic_ns
+
+
+def install(session: Session) -> None:
+    """Registers the hooks around every optimizer's step.
+
+    Args:
+        session: The recording rank.
+    """
+    from torch.optim.optimizer import (
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
+
+    observer = _Observer(session)
+    register_optimizer_step_pre_hook(_guarded(session, observer.before))
+    register_optimizer_step_post_hook(_guarded(session, observer.after))
+
+
+def _guarded(session: Session, hook: Callable[[Any], None]) -> Callable[..., None]:
+    """A hook whose failures stay ours."""
+
+    def guarded(optimizer: Any, args: Any, kwargs: Any) -> None:
+        try:
+            hook(optimizer)
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            session.fault("optimizer hook", error)
+
+    return guarded
+
+
+class _Observer:
+    """Times the outermost optimizer; ZeRO's holds another one inside."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._site = session.recorder.site("phase", "optimizer")
+        self._device_site = session.recorder.site("kernel", "optimizer")
+        self._mark: Mark | None = None
+        self._running: list[int] = []
+        self._start = 0
+        self._known: set[int] = set()
+
+    def before(self, optimizer: Any) -> None:
+        """Hook before a step."""
+        self._running.append(id(optimizer))
+        if len(self._running) > 1:
+            return
+        self._register_parameters(optimizer)
+        self._begin(optimizer, _now())
+        device = self._session.device
+        self._mark = device.mark() if device is not None and can_record() else None
+
+    def after(self, optimizer: Any) -> None:
+        """Hook after a step."""
+        # A step that raised left its entry behind: everything above ours goes with it.
+        while self._running and self._running[-1] != id(optimizer):
+            self._running.pop()
+        if self._running:
+            self._running.pop()
+        if self._running:
+            return
+        end = _now()
+        device = self._session.device
+        if self._mark is not None and device is not None:
+            device.interval(self._device_site, self._mark)
+            self._mark = None
+        self._end(end)
+
+    def _begin(self, optimizer: Any, start: int) -> None:
+        self._start = start
+        self._session.steps.begin_update(id(optimizer), start)
+        self._session.recorder.enter_phase(PHASE_CODE["optimizer"], start)
+
+    def _end(self, end: int) -> None:
+        session = self._session
+        session.recorder.leave_phase(end)
+        if not session.recorder.paused:
+            session.recorder.emit((self._site, self._start, end, threading.get_ident()))
+        session.steps.end_update(end)
+        session.registry.forget_gradients()
+        if session.registry.changed:
+            session.save_info()
+
+    def _register_parameters(self, optimizer: Any) -> None:
+        """Names parameters that belong to no module that was called."""
+        if id(optimizer) in self._known:
+            return
+        self._known.add(id(optimizer))
+        new = self._session.registry.add_parameters(
+            (f"param_groups.{g}.{i}", parameter)
+            for g, group in enumerate(optimizer.param_groups)
+            for i, parameter in enumerate(group["params"])
+        )
+        watch_gradients(self._session, new)

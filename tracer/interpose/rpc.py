@@ -1,0 +1,152 @@
+"""``torch.distributed.rpc``: calls of functions on other ranks.
+
+Its agent (TensorPipe) lies outside ``c10d``, and every call from Python goes through one of six
+functions of ``torch.distributed.rpc.api``. A call is recorded as a message with operation
+``rpc``: its peer is the callee, its bytes are the request's (the pickled function and its
+arguments, with the tensors among them), and it is complete when its answer has come.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from ddltrace.tracer.recorder import Message
+from ddltrace.tracer.session import current_session
+from ddltrace.tracer.store import GroupInfo
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.session import Session
+
+_now = time.monotonic_ns
+_GROUP: Final = "rpc"
+_CALLS: Final = (
+    "_invoke_rpc_builtin",
+    "_invoke_rpc_python_udf",
+    "_invoke_rpc_torchscript",
+    "_invoke_remote_builtin",
+    "_invoke_remote_python_udf",
+    "_invoke_remote_torchscript",
+)
+
+
+def join(module: Any) -> None:
+    """Records the calls of a process that has joined the RPC group.
+
+    Args:
+        module: ``torch.distributed.rpc.api``.
+    """
+    session = current_session()
+    if session is None:
+        return
+    workers = module._get_current_rpc_agent().get_worker_infos()
+    ids = {worker.name: worker.id for worker in workers}
+    calls = getattr(module, "_ddltrace_calls", None)
+    if calls is not None:  # it had left and joins again
+        calls.ids = ids
+        return
+    ranks = tuple(sorted(ids.values()))
+    session.add_group(GroupInfo(_GROUP, "torch.distributed.rpc", "tensorpipe", ranks))
+    calls = module._ddltrace_calls = _Calls(session, ids)
+    for name in _CALLS:
+        if hasattr(module, name):
+            setattr(module, name, calls.observed(name, getattr(module, name)))
+    reference_class = module.PyRRef
+    reference_class.to_here = calls.fetching(reference_class.to_here)
+
+
+class _Calls:
+    """Records calls and their answers.
+
+    Attributes:
+        ids: Number of each worker, by its name.
+    """
+
+    def __init__(self, session: Session, ids: dict[str, int]) -> None:
+        self._session = session
+        self.ids = ids
+
+    def observed(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """One of the functions that call, with its calls recorded."""
+        pickled = name.endswith("python_udf")
+        remote = name.startswith("_invoke_remote")
+
+        @functools.wraps(original)
+        def call(destination: Any, *args: Any, **kwargs: Any) -> Any:
+            message = None
+            try:
+                message = self._begin(destination)
+                if pickled:
+                    message.bytes = len(args[0]) + _num_bytes(args[1])
+                else:
+                    # How much goes out is known to the C++ pickler only.
+                    message.name = str(args[0])
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                self._session.fault(name, error)
+            result = original(destination, *args, **kwargs)
+            if message is not None:
+                try:
+                    self._follow(message, result._get_future() if remote else result)
+                except Exception as error:  # noqa: BLE001 - the job goes on
+                    self._session.fault(name, error)
+            return result
+
+        return call
+
+    def fetching(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``RRef.to_here``: a copy of a value is fetched from its owner."""
+
+        @functools.wraps(original)
+        def to_here(reference: Any, *args: Any, **kwargs: Any) -> Any:
+            message = None
+            try:
+                if not reference.is_owner():
+                    message = self._begin(reference.owner())
+                    message.name = "to_here"
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                self._session.fault("to_here", error)
+            status = "failed"
+            try:
+                result = original(reference, *args, **kwargs)
+                status = "ok"
+                return result
+            finally:
+                if message is not None:
+                    end = _now()
+                    self._session.recorder.complete(message, end, status)
+                    if self._session.waits is not None:
+                        start = message.start_ns
+                        self._session.waits.record(message, message.name, start, end)
+
+        return to_here
+
+    def _begin(self, destination: Any) -> Message:
+        message = self._session.recorder.new_message("rpc", _GROUP, _now())
+        if isinstance(destination, str):
+            message.peer = self.ids.get(destination)
+        else:
+            message.peer = destination.id
+        return message
+
+    def _follow(self, message: Message, future: Any) -> None:
+        recorder = self._session.recorder
+
+        def done(answer: Any) -> None:
+            end = _now()
+            try:
+                answer.value()
+                status = "ok"
+            except Exception:  # noqa: BLE001 - the job sees the same error at its own wait
+                status = "failed"
+            recorder.complete(message, end, status)
+
+        future.add_done_callback(done)
+        waits = self._session.waits
+        if waits is not None:
+            waits.futures.add(future, message)
+
+
+def _num_bytes(tensors: Iterable[Any]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,266 @@
+"""The host's waits: ``Work.wait``, ``Work.is_completed`` and futures.
+
+A wait finds its message through the object that is waited on. Objects are known by identity
+and referenced weakly, because nothing of the job's may live longer for being traced. Only the
+newest object of each thread is held until its caller has taken it: PyTorch would make another
+Python object for the same `Work` if none were left.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from ddltrace.tracer.recorder import Message
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.session import Session
+
+_now = time.monotonic_ns
+
+
+class MessageOf:
+    """Which message an object of the job stands for, while that object lives."""
+
+    def __init__(self) -> None:
+        # Of each object: a weak reference or, for the newest of a thread, the object itself.
+        self._weak: dict[int, tuple[weakref.ref[Any], Message]] = {}
+        self._strong: dict[int, tuple[Any, Message]] = {}
+        self._newest: dict[int, int] = {}  # id of the object, by thread
+
+    def add(self, thing: Any, message: Message) -> None:
+        """Remembers an object for as long as the job keeps it."""
+        key, weak = id(thing), self._weak
+
+        def forget(gone: weakref.ref[Any]) -> None:
+            entry = weak.get(key)
+            if entry is not None and entry[0] is gone:  # the id may have come back
+                del weak[key]
+
+        weak[key] = (weakref.ref(thing, forget), message)
+
+    def add_newest(self, thing: Any, message: Message) -> None:
+        """The same for an object that its caller is about to be handed."""
+        thread = threading.get_ident()
+        former = self._newest.get(thread)
+        if former is not None:
+            self._weaken(former)
+        self._newest[thread] = id(thing)
+        self._strong[id(thing)] = (thing, message)
+
+    def get(self, thing: Any) -> Message | None:
+        """The message of an object, or None."""
+        key = id(thing)
+        held = self._strong.get(key)
+        if held is not None:
+            return held[1]
+        entry = self._weak.get(key)
+        return entry[1] if entry is not None and entry[0]() is thing else None
+
+    def release(self, thing: Any) -> None:
+        """No longer holds an object, should it have been held."""
+        self._weaken(id(thing))
+
+    def discard(self, thing: Any) -> None:
+        """Forgets an object that has served."""
+        if self._strong.pop(id(thing), None) is None:
+            self._weak.pop(id(thing), None)
+
+    def _weaken(self, key: int) -> None:
+        held = self._strong.get(key)
+        if held is not None:
+            self.add(*held)
+            self._strong.pop(key, None)
+
+
+class Waits:
+    """Records when the host is blocked, and the completions that this tells.
+
+    Args:
+        session: The recording rank.
+        on_received: Called with the message and the `Work` of a receive that has come.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        on_received: Callable[[Message, Any], None],
+    ) -> None:
+        import torch
+        from torch._C._distributed_c10d import Work
+
+        self._session = session
+        self._recorder = session.recorder
+        self._on_received = on_received
+        self.works = MessageOf()
+        self.futures = MessageOf()
+        # When a job that polls saw a message complete: the reaper may learn of it later,
+        # because it waits for the job to let go of the interpreter.
+        self.seen_complete: dict[int, int] = {}
+        # Messages of backends whose wait does not block: it only puts streams into order.
+        self.stream_ordered: set[int] = set()
+        self.original_wait = Work.wait
+        self.original_is_completed = Work.is_completed
+        work_class: Any = Work
+        work_class.wait = self._patched_wait(work_class.wait)
+        work_class.is_completed = self._patched_is_completed(work_class.is_completed)
+        work_class.get_future = self._patched_get_future(work_class.get_future)
+        future_class: Any = torch._C.Future
+        future_class.wait = self._patched_future_wait(future_class.wait)
+        future_class.then = self._patched_then(future_class.then)
+        bindings: Any = torch._C
+        bindings._collect_all = self._patched_collect_all(bindings._collect_all)
+
+    def record(self, message: Message | None, name: str, start: int, end: int) -> None:
+        """Notes that the host was blocked.
+
+        Args:
+            message: What it waited for; None if that is not known.
+            name: What the timeline shows.
+            start: When the wait began.
+            end: When it ended.
+        """
+        recorder = self._recorder
+        if len(recorder.waits) < recorder.buffer_rows:
+            number = -1 if message is None else message.id
+            recorder.waits.append((start, end, number, name, threading.get_ident()))
+        else:
+            recorder.dropped += 1
+
+    def waited(self, message: Message, start: int, end: int, *, failed: bool = False) -> None:
+        """Notes that the host has waited for a message to its end."""
+        if message.id in self.stream_ordered:
+            self.stream_ordered.discard(message.id)
+        else:
+            self._recorder.complete(message, end, "failed" if failed else "ok")
+        self.record(message, message.name, start, end)
+
+    def _patched_wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        message_of, fault = self.works.get, self._session.fault
+
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            message = message_of(work)
+            if message is None:
+                return original(work, *args, **kwargs)
+            start = _now()
+            failed = True
+            try:
+                result = original(work, *args, **kwargs)
+                failed = False
+                return result
+            finally:
+                try:
+                    self._waited(message, work, start, _now(), failed=failed)
+                except Exception as error:  # noqa: BLE001 - the job goes on
+                    fault("wait", error)
+
+        return _like(wait, original)
+
+    def _waited(self, message: Message, work: Any, start: int, end: int, *, failed: bool) -> None:
+        if failed and not self.original_is_completed(work):
+            # Out of patience, not out of order: it may yet complete.
+            self.record(message, message.name, start, end)
+            return
+        self.works.discard(work)
+        if message.op == "recv" and not failed:
+            self._on_received(message, work)
+        self.waited(message, start, end, failed=failed)
+
+    def _patched_is_completed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def is_completed(work: Any) -> Any:
+            completed = original(work)
+            if completed:
+                try:
+                    self._seen_completed(work)
+                except Exception as error:  # noqa: BLE001 - the job goes on
+                    self._session.fault("is_completed", error)
+            return completed
+
+        return _like(is_completed, original)
+
+    def _seen_completed(self, work: Any) -> None:
+        message = self.works.get(work)
+        if message is not None and message.end_ns is None:
+            self.seen_complete.setdefault(message.id, _now())
+
+    def _patched_get_future(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_future(work: Any) -> Any:
+            future = original(work)
+            try:
+                message = self.works.get(work)
+                if message is not None:
+                    self.futures.add(future, message)
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                self._session.fault("get_future", error)
+            return future
+
+        return _like(get_future, original)
+
+    def _patched_future_wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        message_of = self.futures.get
+
+        def wait(future: Any, *args: Any, **kwargs: Any) -> Any:
+            message = message_of(future)
+            if message is None:
+                return original(future, *args, **kwargs)
+            start = _now()
+            try:
+                return original(future, *args, **kwargs)
+            finally:
+                try:
+                    self.record(message, message.name, start, _now())
+                except Exception as error:  # noqa: BLE001 - the job goes on
+                    self._session.fault("future wait", error)
+
+        return _like(wait, original)
+
+    def _patched_then(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def then(future: Any, callback: Callable[..., Any]) -> Any:
+            carried = self._session.registry.carried
+            if carried is not None:
+                callback = self._carrying(*carried, callback)
+            result = original(future, callback)
+            self._follows(result, [future])
+            return result
+
+        return _like(then, original)
+
+    def _carrying(
+        self, name: str | None, tensors: list[int] | None, callback: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """A callback whose messages are about the same as those of the one who asked for it."""
+        registry = self._session.registry
+
+        @functools.wraps(callback)
+        def carrying(future: Any) -> Any:
+            with registry.carrying(name, [None] if tensors is None else tensors):
+                return callback(future)
+
+        return carrying
+
+    def _patched_collect_all(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _collect_all(futures: Any) -> Any:
+            result = original(futures)
+            self._follows(result, futures)
+            return result
+
+        return _like(_collect_all, original)
+
+    def _follows(self, future: Any, former: Iterable[Any]) -> None:
+        """A future that completes after others: it stands for the last message among theirs."""
+        try:
+            messages = [m for f in former if (m := self.futures.get(f)) is not None]
+            if messages:
+                self.futures.add(future, max(messages, key=lambda m: m.id))
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            self._session.fault("future", error)
+
+
+def _like(wrapper: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    wrapper.__doc__ = original.__doc__
+    wrapper.__name__ = original.__name__
+    return wrapper

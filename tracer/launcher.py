@@ -1,0 +1,180 @@
+"""Runs a job with the tracer in reach of its ranks, and finishes its trace whatever happens."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ddltrace.tracer.config import CaptureConfig
+from ddltrace.tracer.errors import UsageError
+
+_FORWARDED: Final = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    # Batch systems announce the end of a job's time by these.
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+_BOOTSTRAP: Final = Path(__file__).resolve().parent / "bootstrap"
+_SENT_BY_KERNEL: Final = 0x80  # SI_KERNEL: a Ctrl-C reaches the whole foreground group by itself
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How a traced job ended.
+
+    Attributes:
+        exit_status: The job's own status, 128 + n when killed by signal n.
+        num_ranks: Rank processes that recorded.
+        notes: What is missing from the trace, each one line.
+        reasons: Why processes below the launcher could not record, each one line.
+    """
+
+    exit_status: int
+    num_ranks: int
+    notes: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+
+def prepare_directory(directory: Path, *, force: bool) -> None:
+    """Makes an empty trace directory.
+
+    Args:
+        directory: Where the trace goes.
+        force: Whether a trace that stands there may be deleted.
+
+    Raises:
+        UsageError: Something stands there and must not, or cannot, be replaced.
+    """
+    from ddltrace.tracer.store import RUN_FILE
+
+    try:
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            if not force:
+                raise UsageError(f"{directory} exists: choose another with -o, or add --force")
+            if not (directory / RUN_FILE).is_file():
+                raise UsageError(f"{directory} holds no trace: --force replaces only traces")
+            shutil.rmtree(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be made: {error.strerror}") from error
+
+
+def run_job(
+    command: Sequence[str], config: CaptureConfig, labels: dict[str, object] | None = None
+) -> JobResult:
+    """Runs a command with its ranks traced.
+
+    Args:
+        command: The job's command line.
+        config: How to record; its directory exists and is empty.
+        labels: What the trace is to say of itself.
+
+    Returns:
+        How the job ended; its trace is final.
+
+    Raises:
+        UsageError: The command cannot be started.
+    """
+    from importlib.metadata import version
+
+    from ddltrace.tracer.store import RUN_FILE, RunInfo, finalize, reserve, write_run
+
+    run = RunInfo(
+        command=list(command),
+        level=config.level,
+        version=version("ddltrace"),
+        host=os.uname().nodename,
+        created_unix_ns=time.time_ns(),
+        labels=dict(labels or {}),
+    )
+    write_run(config.directory, run)
+    reserve(config.directory / RUN_FILE)
+    run.exit_status = _supervise(command, environment_of_job(config))
+    run.ended_unix_ns = time.time_ns()
+    status = run.exit_status
+    try:
+        run = finalize(config.directory, run)
+        reasons = [
+            word.read_text(encoding="utf-8", errors="replace").strip()
+            for word in sorted(config.directory.glob("untraced-*.txt"))
+        ]
+    except OSError as error:
+        note = f"the trace could not be finished ({error}); what there is of it can be read"
+        return JobResult(status, len(run.ranks), (note,), (note,))
+    except KeyboardInterrupt:
+        # What a rank wrote is readable at any moment; only the compact files are missing.
+        note = "interrupted before the trace was finished; it can be read as it is"
+        return JobResult(status, len(run.ranks), (note,), (note,))
+    num_ranks = len({info.rank for info in run.ranks})
+    return JobResult(status, num_ranks, tuple(run.notes), tuple(reasons))
+
+
+def environment_of_job(config: CaptureConfig) -> dict[str, str]:
+    """The environment in which a job and all processes below it are traced."""
+    environment = {**os.environ, **config.to_environment()}
+    inherited = environment.get("PYTHONPATH")
+    paths = [str(_BOOTSTRAP), *([inherited] if inherited else [])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment
+
+
+def _supervise(command: Sequence[str], environment: dict[str, str]) -> int:
+    """Runs the command to its end, passing on signals.
+
+    The child stays in the launcher's process group, so that it has the terminal: a Ctrl-C then
+    reaches it without us, and only signals that somebody sent to us alone are forwarded.
+    """
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+    try:
+        try:
+            child = subprocess.Popen(command, env=environment, preexec_fn=unblock)  # noqa: PLW1509
+        except FileNotFoundError as error:
+            raise UsageError(f"command not found: {command[0]}") from error
+        except OSError as error:
+            raise UsageError(f"{command[0]} cannot be run: {error.strerror}") from error
+        status = _wait(child)
+        _forget_pending()
+    finally:
+        unblock()
+    return status if status >= 0 else 128 - status
+
+
+def _wait(child: subprocess.Popen[bytes]) -> int:
+    if not hasattr(signal, "sigtimedwait"):  # macOS
+        return _wait_with_handlers(child)
+    while (status := child.poll()) is None:
+        received = signal.sigtimedwait({*_FORWARDED, signal.SIGCHLD}, 1.0)
+        if received is None or received.si_signo == signal.SIGCHLD:
+            continue
+        if received.si_code != _SENT_BY_KERNEL:
+            child.send_signal(received.si_signo)
+    return status
+
+
+def _forget_pending() -> None:
+    """Drops signals that were meant for the job, which has ended: the trace is to be finished."""
+    if hasattr(signal, "sigtimedwait"):
+        while signal.sigtimedwait({*_FORWARDED, signal.SIGCHLD}, 0) is not None:
+            pass
+
+
+def _wait_with_handlers(child: subprocess.Popen[bytes]) -> int:
+    """Without the sender of a signal in sight: a Ctrl-C may reach the job twice."""
+    for number in _FORWARDED:
+        signal.signal(number, lambda n, _: child.send_signal(n))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+    return child.wait()

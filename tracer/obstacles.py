@@ -1,0 +1,74 @@
+"""Why a job left no event, as far as it can be told, and what to do about it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+_IN_CODE: Final = "add `import ddltrace.tracer; ddltrace.tracer.install()` to the top of the script"
+_CLEANERS: Final = {
+    "sudo": "sudo cleans the environment: use `sudo -E`, or put ddltrace run behind it",
+    "su": "su may clean the environment: put ddltrace run behind it",
+    "ssh": "ssh carries no environment: put ddltrace run behind it, on the other host",
+    "docker": "a container has an environment of its own: put ddltrace run inside it",
+    "podman": "a container has an environment of its own: put ddltrace run inside it",
+    "kubectl": "a pod has an environment of its own: put ddltrace run inside it",
+    "singularity": "a container may clean the environment: put ddltrace run inside it",
+    "apptainer": "a container may clean the environment: put ddltrace run inside it",
+}
+
+
+def explain_nothing_recorded(command: Sequence[str], words: Sequence[str]) -> str:
+    """What to tell a user whose job left no event.
+
+    Args:
+        command: The job's command line.
+        words: What processes below the launcher left about why they could not record.
+    """
+    reasons = [*words[:2], *_seen_in_command(command)]
+    if reasons:
+        return "; ".join(dict.fromkeys(reasons))
+    return (
+        "no process called torch.distributed.init_process_group. Perhaps the job is not "
+        "distributed or failed before it; or a process on the way started Python with -I or -E "
+        f"or cleaned the environment: then {_IN_CODE}; or the job's Python is not "
+        f"{sys.executable}: then try ddltrace doctor --python PYTHON"
+    )
+
+
+def _seen_in_command(command: Sequence[str]) -> Iterator[str]:
+    names = [Path(word).name for word in command]
+    for number, name in enumerate(names):
+        if name.startswith("python"):
+            yield from _isolating_flags(command[number + 1 :], "Python was started with")
+            break
+    if not names:
+        return
+    if names[0] == "env" and {"-", "-i", "--ignore-environment"} & set(command[1:]):
+        yield "env -i cleans the environment: put ddltrace run behind it (env -i ... ddltrace run)"
+    if names[0] in _CLEANERS:
+        yield _CLEANERS[names[0]]
+    yield from _isolating_flags(_shebang(command[0]), f"{command[0]} starts Python with")
+
+
+def _isolating_flags(arguments: Sequence[str], how: str) -> Iterator[str]:
+    """Flags before the script that keep Python from looking at PYTHONPATH, or from `site`."""
+    for word in arguments:
+        if not word.startswith("-") or word in ("-", "-c", "-m"):
+            return
+        for flag in "IES":
+            if not word.startswith("--") and flag in word:
+                yield f"{how} -{flag}, which keeps the tracer out: leave it away, or {_IN_CODE}"
+                return
+
+
+def _shebang(script: str) -> list[str]:
+    try:
+        with open(script, "rb") as file:
+            line = file.readline(256)
+    except OSError:
+        return []
+    words = line.decode("utf-8", "replace").split()
+    return words[1:] if line.startswith(b"#!") and "python" in words[0] else []

@@ -1,0 +1,120 @@
+"""Learns when asynchronous messages complete.
+
+A callback on a message's future costs the launching thread tens of microseconds; a thread
+that waits for the messages in turn costs it a queue entry. There is one for each group,
+because messages of different groups do not wait for each other. The price: of two messages in
+flight at once in a group, the later one launched is never seen to complete before the earlier
+one.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from ddltrace.tracer.recorder import Message
+
+# A message can be complete before its launch has returned to the job.
+_PATIENCE_S: Final = 0.05
+
+
+class Reapers:
+    """Follows asynchronous messages to their end.
+
+    Args:
+        wait: Blocks until a message is complete; the original ``Work.wait``.
+        is_completed: Tells without blocking; the original ``Work.is_completed``.
+        completed: Called when a message is complete, with the time and whether it failed.
+        release: Called with a message's `Work` when it is complete and its caller has had the
+            time to take it.
+    """
+
+    def __init__(
+        self,
+        wait: Callable[[Any], Any],
+        is_completed: Callable[[Any], bool],
+        completed: Callable[[Message, int, bool], None],
+        release: Callable[[Any], None],
+    ) -> None:
+        self._wait = wait
+        self._is_completed = is_completed
+        self._completed = completed
+        self._release = release
+        self._reapers: dict[str, _Reaper] = {}
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def follow(self, work: Any, message: Message, *, poll: bool) -> None:
+        """Notes the completion of a message when it comes.
+
+        Args:
+            work: The message's handle.
+            message: The message.
+            poll: Asks now and then, where a wait would have effects of its own.
+        """
+        reaper = self._reapers.get(message.group)
+        if reaper is None:
+            with self._lock:
+                if self._stopped:
+                    return
+                reaper = self._reapers.setdefault(message.group, _Reaper(self._reap, self._release))
+                if not reaper.is_alive():
+                    reaper.start()
+        reaper.queue.put((work, message, poll))
+
+    def stop(self, timeout_s: float) -> None:
+        """Lets the messages launched so far complete, but not for longer than the time-out."""
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            self._stopped = True
+        reapers = list(self._reapers.values())
+        for reaper in reapers:
+            reaper.queue.put(None)
+        for reaper in reapers:
+            reaper.join(max(0.0, deadline - time.monotonic()))
+
+    def _reap(self, work: Any, message: Message, poll: bool) -> None:
+        failed = False
+        try:
+            if poll:
+                while not self._is_completed(work):
+                    time.sleep(0.0005)
+            else:
+                self._wait(work)
+        except Exception:  # noqa: BLE001 - the job sees the same error at its own wait
+            failed = True
+        self._completed(message, time.monotonic_ns(), failed)
+
+
+class _Reaper(threading.Thread):
+    """Waits for the messages of one group, in the order in which they were launched."""
+
+    def __init__(
+        self, reap: Callable[[Any, Message, bool], None], release: Callable[[Any], None]
+    ) -> None:
+        super().__init__(name="ddltrace-reaper", daemon=True)
+        self._reap = reap
+        self._release = release
+        self.queue: queue.SimpleQueue[tuple[Any, Message, bool] | None] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        """Follows messages until told to stop."""
+        work: Any = None
+        while True:
+            item, idle = None, False
+            try:
+                item = self.queue.get(timeout=None if work is None else _PATIENCE_S)
+            except queue.Empty:
+                idle = True
+            # Nothing of the job's may live longer because it is traced.
+            if work is not None:
+                self._release(work)
+                work = None
+            if item is not None:
+                self._reap(*item)
+                work = item[0]
+            elif not idle:
+                return

@@ -1,0 +1,181 @@
+"""The buffer between the job's threads and the writer.
+
+The hot path appends four integers to one flat list: site, start, end, thread. A *site* is a
+fixed place that records (kind, name, tensor), numbered once. A flat list of integers gives
+the garbage collector nothing to walk, and ``extend`` with a tuple is atomic. Messages are
+rarer and wider; each is one object.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from ddltrace.tracer.schema import KINDS, PHASES
+
+KIND_CODE: Final = {kind: code for code, kind in enumerate(KINDS)}
+PHASE_CODE: Final = {phase: code for code, phase in enumerate(PHASES)}
+_OTHER: Final = PHASE_CODE["other"]
+_MAX_SITES: Final = 1 << 18
+
+
+class Message:
+    """One collective, send or receive of this rank, from enqueue to completion."""
+
+    __slots__ = (
+        "arrival",
+        "bytes",
+        "dtype",
+        "end_ns",
+        "enqueue_ns",
+        "group",
+        "id",
+        "name",
+        "op",
+        "out_bytes",
+        "peer",
+        "phase",
+        "seq",
+        "shown_open",
+        "start_ns",
+        "status",
+        "step",
+        "tag",
+        "tensors",
+    )
+
+    def __init__(self, id_: int, op: str, group: str, enqueue_ns: int) -> None:
+        self.id = id_
+        self.op = op
+        self.group = group
+        self.enqueue_ns = enqueue_ns
+        self.start_ns = enqueue_ns
+        self.end_ns: int | None = None
+        self.name: str = op
+        self.seq: int | None = None
+        self.peer: int | None = None
+        self.tag: int | None = None
+        self.bytes: int | None = None
+        self.out_bytes: int | None = None
+        self.dtype: str | None = None
+        self.status = "open"
+        # Tells, at its end, when the device had come to it; None if it cannot be told.
+        self.arrival: Callable[[], int | None] | None = None
+        self.tensors: list[int] | None = None
+        self.step: int | None = None
+        self.phase = _OTHER
+        self.shown_open = False
+
+
+class Recorder:
+    """Collects events from any thread; the writer takes them out.
+
+    Attributes:
+        flat: Rows of four integers (site, start_ns, end_ns, thread ident), laid end to end.
+        emit: Appends one row: ``emit((site, start_ns, end_ns, ident))``.
+        limit: Length of `flat` beyond which the hot path drops its events.
+        dropped: Events dropped.
+        paused: Whether the interposers leave this step unrecorded, to measure their own cost.
+        sites: Of each site: kind code, name, tensor id or -1.
+        finished: Completed messages, not yet written.
+        open: Messages that have not completed, by id.
+        waits: Rows (start_ns, end_ns, message id or -1, name, thread ident).
+        step: Number of the step that is open, or None outside any.
+    """
+
+    def __init__(self, buffer_rows: int) -> None:
+        self.flat: list[int] = []
+        self.emit = self.flat.extend
+        self.limit = buffer_rows * 4
+        self.buffer_rows = buffer_rows
+        self.dropped = 0
+        self.paused = False
+        self.sites: list[tuple[int, str, int]] = []
+        self._site_of: dict[tuple[int, str, int], int] = {}
+        # Reentrant: a signal handler of the job may communicate in the middle of our code.
+        self._lock = threading.RLock()
+        self.finished: list[Message] = []
+        self.open: dict[int, Message] = {}
+        self.waits: list[tuple[int, int, int, str, int]] = []
+        self._message_numbers = itertools.count()
+        self.step: int | None = None
+        # Time of each change and what holds from then on; the writer reads them to give every
+        # row its phase and step, so that the hot path need not.
+        self.phase_changes: list[int] = []
+        self.step_changes: list[int] = []
+        self._phase_stack: list[int] = [_OTHER]
+
+    def site(self, kind: str, name: str, tensor: int = -1) -> int:
+        """The number of a place that records; the same arguments give the same number."""
+        key = (KIND_CODE[kind], name, tensor)
+        with self._lock:
+            number = self._site_of.get(key)
+            if number is None:
+                if len(self.sites) >= _MAX_SITES:
+                    # A job that invents names without end: they share one.
+                    key = (KIND_CODE[kind], "(too many names)", -1)
+                    if key in self._site_of:
+                        return self._site_of[key]
+                number = self._site_of[key] = len(self.sites)
+                self.sites.append(key)
+        return number
+
+    def record(self, kind: str, name: str, start_ns: int, end_ns: int) -> None:
+        """Records one event off the hot path."""
+        if len(self.flat) > self.limit:
+            self.dropped += 1
+            return
+        self.emit((self.site(kind, name), start_ns, end_ns, threading.get_ident()))
+
+    def enter_phase(self, phase: int, now_ns: int) -> None:
+        """Begins a phase; phases nest, the innermost holds."""
+        self._phase_stack.append(phase)
+        self.phase_changes.extend((now_ns, phase))
+
+    def leave_phase(self, now_ns: int) -> None:
+        """Ends the innermost phase."""
+        if len(self._phase_stack) > 1:
+            self._phase_stack.pop()
+        self.phase_changes.extend((now_ns, self._phase_stack[-1]))
+
+    @property
+    def phase(self) -> int:
+        """Code of the phase that holds now."""
+        return self._phase_stack[-1]
+
+    def set_step(self, number: int | None, now_ns: int) -> None:
+        """Says which step holds from now on; None is outside any step."""
+        self.step = number
+        self.step_changes.extend((now_ns, -1 if number is None else number))
+
+    def new_message(self, op: str, group: str, enqueue_ns: int) -> Message:
+        """Registers a message that has just been handed to the communication library."""
+        number = next(self._message_numbers)
+        message = Message(number, op, group, enqueue_ns)
+        message.step = self.step
+        message.phase = self.phase
+        if len(self.open) + len(self.finished) < self.buffer_rows:
+            self.open[number] = message
+        else:
+            self.dropped += 1
+        return message
+
+    def close_after_fork(self) -> None:
+        """Takes nothing more: the buffers of a forked child have no writer."""
+        self.limit = -1
+        self.buffer_rows = 0
+        self._lock = threading.RLock()  # another thread may have held it when the fork came
+
+    def complete(self, message: Message, end_ns: int, status: str = "ok") -> None:
+        """Ends a message; only the first call for a message counts."""
+        if self.open.pop(message.id, None) is None:
+            return
+        message.end_ns = end_ns
+        message.status = status
+        if message.arrival is not None:
+            arrival, message.arrival = message.arrival(), None
+            if arrival is not None:
+                message.start_ns = min(max(arrival, message.enqueue_ns), end_ns)
+        self.finished.append(message)

@@ -1,0 +1,292 @@
+"""Names for what the job trains: modules by identity, parameters and gradients by address."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ddltrace.tracer.recorder import Recorder
+from ddltrace.tracer.store import TensorInfo
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+# Modules that wrap one other module, and the attribute that holds it: their own name would
+# only stand in the way of the names that the user knows.
+_WRAPPERS = {
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "OptimizedModule": "_orig_mod",
+}
+
+
+class Registry:
+    """Knows the job's modules and parameters.
+
+    Attributes:
+        layer_site: Recording site of a module, by ``id(module)``; entries leave with their
+            module, since an id can be given to another object later.
+        tensors: Every parameter seen, in order of its id.
+        changed: Set when `tensors` has grown since it was last written out.
+        ready: Ids of parameters whose gradients became ready since the last look-up.
+        ready_in_backward: The same since the backward pass began.
+        trained: Ids of parameters that ever had a gradient.
+        frozen: Parameters that wanted no gradient when last seen, by id.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.layer_site: dict[int, int] = {}
+        self._modules: dict[int, weakref.ref[nn.Module]] = {}
+        self._roots: set[int] = set()
+        self.tensors: list[TensorInfo] = []
+        self.changed = False
+        self._parameters: list[weakref.ref[torch.Tensor]] = []
+        self._id_of: dict[int, int] = {}
+        self._names: set[str] = set()
+        self.ready: list[int] = []
+        self.ready_in_backward: list[int] = []
+        self._by_address: dict[int, int] = {}
+        self._scanned = False
+        self.trained: set[int] = set()
+        self.frozen: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._carried = threading.local()
+        self._shards: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    def is_known(self, module: nn.Module) -> bool:
+        """Whether the module was registered as a root or inside one."""
+        return id(module) in self._modules
+
+    def is_root(self, module: nn.Module) -> bool:
+        """Whether the module's own tree has been registered through it."""
+        return id(module) in self._roots
+
+    def add_model(self, model: nn.Module) -> list[tuple[int, torch.Tensor]]:
+        """Registers a module tree under its qualified names.
+
+        Args:
+            model: An outermost module: what the job calls.
+
+        Returns:
+            The parameters that were not known before, with their ids.
+        """
+        self._roots.add(id(model))
+        while (inner := _WRAPPERS.get(type(model).__name__)) is not None:
+            self._add_module("", model)
+            model = getattr(model, inner)
+        for name, module in model.named_modules():
+            self._add_module(_plain(name), module)
+        return self.add_parameters(model.named_parameters())
+
+    def add_parameters(
+        self, named: Iterable[tuple[str, torch.Tensor]]
+    ) -> list[tuple[int, torch.Tensor]]:
+        """Registers parameters; known ones keep their first name.
+
+        Returns:
+            The parameters that were not known before, with their ids.
+        """
+        new = []
+        for qualified, parameter in named:
+            if self.tensor_id(parameter) is not None:
+                continue
+            name = _plain(qualified)
+            unique, number = name, 2
+            while unique in self._names:  # a second model with the same layers
+                unique, number = f"{name}#{number}", number + 1
+            self._names.add(unique)
+            tensor = len(self.tensors)
+            self.tensors.append(
+                TensorInfo(
+                    id=tensor,
+                    name=unique,
+                    shape=tuple(parameter.shape),
+                    dtype=str(parameter.dtype).removeprefix("torch."),
+                    bytes=parameter.numel() * parameter.element_size(),
+                )
+            )
+            self._id_of[id(parameter)] = tensor
+            self._parameters.append(weakref.ref(parameter))
+            self.changed = True
+            self._scanned = False
+            new.append((tensor, parameter))
+        return new
+
+    def tensor_id(self, parameter: torch.Tensor) -> int | None:
+        """The id of a registered parameter."""
+        tensor = self._id_of.get(id(parameter))
+        if tensor is not None and self._parameters[tensor]() is parameter:
+            return tensor
+        return None
+
+    def thawed(self) -> list[tuple[int, torch.Tensor]]:
+        """Parameters that were frozen and no longer are, with their ids."""
+        thawed = []
+        for tensor, reference in list(self.frozen.items()):
+            parameter = reference()
+            if parameter is None:
+                del self.frozen[tensor]
+            elif parameter.requires_grad:
+                del self.frozen[tensor]
+                thawed.append((tensor, parameter))
+        return thawed
+
+    @contextmanager
+    def carrying(self, name: str | None, tensors: Sequence[int | None]) -> Iterator[None]:
+        """Says which parameters the messages that this thread begins inside are about.
+
+        Args:
+            name: The messages' name; by default after the parameters.
+            tensors: Ids; None for a parameter that is not registered.
+        """
+        former = self.carried
+        known = [t for t in tensors if t is not None]
+        whole = known if known and len(known) == len(tensors) else None
+        self._carried.now = (name or (self.name_of(whole) if whole else None), whole)
+        try:
+            yield
+        finally:
+            self._carried.now = former
+
+    @property
+    def carried(self) -> tuple[str | None, list[int] | None] | None:
+        """Name and parameters of the messages that this thread begins now, if it was said."""
+        return getattr(self._carried, "now", None)
+
+    def name_of(self, tensors: Sequence[int]) -> str:
+        """A name for some parameters together: the first one's, and how many more."""
+        first = self.tensors[tensors[0]].name
+        return f"{first} +{len(tensors) - 1}" if len(tensors) > 1 else first
+
+    def add_shard(self, parameter: torch.Tensor) -> None:
+        """Notes a parameter that is only a part, whose gradient comes after its reduction."""
+        self._shards[id(parameter)] = weakref.ref(parameter)
+
+    def is_shard(self, parameter: torch.Tensor) -> bool:
+        """Whether it was noted as a part of a parameter."""
+        reference = self._shards.get(id(parameter))
+        return reference is not None and reference() is parameter
+
+    def set_shape(self, tensor: int, shape: tuple[int, ...]) -> None:
+        """Says how large a parameter is of which only a part was seen."""
+        info = self.tensors[tensor]
+        parameter = self._parameters[tensor]()
+        if parameter is None or info.shape == shape:
+            return
+        num_bytes = math.prod(shape) * parameter.element_size()
+        self.tensors[tensor] = dataclasses.replace(info, shape=shape, bytes=num_bytes)
+        self.changed = True
+
+    def model_is_trained(self, model: nn.Module) -> bool:
+        """Whether a gradient of one of the model's parameters was ever seen."""
+        return any(self.tensor_id(p) in self.trained for p in model.parameters())
+
+    def tensors_at(self, tensors: Iterable[torch.Tensor]) -> list[int] | None:
+        """Which parameters' values or gradients lie in these tensors, by address.
+
+        Returns:
+            Ids, or None if any of the tensors holds something else.
+        """
+        found = []
+        for tensor in tensors:
+            number = self._tensor_at(tensor)
+            if number is None:
+                return None
+            found.append(number)
+        return found or None
+
+    def begin_backward(self) -> None:
+        """A new backward pass begins."""
+        self.ready_in_backward.clear()
+        if len(self.ready) > 2 * len(self.tensors):
+            self.forget_gradients()  # a job without messages or optimizer never looks them up
+
+    def forget_gradients(self) -> None:
+        """Gradients may be freed and their memory reused: at the end of a step."""
+        self._by_address.clear()
+        self.ready.clear()
+        self._scanned = False
+
+    def _tensor_at(self, tensor: torch.Tensor) -> int | None:
+        self._index_ready()
+        number = self._find(tensor)
+        if number is None and not self._scanned:
+            self._scanned = True
+            self._scan()
+            number = self._find(tensor)
+        return number
+
+    def _find(self, tensor: torch.Tensor) -> int | None:
+        """The parameter in whose value or gradient a tensor lies, as a whole or a part."""
+        addresses = [_address(tensor)]
+        if not tensor.is_sparse:
+            addresses.append(tensor.untyped_storage().data_ptr())
+        for address in addresses:
+            number = self._by_address.get(address)
+            parameter = None if number is None else self._parameters[number]()
+            if parameter is None:
+                continue
+            # Memory can be given to others: what lies there now must be the parameter's.
+            for own in (parameter.grad, parameter):
+                if own is not None and address == _address(own) and _fits(tensor, own):
+                    return number
+        return None
+
+    def _index_ready(self) -> None:
+        while self.ready:
+            number = self.ready.pop()
+            parameter = self._parameters[number]()
+            if parameter is not None and parameter.grad is not None:
+                self._by_address[_address(parameter.grad)] = number
+        self._by_address.pop(0, None)  # of tensors without elements
+
+    def _scan(self) -> None:
+        """Indexes every parameter and gradient: once a step, for messages not foreseen."""
+        for number, reference in enumerate(self._parameters):
+            parameter = reference()
+            if parameter is None:
+                continue
+            for tensor in (parameter, parameter.grad):
+                if tensor is not None:
+                    self._by_address[_address(tensor)] = number
+        self._by_address.pop(0, None)
+
+    def _add_module(self, name: str, module: nn.Module) -> None:
+        key = id(module)
+        if key in self._modules:
+            return
+
+        def forget(_: object, key: int = key) -> None:
+            self.layer_site.pop(key, None)
+            self._modules.pop(key, None)
+            self._roots.discard(key)
+
+        self._modules[key] = weakref.ref(module, forget)
+        self.layer_site[key] = self._recorder.site("layer", name or type(module).__name__)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where a tensor's elements lie; 0 if it has none."""
+    local = getattr(tensor, "_local_tensor", tensor)  # a DTensor has no memory of its own
+    return (local._values() if local.is_sparse else local).data_ptr()
+
+
+def _fits(tensor: torch.Tensor, own: torch.Tensor) -> bool:
+    """Whether a tensor at the address of another is no more than that."""
+    if tensor.is_sparse or own.is_sparse:
+        return tensor.is_sparse and own.is_sparse
+    local = getattr(own, "_local_tensor", own)
+    return tensor.numel() <= local.numel() and tensor.dtype == local.dtype
+
+
+def _plain(name: str) -> str:
+    """A qualified name without the parts that wrappers inside the model put into it."""
+    hidden = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+    return ".".join(part for part in name.split(".") if part not in hidden)

@@ -1,0 +1,728 @@
+"""The trace on disk: event streams while a job runs, event files when it has ended.
+
+A trace is a directory::
+
+    run.json                     what ran, on which hosts and ranks, what was lost
+    rank-00003-0-4711.arrows     while rank 3 (attempt 0, process 4711) runs: an IPC stream
+    rank-00003-0-4711.json       what that process knows of itself: tensors, groups, clock
+    rank-00003-0-4711.arrow      when the job has ended: an IPC file in place of the stream
+
+Streams are appended to batch by batch without a user-space buffer, so every complete batch
+survives any death of the process. Everything read here may come from a stranger or from a
+process that died in mid-write: it is validated, and what cannot be read is counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import os
+import platform
+import re
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.frames import scan_stream
+from ddltrace.tracer.schema import EVENTS, SCHEMA_NAME
+
+RUN_FILE: Final = "run.json"
+STREAM_SUFFIX: Final = ".arrows"
+FILE_SUFFIX: Final = ".arrow"
+SIDECAR_SUFFIX: Final = ".json"
+PART_PREFIX: Final = "part-"
+"""Directories below a trace that several launchers of one job have written; see `parts`."""
+
+PARTS_LABEL: Final = "parts"
+"""Label of a run whose ranks are all in parts."""
+
+PART_LABEL: Final = "part"
+"""Label of a run that is one of several of its job: its value is the part's name."""
+
+_SEGMENT_NAME = re.compile(r"rank-\d{5,9}-\d+-\d+\Z")
+_ROWS_PER_BATCH: Final = 1 << 16
+_MAX_JSON_BYTES: Final = 256 << 20
+_RESERVED_BYTES: Final = 256 << 10
+_MAX_RANK: Final = 1 << 24
+_MAX_COUNT: Final = 1 << 53
+_MAX_TIME_NS: Final = 1 << 62
+_SURELY_IDLE_S: Final = 5.0
+_FILE_MAGIC: Final = b"ARROW1"
+_DECODING_ERRORS: Final = (pa.ArrowException, OSError, MemoryError, OverflowError)
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One parameter of the job.
+
+    Attributes:
+        id: Its number in the rank's events.
+        name: The parameter's name, as ``named_parameters`` gives it.
+        shape: Its shape.
+        dtype: Name of its element type, without ``torch.``.
+        bytes: Size of its gradient in bytes.
+    """
+
+    id: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class GroupInfo:
+    """One process group: its name in the events, its backend, its members' global ranks."""
+
+    name: str
+    description: str
+    backend: str
+    ranks: tuple[int, ...]
+
+
+@dataclass
+class RankInfo:
+    """What one rank process recorded, and what was lost of it.
+
+    Attributes:
+        rank: Global rank.
+        segment: Base name of the process's files in the trace directory.
+        status: ``running``, ``complete``, or ``killed`` (ended without closing its trace).
+        host: Host name.
+        clock_domain: Processes with the same value share one monotonic clock.
+        clock: Clock samples; see ``docs/trace-format.md``.
+        events: Rows recorded.
+        dropped: Events that the bounded buffer could not take.
+        lost_bytes: Bytes at the stream's end that could not be read.
+        errors: Faults inside the tracer, each one line.
+        cost: What recording cost, measured by the job itself: `ratio` of step times with to
+            without, its 95 % interval `low` to `high`, `steps` on each side.
+        silence: What the process did when it last recorded nothing for some seconds; see
+            ``docs/trace-format.md``.
+    """
+
+    rank: int
+    segment: str
+    world_size: int = 1
+    local_rank: int | None = None
+    attempt: int = 0
+    pid: int | None = None
+    host: str = ""
+    clock_domain: str = ""
+    status: str = "running"
+    level: str = "layer"
+    backend: str | None = None
+    device: str = "cpu"
+    versions: dict[str, str] = field(default_factory=dict)
+    tensors: list[TensorInfo] = field(default_factory=list)
+    groups: list[GroupInfo] = field(default_factory=list)
+    clock: dict[str, Any] = field(default_factory=dict)
+    events: int | None = None
+    dropped: int = 0
+    lost_bytes: int = 0
+    errors: list[str] = field(default_factory=list)
+    silence: dict[str, Any] | None = None
+    cost: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object that `rank_from_json` reads back."""
+        return asdict(self)
+
+
+@dataclass
+class RunInfo:
+    """The contents of ``run.json``.
+
+    Attributes:
+        status: ``running``, ``complete``, or ``partial`` (something is missing; see `notes`).
+        command: The job's command line.
+        level: What was captured: ``comm``, ``layer`` or ``op``.
+        source: ``ddltrace`` for a captured trace, else the imported format.
+        exit_status: The job's own status, 128 + n when killed by signal n.
+        ranks: One entry per rank process.
+        notes: What a reader must know before believing the numbers, each one line.
+    """
+
+    status: str = "running"
+    command: list[str] = field(default_factory=list)
+    level: str = "layer"
+    source: str = "ddltrace"
+    version: str = ""
+    host: str = ""
+    created_unix_ns: int | None = None
+    ended_unix_ns: int | None = None
+    exit_status: int | None = None
+    labels: dict[str, Any] = field(default_factory=dict)
+    ranks: list[RankInfo] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def segment_name(*, rank: int, attempt: int, pid: int) -> str:
+    """Base name of one rank process's files."""
+    return f"rank-{rank:05d}-{attempt}-{pid}"
+
+
+class _WholeWrites(io.FileIO):
+    """An unbuffered file that never writes a part only, as one on a full disk or a pipe may."""
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        written = 0
+        while written < len(view):
+            written += super().write(view[written:])
+        return written
+
+
+class StreamWriter:
+    """Appends event batches to an IPC stream; each batch is on its way to disk on return."""
+
+    def __init__(self, path: Path) -> None:
+        self._raw = _WholeWrites(path, "xb")
+        # Arrow's own threads would compete with the job's, and not survive its forks.
+        options = pa.ipc.IpcWriteOptions(
+            compression="zstd", emit_dictionary_deltas=True, use_threads=False
+        )
+        self._writer = pa.ipc.new_stream(self._raw, EVENTS, options=options)
+        self._good = self._raw.tell()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Appends one batch.
+
+        Raises:
+            OSError: The disk is full or gone.
+        """
+        self._writer.write_batch(batch)
+        self._good = self._raw.tell()
+
+    def cut(self) -> None:
+        """After a failed write: removes the beginnings of the batch that did not fit."""
+        with contextlib.suppress(OSError):
+            self._raw.seek(self._good)
+            self._raw.truncate()
+
+    def close(self) -> None:
+        """Writes the end-of-stream mark; the stream can be read without it, too."""
+        try:
+            self._writer.close()
+        finally:
+            self._raw.close()
+
+    def abandon(self) -> None:
+        """Drops the stream without writing: for a forked child, whose parent goes on."""
+        self._raw.close()
+
+
+def reserve(path: Path) -> None:
+    """Sets some disk space aside, so that a full disk can be told of; see `write_reserved`."""
+    with contextlib.suppress(OSError), open(_reserve_of(path), "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, _RESERVED_BYTES)
+
+
+def release(path: Path) -> None:
+    """Gives back what was set aside for a file."""
+    with contextlib.suppress(OSError):
+        _reserve_of(path).unlink(missing_ok=True)
+
+
+def write_reserved(path: Path, value: dict[str, Any]) -> None:
+    """Writes a JSON file atomically, on a full disk into what was set aside for it.
+
+    Raises:
+        OSError: Even that does not do.
+    """
+    try:
+        write_json_atomically(path, value)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        release(path)
+        write_json_atomically(path, value)
+        reserve(path)
+
+
+def _reserve_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.reserve")
+
+
+def write_json_atomically(path: Path, value: dict[str, Any]) -> None:
+    """Replaces a JSON file so that a reader sees the old text or the new, never a mixture."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_sidecar(directory: Path, info: RankInfo) -> None:
+    """Writes what a rank process knows of itself."""
+    write_reserved(directory / (info.segment + SIDECAR_SUFFIX), info.to_json())
+
+
+def write_run(directory: Path, run: RunInfo) -> None:
+    """Writes ``run.json``; equal tensor tables of the ranks are stored once."""
+    tables: list[list[dict[str, Any]]] = []
+    index_of: dict[str, int] = {}
+    ranks = []
+    for info in run.ranks:
+        entry = info.to_json()
+        table = entry.pop("tensors")
+        key = json.dumps(table)
+        if key not in index_of:
+            index_of[key] = len(tables)
+            tables.append(table)
+        entry["tensor_table"] = index_of[key]
+        ranks.append(entry)
+    value = {"schema": SCHEMA_NAME, **asdict(run), "ranks": ranks, "tensor_tables": tables}
+    write_reserved(directory / RUN_FILE, value)
+
+
+def read_run(directory: Path) -> RunInfo:
+    """Reads what is known of a run, also while it runs or after its launcher died.
+
+    Args:
+        directory: The trace directory.
+
+    Returns:
+        The run; rank processes that are not in ``run.json`` yet are added from their own
+        files.
+
+    Raises:
+        TraceError: This is no trace, or not one that this version reads.
+    """
+    path = directory / RUN_FILE
+    if not path.is_file():
+        raise TraceError(
+            f"{directory} is no trace: it has no {RUN_FILE} "
+            "(record one with: ddltrace run -o DIR -- COMMAND)"
+        )
+    value = _read_json(path)
+    schema = value.get("schema")
+    if schema != SCHEMA_NAME:
+        raise TraceError(
+            f"{path}: schema {schema!r:.80} is not {SCHEMA_NAME!r}; "
+            "read it with the version of ddltrace that wrote it"
+        )
+    try:
+        tables = [[_tensor_from_json(t) for t in table] for table in value.pop("tensor_tables")]
+        ranks = []
+        for entry in value.pop("ranks"):
+            tensors = tables[entry.pop("tensor_table")]
+            ranks.append(rank_from_json({**entry, "tensors": []}))
+            ranks[-1].tensors = tensors
+        known = {f: value[f] for f in RunInfo.__dataclass_fields__ if f in value}
+        run = RunInfo(**{**known, "ranks": ranks})
+        _check_run(run)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise TraceError(f"{path} is damaged: {error!r:.120}") from error
+    known_segments = {info.segment for info in run.ranks}
+    for info in read_sidecars(directory, run.notes):
+        if info.segment not in known_segments:
+            run.ranks.append(info)
+    if run.labels.get(PARTS_LABEL):
+        if directory.name.startswith(PART_PREFIX):
+            raise TraceError(f"{path} is damaged: a part in parts")
+        _add_parts(directory, run)
+    elif run.status == "running":
+        _settle(directory, run)
+    run.ranks.sort(key=lambda info: (info.rank, info.attempt, info.pid or 0))
+    return run
+
+
+def _add_parts(directory: Path, run: RunInfo) -> None:
+    """Adds what the launchers of one job wrote, each in a directory of its own."""
+    parts = []
+    for path in sorted(directory.glob(f"{PART_PREFIX}*/{RUN_FILE}")):
+        parts.append(read_run(path.parent))
+    if not parts:
+        return
+    known: set[str] = set()
+    for part in parts:
+        run.ranks += [info for info in part.ranks if info.segment not in known]
+        known |= {info.segment for info in part.ranks}
+        run.notes += [note for note in part.notes if note not in run.notes]
+    first = parts[0]
+    run.command, run.level, run.version, run.source = (
+        first.command,
+        first.level,
+        first.version,
+        first.source,
+    )
+    run.created_unix_ns = min((p.created_unix_ns for p in parts if p.created_unix_ns), default=None)
+    ends = [part.ended_unix_ns for part in parts]
+    run.ended_unix_ns = max((end for end in ends if end is not None), default=None)
+    run.exit_status = next((p.exit_status for p in parts if p.exit_status), first.exit_status)
+    if any(part.status == "running" for part in parts):
+        run.status = "running"
+        return
+    run.notes += _missing_ranks(run)
+    run.status = "partial" if run.notes else "complete"
+
+
+def _settle(directory: Path, run: RunInfo) -> None:
+    """Accounts for a run that has no launcher any more, or never had one."""
+    for info in run.ranks:
+        if info.status == "running" and _has_died(directory, info):
+            info.status = "killed"
+    if run.ranks and all(info.status != "running" for info in run.ranks):
+        _account(run)
+
+
+def _has_died(directory: Path, info: RankInfo) -> bool:
+    """Whether a process that did not close its trace is sure to be gone."""
+    if info.pid is None or info.host != platform.node() or not Path("/proc/self").exists():
+        return False
+    try:
+        # A process in another container may only seem to be gone; then its stream grows.
+        idle_s = time.time() - event_path(directory, info.segment).stat().st_mtime
+    except OSError:
+        return False
+    return not Path(f"/proc/{info.pid}").exists() and idle_s > _SURELY_IDLE_S
+
+
+def read_sidecars(directory: Path, notes: list[str]) -> list[RankInfo]:
+    """Reads every rank process's own file; an unreadable one becomes a note."""
+    infos = []
+    for path in sorted(directory.glob(f"rank-*{SIDECAR_SUFFIX}")):
+        try:
+            infos.append(rank_from_json(_read_json(path)))
+        except (TraceError, KeyError, TypeError, ValueError, AttributeError) as error:
+            notes.append(f"{path.name} cannot be read ({error!r:.80}): its rank is left out")
+    return infos
+
+
+def rank_from_json(value: dict[str, Any]) -> RankInfo:
+    """Reads one rank's entry.
+
+    Raises:
+        KeyError, TypeError, ValueError: The entry is damaged.
+    """
+    known = {f: value[f] for f in RankInfo.__dataclass_fields__ if f in value}
+    known["tensors"] = [_tensor_from_json(t) for t in known.get("tensors", [])]
+    known["groups"] = [
+        GroupInfo(
+            name=str(g["name"]),
+            description=str(g["description"]),
+            backend=str(g["backend"]),
+            ranks=tuple(int(r) for r in g["ranks"]),
+        )
+        for g in known.get("groups", [])
+    ]
+    info = RankInfo(**known)
+    for number in (info.rank, info.world_size):
+        if type(number) is not int or not 0 <= number <= _MAX_RANK:
+            raise ValueError(f"rank {number!r:.40}")
+    # The name becomes a path: nothing may lead out of the trace.
+    if not isinstance(info.segment, str) or not _SEGMENT_NAME.match(info.segment):
+        raise ValueError(f"segment {info.segment!r:.80}")
+    if not isinstance(info.clock, dict) or not isinstance(info.errors, list):
+        raise TypeError("clock or errors")
+    if info.cost is not None:
+        for key in ("ratio", "low", "high", "steps"):
+            float(info.cost[key])
+    if info.silence is not None:
+        _check_silence(info.silence)
+    for number in (info.attempt, info.dropped, info.lost_bytes):
+        if type(number) is not int or not 0 <= number <= _MAX_COUNT:
+            raise ValueError(f"count {number!r:.40}")
+    return info
+
+
+def _check_silence(silence: Any) -> None:
+    stack, step = silence["stack"], silence["step"]
+    if not isinstance(stack, list) or not all(isinstance(frame, str) for frame in stack):
+        raise TypeError("stack")
+    if not isinstance(silence["phase"], str) or not isinstance(step, (int, type(None))):
+        raise TypeError("silence")
+    for number in (silence["since_ns"], silence["noticed_ns"], step or 0):
+        if type(number) is not int or abs(number) > _MAX_TIME_NS:
+            raise ValueError(f"silence {number!r:.40}")
+
+
+def read_events(directory: Path, segment: str) -> tuple[pa.Table, int]:
+    """Reads the events of one rank process, as much as can be read.
+
+    Args:
+        directory: The trace directory.
+        segment: Base name of the process's files.
+
+    Returns:
+        The events in the order they were recorded, and how many bytes at the end of the
+        file could not be read.
+
+    Raises:
+        TraceError: There is no event file, or nothing in it can be read.
+    """
+    batches = []
+    reader = EventReader(directory, segment)
+    for batch in reader:
+        batches.append(batch)
+    table = pa.Table.from_batches(batches, schema=EVENTS)
+    return table.unify_dictionaries(), reader.lost_bytes
+
+
+def event_path(directory: Path, segment: str) -> Path:
+    """Where the events of one rank process are: its final file, else its stream."""
+    if not _SEGMENT_NAME.match(segment):
+        raise TraceError(f"{segment!r:.80} is no name of a rank's files")
+    for suffix in (FILE_SUFFIX, STREAM_SUFFIX):
+        if (path := directory / (segment + suffix)).exists():
+            return path
+        for path in directory.glob(f"{PART_PREFIX}*/{segment}{suffix}"):
+            return path
+    return directory / (segment + STREAM_SUFFIX)
+
+
+class EventReader:
+    """Iterates over the batches of one event file or stream, stopping at the first damage.
+
+    Attributes:
+        lost_bytes: After the iteration: bytes that could not be read.
+    """
+
+    def __init__(self, directory: Path, segment: str) -> None:
+        self.lost_bytes = 0
+        self._path = event_path(directory, segment)
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        try:
+            _require_regular(self._path)
+            empty = self._path.stat().st_size == 0
+            source = pa.BufferReader(b"") if empty else pa.memory_map(str(self._path))
+        except (OSError, pa.ArrowException) as error:
+            raise TraceError(f"{self._path} cannot be opened: {error}") from error
+        with source:
+            data = source.read_buffer()
+            is_file = self._path.suffix == FILE_SUFFIX
+            # Behind its magic a file is a stream, and a footer that a reader must believe is
+            # one way less to be led astray.
+            start = 8 if is_file else 0
+            if is_file and bytes(memoryview(data)[:6]) != _FILE_MAGIC:
+                self.lost_bytes = max(1, data.size)
+                return
+            scan = scan_stream(memoryview(data), start)
+            if is_file and not scan.marked:
+                self.lost_bytes = max(1, data.size - scan.end)
+            elif not scan.marked:
+                # A stream that ends between two messages lost nothing that is known of.
+                self.lost_bytes = data.size - scan.end
+            if scan.end > start:
+                yield from self._read_stream(data.slice(start, scan.end - start))
+
+    def _read_stream(self, data: pa.Buffer) -> Iterator[pa.RecordBatch]:
+        source = pa.BufferReader(data)
+        good = 0
+        try:
+            reader = pa.ipc.open_stream(source)
+            self._check_schema(reader.schema)
+            while True:
+                good = source.tell()
+                batch = reader.read_next_batch()
+                batch.validate(full=True)
+                if batch["start_ns"].null_count or batch["kind"].null_count:
+                    raise pa.ArrowInvalid("null where none may be")
+                yield batch
+        except StopIteration:
+            return
+        except _DECODING_ERRORS:
+            self.lost_bytes += max(1, data.size - good)
+
+    def _check_schema(self, schema: pa.Schema) -> None:
+        found = (schema.metadata or {}).get(b"ddltrace.schema", b"").decode("utf-8", "replace")
+        if found != SCHEMA_NAME or not schema.equals(EVENTS):
+            raise TraceError(
+                f"{self._path}: schema {found!r:.80} is not {SCHEMA_NAME!r}; "
+                "read it with the version of ddltrace that wrote it"
+            )
+
+
+def write_events(directory: Path, segment: str, batches: Iterator[pa.RecordBatch]) -> int:
+    """Writes a final event file from batches, in memory bounded by one written batch.
+
+    Args:
+        directory: The trace directory.
+        segment: Base name of the process's files.
+        batches: Batches of schema `EVENTS` whose dictionaries only grow.
+
+    Returns:
+        The number of rows written.
+    """
+    path = directory / (segment + FILE_SUFFIX)
+    temporary = path.with_name(f".{path.name}.tmp")
+    options = pa.ipc.IpcWriteOptions(compression="zstd", emit_dictionary_deltas=True)
+    rows = 0
+    try:
+        with (
+            pa.OSFile(str(temporary), "wb") as sink,
+            pa.ipc.new_file(sink, EVENTS, options=options) as writer,
+        ):
+            for group in _grouped(batches, _ROWS_PER_BATCH):
+                table = pa.Table.from_batches(group, schema=EVENTS).unify_dictionaries()
+                for batch in table.combine_chunks().to_batches():
+                    writer.write_batch(batch)
+                    rows += batch.num_rows
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return rows
+
+
+def finalize_rank(directory: Path, info: RankInfo) -> None:
+    """Turns one rank's stream into a final file and accounts for what was lost.
+
+    Never raises for damage: what cannot be converted stays as the stream that it was, which
+    readers understand, too.
+    """
+    stream = directory / (info.segment + STREAM_SUFFIX)
+    if info.status == "running":
+        info.status = "killed"
+    if not stream.exists():
+        return
+    reader = EventReader(directory, info.segment)
+    try:
+        info.events = write_events(directory, info.segment, iter(reader))
+    except (TraceError, pa.ArrowException, OSError) as error:
+        info.errors.append(f"the stream could not be finalized: {error!r:.200}")
+        return
+    info.lost_bytes = reader.lost_bytes
+    if reader.lost_bytes == 0:
+        stream.unlink()
+    else:
+        # Kept under a name that no reader opens: somebody may want to dig in it.
+        stream.replace(stream.with_suffix(".damaged"))
+
+
+def finalize(directory: Path, run: RunInfo) -> RunInfo:
+    """Makes the final trace of what the ranks left, and writes ``run.json``.
+
+    Args:
+        directory: The trace directory.
+        run: What the launcher knows; its `ranks` are replaced by what the ranks wrote.
+
+    Returns:
+        The run as written.
+    """
+    run.ranks = read_sidecars(directory, run.notes)
+    run.ranks.sort(key=lambda info: (info.rank, info.attempt, info.pid or 0))
+    finalize_runs_ranks(directory, run)
+    # The sidecars are in run.json now; two copies could come to differ.
+    for info in run.ranks:
+        with contextlib.suppress(OSError):
+            (directory / (info.segment + SIDECAR_SUFFIX)).unlink(missing_ok=True)
+    return run
+
+
+def finalize_runs_ranks(directory: Path, run: RunInfo) -> RunInfo:
+    """Makes the final files of the ranks of a run, and writes ``run.json``."""
+    for info in run.ranks:
+        release(directory / (info.segment + SIDECAR_SUFFIX))
+        finalize_rank(directory, info)
+    _account(run)
+    write_run(directory, run)
+    release(directory / RUN_FILE)
+    return run
+
+
+def _account(run: RunInfo) -> None:
+    """Marks a run `complete` or `partial` and says why."""
+    attempts = sorted({info.attempt for info in run.ranks})
+    if len(attempts) > 1:
+        run.notes.append(
+            f"the job was restarted: attempts {_listed(attempts)} are all kept, one after the other"
+        )
+    # The other parts of a trace have the other ranks.
+    if PART_LABEL not in run.labels:
+        run.notes += _missing_ranks(run)
+    for info in run.ranks:
+        who = f"rank {info.rank}" + (f" (attempt {info.attempt})" if len(attempts) > 1 else "")
+        if info.status == "killed":
+            run.notes.append(f"{who} ended without closing its trace")
+        if info.lost_bytes:
+            run.notes.append(f"{who}: the last {info.lost_bytes} bytes are unreadable")
+        if info.dropped:
+            run.notes.append(f"{who}: {info.dropped} events dropped: buffer or disk full")
+        if info.errors:
+            run.notes.append(f"{who}: {len(info.errors)} tracer errors: {info.errors[0]}")
+    run.status = "partial" if run.notes else "complete"
+
+
+def _missing_ranks(run: RunInfo) -> list[str]:
+    """A note for every attempt of which not all ranks were recorded."""
+    sizes: dict[int, int] = {}
+    for info in run.ranks:
+        sizes[info.attempt] = max(sizes.get(info.attempt, 0), info.world_size)
+    notes = []
+    for attempt, world_size in sorted(sizes.items()):
+        present = {info.rank for info in run.ranks if info.attempt == attempt}
+        missing = sorted(set(range(world_size)) - present)
+        if missing:
+            which = f" in attempt {attempt}" if len(sizes) > 1 else ""
+            notes.append(f"no trace of rank {_listed(missing)} of {world_size}{which}")
+    return notes
+
+
+def _listed(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
+
+
+def _grouped(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[list[pa.RecordBatch]]:
+    group: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        group.append(batch)
+        count += batch.num_rows
+        if count >= rows:
+            yield group
+            group, count = [], 0
+    if group:
+        yield group
+
+
+def _require_regular(path: Path) -> None:
+    """Refuses what is no plain file: a link leads out of the trace, a pipe never ends.
+
+    Raises:
+        OSError: It is none.
+    """
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise OSError("not a plain file")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        _require_regular(path)
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise TraceError(f"{path} is larger than {_MAX_JSON_BYTES >> 20} MB: not a trace's")
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise TraceError(f"{path} cannot be read: {error!s:.120}") from error
+    if not isinstance(value, dict):
+        raise TraceError(f"{path} is damaged: not a JSON object")
+    return value
+
+
+def _tensor_from_json(value: dict[str, Any]) -> TensorInfo:
+    return TensorInfo(
+        id=int(value["id"]),
+        name=str(value["name"]),
+        shape=tuple(int(n) for n in value["shape"]),
+        dtype=str(value["dtype"]),
+        bytes=int(value["bytes"]),
+    )
+
+
+def _check_run(run: RunInfo) -> None:
+    if not isinstance(run.notes, list) or not isinstance(run.command, list):
+        raise TypeError("notes or command")
+    if not isinstance(run.labels, dict):
+        raise TypeError("labels")
