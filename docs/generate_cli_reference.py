@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,5 +62,6 @@ def render() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(render(), encoding="utf-8")
-    print(f"wrote {PAGE}")
+    page = Path(sys.argv[1]) if len(sys.argv) > 1 else PAGE
+    page.write_text(render(), encoding="utf-8")
+    print(f"wrote {page}")

@@ -123,7 +123,8 @@ class Responder(threading.Thread):
             self._publish()
             self._serve()
         except Exception as error:  # noqa: BLE001 - clocks stay unsure, the job goes on
-            self._fault("clock responder", error)
+            if not _is_of_ended_store(error):
+                self._fault("clock responder", error)
         finally:
             for connection in (*self._askers, *self._strangers):
                 _shut(connection)
@@ -239,7 +240,8 @@ class Asker(threading.Thread):
             if self._find() and self._connect():
                 self._rounds()
         except Exception as error:  # noqa: BLE001 - clocks stay unsure, the job goes on
-            self._fault("clock exchange", error)
+            if not _is_of_ended_store(error):
+                self._fault("clock exchange", error)
         finally:
             if self._connection is not None:
                 _shut(self._connection)
@@ -412,6 +414,13 @@ def _own_client() -> _Store | None:
     elif isinstance(store, c10d.FileStore):
         client = c10d.FileStore(store.path)
     return client
+
+
+def _is_of_ended_store(error: Exception) -> bool:
+    """Whether the store's server has ended: a short job does, before its ranks have met."""
+    import torch.distributed as dist
+
+    return isinstance(error, dist.DistError)
 
 
 def _key(name: str, info: RankInfo) -> str:
