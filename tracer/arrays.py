@@ -6,7 +6,9 @@ its objects: seconds and tens of megabytes in a job that never asked for it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,36 +24,52 @@ def strings(words: Sequence[str]) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
 
 
-def integers(
-    values: npt.NDArray[np.int64], type_: pa.DataType, valid: npt.NDArray[np.bool_] | None = None
+def integer_columns(values: npt.NDArray[np.int64], types: Sequence[pa.DataType]) -> list[pa.Array]:
+    """Columns of integers in which a negative value stands for null.
+
+    Args:
+        values: One row for each column.
+        types: The Arrow type of each column.
+    """
+    valid = values >= 0
+    nulls = values.shape[1] - np.count_nonzero(valid, axis=1)
+    bitmaps = np.packbits(valid, axis=1, bitorder="little")
+    return [
+        _integers(column, type_, pa.py_buffer(bitmap) if count else None, int(count))
+        for column, type_, bitmap, count in zip(values, types, bitmaps, nulls, strict=True)
+    ]
+
+
+def lists(
+    values: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], type_: pa.DataType
 ) -> pa.Array:
-    """Integers of an Arrow type, null where they are not valid."""
-    column = np.ascontiguousarray(values, dtype=np.dtype(type_.to_pandas_dtype()))
-    return pa.Array.from_buffers(
-        type_, len(column), [_bitmap(valid), pa.py_buffer(column)], _null_count(valid)
-    )
+    """Lists of integers; one without items is null.
+
+    Args:
+        values: The items of all lists, end to end.
+        lengths: How many of them each list has.
+        type_: The Arrow list type.
+    """
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    valid = lengths > 0
+    nulls = len(lengths) - int(np.count_nonzero(valid))
+    bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
+    items = _integers(values, type_.value_type)
+    buffers = [bitmap, pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(type_, len(lengths), buffers, nulls, children=[items])
 
 
-def lists(values: Sequence[Sequence[int] | None], type_: pa.DataType) -> pa.Array:
-    """Lists of integers, or null."""
-    offsets = np.zeros(len(values) + 1, np.int32)
-    np.cumsum([len(v) if v is not None else 0 for v in values], out=offsets[1:])
-    flat = np.array([item for v in values if v is not None for item in v], np.int64)
-    valid = np.array([v is not None for v in values], np.bool_)
-    return pa.Array.from_buffers(
-        type_,
-        len(values),
-        [_bitmap(valid), pa.py_buffer(offsets)],
-        _null_count(valid),
-        children=[integers(flat, type_.value_type)],
-    )
+def _integers(
+    values: npt.NDArray[np.int64],
+    type_: pa.DataType,
+    bitmap: pa.Buffer | None = None,
+    nulls: int = 0,
+) -> pa.Array:
+    column = values.astype(_numpy_type(type_))
+    return pa.Array.from_buffers(type_, len(column), [bitmap, pa.py_buffer(column)], nulls)
 
 
-def _bitmap(valid: npt.NDArray[np.bool_] | None) -> pa.Buffer | None:
-    if valid is None or valid.all():
-        return None
-    return pa.py_buffer(np.packbits(valid, bitorder="little"))
-
-
-def _null_count(valid: npt.NDArray[np.bool_] | None) -> int:
-    return 0 if valid is None else int(len(valid) - np.count_nonzero(valid))
+@functools.cache
+def _numpy_type(type_: pa.DataType) -> np.dtype[Any]:
+    return np.dtype(type_.to_pandas_dtype())

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import json
 import os
 import platform
@@ -170,28 +169,22 @@ def segment_name(*, rank: int, attempt: int, pid: int) -> str:
     return f"rank-{rank:05d}-{attempt}-{pid}"
 
 
-class _WholeWrites(io.FileIO):
-    """An unbuffered file that never writes a part only, as one on a full disk or a pipe may."""
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        written = 0
-        while written < len(view):
-            written += super().write(view[written:])
-        return written
-
-
 class StreamWriter:
     """Appends event batches to an IPC stream; each batch is on its way to disk on return."""
 
     def __init__(self, path: Path) -> None:
-        self._raw = _WholeWrites(path, "xb")
-        # Arrow's own threads would compete with the job's, and not survive its forks.
+        path.touch(exist_ok=False)
+        self._path = path
+        # Arrow's own file: one of Python's is called back for every piece of a batch. Not of the
+        # job's time either: the fastest codec (the file in the end is packed better) and no
+        # threads, which would not survive the job's forks.
+        self._raw = pa.OSFile(str(path), "wb")
         options = pa.ipc.IpcWriteOptions(
-            compression="zstd", emit_dictionary_deltas=True, use_threads=False
+            compression="lz4", emit_dictionary_deltas=True, use_threads=False
         )
         self._writer = pa.ipc.new_stream(self._raw, EVENTS, options=options)
         self._good = self._raw.tell()
+        self._is_cut = False
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Appends one batch.
@@ -203,15 +196,16 @@ class StreamWriter:
         self._good = self._raw.tell()
 
     def cut(self) -> None:
-        """After a failed write: removes the beginnings of the batch that did not fit."""
+        """After a failed write, the last: removes the beginnings of the batch that did not fit."""
+        self._is_cut = True
         with contextlib.suppress(OSError):
-            self._raw.seek(self._good)
-            self._raw.truncate()
+            os.truncate(self._path, self._good)
 
     def close(self) -> None:
         """Writes the end-of-stream mark; the stream can be read without it, too."""
         try:
-            self._writer.close()
+            if not self._is_cut:
+                self._writer.close()
         finally:
             self._raw.close()
 

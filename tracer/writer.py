@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import threading
 import time
@@ -24,6 +23,27 @@ _KEPT_CHANGES: Final = 4096
 _OVERFLOW: Final = "(too many names)"
 _MESSAGE: Final = KIND_CODE["message"]
 _WAIT: Final = KIND_CODE["wait"]
+
+# A batch is built as one table of integers, a row of it for each column but the last; -1 is null.
+_TENSORS: Final = EVENTS.field("tensors").type
+_INTEGER_FIELDS: Final = [field for field in EVENTS if field.name != "tensors"]
+_ROW_OF: Final = {field.name: row for row, field in enumerate(_INTEGER_FIELDS)}
+_STORED_TYPES: Final = [
+    field.type.index_type if pa.types.is_dictionary(field.type) else field.type
+    for field in _INTEGER_FIELDS
+]
+
+
+def _rows_of(names: str) -> list[int]:
+    return [_ROW_OF[name] for name in names.split()]
+
+
+_FLAT_COLUMNS: Final = _rows_of("start_ns end_ns kind name lane")
+_MESSAGE_COLUMNS: Final = _rows_of(
+    "start_ns end_ns kind name lane step phase id op group seq peer tag bytes out_bytes dtype "
+    "enqueue_ns status"
+)
+_WAIT_COLUMNS: Final = _rows_of("start_ns end_ns kind name lane parent")
 
 
 class Vocabulary:
@@ -64,28 +84,26 @@ class History:
     """
 
     def __init__(self, initial: int) -> None:
-        self._times: list[int] = [0]
-        self._values: list[int] = [initial]
+        self._times = np.zeros(1, np.int64)
+        self._values = np.array([initial], np.int64)
 
     def extend(self, changes: Sequence[int]) -> None:
         """Adds changes, laid end to end as time, value, time, value."""
-        # Two threads may note their changes a moment out of order.
-        for time_ns, value in zip(changes[::2], changes[1::2], strict=True):
-            if time_ns >= self._times[-1]:
-                self._times.append(time_ns)
-                self._values.append(value)
-            else:
-                at = bisect.bisect_right(self._times, time_ns)
-                self._times.insert(at, time_ns)
-                self._values.insert(at, value)
-        if len(self._times) > 2 * _KEPT_CHANGES:
-            del self._times[:-_KEPT_CHANGES]
-            del self._values[:-_KEPT_CHANGES]
+        if not changes:
+            return
+        new = np.array(changes, np.int64)
+        times = np.concatenate([self._times, new[::2]])
+        values = np.concatenate([self._values, new[1::2]])
+        if (times[1:] < times[:-1]).any():
+            # Two threads may note their changes a moment out of order.
+            order = np.argsort(times, kind="stable")
+            times, values = times[order], values[order]
+        self._times, self._values = times[-_KEPT_CHANGES:], values[-_KEPT_CHANGES:]
 
     def at(self, times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The value that held at each time."""
-        index = np.searchsorted(np.array(self._times, np.int64), times, side="right") - 1
-        values: npt.NDArray[np.int64] = np.array(self._values, np.int64)[np.maximum(index, 0)]
+        index = np.searchsorted(self._times, times, side="right") - 1
+        values: npt.NDArray[np.int64] = self._values[np.maximum(index, 0)]
         return values
 
 
@@ -163,72 +181,82 @@ class BatchBuilder:
         messages: list[Message],
         waits: list[tuple[int, int, int, str, int]],
     ) -> pa.RecordBatch:
-        num_flat, num_messages, num_waits = len(flat), len(messages), len(waits)
-        site = self._sites()[flat[:, 0]] if num_flat else np.empty((0, 3), np.int64)
-        threads, inverse = np.unique(flat[:, 3], return_inverse=True)
-        flat_lanes = np.array([self._lane(int(t)) for t in threads], np.int64)[inverse]
-
-        def column(
-            flat_part: npt.NDArray[np.int64] | int,
-            message_part: Sequence[int | None] | int,
-            wait_part: Sequence[int] | int = -1,
-        ) -> npt.NDArray[np.int64]:
-            """One column over all rows; -1 stands for null."""
-            out = np.full(num_flat + num_messages + num_waits, -1, np.int64)
-            out[:num_flat] = flat_part
-            if isinstance(message_part, int):
-                out[num_flat : num_flat + num_messages] = message_part
-            else:
-                out[num_flat : num_flat + num_messages] = [
-                    -1 if v is None else v for v in message_part
-                ]
-            out[num_flat + num_messages :] = wait_part
-            return out
-
-        def coded(word: Callable[[Message], str | None], words: Vocabulary) -> list[int | None]:
-            return [None if (w := word(m)) is None else words.code(w) for m in messages]
-
-        start = column(flat[:, 1], [m.start_ns for m in messages], [w[0] for w in waits])
-        step = self._steps.at(start)
-        step[num_flat : num_flat + num_messages] = [
-            -1 if m.step is None else m.step for m in messages
-        ]
-        phase = self._phases.at(start)
-        phase[num_flat : num_flat + num_messages] = [m.phase for m in messages]
-        tensors = [[t] if t >= 0 else None for t in site[:, 2].tolist()]
-        tensors += [m.tensors for m in messages]
-        tensors += [None] * num_waits
-
-        columns: dict[str, Any] = {
-            "start_ns": start,
-            "end_ns": column(flat[:, 2], [m.end_ns for m in messages], [w[1] for w in waits]),
-            "kind": column(site[:, 0], _MESSAGE, _WAIT),
-            "name": column(
+        """One batch of the three sorts of rows, in this order."""
+        first_message, first_wait = len(flat), len(flat) + len(messages)
+        table = np.full((len(_ROW_OF), first_wait + len(waits)), -1, np.int64)
+        site = self._sites()[flat[:, 0]] if len(flat) else np.empty((0, 3), np.int64)
+        if len(flat):
+            table[_FLAT_COLUMNS, :first_message] = (
+                flat[:, 1],
+                flat[:, 2],
+                site[:, 0],
                 site[:, 1],
-                coded(lambda m: m.name, self._names),
-                [self._names.code(w[3]) for w in waits],
-            ),
-            "lane": column(
-                flat_lanes,
-                coded(lambda m: f"comm/{m.group}", self._lanes),
-                [self._lane(w[4]) for w in waits],
-            ),
-            "step": step,
-            "phase": phase,
-            "id": column(-1, [m.id for m in messages]),
-            "parent": column(-1, -1, [w[2] for w in waits]),
-            "op": column(-1, coded(lambda m: m.op, self._ops)),
-            "group": column(-1, coded(lambda m: m.group, self._groups)),
-            "seq": column(-1, [m.seq for m in messages]),
-            "peer": column(-1, [m.peer for m in messages]),
-            "tag": column(-1, [m.tag for m in messages]),
-            "bytes": column(-1, [m.bytes for m in messages]),
-            "out_bytes": column(-1, [m.out_bytes for m in messages]),
-            "wire_bytes": column(-1, -1),
-            "dtype": column(-1, coded(lambda m: m.dtype, self._dtypes)),
-            "enqueue_ns": column(-1, [m.enqueue_ns for m in messages]),
-            "status": column(-1, [STATUSES.index(m.status) for m in messages]),
-        }
+                self._lanes_of(flat[:, 3]),
+            )
+        if messages:
+            rows = np.array([self._message_row(message) for message in messages], np.int64)
+            table[_MESSAGE_COLUMNS, first_message:first_wait] = rows.T
+        if waits:
+            rows = np.array([self._wait_row(*wait) for wait in waits], np.int64)
+            table[_WAIT_COLUMNS, first_wait:] = rows.T
+        start = table[_ROW_OF["start_ns"]]
+        told = slice(first_message, first_wait)  # a message knows its own step and phase
+        for name, history in (("step", self._steps), ("phase", self._phases)):
+            own = table[_ROW_OF[name], told].copy()
+            table[_ROW_OF[name]] = history.at(start)
+            table[_ROW_OF[name], told] = own
+
+        lengths = np.zeros(len(start), np.int64)
+        of_site = site[:, 2] >= 0
+        lengths[:first_message] = of_site
+        lengths[told] = [0 if m.tensors is None else len(m.tensors) for m in messages]
+        of_messages = [tensor for m in messages if m.tensors is not None for tensor in m.tensors]
+        tensors = np.concatenate([site[of_site, 2], np.array(of_messages, np.int64)])
+        return pa.RecordBatch.from_arrays(
+            [*self._arrow_columns(table), arrays.lists(tensors, lengths, _TENSORS)], schema=EVENTS
+        )
+
+    def _lanes_of(self, threads: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The lane of each row's thread: most often there is but one."""
+        if (threads == threads[0]).all():
+            return np.full(len(threads), self._lane(int(threads[0])), np.int64)
+        unique, inverse = np.unique(threads, return_inverse=True)
+        return np.array([self._lane(int(t)) for t in unique], np.int64)[inverse]
+
+    def _message_row(self, message: Message) -> tuple[int, ...]:
+        """A message's values in the order of `_MESSAGE_COLUMNS`."""
+        lane, group = self._codes_of_group(message.group)
+        return (
+            message.start_ns,
+            _or_null(message.end_ns),
+            _MESSAGE,
+            self._names.code(message.name),
+            lane,
+            _or_null(message.step),
+            message.phase,
+            message.id,
+            self._ops.code(message.op),
+            group,
+            _or_null(message.seq),
+            _or_null(message.peer),
+            _or_null(message.tag),
+            _or_null(message.bytes),
+            _or_null(message.out_bytes),
+            -1 if message.dtype is None else self._dtypes.code(message.dtype),
+            message.enqueue_ns,
+            STATUSES.index(message.status),
+        )
+
+    def _codes_of_group(self, group: str) -> tuple[int, int]:
+        return self._lanes.code(f"comm/{group}"), self._groups.code(group)
+
+    def _wait_row(
+        self, start: int, end: int, message: int, name: str, thread: int
+    ) -> tuple[int, ...]:
+        """A wait's values in the order of `_WAIT_COLUMNS`."""
+        return start, end, _WAIT, self._names.code(name), self._lane(thread), message
+
+    def _arrow_columns(self, table: npt.NDArray[np.int64]) -> list[pa.Array]:
         words = {
             **self._fixed,
             "name": self._names.array(),
@@ -237,13 +265,13 @@ class BatchBuilder:
             "op": self._ops.array(),
             "dtype": self._dtypes.array(),
         }
-        built = [
-            arrays.lists(tensors, field.type)
-            if field.name == "tensors"
-            else _arrow(columns[field.name], field.type, words.get(field.name))
-            for field in EVENTS
+        columns = arrays.integer_columns(table, _STORED_TYPES)
+        return [
+            column
+            if (own := words.get(name)) is None
+            else pa.DictionaryArray.from_arrays(column, own, safe=False)
+            for name, column in zip(_ROW_OF, columns, strict=True)
         ]
-        return pa.RecordBatch.from_arrays(built, schema=EVENTS)
 
 
 class WriterThread(threading.Thread):
@@ -337,10 +365,5 @@ def _take(buffer: list[Any]) -> list[Any]:
     return taken
 
 
-def _arrow(values: npt.NDArray[np.int64], type_: pa.DataType, words: pa.Array | None) -> pa.Array:
-    """An Arrow column from integers in which -1 stands for null."""
-    index_type = type_.index_type if words is not None else type_
-    column = arrays.integers(values, index_type, values >= 0)
-    if words is None:
-        return column
-    return pa.DictionaryArray.from_arrays(column, words, safe=False)
+def _or_null(value: int | None) -> int:
+    return -1 if value is None else value

@@ -12,7 +12,6 @@ from ddltrace.tracer.clock_exchange import Asker, Responder
 from ddltrace.tracer.clocks import clock_domain
 from ddltrace.tracer.store import RankInfo
 
-
 _SERVER = """
 import sys
 import torch.distributed as dist

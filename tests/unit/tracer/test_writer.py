@@ -95,14 +95,22 @@ def test_names_that_utf8_cannot_hold() -> None:
 def test_arrays_from_buffers_are_what_pyarrow_makes(count: int) -> None:
     rng = np.random.default_rng(count)
     values = rng.integers(-5, 100, count)
-    valid = values >= 0
-    expected = pa.array(values.astype(np.int16), mask=~valid)
-    assert arrays.integers(values, pa.int16(), valid).equals(expected)
+    others = np.abs(values)
+    types = [pa.int16(), pa.int64()]
+    columns = arrays.integer_columns(np.array([values, others]), types)
+    assert columns[0].equals(pa.array(values.astype(np.int16), mask=values < 0))
+    assert columns[1].equals(pa.array(others))
     words = [f"wört{n}" for n in range(count)]
     assert arrays.strings(words).equals(pa.array(words, pa.string()))
-    nested = [None if v < 0 else list(range(v % 4)) for v in values.tolist()]
+    lengths = rng.integers(0, 4, count)
+    items = np.arange(lengths.sum())
+    ends = np.cumsum(lengths)
+    nested = [
+        items[end - length : end].tolist() if length else None
+        for length, end in zip(lengths.tolist(), ends.tolist(), strict=True)
+    ]
     type_ = pa.list_(pa.int32())
-    assert arrays.lists(nested, type_).equals(pa.array(nested, type_))
+    assert arrays.lists(items, lengths, type_).equals(pa.array(nested, type_))
 
 
 def test_history_gives_what_held() -> None:
