@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from ddltrace.tracer.interpose.cuda import MessageTimer, asking_from_any_thread
+from ddltrace.tracer.interpose.cuda import MessageTimer, asking_from_any_thread, can_record
 from ddltrace.tracer.interpose.groups import Group
 from ddltrace.tracer.interpose.waits import Waits
 from ddltrace.tracer.reaper import Reapers
@@ -170,7 +170,7 @@ class Observer:
 
         redispatch = getattr(torch.ops.c10d, name).default.redispatch
         below = _dispatch_keyset_full_after(DispatchKey.BackendSelect)
-        fault = self._session.fault
+        fault, timer = self._session.fault, self._timer
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             start = _now()
@@ -178,9 +178,10 @@ class Observer:
             active = self._active and not self._recorder.paused
             if active:
                 try:
-                    active = not self._timer.is_captured()
-                    if active:
-                        mark = self._timer.begin(_first_tensor(args[: operator.group]))
+                    if timer.in_use():
+                        active = can_record()  # else: becomes part of a graph, does not run
+                        if active:
+                            mark = timer.begin(_first_tensor(args[: operator.group]))
                 except Exception as error:  # noqa: BLE001 - the job goes on
                     fault(f"time {name}", error)
             result = redispatch(keyset & below, *args, **kwargs)
@@ -388,14 +389,11 @@ def _flatten(value: Any) -> list[torch.Tensor]:
 
 
 def _first_tensor(arguments: Sequence[Any]) -> torch.Tensor:
-    """The first tensor among an operator's arguments."""
-    pending = list(arguments)
-    while pending:
-        value = pending.pop(0)
-        if not isinstance(value, (list, tuple)):
-            tensor: torch.Tensor = value
-            return tensor
-        pending[:0] = value
+    """The first tensor among an operator's arguments: tensors, lists, lists of lists."""
+    for argument in arguments:
+        tensors = _flatten(argument)
+        if tensors:
+            return tensors[0]
     raise AssertionError("an operator without tensors")
 
 

@@ -54,6 +54,10 @@ class MessageTimer:
         self._session = session
         self._cuda: Any = torch.cuda
 
+    def in_use(self) -> bool:
+        """Whether the job uses devices at all; where not, nothing else is to be asked."""
+        return bool(self._cuda.is_initialized())
+
     def begin(self, tensor: torch.Tensor) -> Mark | None:
         """To be called right before a message is launched.
 
@@ -71,10 +75,6 @@ class MessageTimer:
         if timer is None or tensor.device.index != timer.device:
             return None
         return timer.mark()
-
-    def is_captured(self) -> bool:
-        """Whether what is launched now does not run but becomes part of a graph."""
-        return bool(self._cuda.is_initialized()) and not can_record()
 
     def start(self, message: Message, mark: Mark | None) -> None:
         """Has a message begin where its mark is; its end will be told by somebody else."""
