@@ -52,8 +52,10 @@ The exit status is the job's own.""",
 )
 @click.option(
     "--measure-cost",
-    is_flag=True,
-    help="Leave 40 of the steps 20 to 99 unrecorded, and say what recording the others cost.",
+    type=click.IntRange(min=0),
+    metavar="STEPS",
+    help="In so many steps from step 100 on, record every other pair only, and say what recording "
+    "costs; 0 to record all.  [default: 40, if DistributedDataParallel keeps the ranks in step]",
 )
 @click.option("--force", is_flag=True, help="Replace a trace that stands in the way.")
 @click.option(
@@ -67,7 +69,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     output: Path | None,
     level: str,
     op_steps: str,
-    measure_cost: bool,
+    measure_cost: int | None,
     force: bool,
     part: str | None,
     command: tuple[str, ...],
@@ -98,8 +100,9 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
         why = explain_nothing_recorded(command, result.reasons)
         click.echo(f"ddltrace: nothing was recorded: {why}", err=True)
         return result.exit_status or 1
-    if measure_cost:
-        click.echo(f"ddltrace: {_cost_told(directory)}", err=True)
+    cost = _cost_told(directory, asked=bool(measure_cost))
+    if cost:
+        click.echo(f"ddltrace: {cost}", err=True)
     for note in result.notes:
         click.echo(f"ddltrace: note: {note}", err=True)
     ranks = f"{result.num_ranks} rank{'s' if result.num_ranks != 1 else ''}"
@@ -114,13 +117,14 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     return result.exit_status
 
 
-def _cost_told(directory: Path) -> str:
-    """What the ranks measured of their own recording."""
+def _cost_told(directory: Path, *, asked: bool) -> str | None:
+    """What the ranks measured of their own recording, if they did or were asked to."""
     from ddltrace.tracer.store import read_run
 
     costs = [info.cost for info in read_run(directory).ranks if info.cost is not None]
     if not costs:
-        return "the job took too few steps to measure what recording costs: it needs 100"
+        too_few = "the job took too few steps to measure what recording costs: it needs 116"
+        return too_few if asked else None
     dear = max(costs, key=lambda cost: cost["ratio"])
     return (
         f"a recorded step takes {dear['ratio']:.3f} times an unrecorded one "

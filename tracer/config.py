@@ -28,7 +28,8 @@ class CaptureConfig:
             every layer and the readiness of every gradient) or ``op`` (also single operators and
             device kernels, in a window of steps).
         op_steps: The window: first step and the one after the last.
-        measure_cost: Whether to leave some steps unrecorded, to measure what recording costs.
+        measure_cost: In how many steps to switch recording on and off in turn, to measure what
+            it costs; None for the usual number, where the ranks are known to step together.
         flush_interval_s: The writer's period; what a killed rank can lose.
         buffer_rows: Events that memory may hold before further ones are dropped and counted.
     """
@@ -36,8 +37,8 @@ class CaptureConfig:
     directory: Path
     level: str = "layer"
     op_steps: tuple[int, int] = (10, 13)
-    measure_cost: bool = False
-    flush_interval_s: float = 0.2
+    measure_cost: int | None = None
+    flush_interval_s: float = 0.24
     buffer_rows: int = 100_000
 
     def to_environment(self) -> dict[str, str]:

@@ -1,8 +1,9 @@
 """What capture costs this job, measured by the job itself.
 
 For some steps capture is switched on and off in turn, in the order on, off, off, on, so that a
-drift of the machine's speed falls on both alike. All ranks switch at the same steps. Steps
-without capture leave no rows: this is done only when asked for.
+drift of the machine's speed falls on both alike: each such block of four gives one ratio. All
+ranks switch at the same steps. Unless it is asked for, this is done only where the ranks are
+known to step together, and late, so that short jobs are recorded whole.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import Any, Final
 
 from ddltrace.tracer.recorder import Recorder
 
-FIRST_STEP: Final = 20
-NUM_STEPS: Final = 80
+FIRST_STEP: Final = 100
+DEFAULT_STEPS: Final = 40
 _PATTERN: Final = (False, True, True, False)
+_MIN_BLOCKS: Final = 4
 _RESAMPLES: Final = 2000
 
 
@@ -24,14 +26,24 @@ class CostMeter:
 
     Args:
         recorder: Whose `paused` is switched.
+        steps: Number of steps from `FIRST_STEP` on in which it is switched, half of them off.
+        wanted: Asked right before the first of them: whether to measure at all.
         now: The clock.
     """
 
-    def __init__(self, recorder: Recorder, now: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        steps: int,
+        wanted: Callable[[], bool],
+        now: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self._recorder = recorder
+        self._steps = steps - steps % len(_PATTERN)
+        self._wanted = wanted
         self._now = now
-        self._ended_ns: int | None = None
-        self._times: dict[bool, list[int]] = {False: [], True: []}
+        self._ended_ns = 0
+        self._times: list[int] = []
 
     def after_step(self, number: int) -> None:
         """To be called when a step has ended.
@@ -39,38 +51,40 @@ class CostMeter:
         Args:
             number: The step's number.
         """
+        following = number + 1 - FIRST_STEP
+        if following == 0 and not self._wanted():
+            self._steps = 0
+        if not 0 <= following <= self._steps:
+            return
         now = self._now()
-        at = number - FIRST_STEP
-        if 0 <= at < NUM_STEPS and self._ended_ns is not None:
-            self._times[self._recorder.paused].append(now - self._ended_ns)
+        if following > 0:
+            self._times.append(now - self._ended_ns)
         self._ended_ns = now
-        following = at + 1
-        inside = 0 <= following < NUM_STEPS
-        self._recorder.paused = inside and _PATTERN[following % len(_PATTERN)]
+        measures = following < self._steps
+        self._recorder.paused = measures and _PATTERN[following % len(_PATTERN)]
 
     def result(self) -> dict[str, Any] | None:
         """The ratio of step times with capture to those without.
 
         Returns:
-            ``ratio`` of the medians, its 95 % bootstrap interval ``low`` to ``high``, and the
-            number of ``steps`` on each side; None if there were too few.
+            ``ratio``, the median over the blocks, its 95 % bootstrap interval ``low`` to
+            ``high``, and the number of ``steps`` on each side; None if there were too few.
         """
         import numpy as np
 
-        captured, paused = (np.array(self._times[key], np.float64) for key in (False, True))
-        if min(len(captured), len(paused)) < 8:
+        blocks = len(self._times) // len(_PATTERN)
+        if blocks < _MIN_BLOCKS:
             return None
+        times = np.array(self._times[: blocks * len(_PATTERN)], np.float64)
+        times = times.reshape(blocks, len(_PATTERN))
+        off = np.array(_PATTERN)
+        ratios = times[:, ~off].sum(axis=1) / times[:, off].sum(axis=1)
         # A fixed seed: the same times give the same interval.
-        generator = np.random.default_rng(0)
-
-        def medians(times: Any) -> Any:
-            picks = generator.integers(0, len(times), (_RESAMPLES, len(times)))
-            return np.median(times[picks], axis=1)
-
-        low, high = np.percentile(medians(captured) / medians(paused), [2.5, 97.5])
+        picks = np.random.default_rng(0).integers(0, blocks, (_RESAMPLES, blocks))
+        low, high = np.percentile(np.median(ratios[picks], axis=1), [2.5, 97.5])
         return {
-            "ratio": float(np.median(captured) / np.median(paused)),
+            "ratio": float(np.median(ratios)),
             "low": float(low),
             "high": float(high),
-            "steps": min(len(captured), len(paused)),
+            "steps": 2 * blocks,
         }

@@ -18,7 +18,7 @@ from ddltrace.tracer.interpose.autograd import Backward
 from ddltrace.tracer.interpose.groups import Groups
 from ddltrace.tracer.recorder import Recorder
 from ddltrace.tracer.registry import Registry
-from ddltrace.tracer.self_measure import CostMeter
+from ddltrace.tracer.self_measure import DEFAULT_STEPS, CostMeter
 from ddltrace.tracer.steps import Steps
 from ddltrace.tracer.store import (
     SIDECAR_SUFFIX,
@@ -164,8 +164,14 @@ class Session:
         atexit.register(self.close)
         # Processes started by multiprocessing leave without running atexit.
         multiprocessing.util.Finalize(None, self.close, exitpriority=0)
-        if self.config.measure_cost:
-            self._meter = CostMeter(self.recorder)
+        if self.config.measure_cost != 0:
+            asked = self.config.measure_cost
+            # Buckets of DistributedDataParallel keep the ranks in step.
+            self._meter = CostMeter(
+                self.recorder,
+                DEFAULT_STEPS if asked is None else asked,
+                lambda: asked is not None or self.ddp is not None,
+            )
             self.steps.on_update.append(self._meter.after_step)
         interpose.install(self)
         stop_exchange = clock_exchange.start(self.info, self.save_info, self.fault)

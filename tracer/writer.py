@@ -338,7 +338,7 @@ class WriterThread(threading.Thread):
         before = time.thread_time_ns()
         try:
             batch = self._builder.build()
-            self._watchdog.tick(active=batch is not None)
+            self._watchdog.tick(active=batch is not None or self._recorder.paused)
             if batch is None:
                 return
             if self._broken:

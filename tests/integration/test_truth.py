@@ -45,8 +45,8 @@ def test_level_op_sees_operators_in_its_window_only(tmp_path: Path) -> None:
 
 
 def test_a_job_measures_what_its_recording_costs(tmp_path: Path) -> None:
-    command = torchrun("ddp_cnn.py", "104")
-    done = run(traced(tmp_path / "trace", command, "--measure-cost"), cwd=tmp_path)
+    command = torchrun("ddp_cnn.py", "124")
+    done = run(traced(tmp_path / "trace", command), cwd=tmp_path)
     assert done.status == 0, done.stderr
     assert "times an unrecorded one" in done.stderr
     infos = read_run(tmp_path / "trace").ranks
@@ -54,7 +54,7 @@ def test_a_job_measures_what_its_recording_costs(tmp_path: Path) -> None:
     for info in infos:
         assert info.errors == []
         assert info.cost is not None
-        assert info.cost["steps"] == 40
+        assert info.cost["steps"] == 12
         assert info.cost["low"] <= info.cost["ratio"] <= info.cost["high"]
         frame = read_events(tmp_path / "trace", info.segment)[0].to_pandas()
         recorded.append(sorted(frame[frame.kind == "step"].step))
@@ -63,4 +63,4 @@ def test_a_job_measures_what_its_recording_costs(tmp_path: Path) -> None:
         keys = messages[["group", "seq"]]
         assert not keys.duplicated().any()
     assert recorded[0] == recorded[1]
-    assert len(recorded[0]) == 104 - 40
+    assert len(recorded[0]) == 124 - 12

@@ -175,10 +175,11 @@ class Observer:
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             start = _now()
             mark = None
-            active = self._active and not self._recorder.paused
+            active = self._active
             if active:
                 try:
-                    if timer.in_use():
+                    active = not self._passes(operator, args)
+                    if active and timer.in_use():
                         active = can_record()  # else: becomes part of a graph, does not run
                         if active:
                             mark = timer.begin(_first_tensor(args[: operator.group]))
@@ -194,10 +195,11 @@ class Observer:
 
         def blocking_kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             message = None
-            if self._active and not self._recorder.paused:
+            if self._active:
                 try:
-                    # Before the call: one that hangs is to be seen.
-                    message = self._describe(operator, args, _now())
+                    if not self._passes(operator, args):
+                        # Before the call: one that hangs is to be seen.
+                        message = self._describe(operator, args, _now())
                 except Exception as error:  # noqa: BLE001 - the job goes on
                     fault(f"record {name}", error)
             status = "failed"
@@ -212,6 +214,14 @@ class Observer:
                     self.waits.record(message, message.name, message.start_ns, end)
 
         return blocking_kernel if operator.blocks else kernel
+
+    def _passes(self, operator: _Operator, args: Sequence[Any]) -> bool:
+        """Whether a call is left unrecorded now; it is counted, so that later numbers agree."""
+        if not self._recorder.paused or operator is _OPERATORS["recv_any_source_"]:
+            return False  # the number of a receive from anyone is known only when it has come
+        group = self._groups.of(self._unbox_group(args[operator.group]))
+        self._number(Message(-1, operator.op, group.name, 0), operator, args, group)
+        return True
 
     def _describe(self, operator: _Operator, args: Sequence[Any], start: int) -> Message:
         """A message with all that its call tells of it."""

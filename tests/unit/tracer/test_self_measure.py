@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 
 from ddltrace.tracer.recorder import Recorder
-from ddltrace.tracer.self_measure import FIRST_STEP, NUM_STEPS, CostMeter
+from ddltrace.tracer.self_measure import FIRST_STEP, CostMeter
+
+NUM_STEPS = 80
 
 
 class Job:
     """Takes steps: 10 ms of work, and what recording costs where it is not paused."""
 
-    def __init__(self, cost_ns: int, drift_ns: int = 0) -> None:
+    def __init__(self, cost_ns: int, drift_ns: int = 0, *, wanted: bool = True) -> None:
         self.now_ns = 0
         self.recorder = Recorder(100)
-        self.meter = CostMeter(self.recorder, lambda: self.now_ns)
+        self.meter = CostMeter(self.recorder, NUM_STEPS, lambda: wanted, lambda: self.now_ns)
         self.paused: list[int] = []
         self._cost_ns, self._drift_ns = cost_ns, drift_ns
 
@@ -30,7 +32,7 @@ class Job:
 
 def test_a_cost_is_found() -> None:
     job = Job(cost_ns=500_000)
-    job.run(150)
+    job.run(FIRST_STEP + NUM_STEPS + 20)
     result = job.meter.result()
     assert result is not None
     assert result["ratio"] == pytest.approx(1.05)
@@ -40,7 +42,7 @@ def test_a_cost_is_found() -> None:
 
 def test_a_machine_that_slows_down_is_not_taken_for_a_cost() -> None:
     job = Job(cost_ns=0, drift_ns=20_000)
-    job.run(150)
+    job.run(FIRST_STEP + NUM_STEPS + 20)
     result = job.meter.result()
     assert result is not None
     assert result["ratio"] == pytest.approx(1.0, abs=0.005)
@@ -48,7 +50,7 @@ def test_a_machine_that_slows_down_is_not_taken_for_a_cost() -> None:
 
 def test_only_steps_of_the_window_are_left_out() -> None:
     job = Job(cost_ns=1)
-    job.run(200)
+    job.run(FIRST_STEP + NUM_STEPS + 20)
     assert len(job.paused) == NUM_STEPS // 2
     assert min(job.paused) > FIRST_STEP
     assert max(job.paused) < FIRST_STEP + NUM_STEPS
@@ -57,5 +59,12 @@ def test_only_steps_of_the_window_are_left_out() -> None:
 
 def test_too_few_steps_give_no_number() -> None:
     job = Job(cost_ns=1)
-    job.run(FIRST_STEP + 6)
+    job.run(FIRST_STEP + 15)
+    assert job.meter.result() is None
+
+
+def test_a_job_that_does_not_want_it_is_recorded_whole() -> None:
+    job = Job(cost_ns=1, wanted=False)
+    job.run(FIRST_STEP + NUM_STEPS + 20)
+    assert job.paused == []
     assert job.meter.result() is None
