@@ -15,7 +15,7 @@ from ddltrace.analyzer.align import SHARED, worst_residual
 from ddltrace.analyzer.cache import RecentCache
 from ddltrace.analyzer.columns import BoolArray
 from ddltrace.analyzer.critical_path import Path, PathFinder, Window
-from ddltrace.analyzer.intervals import EMPTY, Spans, clip, length
+from ddltrace.analyzer.intervals import EMPTY, Spans, clip, length, subtract, union
 from ddltrace.analyzer.join import Joined, join
 from ddltrace.analyzer.measures.bandwidth import cost_fits, size_bins
 from ddltrace.analyzer.measures.breakdown import (
@@ -90,8 +90,15 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
         summary=_summary(steps, rank_steps, window),
         joining=joining(joined),
         ranks=tuple(
-            _rank_row(sets[rank], steps, rank_steps, counted, selected=wanted is not None)
-            for rank in scans
+            _rank_row(
+                sets[rank],
+                steps,
+                rank_steps,
+                counted,
+                _left_out(trace, scan),
+                selected=wanted is not None,
+            )
+            for rank, scan in scans.items()
         ),
         steps=_step_rows(steps, rank_steps, paths, origin(scans)),
         collectives=collective_rows(joined, chosen, residual),
@@ -185,6 +192,7 @@ def _rank_row(
     steps: Steps,
     rank_steps: Mapping[str, FloatArray],
     counted: BoolArray,
+    left_out: Spans,
     *,
     selected: bool,
 ) -> RankRow:
@@ -203,6 +211,7 @@ def _rank_row(
         total = {name: float(values[0]) for name, values in measure_windows(sets, *window).items()}
         work = activity.work
     span = int(work.end[-1] - work.start[0]) if len(work.start) else 0
+    span -= length(_within(subtract(left_out, work), work))
     known = activity.compute is not None
     return RankRow(
         rank=scan.rank,
@@ -225,6 +234,14 @@ def _rank_row(
         messages=int(chosen.sum()),
         open_messages=int((chosen & scan.messages.unfinished).sum()),
     )
+
+
+def _left_out(trace: Trace, scan: RankScan) -> Spans:
+    """The steps that a rank has left unrecorded among the others, to measure its own cost."""
+    if not any(info.rank == scan.rank and info.cost for info in trace.run.ranks):
+        return EMPTY
+    jumps = np.flatnonzero(np.diff(scan.step) > 1)
+    return union(scan.step_end[jumps], scan.step_start[jumps + 1])
 
 
 def _within(spans: Spans, window: Spans) -> Spans:
@@ -304,6 +321,14 @@ def _trace_facts(trace: Trace, scans: Mapping[int, RankScan], steps: Steps) -> T
                 f"rank {scan.rank}: {scan.backwards} events end before they start: "
                 "taken as instants"
             )
+    costs = [info.cost for info in run.ranks if info.cost]
+    if costs:
+        dear = max(costs, key=lambda cost: cost["ratio"])
+        notes.append(
+            f"{dear['steps']} steps were left unrecorded, to measure what recording costs: a step "
+            f"takes {dear['ratio']:.3f} times as long with it "
+            f"(95 % interval {dear['low']:.3f} to {dear['high']:.3f})"
+        )
     partly = steps.number[steps.ranks < steps.ranks.max(initial=0)]
     if len(partly):
         notes.append(

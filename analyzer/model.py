@@ -137,7 +137,8 @@ class RankRow:
     Attributes:
         step_us_p50: Median of the durations of its own steady steps.
         step_us_p95: Their 95th percentile.
-        span_us: From the first start to the last end of its device work.
+        span_us: From the first start to the last end of its device work, without the steps between
+            that were left unrecorded.
         compute_us: |C|.
         comm_us: |M| = wait_us + transfer_us where every message could be joined.
         overlap_us: |C n M|.

@@ -8,6 +8,7 @@ import numpy as np
 from support.jobs import run, torchrun, traced
 from support.truth import differences
 
+from ddltrace.analyzer.trace import open_trace
 from ddltrace.tracer.store import read_events, read_run
 
 
@@ -64,3 +65,14 @@ def test_a_job_measures_what_its_recording_costs(tmp_path: Path) -> None:
         assert not keys.duplicated().any()
     assert recorded[0] == recorded[1]
     assert len(recorded[0]) == 124 - 12
+    # What was left out does not count as idle.
+    analysis = open_trace(tmp_path / "trace").analyze()
+    assert any("12 steps were left unrecorded" in note for note in analysis.trace.notes)
+    for info, row in zip(infos, analysis.ranks, strict=True):
+        frame = read_events(tmp_path / "trace", info.segment)[0].to_pandas()
+        steps = frame[frame.kind == "step"].sort_values("step")
+        jumps = steps.step.diff() > 1
+        left_out = (steps.start_ns - steps.end_ns.shift())[jumps].sum()
+        whole = frame.end_ns.max() - frame.start_ns.min()
+        assert row.span_us is not None
+        assert row.span_us * 1e3 <= whole - left_out
