@@ -3,7 +3,10 @@
 Runs training jobs on two ranks again and again, in turn untraced, under `ddltrace run` at each
 level, and under `torch.profiler`. A job measures its own steps and is the same in all modes.
 Every round holds each mode once, so that what disturbs the machine disturbs all modes; the
-ratios are taken round by round. Prints the numbers that stand in the README::
+ratios are taken round by round. Two runs of the same job differ by some percent on a shared
+machine, so each round also has every rank switch recording on and off from step to step
+(`ddltrace run --measure-cost`): that tells single percents, but not what the patched calls cost
+while they are off. Prints the numbers that stand in the README::
 
     python benchmarks/overhead.py                      # all three jobs, some twenty minutes
     python benchmarks/overhead.py --job cnn --rounds 3 --steps 40
@@ -30,11 +33,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddltrace.tracer.self_measure import FIRST_STEP
+
 if TYPE_CHECKING:
     from torch import nn
 
 MODES = ("untraced", "comm", "layer", "op", "profiler")
 TRACED = ("comm", "layer", "op")
+SWITCHED = ("comm", "layer")
+SWITCHED_STEPS = 200
 JOBS = ("cnn", "messages", "layers")
 WARM_UP_STEPS = 15  # the window of level `op` lies in it: what it leaves behind is measured
 NUM_MESSAGES = 1000
@@ -135,8 +142,16 @@ class Sample:
     peak_kb: int
 
 
-def run_once(job: str, mode: str, steps: int, directory: Path) -> Sample:
-    """Runs a job in one mode; a trace is left in ``directory / "trace-MODE"``."""
+def run_once(job: str, mode: str, steps: int, directory: Path, switched: int = 0) -> Sample:
+    """Runs a job in one mode; a trace is left in ``directory / "trace-MODE"``.
+
+    Args:
+        job: Which.
+        mode: One of `MODES`.
+        steps: How many steps to time.
+        directory: Where to leave what it writes.
+        switched: In how many steps to switch recording on and off.
+    """
     result = directory / "result.json"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += [__file__, "--rank-of", job, "--result", str(result), "--steps", str(steps)]
@@ -144,6 +159,7 @@ def run_once(job: str, mode: str, steps: int, directory: Path) -> Sample:
         command.append("--profiler")
     if mode in TRACED:
         run = [sys.executable, "-m", "ddltrace", "run", "--force", "--level", mode]
+        run += ["--measure-cost", str(switched)]
         command = [*run, "-o", str(directory / f"trace-{mode}"), "--", *command]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -154,7 +170,8 @@ def run_once(job: str, mode: str, steps: int, directory: Path) -> Sample:
 
 
 def measure(job: str, rounds: int, steps: int) -> None:
-    """Measures one job in all modes and prints its table."""
+    """Measures one job in all modes and prints its tables."""
+    costs: dict[str, list[dict[str, float]]] = {mode: [] for mode in SWITCHED}
     samples: dict[str, list[Sample]] = {mode: [] for mode in MODES}
     order = list(MODES)
     with tempfile.TemporaryDirectory(prefix="ddltrace-overhead-") as name:
@@ -164,6 +181,10 @@ def measure(job: str, rounds: int, steps: int) -> None:
             for mode in order:
                 print(f"{job}: round {number + 1}/{rounds}: {mode}", file=sys.stderr)
                 samples[mode].append(run_once(job, mode, steps, directory))
+            for mode in SWITCHED:
+                print(f"{job}: round {number + 1}/{rounds}: {mode}, on and off", file=sys.stderr)
+                run_once(job, mode, FIRST_STEP + SWITCHED_STEPS, directory, SWITCHED_STEPS)
+                costs[mode] += [rank["cost"] for rank in ranks_of(directory / f"trace-{mode}")]
         sizes = {mode: event_sizes(directory / f"trace-{mode}") for mode in TRACED}
 
     plain = samples["untraced"]
@@ -181,11 +202,26 @@ def measure(job: str, rounds: int, steps: int) -> None:
             f"{statistics.median(ratios):7.3f} {min(ratios):6.3f} {max(ratios):6.3f} "
             f"{memory:8.1f} {size}"
         )
+    print(f"switched on and off in {SWITCHED_STEPS} steps: ratio on to off, every rank of a round")
+    print("mode        ratio    min    max   mean of the 95 % intervals")
+    for mode in SWITCHED:
+        ratios = [cost["ratio"] for cost in costs[mode]]
+        low, high = (statistics.mean(c[key] for c in costs[mode]) for key in ("low", "high"))
+        print(
+            f"{mode:<9} {statistics.median(ratios):7.3f} {min(ratios):6.3f} {max(ratios):6.3f}"
+            f"   {low:.3f} to {high:.3f}"
+        )
+
+
+def ranks_of(trace: Path) -> list[dict[str, Any]]:
+    """What a trace says of its ranks."""
+    ranks: list[dict[str, Any]] = json.loads((trace / "run.json").read_text())["ranks"]
+    return ranks
 
 
 def event_sizes(trace: Path) -> float:
     """Bytes that an event takes on disk."""
-    ranks = json.loads((trace / "run.json").read_text())["ranks"]
+    ranks = ranks_of(trace)
     size = sum(path.stat().st_size for path in trace.glob("*.arrow"))
     return float(size / sum(rank["events"] for rank in ranks))
 
