@@ -118,7 +118,9 @@ class Session:
             clock_domain=clock_domain(),
             level=config.level,
             backend=backend,
-            device="cuda" if torch.cuda.is_available() else "cpu",
+            # Whether there is a device is not asked: the answer initializes the driver, and
+            # children that the job forks later could not use it. The first use tells.
+            device="cpu",
             versions={"torch": torch.__version__, "python": platform.python_version()},
             clock=paired_reading(),
         )
@@ -207,6 +209,12 @@ class Session:
                 write_sidecar(self.config.directory, self.info)
             except OSError as error:
                 self._note(f"save_info: {error!r:.200}")
+
+    def note_device(self, timer: DeviceTimer) -> None:
+        """Takes up the timing of the device that the job was seen to use."""
+        self.device = timer
+        self.info.device = "cuda"
+        self.save_info()
 
     def note_silence(self, silence: dict[str, Any]) -> None:
         """Takes down what this rank does while it records nothing."""
