@@ -249,6 +249,8 @@ class Session:
             self.info.status = "complete" if stopped else "killed"
         except Exception as error:  # noqa: BLE001 - see above
             self.fault("close", error)
+        if self.registry.unnamed:
+            self._note(f"registry: {self.registry.unnamed} parameters too many to be named")
         self.info.events = self._writer.rows
         with contextlib.suppress(Exception):
             self.info.cost = self._meter.result() if self._meter else None
