@@ -6,9 +6,9 @@ import dataclasses
 import math
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ddltrace.tracer.recorder import Recorder
 from ddltrace.tracer.store import TensorInfo
@@ -27,6 +27,9 @@ _WRAPPERS = {
 }
 
 
+_MAX_TENSORS: Final = 1 << 17
+
+
 class Registry:
     """Knows the job's modules and parameters.
 
@@ -39,6 +42,7 @@ class Registry:
         ready_in_backward: The same since the backward pass began.
         trained: Ids of parameters that ever had a gradient.
         frozen: Parameters that wanted no gradient when last seen, by id.
+        unnamed: Parameters beyond those that are kept; messages do not name them.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -50,7 +54,8 @@ class Registry:
         self.changed = False
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._id_of: dict[int, int] = {}
-        self._names: set[str] = set()
+        self._id_of_name: dict[str, int] = {}
+        self.unnamed = 0
         self.ready: list[int] = []
         self.ready_in_backward: list[int] = []
         self._by_address: dict[int, int] = {}
@@ -90,6 +95,9 @@ class Registry:
     ) -> list[tuple[int, torch.Tensor]]:
         """Registers parameters; known ones keep their first name.
 
+        One that comes when another of the same name, shape and type is gone takes its place: a
+        job that copies or builds its model again and again does not make us grow.
+
         Returns:
             The parameters that were not known before, with their ids.
         """
@@ -97,27 +105,51 @@ class Registry:
         for qualified, parameter in named:
             if self.tensor_id(parameter) is not None:
                 continue
-            name = _plain(qualified)
-            unique, number = name, 2
-            while unique in self._names:  # a second model with the same layers
-                unique, number = f"{name}#{number}", number + 1
-            self._names.add(unique)
-            tensor = len(self.tensors)
-            self.tensors.append(
-                TensorInfo(
-                    id=tensor,
-                    name=unique,
-                    shape=tuple(parameter.shape),
-                    dtype=str(parameter.dtype).removeprefix("torch."),
-                    bytes=parameter.numel() * parameter.element_size(),
-                )
-            )
+            tensor = self._place(_plain(qualified), parameter)
+            if tensor is None:
+                self.unnamed += 1
+                continue
             self._id_of[id(parameter)] = tensor
-            self._parameters.append(weakref.ref(parameter))
-            self.changed = True
+            self._parameters[tensor] = weakref.ref(parameter, self._forgetting(id(parameter)))
             self._scanned = False
             new.append((tensor, parameter))
         return new
+
+    def _place(self, name: str, parameter: torch.Tensor) -> int | None:
+        """The id for a new parameter: of one that is gone, or the next; None if all are taken."""
+        info = TensorInfo(
+            id=len(self.tensors),
+            name=name,
+            shape=tuple(parameter.shape),
+            dtype=str(parameter.dtype).removeprefix("torch."),
+            bytes=parameter.numel() * parameter.element_size(),
+        )
+        number = 1
+        while (former := self._id_of_name.get(info.name)) is not None:
+            same = (self.tensors[former].shape, self.tensors[former].dtype)
+            if self._parameters[former]() is None and same == (info.shape, info.dtype):
+                self.trained.discard(former)
+                self.frozen.pop(former, None)
+                return former
+            number += 1  # a second model with the same layers
+            info = dataclasses.replace(info, name=f"{name}#{number}")
+        if info.id >= _MAX_TENSORS:
+            return None
+        self._id_of_name[info.name] = info.id
+        self.tensors.append(info)
+        self._parameters.append(weakref.ref(parameter))
+        self.changed = True
+        return info.id
+
+    def _forgetting(self, key: int) -> Callable[[weakref.ref[torch.Tensor]], None]:
+        """What to do when a parameter is gone: its identity can be given to another."""
+
+        def forget(gone: weakref.ref[torch.Tensor]) -> None:
+            tensor = self._id_of.get(key)
+            if tensor is not None and self._parameters[tensor] is gone:
+                del self._id_of[key]
+
+        return forget
 
     def tensor_id(self, parameter: torch.Tensor) -> int | None:
         """The id of a registered parameter."""
@@ -167,7 +199,13 @@ class Registry:
 
     def add_shard(self, parameter: torch.Tensor) -> None:
         """Notes a parameter that is only a part, whose gradient comes after its reduction."""
-        self._shards[id(parameter)] = weakref.ref(parameter)
+        key, shards = id(parameter), self._shards
+
+        def forget(gone: weakref.ref[torch.Tensor]) -> None:
+            if shards.get(key) is gone:
+                del shards[key]
+
+        shards[key] = weakref.ref(parameter, forget)
 
     def is_shard(self, parameter: torch.Tensor) -> bool:
         """Whether it was noted as a part of a parameter."""
@@ -205,8 +243,9 @@ class Registry:
     def begin_backward(self) -> None:
         """A new backward pass begins."""
         self.ready_in_backward.clear()
-        if len(self.ready) > 2 * len(self.tensors):
-            self.forget_gradients()  # a job without messages or optimizer never looks them up
+        most = 2 * len(self.tensors)
+        if len(self.ready) > most or len(self._by_address) > 2 * most:
+            self.forget_gradients()  # a job without messages never looks them up
 
     def forget_gradients(self) -> None:
         """Gradients may be freed and their memory reused: at the end of a step."""

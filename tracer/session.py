@@ -118,7 +118,9 @@ class Session:
             clock_domain=clock_domain(),
             level=config.level,
             backend=backend,
-            device="cuda" if torch.cuda.is_available() else "cpu",
+            # Whether there is a device is not asked: the answer initializes the driver, and
+            # children that the job forks later could not use it. The first use tells.
+            device="cpu",
             versions={"torch": torch.__version__, "python": platform.python_version()},
             clock=paired_reading(),
         )
@@ -214,6 +216,12 @@ class Session:
             except OSError as error:
                 self._note(f"save_info: {error!r:.200}")
 
+    def note_device(self, timer: DeviceTimer) -> None:
+        """Takes up the timing of the device that the job was seen to use."""
+        self.device = timer
+        self.info.device = "cuda"
+        self.save_info()
+
     def note_silence(self, silence: dict[str, Any]) -> None:
         """Takes down what this rank does while it records nothing."""
         self.info.silence = silence
@@ -247,6 +255,8 @@ class Session:
             self.info.status = "complete" if stopped else "killed"
         except Exception as error:  # noqa: BLE001 - see above
             self.fault("close", error)
+        if self.registry.unnamed:
+            self._note(f"registry: {self.registry.unnamed} parameters too many to be named")
         self.info.events = self._writer.rows
         with contextlib.suppress(Exception):
             self.info.cost = self._meter.result() if self._meter else None

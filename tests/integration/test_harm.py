@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 from support.jobs import JOBS, run, torchrun, traced
 
@@ -143,14 +144,83 @@ def test_a_directory_that_vanishes_before_the_job_starts(tmp_path: Path) -> None
 
 
 def test_nothing_is_kept_alive_and_memory_stays(tmp_path: Path) -> None:
-    steps = int(os.environ.get("DDLTRACE_STEPS", "1500"))
+    """`DDLTRACE_STEPS=10000` trains as long."""
+    steps = int(os.environ.get("DDLTRACE_STEPS", "600"))
     job = [sys.executable, str(JOBS / "long.py"), str(steps)]
-    done = run(traced(tmp_path / "trace", job), cwd=tmp_path, timeout=280)
+    timeout = 200 + 0.2 * steps
+    done = run(traced(tmp_path / "trace", job), cwd=tmp_path, timeout=timeout)
     assert done.status == 0, done.stderr
-    half, end = (int(x.split()[1]) for x in done.stdout.splitlines() if x.startswith("memory"))
+    memory = [int(x.split()[1]) for x in done.stdout.splitlines() if x.startswith("memory")]
     assert "tensors alive 0" in done.stdout
     assert "modules alive 0" in done.stdout
-    assert end - half < 4096 + steps, "kilobytes of growth over half of the steps"
+    half = memory[len(memory) // 2]
+    assert memory[-1] - half < 4096 + steps, "kilobytes of growth over half of the steps"
+    run_info = read_run(tmp_path / "trace")
+    assert run_info.status == "complete"
+    for info in run_info.ranks:
+        assert info.errors == []
+        # Each of the copies takes the former one's place.
+        assert [t.name for t in info.tensors].count("0.weight") == 1
+        assert len(info.tensors) == 8 + 8 + 2
+        table, _ = read_events(tmp_path / "trace", info.segment)
+        messages = table.filter(pc.equal(table["op"], "send"))
+        assert messages.num_rows == steps
+
+
+def test_a_step_that_raises_does_not_hide_the_next_ones(tmp_path: Path) -> None:
+    code = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+class Nested(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+weight = torch.nn.Parameter(torch.ones(3))
+plain = torch.optim.SGD([weight], lr=0.1)
+def fail():
+    raise ValueError("of the job's own")
+for optimizer in (plain, Nested([weight], lr=0.1)):
+    for step in range(4):
+        weight.sum().backward()
+        try:
+            optimizer.step(fail if step == 1 else None)
+        except ValueError as error:
+            print(error)
+"""
+    job = [sys.executable, "-c", code]
+    done = run(traced(tmp_path / "trace", job), cwd=tmp_path, **ONE_RANK, MASTER_PORT="29563")
+    assert (done.status, done.stdout) == (0, 2 * "of the job's own\n"), done.stderr
+    (info,) = read_run(tmp_path / "trace").ranks
+    assert info.errors == []
+    table, _ = read_events(tmp_path / "trace", info.segment)
+    assert table["kind"].to_pylist().count("step") == 6
+    assert table["name"].to_pylist().count("optimizer") == 6
+
+
+@pytest.mark.parametrize("level", ["layer", "op"])
+def test_the_device_is_never_asked_for(tmp_path: Path, level: str) -> None:
+    """The answer would initialize the driver, and children forked later could not use it."""
+    code = """
+import torch, torch.distributed as dist
+def asked(*args): print("asked")
+torch.cuda.is_available = torch.cuda.device_count = asked
+torch.cuda.init = torch.cuda._lazy_init = asked
+dist.init_process_group("gloo")
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(15):
+    model(torch.ones(1, 2)).sum().backward()
+    dist.all_reduce(model.weight.grad)
+    optimizer.step()
+print("done")
+"""
+    job = [sys.executable, "-c", code]
+    plain = run(job, cwd=tmp_path, **ONE_RANK, MASTER_PORT="29564")
+    command = traced(tmp_path / "trace", job, "--level", level)
+    done = run(command, cwd=tmp_path, **ONE_RANK, MASTER_PORT="29564")
+    # PyTorch's own optimizers may ask.
+    assert (done.status, done.stdout) == (0, plain.stdout), done.stderr
+    (info,) = read_run(tmp_path / "trace").ranks
+    assert (info.device, info.errors) == ("cpu", [])
 
 
 def test_the_output_of_a_job_is_its_own_to_the_byte(tmp_path: Path) -> None:

@@ -194,4 +194,4 @@ def _start(session: Session, device: int) -> None:
     session.on_close(resolver.stop)
     session.on_close(lambda _: session.info.clock.update(device_error_ns=clock.max_error_ns))
     os.register_at_fork(after_in_child=forget)
-    session.device = timer
+    session.note_device(timer)

@@ -40,39 +40,35 @@ def install(session: Session) -> None:
 
     dist: Any = torch.distributed
     ddp_class: Any = DistributedDataParallel
-    original = ddp_class.__init__
-
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        with _InitialBuckets(dist) as initial:
-            original(self, *args, **kwargs)
-        _register(session, self, initial)
-
+    ddp_class.__init__ = _registering(session, dist, ddp_class.__init__)
     # A copied or unpickled wrapper builds its reducer here.
-    original_setstate = ddp_class.__setstate__
-
-    @functools.wraps(original_setstate)
-    def __setstate__(self: Any, state: Any) -> None:
-        with _InitialBuckets(dist) as initial:
-            original_setstate(self, state)
-        _register(session, self, initial)
-
-    ddp_class.__init__ = __init__
-    ddp_class.__setstate__ = __setstate__
+    ddp_class.__setstate__ = _registering(session, dist, ddp_class.__setstate__)
     dist._broadcast_coalesced = _waited(session, dist._broadcast_coalesced)
     dist._register_comm_hook = _observed(session, dist._register_comm_hook)
 
 
+def _registering(session: Session, dist: Any, original: Callable[..., None]) -> Callable[..., None]:
+    """A method that builds a reducer, after which the wrapped model is known."""
+
+    @functools.wraps(original)
+    def build(self: Any, *args: Any, **kwargs: Any) -> None:
+        with _InitialBuckets(dist) as initial:
+            original(self, *args, **kwargs)
+        try:
+            _register(session, self, initial)
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            session.fault("DDP", error)
+
+    return build
+
+
 def _register(session: Session, ddp: Any, initial: _InitialBuckets) -> None:
-    """Makes a wrapped model known."""
-    try:
-        watch_gradients(session, session.registry.add_model(ddp))
-        if session.ddp is None:
-            session.ddp = DdpBuckets(session)
-        session.ddp.add(ddp, initial.indices)
+    watch_gradients(session, session.registry.add_model(ddp))
+    if session.ddp is None:
+        session.ddp = DdpBuckets(session)
+    session.ddp.add(ddp, initial.indices)
+    if session.registry.changed:
         session.save_info()
-    except Exception as error:  # noqa: BLE001 - the job goes on
-        session.fault("DDP", error)
 
 
 def _observed(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -180,6 +176,7 @@ class DdpBuckets:
         group = self._session.groups.of(ddp.process_group)
         model = _Model(ddp, group.name, parameters, ids)
         model.buckets = initial
+        self._models = [m for m in self._models if m.ddp() is not None]
         self._models.append(model)
 
     def begin_backward(self) -> None:

@@ -9,6 +9,7 @@ gathered parameter's has been accumulated.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -75,7 +76,7 @@ def _patch_fsdp2(session: Session, module: Any) -> None:
 
 def _patch_fsdp1(session: Session, module: Any) -> None:
     registry = session.registry
-    known: set[int] = set()  # ids of flat parameters, which live as long as their model
+    known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def carried(_: Any, handle: Any, *__: Any, **___: Any) -> list[int | None]:
         if handle is None:
@@ -83,8 +84,8 @@ def _patch_fsdp1(session: Session, module: Any) -> None:
         flat = handle.flat_param
         parameters = flat._params or [flat]
         tensors = [registry.tensor_id(p) for p in parameters]
-        if id(flat) not in known and None not in tensors:
-            known.add(id(flat))
+        if known.get(id(flat)) is not flat and None not in tensors:
+            known[id(flat)] = flat
             # What the job sees is this rank's part; the trace tells of the whole.
             shapes = flat._shapes if flat._params else [flat._unpadded_unsharded_size]
             whole = [tensor for tensor in tensors if tensor is not None]

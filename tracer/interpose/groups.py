@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 # Gloo and MPI block in `wait` until completion; on other backends it may only order streams.
 _BLOCKING_BACKENDS: Final = frozenset({"gloo", "mpi"})
+# Counters that are kept of two ranks' messages.
+_MAX_TAGS: Final = 4096
+# Where a new tag begins, once counters were given up; no tag is negative.
+_ANY_OTHER: Final = -1
 
 
 @dataclass
@@ -28,7 +32,7 @@ class Group:
         own: Place of this rank in `ranks`, or None.
         blocking: Whether the end of ``Work.wait`` is the completion, by type of device.
         collectives: Collectives so far.
-        messages: Sends and receives so far, by (source, destination, tag).
+        messages: Sends and receives so far, by source and destination, and there by tag.
     """
 
     name: str
@@ -36,7 +40,7 @@ class Group:
     own: int | None
     blocking: dict[str, bool] = field(default_factory=dict)
     collectives: int = 0
-    messages: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    messages: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
 
     def global_rank(self, rank: int) -> int | None:
         """The global rank of a member, if it is known."""
@@ -54,9 +58,18 @@ class Group:
             return None
         own, peer = self.ranks[self.own], message.peer
         ends = (own, peer) if message.op == "send" else (peer, own)
-        key = (*ends, message.tag or 0)
-        number = self.messages.get(key, 0)
-        self.messages[key] = number + 1
+        by_tag = self.messages.setdefault(ends, {})
+        tag = message.tag or 0
+        number = by_tag.get(tag)
+        if number is None:
+            if len(by_tag) > _MAX_TAGS:
+                # A job that numbers its messages by tags. Both sides come here at the same
+                # message and go on above all numbers that they gave, so that none comes twice.
+                highest = max(by_tag.values())
+                by_tag.clear()
+                by_tag[_ANY_OTHER] = highest
+            number = by_tag.get(_ANY_OTHER, 0)
+        by_tag[tag] = number + 1
         return number
 
 

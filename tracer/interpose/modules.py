@@ -50,7 +50,9 @@ def install(session: Session) -> None:
 
 def _wrapped(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
     recorder = session.recorder
-    outermost = _Outermost(session, original)
+    outermost = _Outermost(session)
+    call_outermost = _recording_phase(session, outermost, original)
+    call_on_device = _recording_device(session, original)
     site_of = session.registry.layer_site.get
     flat, emit, ident = recorder.flat, recorder.emit, threading.get_ident
     detailed = session.config.level != "comm"
@@ -59,14 +61,14 @@ def _wrapped(session: Session, original: Callable[..., Any]) -> Callable[..., An
     @functools.wraps(original)
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not outermost.running:
-            return outermost.call(self, args, kwargs)
+            return call_outermost(self, args, kwargs)
         if not detailed or recorder.paused:
             return original(self, *args, **kwargs)
         site = site_of(id(self))
         if site is None:
             site = outermost.register_inner(self)
         if outermost.device_running and not self._modules:
-            return outermost.call_on_device(self, site, args, kwargs)
+            return call_on_device(self, site, args, kwargs)
         start = _now()
         result = original(self, *args, **kwargs)
         end = _now()
@@ -77,6 +79,65 @@ def _wrapped(session: Session, original: Callable[..., Any]) -> Callable[..., An
         return result
 
     return __call__
+
+
+def _recording_phase(
+    session: Session, outermost: _Outermost, original: Callable[..., Any]
+) -> Callable[[nn.Module, Any, Any], Any]:
+    def call_outermost(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Calls a module and records the call as a phase."""
+        pretends = evaluates = False
+        start = _now()
+        try:
+            pretends = _pretends()
+            if not pretends:
+                evaluates = outermost.begin(module, start)
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            session.fault("begin forward", error)
+        if pretends:
+            return original(module, *args, **kwargs)
+        outermost.running = True
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            outermost.running = outermost.device_running = False
+            try:
+                outermost.end(module, start, _now(), evaluates)
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                session.fault("end forward", error)
+
+    return call_outermost
+
+
+def _recording_device(
+    session: Session, original: Callable[..., Any]
+) -> Callable[[nn.Module, int, Any, Any], Any]:
+    recorder = session.recorder
+
+    def call_on_device(module: nn.Module, site: int, args: Any, kwargs: Any) -> Any:
+        """Calls an innermost module and records its host time and its device time."""
+        timer = session.device
+        begun = None
+        try:
+            if timer is not None and is_timed(timer, args, kwargs):
+                begun = timer.mark()
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            session.fault("device mark", error)
+        start = _now()
+        result = original(module, *args, **kwargs)
+        end = _now()
+        if len(recorder.flat) <= recorder.limit:
+            recorder.emit((site, start, end, threading.get_ident()))
+        else:
+            recorder.dropped += 1
+        try:
+            if timer is not None and begun is not None:
+                timer.interval(recorder.site("kernel", recorder.sites[site][1]), begun)
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            session.fault("device interval", error)
+        return result
+
+    return call_on_device
 
 
 def _hide_from_dynamo(original: Callable[..., Any], wrapper: Any, dynamo: Any) -> None:
@@ -119,61 +180,12 @@ class _Outermost:
         device_running: Whether the device's time of its innermost layers is recorded, too.
     """
 
-    def __init__(self, session: Session, original: Callable[..., Any]) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._original = original
         self._phase_site = session.recorder.site("phase", "forward")
         self._unnamed_site = session.recorder.site("layer", "(unnamed)")
         self.running = False
         self.device_running = False
-
-    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a module and records the call as a phase."""
-        if _pretends():
-            return self._original(module, *args, **kwargs)
-        evaluates = False
-        start = _now()
-        try:
-            evaluates = self._begin(module, start)
-        except Exception as error:  # noqa: BLE001 - the job goes on
-            self._session.fault("begin forward", error)
-        self.running = True
-        try:
-            return self._original(module, *args, **kwargs)
-        finally:
-            self.running = self.device_running = False
-            try:
-                self._end(module, start, _now(), evaluates)
-            except Exception as error:  # noqa: BLE001 - the job goes on
-                self._session.fault("end forward", error)
-
-    def call_on_device(
-        self, module: nn.Module, site: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Calls an innermost module and records its host time and its device time."""
-        session = self._session
-        timer = session.device
-        assert timer is not None
-        begun = None
-        try:
-            if is_timed(timer, args, kwargs):
-                begun = timer.mark()
-        except Exception as error:  # noqa: BLE001 - the job goes on
-            session.fault("device mark", error)
-        start = _now()
-        result = self._original(module, *args, **kwargs)
-        end = _now()
-        recorder = session.recorder
-        if len(recorder.flat) <= recorder.limit:
-            recorder.emit((site, start, end, threading.get_ident()))
-        else:
-            recorder.dropped += 1
-        try:
-            if begun is not None:
-                timer.interval(recorder.site("kernel", recorder.sites[site][1]), begun)
-        except Exception as error:  # noqa: BLE001 - the job goes on
-            session.fault("device interval", error)
-        return result
 
     def register_inner(self, module: nn.Module) -> int:
         """A module that came to be after its root was registered, or belongs to none."""
@@ -184,7 +196,12 @@ class _Outermost:
             self._session.fault("register module", error)
             return self._unnamed_site
 
-    def _begin(self, module: nn.Module, start: int) -> bool:
+    def begin(self, module: nn.Module, start: int) -> bool:
+        """An outermost call begins.
+
+        Returns:
+            Whether it evaluates a model that is trained elsewhere.
+        """
         import torch
 
         session = self._session
@@ -206,7 +223,8 @@ class _Outermost:
         session.recorder.enter_phase(PHASE_CODE["forward"], start)
         return evaluates
 
-    def _end(self, module: nn.Module, start: int, end: int, evaluates: bool) -> None:
+    def end(self, module: nn.Module, start: int, end: int, evaluates: bool) -> None:
+        """An outermost call has ended."""
         session = self._session
         recorder = session.recorder
         recomputes = session.backward.depth > 0

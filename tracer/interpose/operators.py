@@ -76,7 +76,8 @@ class OperatorWindow:
         if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
             return  # the job profiles itself; the next step may be free
         activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_available():
+        # Asking whether there is a device would initialize it: see Session.
+        if torch.cuda.is_initialized():
             activities.append(ProfilerActivity.CUDA)
         profiler = profile(activities=activities)
         profiler.start()

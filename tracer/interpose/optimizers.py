@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ddltrace.tracer.interpose.autograd import watch_gradients
@@ -46,6 +49,17 @@ def _guarded(session: Session, hook: Callable[[Any], None]) -> Callable[..., Non
     return guarded
 
 
+def _steps_on_stack() -> int:
+    """How many steps of optimizers run on this thread; to be called below a hook's function."""
+    frame: FrameType | None = sys._getframe(3)  # PyTorch's function around every step
+    assert frame is not None
+    code, count = frame.f_code, 0
+    while frame is not None:
+        count += frame.f_code is code
+        frame = frame.f_back
+    return count
+
+
 class _Observer:
     """Times the outermost optimizer; ZeRO's holds another one inside."""
 
@@ -56,10 +70,12 @@ class _Observer:
         self._mark: Mark | None = None
         self._running: list[int] = []
         self._start = 0
-        self._known: set[int] = set()
+        self._known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def before(self, optimizer: Any) -> None:
         """Hook before a step."""
+        if self._running:
+            self._forget_raised(_steps_on_stack() - 1)
         self._running.append(id(optimizer))
         if len(self._running) > 1:
             return
@@ -84,6 +100,12 @@ class _Observer:
             self._mark = None
         self._end(end)
 
+    def _forget_raised(self, running: int) -> None:
+        """Drops the steps that raised, whose ends no hook tells: fewer run than were begun."""
+        if running == 0:
+            self._session.recorder.leave_phase(_now())
+        del self._running[running:]
+
     def _begin(self, optimizer: Any, start: int) -> None:
         self._start = start
         self._session.steps.begin_update(id(optimizer), start)
@@ -101,9 +123,9 @@ class _Observer:
 
     def _register_parameters(self, optimizer: Any) -> None:
         """Names parameters that belong to no module that was called."""
-        if id(optimizer) in self._known:
+        if self._known.get(id(optimizer)) is optimizer:
             return
-        self._known.add(id(optimizer))
+        self._known[id(optimizer)] = optimizer
         new = self._session.registry.add_parameters(
             (f"param_groups.{g}.{i}", parameter)
             for g, group in enumerate(optimizer.param_groups)
