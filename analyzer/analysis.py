@@ -28,6 +28,7 @@ from ddltrace.analyzer.measures.breakdown import (
 from ddltrace.analyzer.measures.collectives import collective_rows, in_steps, joining, p2p_rows
 from ddltrace.analyzer.measures.hangs import find_hangs, origin
 from ddltrace.analyzer.measures.path_parts import path_parts, path_totals
+from ddltrace.analyzer.measures.slow_steps import slow_steps
 from ddltrace.analyzer.measures.steps import Steps, find_steps
 from ddltrace.analyzer.measures.stragglers import straggler_rows
 from ddltrace.analyzer.measures.tensors import tensor_rows
@@ -115,6 +116,7 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
         paths=paths,
         joined=joined,
         findings=(),
+        slow_steps=slow_steps(steps, paths),
         rank_steps=rank_steps,
     )
     return replace(analysis, findings=find_findings(analysis))

@@ -22,7 +22,7 @@ import numpy as np
 
 from ddltrace.analyzer import figures
 from ddltrace.analyzer.model import CATEGORIES, Analysis, Summary
-from ddltrace.analyzer.sentences import sentences
+from ddltrace.analyzer.sentences import extra_text, sentences
 from ddltrace.analyzer.units import (
     bandwidth_text,
     bytes_text,
@@ -122,6 +122,7 @@ def render(analysis: Analysis, trace: Trace) -> str:
         bandwidth=bandwidth_text,
         ranks=_listed,
         sentence=_sentence,
+        extra=extra_text,
     )
     drawn = {name: figure for name, figure in _figures(analysis) if figure is not None}
     names: dict[str, int] = {}
@@ -146,6 +147,7 @@ def render(analysis: Analysis, trace: Trace) -> str:
         summary=analysis.summary,
         joining=analysis.joining,
         hangs=analysis.hangs,
+        slow=analysis.slow_steps,
         findings=analysis.findings,
         ranks=analysis.ranks,
         sentences=sentences(analysis)[-3:],  # a hang, if there is one, has a box of its own

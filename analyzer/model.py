@@ -223,6 +223,60 @@ class StepRow:
 
 
 @dataclass(frozen=True)
+class ExtraTime:
+    """What the critical path of a slow step holds more of one category than is usual.
+
+    Attributes:
+        category: One of `CATEGORIES`.
+        rank: Where it grew most; None where it did not grow.
+        name: What holds most of it on that rank; None where that has no name.
+        us: By how much; negative where the slow step holds less. They sum to
+            `SlowStep.longer_us`.
+    """
+
+    category: str
+    rank: int | None
+    name: str | None
+    us: float
+
+
+@dataclass(frozen=True)
+class SlowStep:
+    """One steady step that took much longer than the others.
+
+    Attributes:
+        step: Its number.
+        wall_us: From its earliest start to its latest end on any rank.
+        longer_us: By how much that is longer than the median of the steady steps.
+        score: Its modified z-score; None where more than half of the steps took the same time.
+        extra: Where the extra time went, what differs most first.
+    """
+
+    step: int
+    wall_us: float
+    longer_us: float
+    score: float | None
+    extra: tuple[ExtraTime, ...]
+
+
+@dataclass(frozen=True)
+class SlowSteps:
+    """The outliers among the steady steps, the slowest first.
+
+    Attributes:
+        rule: When a step is slow, or why that cannot be told.
+        median_us: Of the walls of the steady steps; None where they are too few.
+        limit_us: Steps longer than this are slow; None where they are too few.
+        steps: The slow ones.
+    """
+
+    rule: str
+    median_us: float | None
+    limit_us: float | None
+    steps: tuple[SlowStep, ...]
+
+
+@dataclass(frozen=True)
 class CollectiveRow:
     """All collectives of one operation, group and size in the analyzed window.
 
@@ -521,6 +575,7 @@ class Analysis:
         critical_path: The largest parts of the critical paths of the steady steps.
         hangs: Collectives that never completed, worst first.
         findings: What to act on, the largest possible saving first.
+        slow_steps: Steady steps that took much longer than the others.
         paths: Step -> its critical path, piece by piece.
         joined: Every message, joined across ranks (for those who compute further).
         rank_steps: Column name -> array over (rank, step), times in nanoseconds.
@@ -542,6 +597,7 @@ class Analysis:
     critical_path: tuple[PathPart, ...]
     hangs: tuple[Hang, ...]
     findings: tuple[Finding, ...]
+    slow_steps: SlowSteps
     paths: dict[int, Path] = field(default_factory=dict, repr=False, compare=False)
     joined: Joined | None = field(default=None, repr=False, compare=False)
     rank_steps: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)

@@ -10,7 +10,7 @@ from typing import Final
 
 from ddltrace.analyzer.advice import path_shares
 from ddltrace.analyzer.model import Analysis, RankRow
-from ddltrace.analyzer.sentences import ranks_text, sentences
+from ddltrace.analyzer.sentences import extra_text, ranks_text, sentences
 from ddltrace.analyzer.table import render
 from ddltrace.analyzer.units import (
     NOT_KNOWN,
@@ -26,6 +26,7 @@ _BAR: Final = 40
 _MAX_NOTES: Final = 8
 _MAX_RANKS: Final = 16
 _MAX_ROWS: Final = 8
+_MAX_SLOW: Final = 5
 
 
 def render_report(analysis: Analysis) -> str:
@@ -35,6 +36,7 @@ def render_report(analysis: Analysis) -> str:
         _head(analysis),
         _notes(analysis),
         _path(analysis),
+        _slow_steps(analysis),
         _ranks(analysis),
         _collectives(analysis),
         _cost(analysis),
@@ -115,6 +117,22 @@ def _path(analysis: Analysis) -> list[str]:
     return lines + render(
         ["largest parts", "what", "rank", "a step", "share", "saves alone"], rows, WIDTH
     )
+
+
+def _slow_steps(analysis: Analysis) -> list[str]:
+    slow = analysis.slow_steps
+    if not slow.steps:
+        return []
+    lines = _wrapped(
+        f"Slow steps: {len(slow.steps)} of {analysis.summary.steps} took longer than "
+        f"{time_text(slow.limit_us)} (median {time_text(slow.median_us)})"
+    )
+    cells = [
+        [str(row.step), time_text(row.wall_us), time_text(row.longer_us), extra_text(row)]
+        for row in slow.steps[:_MAX_SLOW]
+    ]
+    lines += render(["step", "took", "longer by", "most of it"], cells, WIDTH)
+    return lines + _more(len(slow.steps), _MAX_SLOW)
 
 
 def _ranks(analysis: Analysis) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ddltrace.analyzer.advice import path_shares
-from ddltrace.analyzer.model import Analysis, Hang
+from ddltrace.analyzer.model import Analysis, Hang, SlowStep
+from ddltrace.analyzer.table import shorten
 from ddltrace.analyzer.units import printable, share_text, time_text
 
 _NAMES = {
@@ -20,6 +21,7 @@ _WORTH_SAYING = 0.1
 _MOSTLY = 0.65  # a rank that is last this often holds the others up, however many they are
 _APART = 1.05  # ranks whose steps lie this far apart: say so
 _SHOWN_RANKS = 8
+_SHOWN_NAME = 40
 
 
 def sentences(analysis: Analysis) -> tuple[str, ...]:
@@ -34,6 +36,15 @@ def ranks_text(ranks: tuple[int, ...]) -> str:
     if len(ranks) > _SHOWN_RANKS:
         shown += f" and {len(ranks) - _SHOWN_RANKS} more"
     return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
+
+
+def extra_text(row: SlowStep) -> str:
+    """Where most of a slow step's extra time went: ``data +31.2 ms, rank 1``. Safe to print."""
+    grown = next((part for part in row.extra if part.rank is not None), None)
+    if grown is None:
+        return "not known"
+    name = "" if grown.name is None else f" ({shorten(printable(grown.name), _SHOWN_NAME)})"
+    return f"{grown.category} +{time_text(grown.us)}, rank {grown.rank}{name}"
 
 
 def _hang(hang: Hang, count: int) -> str:
