@@ -160,7 +160,7 @@
         if (shown[role] ? !present.has(shown[role]) : !(this.layout.used || []).includes(role)) continue;
         if (this.layout.used && !this.layout.used.includes(role)) continue;
         const item = this.legend.appendChild(element("span", "tl-key", text));
-        item.style.setProperty("--swatch", `var(--role-${role})`);
+        item.style.setProperty("--swatch", `var(--${role})`);
       }
     }
 

@@ -202,7 +202,7 @@ def test_pixels_are_painted(browser: Any, address: str) -> None:
           const channels = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
           const rgb = (hex) => "rgb(" + channels(hex).join(",") + ")";
           return ["forward", "backward", "update", "wait", "exposed"]
-            .filter((role) => seen.has(rgb(roles.getPropertyValue("--role-" + role).trim())));
+            .filter((role) => seen.has(rgb(roles.getPropertyValue("--" + role).trim())));
         }"""
     )
     assert {"forward", "backward", "exposed"} <= set(colours)
