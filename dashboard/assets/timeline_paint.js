@@ -74,7 +74,7 @@
       for (const block of scene.blocks) {
         if (block.y > bottom || block.y + block.height < top) continue;
         c.fillStyle = p.stripe;
-        c.fillRect(ns.GUTTER, block.y - top, width, block.folded ? 0 : 25);
+        c.fillRect(ns.GUTTER, block.y - top, width, block.folded || block.rank === ns.NO_RANK ? 0 : 25);
         c.fillStyle = p.line;
         c.fillRect(ns.GUTTER, block.y - top, width, 1);
         this.stepLines(c, state, block, top);
@@ -228,6 +228,13 @@
         const y = block.y - top;
         c.fillStyle = p.line;
         c.fillRect(0, y, ns.GUTTER, 1);
+        if (block.rank === ns.NO_RANK) {
+          const found = scene.path.known ? (scene.path.rows ? "" : " not known") : " …";
+          c.font = "600 12px " + p.font;
+          c.fillStyle = p.ink;
+          c.fillText("Critical path" + found, 12, y + block.height / 2);
+          continue;
+        }
         c.fillStyle = p.soft;
         c.beginPath();
         if (block.folded) { c.moveTo(13, y + 9); c.lineTo(18, y + 13.5); c.lineTo(13, y + 18); }
