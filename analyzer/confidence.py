@@ -1,4 +1,8 @@
-"""How sure a difference of means is, over steps that resemble their neighbours."""
+"""How sure a difference of means is, over steps that resemble their neighbours.
+
+Means, because the parts of a step then differ by what adds up to the step's own difference. The
+experiments compare whole steps only, by medians (`ddltrace.experiments.confidence`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,9 @@ import numpy.typing as npt
 LEVEL: Final = 0.95
 """Confidence level of every interval."""
 
-_RESAMPLES: Final = 2000
+RESAMPLES: Final = 2000
+"""How often the steps are drawn anew."""
+
 _MIN_STEPS: Final = 5
 _SEED: Final = 20_200_917
 
@@ -36,5 +42,5 @@ def _block_means(values: npt.NDArray[Any], random: np.random.Generator) -> npt.N
     size = max(1, round(len(values) ** (1 / 3)))
     blocks = -(-len(values) // size)
     sums = np.append(0.0, np.cumsum(values))
-    starts = random.integers(0, len(values) - size + 1, (_RESAMPLES, blocks))
+    starts = random.integers(0, len(values) - size + 1, (RESAMPLES, blocks))
     return np.asarray((sums[starts + size] - sums[starts]).sum(axis=1) / (blocks * size))

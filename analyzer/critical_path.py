@@ -11,7 +11,7 @@ earliest start and latest end belongs to exactly one piece: they sum to the step
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -57,17 +57,16 @@ class PathPiece:
 
 
 @dataclass(frozen=True)
-class Path:
-    """A critical path as columns, in the order of time: piece i ends where i + 1 starts.
+class _Columns:
+    """Pieces of paths as columns.
 
     Attributes:
         start: Start of every piece, ns.
         end: End of every piece, ns.
         rank: Where it is.
         category: Code in `CATEGORY`.
-        name: Index into `names`; `NULL` for none.
+        name: Index into the names of the analysis; `NULL` for none.
         message: Row in `Joined.messages`; `NULL` for none.
-        names: Shared by the paths of one analysis.
     """
 
     start: IntArray
@@ -76,22 +75,34 @@ class Path:
     category: IntArray
     name: IntArray
     message: IntArray
-    names: list[str]
 
     def __len__(self) -> int:
         return len(self.start)
 
+
+@dataclass(frozen=True)
+class Path(_Columns):
+    """A critical path in the order of time: piece i ends where i + 1 starts.
+
+    Attributes:
+        names: What `name` indexes, shared by the paths of one analysis.
+    """
+
+    names: list[str]
+
     def __iter__(self) -> Iterator[PathPiece]:
-        for i in range(len(self)):
-            name, message = int(self.name[i]), int(self.message[i])
-            yield PathPiece(
-                rank=int(self.rank[i]),
-                category=CATEGORIES[self.category[i]],
-                name=None if name == NULL else self.names[name],
-                start_ns=int(self.start[i]),
-                end_ns=int(self.end[i]),
-                message=None if message == NULL else message,
-            )
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, place: int) -> PathPiece:
+        name, message = int(self.name[place]), int(self.message[place])
+        return PathPiece(
+            rank=int(self.rank[place]),
+            category=CATEGORIES[self.category[place]],
+            name=None if name == NULL else self.names[name],
+            start_ns=int(self.start[place]),
+            end_ns=int(self.end[place]),
+            message=None if message == NULL else message,
+        )
 
     def totals_ns(self) -> dict[str, int]:
         """Category -> its time on the path; the values sum to the path's length exactly."""
@@ -99,30 +110,35 @@ class Path:
         return {name: int(length[self.category == code].sum()) for name, code in CATEGORY.items()}
 
 
-class _Pieces(NamedTuple):
-    """Columns of paths that are being made, as in `Path`, and to which window each belongs."""
+@dataclass(frozen=True)
+class _Pieces(_Columns):
+    """Paths that are being made; `window` says to which one each piece belongs."""
 
-    start: IntArray
-    end: IntArray
-    rank: IntArray
-    category: IntArray
-    name: IntArray
-    message: IntArray
     window: IntArray
 
-    def keep(self, rows: IntArray) -> _Pieces:
+    def columns(self) -> dict[str, IntArray]:
+        """All columns by their names."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def keep(self, rows: IntArray | BoolArray) -> _Pieces:
         """Some of them, in the order given."""
-        return _Pieces(*(column[rows] for column in self))
+        return _Pieces(**{name: column[rows] for name, column in self.columns().items()})
+
+    @staticmethod
+    def joined(parts: Sequence[_Pieces]) -> _Pieces:
+        """All pieces of some parts, one part after the other."""
+        each = [part.columns() for part in parts]
+        return _Pieces(**{name: np.concatenate([own[name] for own in each]) for name in each[0]})
 
     def merged(self) -> _Pieces:
         """The same with one piece where several in a row say the same."""
-        new = np.zeros(len(self.start), dtype=bool)
+        new = np.zeros(len(self), dtype=bool)
         new[:1] = True
         for column in (self.window, self.rank, self.category, self.name, self.message):
             new[1:] |= column[1:] != column[:-1]
         begins = np.flatnonzero(new)
         ends = self.end[np.append(begins[1:], len(new))[: len(begins)] - 1]
-        return self.keep(begins)._replace(end=ends)
+        return replace(self.keep(begins), end=ends)
 
 
 @dataclass
@@ -238,10 +254,10 @@ class PathFinder:
         for rank in np.unique(walked.rank[local]).tolist():
             line = self._timeline(rank)
             parts.append(self._local(line, walked.keep(local & (walked.rank == rank))))
-        whole = _Pieces(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        whole = _Pieces.joined(parts)
         whole = whole.keep(np.lexsort((whole.start, whole.window))).merged()
         bounds = np.searchsorted(whole.window, np.arange(windows + 1)).tolist()
-        columns = {name: column for name, column in whole._asdict().items() if name != "window"}
+        columns = {name: column for name, column in whole.columns().items() if name != "window"}
         return [
             Path(
                 **{name: column[low:high] for name, column in columns.items()},
@@ -262,7 +278,8 @@ class PathFinder:
         following = time[np.minimum(segment + 1, len(time) - 1)]
         unbounded = segment == len(time) - 1
         name = line.segments.name[segment]
-        pieces = pieces._replace(
+        pieces = replace(
+            pieces,
             start=np.maximum(time[segment], pieces.start),
             end=np.where(unbounded, pieces.end, np.minimum(following, pieces.end)),
             category=line.segments.category[segment].astype(np.int64),
@@ -288,9 +305,8 @@ class PathFinder:
         ends = np.where(place == cuts[which], pieces.end[which], times[next_one])
         made = backward[which] & (following < len(times)) & (times[next_one] == ends)
         tensor = self._tensor_codes(line)[next_one]
-        parts = pieces.keep(which)._replace(
-            start=begins, end=ends, name=np.where(made, tensor, pieces.name[which])
-        )
+        name = np.where(made, tensor, pieces.name[which])
+        parts = replace(pieces.keep(which), start=begins, end=ends, name=name)
         return parts.keep(ends > begins)
 
     def _rank_codes(self, line: Timeline) -> IntArray:

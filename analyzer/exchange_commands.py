@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
 from ddltrace.analyzer.exporters import FORMATS
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _output_options(help: str, replaced: str) -> Callable[[Command], Command]:
+    """The options -o and --force of a command that writes what `help` says."""
+    output = click.option(
+        "-o", "--output", type=click.Path(path_type=Path), required=True, help=help
+    )
+    force = click.option(
+        "--force", is_flag=True, help=f"Replace {replaced} that stands in the way."
+    )
+    return lambda command: output(force(command))
 
 
 @click.command(
@@ -19,14 +34,7 @@ Examples:
 """,
 )
 @click.argument("source", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="Trace directory to make.",
-)
-@click.option("--force", is_flag=True, help="Replace a trace that stands in the way.")
+@_output_options("Trace directory to make.", "a trace")
 def import_(source: Path, output: Path, force: bool) -> None:
     """Turn another tool's trace into a trace directory.
 
@@ -66,14 +74,7 @@ Examples:
     required=True,
     help="chrome and perfetto: for trace viewers. parquet and csv: one row per event.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="File to write; .gz compresses Chrome JSON, Perfetto's format and CSV.",
-)
-@click.option("--force", is_flag=True, help="Replace a file that stands in the way.")
+@_output_options("File to write; .gz compresses Chrome JSON, Perfetto's format and CSV.", "a file")
 def export(trace: Path, to: str, output: Path, force: bool) -> None:
     """Write a trace in another format.
 

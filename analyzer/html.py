@@ -22,6 +22,7 @@ import numpy as np
 
 from ddltrace.analyzer import figures
 from ddltrace.analyzer.model import CATEGORIES, Analysis, Summary
+from ddltrace.analyzer.palette import style_sheet
 from ddltrace.analyzer.sentences import extra_text, sentences
 from ddltrace.analyzer.units import (
     bandwidth_text,
@@ -137,7 +138,7 @@ def render(analysis: Analysis, trace: Trace) -> str:
     return environment.get_template(
         "report.html.jinja"
     ).render(
-        css=_safe(_asset("report.css")),
+        css=_safe(f"{style_sheet()}\n{_asset('report.css')}"),
         script=_safe(_asset("report.js")),
         plotly=_safe(_packed_plotly()),
         data=_safe(json_in_html(data)),

@@ -1,14 +1,15 @@
 """How fast the dashboard's timeline is: reducing on the server, painting in the browser.
 
-Run it from a checkout: ``python benchmarks/dashboard.py [--events 1000000 20000000]``. Times
-are medians; each claim is a ratio of two of them, measured alternately in one run, since the
-times alone say more about the machine than about the dashboard.
+Run it from a checkout: ``python benchmarks/dashboard.py [--events 1000000 20000000]``. What
+reducing costs is a ratio of two medians, measured alternately in one run. The rest is the
+command itself with a large trace, in a real browser.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -18,17 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
+from synthetic import Shape, write_trace
 
-from ddltrace.analyzer.trace import open_trace
-from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.frame import Window, encode_frame
 from ddltrace.dashboard.lod import RowIndex
-from ddltrace.dashboard.server import bind, running
 from ddltrace.dashboard.tracks import Row
-from ddltrace.dashboard.workspace import Workspace
-from ddltrace.tracer.schema import EVENTS
-from ddltrace.tracer.store import RankInfo, RunInfo, segment_name, write_events, write_run
 
 ROWS = 32
 PIXELS = 1400
@@ -41,7 +36,7 @@ ZOOMS = (1.0, 0.1, 0.001)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--events", type=int, nargs="+", default=[1_000_000, 20_000_000])
-    parser.add_argument("--browser-events", type=int, default=1_000_000)
+    parser.add_argument("--browser-events", type=int, default=20_000_000)
     arguments = parser.parse_args()
     former: float | None = None
     for count in arguments.events:
@@ -50,9 +45,9 @@ def main() -> None:
             print(f"  the whole trace costs {whole / former:.2f} times what it did before")
         former = whole
     if CHROMIUM.exists():
-        measure_browser(arguments.browser_events)
+        measure_dashboard(arguments.browser_events)
     else:
-        print(f"{CHROMIUM} is missing: painting is not measured", file=sys.stderr)
+        print(f"{CHROMIUM} is missing: the command is not measured", file=sys.stderr)
 
 
 def measure_reduction(count: int) -> float:
@@ -113,33 +108,78 @@ def alternately(*functions: Callable[[], Any]) -> list[float]:
     return [statistics.median(own) for own in samples]
 
 
-def measure_browser(count: int) -> None:
-    """Prints fetch and paint times of a real browser while it zooms and pans."""
+def measure_dashboard(count: int) -> None:
+    """Prints what the command costs with a large trace, from its start to a pan in a browser."""
     from playwright.sync_api import sync_playwright
 
+    steps = max(1, count // (RANKS * Shape().events))
     with tempfile.TemporaryDirectory() as directory:
-        path = write_synthetic_trace(Path(directory) / "trace", count)
-        workspace = Workspace([open_trace(path)])
-        begin = time.perf_counter()
-        events = workspace.get(0).timeline.num_events
-        built = time.perf_counter() - begin
-        print(f"{events:,} events of {RANKS} ranks in Chromium (timeline built in {built:.1f} s)")
-        with serving(workspace) as url, sync_playwright() as playwright:
+        path = write_trace(Path(directory) / "trace", Shape(ranks=RANKS, steps=steps))
+        with dashboard_of(path) as (server, began, url), sync_playwright() as playwright:
+            print(f"ddltrace dashboard, {RANKS * steps * Shape().events:,} events, {RANKS} ranks")
+
+            def reached(what: str) -> None:
+                seconds = time.perf_counter() - began
+                now, peak = memory(server.pid)
+                print(f"  {what} after {seconds:.1f} s, {now:.2f} GB (peak {peak:.2f})")
+
+            reached("answers")
             browser = playwright.chromium.launch(
                 executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"]
             )
             page = browser.new_page(viewport={"width": 1600, "height": 1000})
+            page.set_default_timeout(600_000)
             page.goto(url + "timeline")
             page.wait_for_selector("#timeline[data-sharp]")
-            result = page.evaluate(_MEASURE)
+            reached("timeline drawn")
+            print_times("zooming while the analysis is under way", page.evaluate(_MEASURE))
+            overview = browser.new_page()
+            overview.set_default_timeout(600_000)
+            overview.goto(url)
+            overview.wait_for_selector(".graph .js-plotly-plot")
+            overview.close()
+            reached("overview drawn")
+            print_times("zooming when all is read", page.evaluate(_MEASURE))
+            search = page.evaluate(_SEARCH, "block3.")
+            print(f"  a search took {search:.0f} ms")
+            reached("all done")
             browser.close()
-    for name, values in result.items():
+
+
+def print_times(what: str, times: dict[str, list[float]]) -> None:
+    """Prints a line for each of some samples in milliseconds."""
+    for name, values in times.items():
         print(
-            f"  {name}: median {statistics.median(values):.1f} ms, "
-            f"95th percentile {np.percentile(values, 95):.1f} ms ({len(values)} samples)"
+            f"  {what}: {name} median {statistics.median(values):.1f} ms, "
+            f"95th percentile {np.percentile(values, 95):.1f} ms, worst {max(values):.1f} ms "
+            f"({len(values)} samples)"
         )
-    paint = statistics.median(result["paint"])
-    print(f"  a paint takes {paint / (1000 / 60):.2f} of a frame at 60 Hz")
+
+
+@contextmanager
+def dashboard_of(path: Path) -> Iterator[tuple[subprocess.Popen[str], float, str]]:
+    """The command in a process of its own: the process, when it began, its address."""
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddltrace", "dashboard", str(path), "--no-browser"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield process, began, process.stdout.readline().split()[1]
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def memory(pid: int) -> tuple[float, float]:
+    """What a process holds in memory, and the most that it held, in GB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    kilobytes = (int(fields[name].split()[0]) for name in ("VmRSS", "VmHWM"))
+    now, peak = (value / (1 << 20) for value in kilobytes)
+    return now, peak
 
 
 # Zooms in and out at many places, and pans; each view is painted at once from the frame at
@@ -165,88 +205,12 @@ _MEASURE = """async () => {
 }"""
 
 
-@contextmanager
-def serving(workspace: Workspace) -> Iterator[str]:
-    """Serves a workspace on a free port."""
-    with running(create_app(workspace).server, bind("127.0.0.1", None)) as url:
-        yield url
-
-
-def write_synthetic_trace(directory: Path, count: int) -> Path:
-    """Writes a finished trace: per step nested layers, gradients and stacked messages."""
-    layers = 40
-    per_step = 4 + 3 * layers
-    steps = max(1, count // (RANKS * per_step))
-    directory.mkdir()
-    run = RunInfo(status="complete", command=["synthetic"])
-    for rank in range(RANKS):
-        segment = segment_name(rank=rank, attempt=0, pid=1000 + rank)
-        table = synthetic_events(rank, steps, layers)
-        write_events(directory, segment, iter(table.to_batches(max_chunksize=1 << 16)))
-        run.ranks.append(
-            RankInfo(
-                rank=rank,
-                segment=segment,
-                world_size=RANKS,
-                clock_domain="one",
-                status="complete",
-                events=table.num_rows,
-            )
-        )
-    write_run(directory, run)
-    return directory
-
-
-def synthetic_events(rank: int, steps: int, layers: int) -> pa.Table:
-    """One rank's events, column by column."""
-    rng = np.random.default_rng(rank)
-    step_ns = 50_000_000
-    origin = 1_000_000_000 + np.arange(steps, dtype=np.int64) * step_ns
-    parts: list[dict[str, Any]] = []
-
-    def add(start: Any, end: Any, kind: str, names: list[str], **fixed: Any) -> None:
-        size = start.size
-        name = pa.array(names * (size // len(names)), pa.string())
-        parts.append(
-            {"start_ns": start.ravel(), "end_ns": end.ravel(), "kind": kind, "name": name}
-            | {"step": np.repeat(np.arange(steps), size // steps)}
-            | fixed
-        )
-
-    for name, kind, begin, end in (
-        ("step", "step", 0.0, 1.0),
-        ("forward", "phase", 0.02, 0.3),
-        ("backward", "phase", 0.31, 0.85),
-        ("optimizer", "phase", 0.86, 0.98),
-    ):
-        add(origin + int(begin * step_ns), origin + int(end * step_ns), kind, [name], lane="main")
-    width = int(0.27 * step_ns) // layers
-    at = origin[:, None] + int(0.021 * step_ns) + np.arange(layers) * width
-    names = [f"layers.{number}" for number in range(layers)]
-    add(at, at + rng.integers(width // 2, width, at.shape), "layer", names, lane="main")
-    ready = origin[:, None] + int(0.33 * step_ns) + np.arange(layers) * int(0.012 * step_ns)
-    ready = ready + rng.integers(0, 100_000, ready.shape)
-    add(ready, ready, "gradient", names, lane="main")
-    end = ready + rng.integers(200_000, 1_500_000, ready.shape)
-    seq = np.arange(steps * layers)
-    message = {"op": "all_reduce", "group": "0", "seq": seq, "id": seq, "status": "ok"}
-    add(ready, end, "message", names, lane="comm/0", **message)
-    tables = []
-    for part in parts:
-        size = len(part["start_ns"])
-        columns = []
-        for wanted in EVENTS:
-            value = part.get(wanted.name)
-            if value is None:
-                columns.append(pa.nulls(size, wanted.type))
-            elif isinstance(value, str):
-                columns.append(pa.array([value] * size).cast(wanted.type))
-            else:
-                columns.append(pa.array(value).cast(wanted.type))
-        tables.append(pa.Table.from_arrays(columns, schema=EVENTS))
-    table = pa.concat_tables(tables).unify_dictionaries()
-    order = np.argsort(table["end_ns"].to_numpy(), kind="stable")
-    return table.take(pa.array(order)).combine_chunks()
+_SEARCH = """async (query) => {
+  const { source } = document.getElementById("timeline").timeline;
+  const begin = performance.now();
+  await source.search(query);
+  return performance.now() - begin;
+}"""
 
 
 if __name__ == "__main__":

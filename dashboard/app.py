@@ -13,9 +13,16 @@ from dash import ALL, MATCH, Input, Output, State, ctx, dcc, html, no_update
 
 from ddltrace.dashboard import compare, overview
 from ddltrace.dashboard.hosts import check_host
+from ddltrace.dashboard.path_lane import NO_RANK
 from ddltrace.dashboard.routes import add_routes
 from ddltrace.dashboard.theme import dress, parse_theme, style_sheet
-from ddltrace.dashboard.timeline_page import event_panel, place, range_panel, timeline_page
+from ddltrace.dashboard.timeline_page import (
+    event_panel,
+    piece_panel,
+    place,
+    range_panel,
+    timeline_page,
+)
 from ddltrace.dashboard.widgets import empty, failed
 from ddltrace.tracer.errors import TraceError
 
@@ -284,8 +291,11 @@ def _add_timeline_callbacks(app: dash.Dash, workspace: Workspace) -> None:
             ):
                 return range_panel(opened, int(measured[0]), int(measured[1])), []
             if selected:
-                return event_panel(opened, int(selected["rank"]), int(selected["event"]))
-        except TraceError as error:
+                rank, event = int(selected["rank"]), int(selected["event"])
+                if rank == NO_RANK:
+                    return piece_panel(opened, event)
+                return event_panel(opened, rank, event)
+        except (TraceError, ValueError) as error:
             return [html.P(str(error), className="warning")], []
         return [], []
 

@@ -49,6 +49,7 @@ def add_routes(server: Flask, workspace: Workspace) -> None:
         server.add_url_rule(f"/api/<number>/{name}", f"api_{name}", view)
 
     route("layout", lambda opened, _: opened.layout())
+    route("path", lambda opened, _: opened.path_layout())
     route("frame", _frame)
     route("names", _names)
     route("minimap", _minimap)

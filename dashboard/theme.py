@@ -1,128 +1,20 @@
-"""The one palette: what the style sheet, the timeline and the figures colour things by.
-
-Colours are named by role. The roles of the figures are those of the HTML report.
-"""
+"""What the dashboard adds to the palette: its font, and colours for its figures."""
 
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
+
+from ddltrace.analyzer import palette
+from ddltrace.analyzer.palette import DEFAULT_THEME, ROLES, SURFACES, Theme
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-
-Theme = Literal["light", "dark"]
-DEFAULT_THEME: Final[Theme] = "light"
 
 FONT: Final = (
     'Inter, "Segoe UI", system-ui, -apple-system, "Helvetica Neue", "Liberation Sans", Arial, '
     "sans-serif"
 )
-
-_SURFACES: Final[dict[Theme, dict[str, str]]] = {
-    "light": {
-        "page": "#f5f6f8",
-        "surface": "#fafbfc",
-        "card": "#ffffff",
-        "canvas": "#ffffff",
-        "stripe": "#f3f5f8",
-        "border": "#e1e5eb",
-        "strong-border": "#cbd2dc",
-        "text": "#1a2230",
-        "muted": "#5f6b7c",
-        "accent": "#2f6fdb",
-        "accent-ground": "#e8f0fd",
-        "alarm": "#c53030",
-        "alarm-ground": "#fdeeec",
-        "shadow": "0 1px 2px rgba(20, 30, 50, 0.05), 0 2px 8px rgba(20, 30, 50, 0.04)",
-    },
-    "dark": {
-        "page": "#0f1319",
-        "surface": "#151a22",
-        "card": "#181e27",
-        "canvas": "#11161d",
-        "stripe": "#161c25",
-        "border": "#27303c",
-        "strong-border": "#3a4656",
-        "text": "#e3e8ef",
-        "muted": "#94a1b2",
-        "accent": "#6ea8fe",
-        "accent-ground": "#1c2b45",
-        "alarm": "#ff8585",
-        "alarm-ground": "#3a1d20",
-        "shadow": "0 1px 2px rgba(0, 0, 0, 0.4), 0 2px 10px rgba(0, 0, 0, 0.25)",
-    },
-}
-
-_ROLES: Final[dict[Theme, dict[str, str]]] = {
-    "light": {
-        # Parts of a step.
-        "compute": "#3b7dc4",
-        "overlap": "#2f9e8f",
-        "transfer": "#e08a3c",
-        "exposed": "#d64550",
-        "wait": "#b24a8e",
-        "update": "#8a67c0",
-        "data": "#b39b2e",
-        "host": "#7b8794",
-        "idle": "#cdd4dc",
-        "muted": "#98a3af",
-        # Intervals of the timeline.
-        "step": "#d5dbe4",
-        "forward": "#3b7dc4",
-        "layer": "#6da2da",
-        "backward": "#4a5fb8",
-        "marker": "#9a6b3f",
-        "codec": "#7a8f3a",
-        "gradient": "#4a5fb8",
-        "collective": "#e08a3c",
-        "p2p": "#c76a1b",
-        "unfinished": "#b3202c",
-        "kernel": "#3b7dc4",
-        "copy": "#4aa5b5",
-        # Things of one kind, told apart.
-        "series-0": "#3b7dc4",
-        "series-1": "#e08a3c",
-        "series-2": "#2f9e8f",
-        "series-3": "#cf4a5a",
-        "series-4": "#8a67c0",
-        "series-5": "#b39b2e",
-        "scale-low": "#e3edf8",
-        "scale-high": "#1f5a9c",
-    },
-    "dark": {
-        "compute": "#5b9be0",
-        "overlap": "#45b8a7",
-        "transfer": "#eb9c54",
-        "exposed": "#f0616d",
-        "wait": "#d873b5",
-        "update": "#a586d8",
-        "data": "#cdb548",
-        "host": "#8b98a7",
-        "idle": "#3a4552",
-        "muted": "#6f7c8b",
-        "step": "#2f3947",
-        "forward": "#5b9be0",
-        "layer": "#4479b3",
-        "backward": "#7186de",
-        "marker": "#c39466",
-        "codec": "#9db056",
-        "gradient": "#8b9df0",
-        "collective": "#eb9c54",
-        "p2p": "#d97f34",
-        "unfinished": "#ff5c68",
-        "kernel": "#5b9be0",
-        "copy": "#5fb9c8",
-        "series-0": "#5b9be0",
-        "series-1": "#eb9c54",
-        "series-2": "#45b8a7",
-        "series-3": "#e5687a",
-        "series-4": "#a586d8",
-        "series-5": "#cdb548",
-        "scale-low": "#1f2c3b",
-        "scale-high": "#7db4f0",
-    },
-}
 
 GRAPH_CONFIG: Final = {
     "displaylogo": False,
@@ -139,15 +31,8 @@ def parse_theme(value: object) -> Theme:
 
 
 def style_sheet() -> str:
-    """The palette of both themes as CSS variables."""
-    rules = []
-    for theme in _ROLES:
-        selector = ":root" if theme == DEFAULT_THEME else f':root[data-theme="{theme}"]'
-        lines = [f"color-scheme: {theme};"]
-        lines += [f"--{name}: {value};" for name, value in _SURFACES[theme].items()]
-        lines += [f"--role-{name}: {value};" for name, value in _ROLES[theme].items()]
-        rules.append(f"{selector} {{ {' '.join(lines)} }}")
-    return "\n".join([f":root {{ --font: {FONT}; }}", *rules])
+    """The font and the palette as CSS variables."""
+    return f":root {{ --font: {FONT}; }}\n{palette.style_sheet()}"
 
 
 def dress(figure: go.Figure, theme: Theme) -> go.Figure:
@@ -161,7 +46,7 @@ def dress(figure: go.Figure, theme: Theme) -> go.Figure:
         A coloured copy.
     """
     figure = copy.deepcopy(figure)
-    roles, surfaces = _ROLES[theme], _SURFACES[theme]
+    roles, surfaces = ROLES[theme], SURFACES[theme]
     for trace in figure.data:
         role = (trace.meta or {}).get("role", "muted")
         if role == "scale":
@@ -177,19 +62,19 @@ def dress(figure: go.Figure, theme: Theme) -> go.Figure:
     figure.update_layout(
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        font={"color": surfaces["text"], "size": 12, "family": FONT},
+        font={"color": surfaces["ink"], "size": 12, "family": FONT},
         hoverlabel={
             "bgcolor": surfaces["card"],
-            "bordercolor": surfaces["strong-border"],
-            "font": {"color": surfaces["text"], "size": 12},
+            "bordercolor": surfaces["strong-line"],
+            "font": {"color": surfaces["ink"], "size": 12},
         },
-        modebar={"bgcolor": "rgba(0,0,0,0)", "color": surfaces["muted"]},
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": surfaces["soft"]},
     )
     for update_axes in (figure.update_xaxes, figure.update_yaxes):
         update_axes(
-            gridcolor=surfaces["border"],
-            linecolor=surfaces["border"],
-            tickcolor=surfaces["border"],
-            title_font={"color": surfaces["muted"], "size": 12},
+            gridcolor=surfaces["line"],
+            linecolor=surfaces["line"],
+            tickcolor=surfaces["line"],
+            title_font={"color": surfaces["soft"], "size": 12},
         )
     return figure

@@ -10,6 +10,8 @@ from dash import html
 from ddltrace.analyzer.units import share_text, time_text
 from ddltrace.dashboard.components import Timeline
 from ddltrace.dashboard.details import Details, Part, describe
+from ddltrace.dashboard.path_lane import NO_RANK
+from ddltrace.dashboard.path_panel import describe_piece
 from ddltrace.dashboard.widgets import table
 
 if TYPE_CHECKING:
@@ -57,6 +59,33 @@ def event_panel(opened: OpenTrace, rank: int, event: int) -> tuple[list[Any], li
     return children, flow
 
 
+def piece_panel(opened: OpenTrace, number: int) -> tuple[list[Any], list[dict[str, Any]]]:
+    """The same for a piece of a critical path, with the event that it is a part of.
+
+    Raises:
+        ValueError: There is no such piece.
+    """
+    details = describe_piece(opened, number)
+    children: list[Any] = [
+        html.Header([html.Span("critical path", className="kind"), html.H2(details.title)]),
+        html.Dl([cell for fact in details.facts for cell in _fact(*fact)]),
+    ]
+    own = place(opened, NO_RANK, number)
+    flow = [] if own is None else [own | {"last": False}]
+    if details.event is None:
+        return children, flow
+    of_event, flow_of_event = event_panel(opened, details.rank, details.event)
+    if len(flow_of_event) <= 1:  # else a list of all ranks leads there
+        children.append(
+            html.Button(
+                f"Show it on rank {details.rank}",
+                id={"type": "goto", "rank": details.rank, "event": details.event},
+                className="tl-button goto",
+            )
+        )
+    return [*children, html.Hr(), *of_event], flow + flow_of_event
+
+
 def range_panel(opened: OpenTrace, start_ns: int, end_ns: int) -> list[Any]:
     """What the panel shows of a measured range: how busy each rank is in it."""
     edges = np.array([start_ns, end_ns], dtype=np.int64)
@@ -75,13 +104,12 @@ def range_panel(opened: OpenTrace, start_ns: int, end_ns: int) -> list[Any]:
 
 
 def place(opened: OpenTrace, rank: int, event: int) -> dict[str, Any] | None:
-    """Where an event stands on the timeline."""
-    timeline = opened.timeline
-    found = timeline.row_of_event(rank, event)
+    """Where an event stands on the timeline; of `NO_RANK`: a piece of a critical path."""
+    found = opened.row_of_event(rank, event)
     if found is None:
         return None
     number, position = found
-    index = timeline.rows[number].index
+    index = opened.row(number).index
     at = np.array([position], dtype=np.int64)
     return {
         "rank": rank,

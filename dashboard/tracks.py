@@ -51,6 +51,9 @@ class Role(IntEnum):
     KERNEL = 14
     COPY = 15
     EXPOSED = 16
+    COMPUTE = 17
+    TRANSFER = 18
+    IDLE = 19
 
 
 NO_EVENT: Final = -1

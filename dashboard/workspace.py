@@ -16,6 +16,7 @@ from ddltrace.analyzer.units import printable
 from ddltrace.dashboard.activity import Breakdown, break_down
 from ddltrace.dashboard.frame import Window, encode_frame
 from ddltrace.dashboard.lod import I64, RowIndex
+from ddltrace.dashboard.path_lane import NO_RANK, PathLane, build_path_lane
 from ddltrace.dashboard.tracks import Bools, Role, Row, Timeline, build_timeline
 from ddltrace.tracer.errors import TraceError
 
@@ -84,6 +85,9 @@ class OpenTrace:
         self.trace = trace
         self._timeline = Lazy(lambda: build_timeline(trace))
         self._analysis = Lazy(trace.analyze)
+        self._path_lane = Lazy(
+            lambda: build_path_lane(self.analysis, self.timeline, trace.origin_ns)
+        )
         self._breakdowns = Lazy(self._break_down)
         self._figures: dict[str, go.Figure | None] = {}
         self._searches: OrderedDict[str, Search] = OrderedDict()
@@ -98,6 +102,39 @@ class OpenTrace:
     def analysis(self) -> Analysis:
         """The analysis."""
         return self._analysis.get()
+
+    @property
+    def path_lane(self) -> PathLane:
+        """The lane of the critical paths; it takes the analysis."""
+        return self._path_lane.get()
+
+    def row(self, number: int) -> Row:
+        """A row of the timeline, or, behind those, of the lane of the critical paths.
+
+        Raises:
+            ValueError: There is no such row.
+        """
+        count = len(self.timeline.rows)
+        if 0 <= number < count:
+            return self.timeline.rows[number]
+        rows = self.path_lane.rows if number >= count else []
+        if not 0 <= number - count < len(rows):
+            raise ValueError(f"the timeline has {count + len(rows)} rows")
+        return rows[number - count]
+
+    def row_of_event(self, rank: int, event: int) -> tuple[int, int] | None:
+        """Number of the row that shows an event, and the event's position in it.
+
+        Of `NO_RANK` an event is a piece of a critical path.
+        """
+        if rank != NO_RANK:
+            return self.timeline.row_of_event(rank, event)
+        lane = self.path_lane
+        for number, row in enumerate(lane.rows, start=lane.first_row):
+            found = np.flatnonzero(row.event == event)
+            if len(found):
+                return number, int(found[0])
+        return None
 
     @property
     def breakdowns(self) -> list[Breakdown]:
@@ -134,13 +171,11 @@ class OpenTrace:
         Raises:
             ValueError: There is no such row.
         """
-        timeline = self.timeline
-        if any(not 0 <= number < len(timeline.rows) for number in rows):
-            raise ValueError(f"the timeline has {len(timeline.rows)} rows")
-        layers = [[(number, timeline.rows[number]) for number in rows]]
+        layers = [[(number, self.row(number)) for number in rows]]
         if query:
             found = self.search(query).rows
-            layers.append([(n, row) for n in rows if (row := found[n]) is not None])
+            events = (n for n in rows if n < len(found))
+            layers.append([(n, row) for n in events if (row := found[n]) is not None])
         return encode_frame(window, layers)
 
     def search(self, query: str) -> Search:
@@ -217,10 +252,7 @@ class OpenTrace:
         Raises:
             ValueError: There is no such row, or the event is not in it.
         """
-        rows = self.timeline.rows
-        if not 0 <= row_number < len(rows):
-            raise ValueError(f"the timeline has {len(rows)} rows")
-        row = rows[row_number]
+        row = self.row(row_number)
         here = np.flatnonzero(row.event == event)
         if not len(here):
             raise ValueError(f"event {event} is not in row {row_number}")
@@ -245,10 +277,8 @@ class OpenTrace:
             "events": timeline.num_events,
             "rows": len(timeline.rows),
             "roles": [role.name.lower() for role in Role],
-            "used": sorted(
-                Role(role).name.lower()
-                for role in set().union(*(np.unique(row.role).tolist() for row in timeline.rows))
-            ),
+            "used": _roles_in(timeline.rows),
+            "path": any(track.kind == "steps" for track in timeline.tracks),
             "ranks": list(self.trace.ranks),
             "tracks": [
                 {
@@ -262,6 +292,11 @@ class OpenTrace:
                 for track in timeline.tracks
             ],
         }
+
+    def path_layout(self) -> dict[str, Any]:
+        """What the component has to know of the lane of the critical paths, once it is there."""
+        lane = self.path_lane
+        return {"row": lane.first_row, "rows": len(lane.rows), "used": _roles_in(lane.rows)}
 
     def minimap(self, pixels: int) -> dict[str, Any]:
         """How busy each rank is with compute and communication, over the whole trace.
@@ -322,6 +357,12 @@ def _unique_titles(traces: list[Trace]) -> list[str]:
     if len(set(titles)) == len(titles):
         return titles
     return [f"{title} ({number})" for number, title in enumerate(titles, start=1)]
+
+
+def _roles_in(rows: list[Row]) -> list[str]:
+    """The names of the roles that occur."""
+    present = sum((np.bincount(row.role, minlength=len(Role)) for row in rows), np.zeros(len(Role)))
+    return sorted(role.name.lower() for role in Role if present[role])
 
 
 def _only(row: Row, positions: I64) -> Row:

@@ -1,4 +1,8 @@
-"""How sure a difference between two runs is."""
+"""How sure the difference between the median steps of two runs is.
+
+Medians, because a strategy is judged by its usual step and one slow step must not decide. What
+`ddltrace compare` says of means is in `ddltrace.analyzer.confidence`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-CONFIDENCE: Final = 0.95
-_RESAMPLES: Final = 2000
+from ddltrace.analyzer.confidence import LEVEL, RESAMPLES
+
 _MIN_STEPS: Final = 8
 _ELEMENTS_AT_ONCE: Final = 1 << 21
 
@@ -28,7 +32,7 @@ class Difference:
     relative: float
     low: float
     high: float
-    confidence: float = CONFIDENCE
+    confidence: float = LEVEL
 
     @property
     def is_clear(self) -> bool:
@@ -54,7 +58,7 @@ def compare_medians(values: Sequence[float], baseline: Sequence[float]) -> Diffe
         return None
     random = np.random.default_rng(0)
     ratios = _resampled_medians(values, random) / _resampled_medians(baseline, random)
-    low, high = np.quantile(ratios, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    low, high = np.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     estimate = float(np.median(values) / np.median(baseline))
     return Difference(relative=estimate - 1, low=float(low) - 1, high=float(high) - 1)
 
@@ -63,10 +67,10 @@ def _resampled_medians(values: Sequence[float], random: np.random.Generator) -> 
     array = np.asarray(values, dtype=np.float64)
     size = len(array)
     block = round(size ** (1 / 3))
-    at_once = max(1, min(_RESAMPLES, _ELEMENTS_AT_ONCE // size))
+    at_once = max(1, min(RESAMPLES, _ELEMENTS_AT_ONCE // size))
     medians = []
-    for first in range(0, _RESAMPLES, at_once):
-        count = min(at_once, _RESAMPLES - first)
+    for first in range(0, RESAMPLES, at_once):
+        count = min(at_once, RESAMPLES - first)
         starts = random.integers(0, size, (count, -(-size // block)))
         rows = (starts[:, :, None] + np.arange(block)).reshape(count, -1)[:, :size] % size
         medians.append(np.median(array[rows], axis=1))

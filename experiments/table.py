@@ -1,15 +1,17 @@
-"""The table of an experiment, as text of at most 100 columns."""
+"""What an experiment found, as text of at most 100 columns: which columns, and how to read them.
+
+Setting columns under each other is the analyzer's `table`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from ddltrace.analyzer.confidence import LEVEL
+from ddltrace.analyzer.table import aligned
 from ddltrace.analyzer.units import NOT_KNOWN, printable, share_text
-from ddltrace.experiments.confidence import CONFIDENCE, Difference
+from ddltrace.experiments.confidence import Difference
 from ddltrace.experiments.results import Results, Row
 
 _COLUMNS = 100
-_GAP = "  "
 _HEADS = (
     ("", "strategy"),
     ("step", "median"),
@@ -29,7 +31,11 @@ def render(results: Results) -> str:
         (*_cells(row), _difference(row, results, difference))
         for row, difference in zip(results.rows, results.differences(), strict=True)
     ]
-    lines = [*_setting_lines(results), *_aligned([*zip(*_HEADS, strict=True), *body]), ""]
+    lines = [
+        *_setting_lines(results),
+        *aligned([*zip(*_HEADS, strict=True), *body], _COLUMNS, keep="start"),
+        "",
+    ]
     lines += _explanations(results)
     return "\n".join(lines)
 
@@ -84,7 +90,7 @@ def _explanations(results: Results) -> list[str]:
     lines = [
         "Steady steps only. exposed, wire: mean per rank and step; wire is what the sockets sent.",
         "loss: over all training data at the end; accuracy: on held-out data.",
-        f"[low, high]: {100 * CONFIDENCE:.0f} % interval over the steps of these runs; "
+        f"[low, high]: {100 * LEVEL:.0f} % interval over the steps of these runs; "
         "~ where zero is inside it.",
     ]
     if results.status != "complete":
@@ -96,25 +102,5 @@ def _explanations(results: Results) -> list[str]:
     return lines
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Sets columns under each other; the first one gives way where the line is too long."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    others = sum(widths[1:]) + len(_GAP) * (len(widths) - 1)
-    widths[0] = min(widths[0], _COLUMNS - others)
-    return [
-        _GAP.join(
-            [
-                _fitted(row[0], widths[0]).ljust(widths[0]),
-                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
-            ]
-        ).rstrip()
-        for row in rows
-    ]
-
-
 def _number(value: float | None, scale: float, digits: int) -> str:
     return NOT_KNOWN if value is None else f"{value * scale:.{digits}f}"
-
-
-def _fitted(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"

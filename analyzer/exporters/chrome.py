@@ -28,15 +28,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def write(trace: Trace, path: Path) -> int:
-    """Writes a trace.
-
-    Args:
-        trace: The trace.
-        path: The file.
-
-    Returns:
-        The number of events written.
-    """
+    """Writes a trace; returns the number of events written."""
     finder = FlowFinder(trace)
     written = 0
     with open_for_writing(path) as file:

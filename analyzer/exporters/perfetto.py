@@ -33,14 +33,7 @@ _EVENT_TAG: Final = b"\x5a"  # TracePacket.track_event: 11, length-delimited
 
 
 def write(trace: Trace, path: Path) -> int:
-    """Writes a trace.
-
-    Args:
-        trace: The trace.
-        path: The file.
-
-    Returns:
-        The number of events written.
+    """Writes a trace; returns the number of events written.
 
     Raises:
         MissingCapabilityError: The package ``perfetto`` is not installed.

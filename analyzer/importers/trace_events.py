@@ -97,64 +97,56 @@ class Link(msgspec.Struct, gc=False):
 NO_LINK: Final = Link()
 
 
-class Complete(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+class _Timed(msgspec.Struct, gc=False):
+    ts: float
+    pid: int | str | None = None
+
+
+class _OnThread(_Timed, gc=False):
+    tid: int | str | None = None
+
+
+class _Named(_OnThread, gc=False):
+    cat: str = ""
+    name: str = ""
+
+
+class _Async(_Timed, gc=False):
+    cat: str = ""
+    id: int | str | None = None
+
+
+class Complete(_Named, gc=False, tag_field="ph", tag="X"):
     """An interval."""
 
-    ts: float
     dur: float = 0.0
-    cat: str = ""
-    name: str = ""
-    pid: int | str | None = None
-    tid: int | str | None = None
     args: msgspec.Raw = _EMPTY
 
 
-class Begin(msgspec.Struct, gc=False, tag_field="ph", tag="B"):
+class Begin(_Named, gc=False, tag_field="ph", tag="B"):
     """The start of an interval of a thread; intervals of a thread nest."""
 
-    ts: float
-    cat: str = ""
-    name: str = ""
-    pid: int | str | None = None
-    tid: int | str | None = None
 
-
-class End(msgspec.Struct, gc=False, tag_field="ph", tag="E"):
+class End(_OnThread, gc=False, tag_field="ph", tag="E"):
     """The end of the thread's innermost interval."""
 
-    ts: float
-    pid: int | str | None = None
-    tid: int | str | None = None
     args: msgspec.Raw = _EMPTY
 
 
-class AsyncBegin(msgspec.Struct, gc=False, tag_field="ph", tag="b"):
+class AsyncBegin(_Async, gc=False, tag_field="ph", tag="b"):
     """The start of an interval that belongs to no thread."""
 
-    ts: float
-    cat: str = ""
     name: str = ""
-    id: int | str | None = None
-    pid: int | str | None = None
 
 
-class AsyncEnd(msgspec.Struct, gc=False, tag_field="ph", tag="e"):
+class AsyncEnd(_Async, gc=False, tag_field="ph", tag="e"):
     """The end of the asynchronous interval with the same category and id."""
 
-    ts: float
-    cat: str = ""
-    id: int | str | None = None
-    pid: int | str | None = None
 
-
-class Instant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
+class Instant(_Named, gc=False, tag_field="ph", tag="i"):
     """A point in time."""
 
     ts: float = 0.0
-    cat: str = ""
-    name: str = ""
-    pid: int | str | None = None
-    tid: int | str | None = None
 
 
 class MetadataArgs(msgspec.Struct, gc=False, rename={"epoch_us": _EPOCH}):

@@ -17,6 +17,7 @@
     ["data", "Data"], ["gradient", "Gradient ready"], ["wait", "Wait"],
     ["collective", "Collective"], ["p2p", "Send / receive"], ["exposed", "Exposed"],
     ["unfinished", "Not completed"], ["kernel", "Kernel"], ["copy", "Copy"],
+    ["compute", "Compute (path)"], ["transfer", "Transfer (path)"], ["idle", "Idle (path)"],
     ["codec", "Codec"], ["marker", "Annotation"], ["host", "Host"],
   ];
   const KEYS = [
@@ -132,6 +133,17 @@
       const width = Math.max(200, Math.min(2000, Math.round(this.size().width - ns.GUTTER)));
       this.busy = await this.source.minimap(width).catch((error) => this.fail(error));
       this.draw();
+      if (this.layout.path) await this.addPath();
+    }
+
+    // The critical path takes the analysis of the whole trace: it comes when it is ready.
+    async addPath() {
+      const path = await this.source.path().catch(() => ({ row: 0, rows: 0, used: [] }));
+      if (this.closed) return;
+      this.layout.used = [...new Set([...this.layout.used, ...path.used])];
+      this.scene.pathCame(path.row, path.rows);
+      this.showLegend();
+      this.changed(true);
     }
 
     restore() {
@@ -148,19 +160,11 @@
     }
 
     showLegend() {
-      const present = new Set();
-      for (const track of this.layout.tracks) present.add(track.kind);
-      const shown = {
-        forward: "compute", layer: "compute", backward: "compute", update: "compute", data: "compute",
-        gradient: "gradients", wait: "waits", collective: "communication", p2p: "communication",
-        exposed: "exposed", unfinished: "communication", kernel: "device", copy: "device",
-      };
       this.legend.replaceChildren();
       for (const [role, text] of LEGEND) {
-        if (shown[role] ? !present.has(shown[role]) : !(this.layout.used || []).includes(role)) continue;
-        if (this.layout.used && !this.layout.used.includes(role)) continue;
+        if (!this.layout.used.includes(role)) continue;
         const item = this.legend.appendChild(element("span", "tl-key", text));
-        item.style.setProperty("--swatch", `var(--role-${role})`);
+        item.style.setProperty("--swatch", `var(--${role})`);
       }
     }
 

@@ -83,6 +83,7 @@
     }
 
     layout() { return getJson(this.url + "layout"); }
+    path() { return getJson(this.url + "path"); }
     minimap(pixels) { return getJson(this.url + "minimap?px=" + pixels); }
     search(query, signal) { return getJson(this.url + "search?q=" + encodeURIComponent(query), signal); }
     neighbor(row, event, direction) {

@@ -74,8 +74,8 @@
       for (const block of scene.blocks) {
         if (block.y > bottom || block.y + block.height < top) continue;
         c.fillStyle = p.stripe;
-        c.fillRect(ns.GUTTER, block.y - top, width, block.folded ? 0 : 25);
-        c.fillStyle = p.border;
+        c.fillRect(ns.GUTTER, block.y - top, width, block.folded || block.rank === ns.NO_RANK ? 0 : 25);
+        c.fillStyle = p.line;
         c.fillRect(ns.GUTTER, block.y - top, width, 1);
         this.stepLines(c, state, block, top);
       }
@@ -156,7 +156,7 @@
         if (this.roles[role[i]] === "step" && text.length * charWidth(c) > room) text = String(name[i]);
         const shown = clipped(c, text, room);
         if (!shown) continue;
-        c.fillStyle = p.ink[role[i]][ns.shadeOf(name[i])];
+        c.fillStyle = p.label[role[i]][ns.shadeOf(name[i])];
         c.fillText(shown, left, y + height / 2 + 0.5);
         const rest = room - shown.length * charWidth(c);
         if (rest > 64 && shown === text) {
@@ -190,7 +190,7 @@
         c.globalAlpha = 1;
       }
       this.flow(c, state, top);
-      if (state.hover) this.outline(c, state, state.hover, top, p.text, 1);
+      if (state.hover) this.outline(c, state, state.hover, top, p.ink, 1);
       if (state.selected && state.selected.end !== undefined) this.outline(c, state, state.selected, top, p.accent, 2.5);
     }
 
@@ -220,25 +220,32 @@
       const { scene, height } = state, p = this.palette;
       c.fillStyle = p.surface;
       c.fillRect(0, 0, ns.GUTTER, height);
-      c.fillStyle = p.border;
+      c.fillStyle = p.line;
       c.fillRect(ns.GUTTER - 1, 0, 1, height);
       c.textBaseline = "middle";
       for (const block of scene.blocks) {
         if (block.y > bottom || block.y + block.height < top) continue;
         const y = block.y - top;
-        c.fillStyle = p.border;
+        c.fillStyle = p.line;
         c.fillRect(0, y, ns.GUTTER, 1);
-        c.fillStyle = p.muted;
+        if (block.rank === ns.NO_RANK) {
+          const found = scene.path.known ? (scene.path.rows ? "" : " not known") : " …";
+          c.font = "600 12px " + p.font;
+          c.fillStyle = p.ink;
+          c.fillText("Critical path" + found, 12, y + block.height / 2);
+          continue;
+        }
+        c.fillStyle = p.soft;
         c.beginPath();
         if (block.folded) { c.moveTo(13, y + 9); c.lineTo(18, y + 13.5); c.lineTo(13, y + 18); }
         else { c.moveTo(11, y + 11); c.lineTo(20, y + 11); c.lineTo(15.5, y + 16); }
         c.fill();
         c.font = "600 12px " + p.font;
-        c.fillStyle = p.text;
+        c.fillStyle = p.ink;
         c.fillText("Rank " + block.rank, 26, y + 14);
         c.font = "11px " + p.font;
         if (!block.tracks.length) {
-          c.fillStyle = p.muted;
+          c.fillStyle = p.soft;
           c.textAlign = "right";
           c.fillText("no events", ns.GUTTER - 8, y + 14);
           c.textAlign = "left";
@@ -247,17 +254,17 @@
         for (const { track, y: at, height: h } of block.tracks) {
           const title = TITLE[track.kind];
           const middle = at - top + Math.min(h, 18 * scene.scale) / 2;
-          c.fillStyle = p.text;
+          c.fillStyle = p.ink;
           c.fillText(title, 26, middle);
           const room = ns.GUTTER - 26 - title.length * charWidth(c) * 1.1 - 14;
           if (track.label !== track.kind && room > 20) {
-            c.fillStyle = p.muted;
+            c.fillStyle = p.soft;
             c.textAlign = "right";
             c.fillText(clipped(c, track.label, room), ns.GUTTER - 8, middle);
             c.textAlign = "left";
           }
           if (track.crowded && h > 34) {
-            c.fillStyle = p.muted;
+            c.fillStyle = p.soft;
             c.fillText("more than fit", 26, at - top + h - 7);
           }
         }
@@ -276,16 +283,16 @@
       for (const t of ticks) {
         const x = Math.round(ns.GUTTER + (t - view.t0) * k);
         if (x < ns.GUTTER) continue;
-        c.fillStyle = p.border;
+        c.fillStyle = p.line;
         c.fillRect(x, height - 8, 1, 8);
-        c.fillStyle = p.muted;
+        c.fillStyle = p.soft;
         if (x + 60 < width) c.fillText(ns.tickText(t, step), x + 5, height / 2 + 1);
       }
       c.fillStyle = p.surface;
       c.fillRect(0, 0, ns.GUTTER, height);
-      c.fillStyle = p.muted;
+      c.fillStyle = p.soft;
       c.fillText(ns.timeText(view.width) + " shown", 12, height / 2 + 1);
-      c.fillStyle = p.border;
+      c.fillStyle = p.line;
       c.fillRect(0, height - 1, width, 1);
       c.fillRect(ns.GUTTER - 1, 0, 1, height);
       const range = state.range;
@@ -333,11 +340,11 @@
       for (const x of [x0, Math.max(x0 + 3, x1)]) c.fillRect(x - 2, height / 2 - 9, 4, 18);
       c.font = "11px " + p.font;
       c.textBaseline = "middle";
-      c.fillStyle = p.muted;
+      c.fillStyle = p.soft;
       c.fillText("Whole trace", 12, height / 2 - 7);
-      c.fillStyle = p.text;
+      c.fillStyle = p.ink;
       c.fillText(ns.timeText(view.span), 12, height / 2 + 9);
-      c.fillStyle = p.border;
+      c.fillStyle = p.line;
       c.fillRect(ns.GUTTER - 1, 0, 1, height);
       c.fillRect(0, height - 1, width, 1);
     }

@@ -33,21 +33,21 @@
     const value = (name) => style.getPropertyValue(name).trim();
     const canvas = parse(value("--canvas"));
     const dark = luminance(canvas) < 0.2;
-    const palette = { fill: [], dim: [], ink: [] };
-    for (const name of ["canvas", "stripe", "border", "text", "muted", "accent", "surface"]) {
+    const palette = { fill: [], dim: [], label: [] };
+    for (const name of ["canvas", "stripe", "line", "ink", "soft", "accent", "surface"]) {
       palette[name] = value("--" + name);
     }
     palette.font = value("--font");
-    palette.compute = value("--role-forward");
-    palette.communication = value("--role-collective");
-    palette.late = value("--role-exposed");
+    palette.compute = value("--forward");
+    palette.communication = value("--collective");
+    palette.late = value("--exposed");
     for (const role of roles) {
-      const base = parse(value("--role-" + role));
-      const shades = [], inks = [];
+      const base = parse(value("--" + role));
+      const shades = [], labels = [];
       for (let shade = 0; shade < SHADES; shade++) {
         const away = dark ? [0, 0, 0] : [255, 255, 255];
         const color = SHADED.has(role) ? mix(base, away, shade * 0.09) : base;
-        inks.push(luminance(color) > 0.3 ? "#10141b" : "#ffffff");
+        labels.push(luminance(color) > 0.3 ? "#10141b" : "#ffffff");
         const covers = [];
         for (let cover = 0; cover < COVERS; cover++) {
           // Even a hardly covered pixel must be seen.
@@ -57,7 +57,7 @@
       }
       palette.fill.push(shades);
       palette.dim.push(css(mix(canvas, base, 0.18)));
-      palette.ink.push(inks);
+      palette.label.push(labels);
     }
     return palette;
   };

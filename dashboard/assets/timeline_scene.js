@@ -11,9 +11,13 @@
   const FOLDED_TOP = 3;
   const MANY_RANKS = 8;
   const MOST_SCALE = 1.5; // few ranks on a tall screen get taller rows
+  const PATH_HEIGHT = 18;
   const MIN_SPAN = 20; // ns on the whole screen
 
+  const NO_RANK = -1; // of what belongs to none
+
   ns.GUTTER = 148;
+  ns.NO_RANK = NO_RANK;
 
   // Ranks and their tracks with positions; folded ranks show one row per kind.
   ns.Scene = class {
@@ -29,6 +33,13 @@
         for (let i = 0; i < track.rows; i++) this.trackOfRow.set(track.row + i, track);
       }
       this.scale = 1;
+      this.path = layout.path ? { rank: NO_RANK, kind: "path", row: 0, rows: 0, known: false } : null;
+      this.place();
+    }
+
+    // The rows of the critical path, which come later than the others. Their place is kept.
+    pathCame(row, rows) {
+      Object.assign(this.path, { row, rows, known: true });
       this.place();
     }
 
@@ -47,7 +58,7 @@
       this.lines = []; // one per visible row: {row, y, height, track}
       this.blocks = []; // one per rank: {rank, y, height}
       this.lineOfRow = new Map();
-      let y = 0;
+      let y = this.path ? this.placePath() : 0;
       for (const { rank, tracks } of this.ranks) {
         const block = { rank, y, tracks: [], folded: this.folded.has(rank) };
         y += block.folded ? FOLDED_TOP : RANK_HEIGHT;
@@ -73,6 +84,18 @@
         this.blocks.push(block);
       }
       this.height = y;
+    }
+
+    // Above all ranks. Steps that overlap share the height. Returns where the ranks begin.
+    placePath() {
+      const top = 4, track = this.path, height = PATH_HEIGHT * this.scale;
+      for (let i = 0; i < track.rows; i++) {
+        const line = { row: track.row + i, y: top + (i * height) / track.rows, height: height / track.rows, track };
+        this.lines.push(line);
+        this.lineOfRow.set(line.row, line);
+      }
+      this.blocks.push({ rank: NO_RANK, y: 0, height: top + height + 4, tracks: [], folded: false });
+      return top + height + 4;
     }
 
     toggle(rank) {
@@ -111,7 +134,7 @@
     }
 
     rankHeadAt(y) {
-      const block = this.blocks.find((b) => y >= b.y && y < b.y + RANK_HEIGHT);
+      const block = this.blocks.find((b) => b.rank !== NO_RANK && y >= b.y && y < b.y + RANK_HEIGHT);
       return block ? block.rank : null;
     }
   };

@@ -202,7 +202,7 @@ def test_pixels_are_painted(browser: Any, address: str) -> None:
           const channels = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
           const rgb = (hex) => "rgb(" + channels(hex).join(",") + ")";
           return ["forward", "backward", "update", "wait", "exposed"]
-            .filter((role) => seen.has(rgb(roles.getPropertyValue("--role-" + role).trim())));
+            .filter((role) => seen.has(rgb(roles.getPropertyValue("--" + role).trim())));
         }"""
     )
     assert {"forward", "backward", "exposed"} <= set(colours)
@@ -248,6 +248,38 @@ def test_a_click_shows_a_collective_on_every_rank(browser: Any, address: str) ->
     visit.until(f"selected.rank === {ranks[-1]}")
     visit.page.keyboard.press("Escape")
     visit.page.wait_for_selector(".details", state="hidden")
+    assert visit.troubles == []
+
+
+def test_a_click_on_the_critical_path_leads_to_its_event(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "timeline").timeline()
+    visit.until("scene.path.rows > 0 && source.current.base.has(scene.path.row)")
+    analysis = ddltrace.open(SAMPLES[0]).analyze()
+    lengths = {
+        (piece.end_ns - piece.start_ns, piece.rank)
+        for path in analysis.paths.values()
+        for piece in path
+        if piece.category == "compute"
+    }
+    target = click_on(visit, "compute")
+    visit.page.wait_for_selector(".details h2")
+    assert visit.state("selected.rank") == -1
+    assert visit.state("selected.event") == target["event"]
+    length = visit.state("selected.end - selected.start")
+    rank = next(rank for known, rank in lengths if known == length)
+    assert length == max(lengths)[0]
+    facts = visit.page.locator(".details dl").first.inner_text().split("\n")
+    assert facts[facts.index("Rank") + 1] == str(rank)
+    assert facts[facts.index("Category") + 1] == "compute"
+    visit.page.locator(".details .goto").click()
+    visit.until(f"selected.rank === {rank}")
+    start, end = visit.state("[selected.start, selected.end]")
+    assert end - start >= length
+    # Another path is a key away, and what waits for a message shows it on every rank.
+    click_on(visit, "transfer")
+    visit.page.wait_for_selector(".details .part")
+    visit.page.keyboard.press(".")
+    visit.until("selected.rank === -1")
     assert visit.troubles == []
 
 

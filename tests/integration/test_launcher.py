@@ -89,11 +89,16 @@ def test_a_job_killed_by_a_signal_gives_128_plus_n(tmp_path: Path) -> None:
     assert run(traced(tmp_path / "trace", job), cwd=tmp_path).status == 137
 
 
-def test_a_killed_rank_loses_at_most_a_quarter_of_a_second(tmp_path: Path) -> None:
-    trace = tmp_path / "trace"
+def started(trace: Path, until: str) -> tuple[subprocess.Popen[str], list[str]]:
+    """A traced job of two ranks that ends only when it is ended, and its lines so far.
+
+    Args:
+        trace: Its trace.
+        until: How the line begins that is waited for.
+    """
     process = subprocess.Popen(
         traced(trace, torchrun("hang_after.py")),
-        cwd=tmp_path,
+        cwd=trace.parent,
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -103,8 +108,14 @@ def test_a_killed_rank_loses_at_most_a_quarter_of_a_second(tmp_path: Path) -> No
     lines = []
     for line in process.stdout:
         lines.append(line)
-        if line.startswith("rank 1 step 150 "):
+        if line.startswith(until):
             break
+    return process, lines
+
+
+def test_a_killed_rank_loses_at_most_a_quarter_of_a_second(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    process, lines = started(trace, until="rank 1 step 150 ")
     pid = next(info.pid for info in read_run(trace).ranks if info.rank == 1)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
@@ -127,18 +138,7 @@ def test_a_killed_rank_loses_at_most_a_quarter_of_a_second(tmp_path: Path) -> No
 
 def test_a_trace_that_still_runs_can_be_read(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    process = subprocess.Popen(
-        traced(trace, torchrun("hang_after.py")),
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("rank 0 step 100 "):
-            break
+    process, _ = started(trace, until="rank 0 step 100 ")
     info = read_run(trace)
     assert {r.rank for r in info.ranks} == {0, 1}
     for rank in info.ranks:

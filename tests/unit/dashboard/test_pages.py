@@ -1,18 +1,25 @@
 """Pages as Dash components: they are made, and what they say is right."""
 
 import json
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
+from ddltrace.analyzer import palette
+from ddltrace.analyzer.palette import ROLES, SURFACES
 from ddltrace.analyzer.trace import open_trace
-from ddltrace.dashboard import compare, overview
-from ddltrace.dashboard.theme import _ROLES, _SURFACES, dress, style_sheet
+from ddltrace.dashboard import compare, overview, theme
+from ddltrace.dashboard.theme import dress, style_sheet
 from ddltrace.dashboard.workspace import Lazy, Workspace
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.store import RunInfo, write_run
+
+ASSETS = Path(palette.__file__).parent / "assets"
+STYLE = Path(theme.__file__).parent / "assets" / "style.css"
 
 
 def as_json(component):
@@ -35,7 +42,7 @@ def test_every_figure_is_coloured_by_role_and_posts_nothing(opened, theme):
     for figure in filter(None, made.values()):
         assert all(trace.meta and trace.meta["role"] for trace in figure.data)
         dressed = dress(figure, theme)
-        assert dressed.layout.font.color == _SURFACES[theme]["text"]
+        assert dressed.layout.font.color == SURFACES[theme]["ink"]
         assert figure.layout.font.color is None  # the cached one keeps no theme
     page = as_json(overview.overview_page(opened))
     assert page.count('"showSendToCloud": false') == page.count('"type": "Graph"') > 0
@@ -48,9 +55,16 @@ def test_breakdown_bars_sum_to_the_mean_step(opened):
 
 
 def test_both_themes_define_the_same_names():
-    assert _ROLES["light"].keys() == _ROLES["dark"].keys()
-    assert _SURFACES["light"].keys() == _SURFACES["dark"].keys()
-    assert "--role-compute:" in style_sheet()
+    assert ROLES["light"].keys() == ROLES["dark"].keys()
+    assert SURFACES["light"].keys() == SURFACES["dark"].keys()
+    assert not ROLES["light"].keys() & SURFACES["light"].keys()
+    assert "--compute:" in style_sheet()
+
+
+@pytest.mark.parametrize("asset", [STYLE, ASSETS / "report.css", ASSETS / "report.html.jinja"])
+def test_every_colour_of_a_style_sheet_is_in_the_palette(asset):
+    used = set(re.findall(r"var\(--([a-z0-9-]+)\)", asset.read_text()))
+    assert used - {"font", "swatch"} <= SURFACES["light"].keys() | ROLES["light"].keys()
 
 
 def test_a_trace_without_events_has_a_page(tmp_path):

@@ -1,0 +1,128 @@
+"""The one palette: what the HTML report and the dashboard colour things by, named by role."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+Theme = Literal["light", "dark"]
+DEFAULT_THEME: Final[Theme] = "light"
+
+SURFACES: Final[dict[Theme, dict[str, str]]] = {
+    "light": {
+        "page": "#f5f6f8",
+        "surface": "#fafbfc",
+        "card": "#ffffff",
+        "canvas": "#ffffff",
+        "stripe": "#f3f5f8",
+        "line": "#e1e5eb",
+        "strong-line": "#cbd2dc",
+        "ink": "#1a2230",
+        "soft": "#5f6b7c",
+        "accent": "#2f6fdb",
+        "accent-ground": "#e8f0fd",
+        "alarm": "#c53030",
+        "alarm-ground": "#fdeeec",
+        "caution": "#b7791f",
+        "caution-ground": "#fff7e0",
+        "shadow": "0 1px 2px rgba(20, 30, 50, 0.05), 0 2px 8px rgba(20, 30, 50, 0.04)",
+    },
+    "dark": {
+        "page": "#0f1319",
+        "surface": "#151a22",
+        "card": "#181e27",
+        "canvas": "#11161d",
+        "stripe": "#161c25",
+        "line": "#27303c",
+        "strong-line": "#3a4656",
+        "ink": "#e3e8ef",
+        "soft": "#94a1b2",
+        "accent": "#6ea8fe",
+        "accent-ground": "#1c2b45",
+        "alarm": "#ff8585",
+        "alarm-ground": "#3a1d20",
+        "caution": "#dfb34d",
+        "caution-ground": "#332b17",
+        "shadow": "0 1px 2px rgba(0, 0, 0, 0.4), 0 2px 10px rgba(0, 0, 0, 0.25)",
+    },
+}
+
+ROLES: Final[dict[Theme, dict[str, str]]] = {
+    "light": {
+        # Parts of a step.
+        "compute": "#3b7dc4",
+        "overlap": "#2f9e8f",
+        "transfer": "#e08a3c",
+        "exposed": "#d64550",
+        "wait": "#b24a8e",
+        "update": "#8a67c0",
+        "data": "#b39b2e",
+        "host": "#7b8794",
+        "idle": "#cdd4dc",
+        "muted": "#98a3af",
+        # Intervals of the dashboard's timeline.
+        "step": "#d5dbe4",
+        "forward": "#3b7dc4",
+        "layer": "#6da2da",
+        "backward": "#4a5fb8",
+        "marker": "#9a6b3f",
+        "codec": "#7a8f3a",
+        "gradient": "#4a5fb8",
+        "collective": "#e08a3c",
+        "p2p": "#c76a1b",
+        "unfinished": "#b3202c",
+        "kernel": "#3b7dc4",
+        "copy": "#4aa5b5",
+        # Things of one kind, told apart.
+        "series-0": "#3b7dc4",
+        "series-1": "#e08a3c",
+        "series-2": "#2f9e8f",
+        "series-3": "#cf4a5a",
+        "series-4": "#8a67c0",
+        "series-5": "#b39b2e",
+        "scale-low": "#e3edf8",
+        "scale-high": "#1f5a9c",
+    },
+    "dark": {
+        "compute": "#5b9be0",
+        "overlap": "#45b8a7",
+        "transfer": "#eb9c54",
+        "exposed": "#f0616d",
+        "wait": "#d873b5",
+        "update": "#a586d8",
+        "data": "#cdb548",
+        "host": "#8b98a7",
+        "idle": "#3a4552",
+        "muted": "#6f7c8b",
+        "step": "#2f3947",
+        "forward": "#5b9be0",
+        "layer": "#4479b3",
+        "backward": "#7186de",
+        "marker": "#c39466",
+        "codec": "#9db056",
+        "gradient": "#8b9df0",
+        "collective": "#eb9c54",
+        "p2p": "#d97f34",
+        "unfinished": "#ff5c68",
+        "kernel": "#5b9be0",
+        "copy": "#5fb9c8",
+        "series-0": "#5b9be0",
+        "series-1": "#eb9c54",
+        "series-2": "#45b8a7",
+        "series-3": "#e5687a",
+        "series-4": "#a586d8",
+        "series-5": "#cdb548",
+        "scale-low": "#1f2c3b",
+        "scale-high": "#7db4f0",
+    },
+}
+
+
+def style_sheet() -> str:
+    """The palette of both themes as CSS variables, one for each surface and each role."""
+    rules = []
+    for theme, roles in ROLES.items():
+        selector = ":root" if theme == DEFAULT_THEME else f':root[data-theme="{theme}"]'
+        colours = SURFACES[theme] | roles
+        lines = [f"color-scheme: {theme};", *(f"--{name}: {colours[name]};" for name in colours)]
+        rules.append(f"{selector} {{ {' '.join(lines)} }}")
+    return "\n".join(rules)
