@@ -37,9 +37,9 @@ class State(IntEnum):
     """What is known of a collective."""
 
     COMPLETE = 0
-    """Seen on every member, completed on every member."""
+    """Seen on every member, completed on every member, if perhaps nobody knows when."""
     OPEN = 1
-    """Seen on every member, not completed on some, or at a time that nobody knows."""
+    """Seen on every member, not completed on some."""
     PARTIAL = 2
     """Some member's part is missing: it never entered, or its part was lost."""
     MISMATCH = 3
@@ -64,7 +64,7 @@ class Collectives:
         lead: How much the last arriver comes after the one before it; 0 if it is alone.
         median: Median arrival.
         last_rank: Who arrived last.
-        end: Last end over ranks; `NULL_NS` where it is open on some rank.
+        end: Last end over ranks; `NULL_NS` where it is not known on some rank.
         state: A `State`.
         wait: Sum over ranks of A - arrival.
         first_row: Where its rows begin in `Joined.order`.
@@ -89,6 +89,11 @@ class Collectives:
 
     def __len__(self) -> int:
         return len(self.op)
+
+    @property
+    def timed(self) -> BoolArray:
+        """Whether each completed on every member, at a time that is known."""
+        return np.asarray((self.state == State.COMPLETE) & (self.end != NULL_NS))
 
 
 @dataclass(frozen=True)
@@ -317,7 +322,8 @@ def _collect(messages: AllMessages, seq: IntArray) -> tuple[Collectives, IntArra
     output_bytes = _reduce(np.maximum, messages.out_bytes[order], begins)
     gathers = np.isin(op[begins], [messages.ops.index("all_gather"), messages.ops.index("gather")])
     vector = np.where(gathers & (output_bytes != NULL), output_bytes, input_bytes)
-    is_open = _reduce(np.logical_or, end == NULL_NS, begins)
+    is_open = _reduce(np.logical_or, messages.unfinished[order], begins)
+    untimed = _reduce(np.logical_or, end == NULL_NS, begins)
 
     equal_sizes = np.isin(op[begins], [messages.ops.index(name) for name in _EQUAL_SIZES])
     sizes_differ = input_bytes != _reduce(np.minimum, size, begins)
@@ -350,7 +356,7 @@ def _collect(messages: AllMessages, seq: IntArray) -> tuple[Collectives, IntArra
         lead=last - start[np.where(counts > 1, lasts - 1, lasts)],
         median=start[before] + (start[middle] - start[before]) // 2,
         last_rank=rank[lasts],
-        end=np.where(is_open, NULL_NS, _reduce(np.maximum, end, begins)),
+        end=np.where(untimed, NULL_NS, _reduce(np.maximum, end, begins)),
         state=state,
         wait=_reduce(np.add, np.repeat(last, counts) - start, begins),
         first_row=begins,

@@ -63,8 +63,8 @@ def collectives_table(analysis: Analysis) -> pa.Table:
     """One row per collective; its place is the ``collective`` of its messages."""
     joined = _joined(analysis)
     one = joined.collectives
-    done = one.state == State.COMPLETE
-    transfer = np.maximum(one.end - one.last, 0)
+    done = one.timed
+    transfer = np.where(done, np.maximum(one.end - one.last, 0), 0)
     return pa.table(
         {
             "collective": np.arange(len(one)),

@@ -316,7 +316,7 @@ def read_run(directory: Path) -> RunInfo:
         known = {f: value[f] for f in RunInfo.__dataclass_fields__ if f in value}
         run = RunInfo(**{**known, "ranks": ranks})
         _check_run(run)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, IndexError) as error:
         raise TraceError(f"{path} is damaged: {error!r:.120}") from error
     known_segments = {info.segment for info in run.ranks}
     for info in read_sidecars(directory, run.notes):
@@ -400,6 +400,13 @@ def rank_from_json(value: dict[str, Any]) -> RankInfo:
     Raises:
         KeyError, TypeError, ValueError: The entry is damaged.
     """
+    try:
+        return _rank_from_json(value)
+    except OverflowError as error:  # Infinity, or a whole number that no float can hold
+        raise ValueError(error) from error
+
+
+def _rank_from_json(value: dict[str, Any]) -> RankInfo:
     known = {f: value[f] for f in RankInfo.__dataclass_fields__ if f in value}
     known["tensors"] = [_tensor_from_json(t) for t in known.get("tensors", [])]
     known["groups"] = [

@@ -12,7 +12,7 @@ from isal import igzip_lib, isal_zlib
 
 from ddltrace.tracer.errors import TraceError
 
-BLOCK_BYTES: Final = 1 << 20
+BLOCK_BYTES: Final = 1 << 18
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _GZIP_WBITS: Final = 31
 

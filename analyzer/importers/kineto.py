@@ -497,7 +497,8 @@ class _Mapper:
                 "phase": coded("phase", zeros, ["backward"]),
             },
         )
-        return pa.concat_tables([table, added]).unify_dictionaries().combine_chunks()
+        # In two chunks: one would copy every column, the many empty ones included.
+        return pa.concat_tables([table, added]).unify_dictionaries()
 
     def _unknown_kernels(self) -> tuple[int, Counter[str]]:
         intervals = self._in

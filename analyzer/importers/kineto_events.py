@@ -144,9 +144,9 @@ class _Builder:
         self.rows += count
 
     def _look_at_new_names(self) -> None:
-        for name in list(self.names)[len(self.speaks) :]:
+        for name in self.names.since(len(self.speaks)):
             self.speaks.append(_COMMUNICATION.search(name) is not None)
-        for name in list(self.categories)[len(self.on_device) :]:
+        for name in self.categories.since(len(self.on_device)):
             plain = name.lower()
             on_device = plain in KERNEL | COPY | SYNC | DEVICE_MARK
             self.on_device.append(on_device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +19,11 @@ class Codes(dict[Any, int]):
     def __missing__(self, key: Any) -> int:
         code = self[key] = len(self)
         return code
+
+    def since(self, code: int) -> list[Any]:
+        """The values from a number on, at a cost that grows with those only."""
+        newest_first = list(islice(reversed(self), len(self) - code))
+        return newest_first[::-1]
 
     def of(self, values: Iterable[Any], count: int) -> npt.NDArray[np.int32]:
         """The number of each of `count` values."""

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ddltrace.analyzer.columns import NULL, NULL_NS, BoolArray, IntArray
 from ddltrace.analyzer.intervals import EMPTY, lengths_within
-from ddltrace.analyzer.join import Joined, State
+from ddltrace.analyzer.join import Joined
 from ddltrace.analyzer.measures.collectives import bus_factor
 from ddltrace.analyzer.model import CostFit, SizeBin
 from ddltrace.analyzer.scan import RankScan
@@ -52,7 +52,7 @@ def cost_fits(
     """
     collectives, messages = joined.collectives, joined.messages
     transfer = collectives.end - collectives.last
-    usable = chosen & (collectives.state == State.COMPLETE) & (collectives.ranks > 1)
+    usable = chosen & collectives.timed & (collectives.ranks > 1)
     index = np.flatnonzero(usable & (collectives.size > 0) & (transfer > 0))
     disturbance = _disturbance(scans, joined)[index]
     alone = disturbance <= _MAX_OVERLAP

@@ -58,7 +58,7 @@ def _collective_row(joined: Joined, index: IntArray, residual_ns: float | None) 
     group = int(collectives.group[first])
     ranks = int(joined.messages.group_size[group])
     size = int(collectives.bytes[first])
-    done = index[collectives.state[index] == State.COMPLETE]
+    done = index[collectives.timed[index]]
     transfer = np.maximum(collectives.end[done] - collectives.last[done], 0) / 1e3
     wait = collectives.wait[done] / 1e3
     skew = (collectives.last[done] - collectives.first[done]) / 1e3

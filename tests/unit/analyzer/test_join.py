@@ -6,6 +6,7 @@ import pytest
 from ddltrace.analyzer.columns import NULL
 from ddltrace.analyzer.join import State, join
 from ddltrace.analyzer.scan import scan_ranks
+from ddltrace.analyzer.tables import collectives_table
 
 
 def _join(trace):
@@ -58,6 +59,7 @@ def test_one_name_for_two_groups_is_two_groups(build):
         ({"bytes": 12}, State.MISMATCH),
         ({"seq": 1}, State.PARTIAL),
         ({"end": None}, State.OPEN),
+        ({"end": None, "status": "ok"}, State.COMPLETE),
     ],
 )
 def test_what_does_not_fit_is_told_apart(build, change, state):
@@ -66,6 +68,20 @@ def test_what_does_not_fit_is_told_apart(build, change, state):
     arguments = {"op": "all_reduce", "start": 1, "end": 5, "seq": 0, "bytes": 8} | change
     built[1].message(**arguments)
     assert _join(built.trace()).collectives.state[0] == state
+
+
+def test_a_completion_at_an_unknown_time_is_no_open_collective(build):
+    built = build(2)
+    for rank in range(2):
+        built[rank].message("all_reduce", rank, None, seq=0, bytes=8, status="ok")
+        built[rank].message("all_reduce", 10 + rank, 15, seq=1, bytes=8)
+    analysis = built.trace().analyze()
+    assert (analysis.joining.complete, analysis.joining.open) == (2, 0)
+    # Its transfer is not known: the times are the other's.
+    (row,) = analysis.collectives
+    assert (row.count, row.incomplete, row.transfer_us, row.wait_us) == (2, 1, 4.0, 0.5)
+    assert collectives_table(analysis)["transfer_us"].to_pylist() == [None, 4.0]
+    assert not analysis.hangs
 
 
 def test_a_collective_twice_on_one_rank_is_a_mismatch(build):

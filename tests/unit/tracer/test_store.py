@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import struct
@@ -22,6 +23,7 @@ from ddltrace.tracer.store import (
     StreamWriter,
     TensorInfo,
     finalize,
+    rank_from_json,
     read_events,
     read_run,
     segment_name,
@@ -33,6 +35,8 @@ from ddltrace.tracer.store import (
 SEGMENT = segment_name(rank=0, attempt=0, pid=7)
 LZ4_FRAME = b"\x04\x22\x4d\x18"  # how every compressed buffer of a stream begins
 ROWS = 40
+HUGE_COST = {"ratio": 10**400, "low": 1.0, "high": 1.0, "steps": 1}
+TENSOR = {"id": 0, "name": "w", "shape": [2], "dtype": "f", "bytes": 8}
 
 
 def events(rows: int, first: int = 0) -> pa.RecordBatch:
@@ -262,7 +266,9 @@ def test_only_plain_files_are_opened(tmp_path: Path, kind: str) -> None:
         {"ranks": [{"rank": 0, "segment": SEGMENT, "tensor_table": 0, "world_size": 10**12}]},
         {"ranks": [{"rank": 0, "segment": SEGMENT, "tensor_table": 0, "groups": 3}]},
         {"ranks": [{"rank": 0, "segment": SEGMENT, "tensor_table": 0, "clock": []}]},
+        {"ranks": [{"rank": 0, "segment": SEGMENT, "tensor_table": 0, "cost": HUGE_COST}]},
         {"tensor_tables": [[{"id": 0}]]},
+        {"tensor_tables": [[{**TENSOR, "bytes": math.inf}]]},
         {"tensor_tables": 5},
         {"notes": "x"},
         {"command": {}},
@@ -294,6 +300,20 @@ def test_a_run_file_that_is_none_is_one_line(tmp_path: Path, text: str) -> None:
     with pytest.raises(TraceError) as caught:
         read_run(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", [{"cost": HUGE_COST}, {"tensors": [{**TENSOR, "id": math.inf}]}])
+def test_a_number_that_nothing_can_hold_is_damage(
+    tmp_path: Path, damage: dict[str, object]
+) -> None:
+    entry = RankInfo(rank=2, segment="rank-00002-0-9").to_json() | damage
+    with pytest.raises(ValueError, match="convert"):
+        rank_from_json(entry)
+    write_run(tmp_path, RunInfo())
+    (tmp_path / "rank-00002-0-9.json").write_text(json.dumps(entry))
+    run = read_run(tmp_path)
+    assert run.ranks == []
+    assert "its rank is left out" in run.notes[0]
 
 
 def test_damaged_sidecars_are_left_out_and_told(tmp_path: Path) -> None:
