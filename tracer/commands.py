@@ -54,7 +54,7 @@ The exit status is the job's own.""",
     "--measure-cost",
     type=click.IntRange(min=0),
     metavar="STEPS",
-    help="In so many steps from step 100 on, record every other pair only, and say what recording "
+    help="In so many steps from step 200 on, record every other pair only, and say what recording "
     "costs; 0 to record all.  [default: 40, if DistributedDataParallel keeps the ranks in step]",
 )
 @click.option("--force", is_flag=True, help="Replace a trace that stands in the way.")
@@ -123,7 +123,7 @@ def _cost_told(directory: Path, *, asked: bool) -> str | None:
 
     costs = [info.cost for info in read_run(directory).ranks if info.cost is not None]
     if not costs:
-        too_few = "the job took too few steps to measure what recording costs: it needs 116"
+        too_few = "the job took too few steps to measure what recording costs: it needs 216"
         return too_few if asked else None
     dear = max(costs, key=lambda cost: cost["ratio"])
     return (

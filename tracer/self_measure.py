@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ddltrace.tracer.recorder import Recorder
 
-FIRST_STEP: Final = 100
+FIRST_STEP: Final = 200
 DEFAULT_STEPS: Final = 40
 _PATTERN: Final = (False, True, True, False)
 _MIN_BLOCKS: Final = 4

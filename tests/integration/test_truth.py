@@ -46,7 +46,7 @@ def test_level_op_sees_operators_in_its_window_only(tmp_path: Path) -> None:
 
 
 def test_a_job_measures_what_its_recording_costs(tmp_path: Path) -> None:
-    command = torchrun("ddp_cnn.py", "124")
+    command = torchrun("ddp_cnn.py", "224")
     done = run(traced(tmp_path / "trace", command), cwd=tmp_path)
     assert done.status == 0, done.stderr
     assert "times an unrecorded one" in done.stderr
@@ -64,7 +64,7 @@ def test_a_job_measures_what_its_recording_costs(tmp_path: Path) -> None:
         keys = messages[["group", "seq"]]
         assert not keys.duplicated().any()
     assert recorded[0] == recorded[1]
-    assert len(recorded[0]) == 124 - 12
+    assert len(recorded[0]) == 224 - 12
     # What was left out does not count as idle.
     analysis = open_trace(tmp_path / "trace").analyze()
     assert any("12 steps were left unrecorded" in note for note in analysis.trace.notes)
