@@ -39,6 +39,7 @@ SYSTEM_TOOLS = {
     ("chromium", "chromium-browser", "google-chrome"): "chromium",
     ("ip",): "iproute2",
     ("tc",): "iproute2",
+    ("faketime",): "faketime",
 }
 
 

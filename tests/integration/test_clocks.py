@@ -195,9 +195,13 @@ def test_a_rank_that_is_killed_leaves_its_exchanges(tmp_path: Path) -> None:
         port = str(free.getsockname()[1])
     python, probe = shlex.quote(sys.executable), shlex.quote(str(JOBS / "clock_probe.py"))
     (tmp_path / "launch.sh").write_text(
-        f"RANK=0 {python} {probe} 60 > /dev/null 2>&1 & ZERO=$!\n"
-        f"RANK=1 timeout -s KILL 14 unshare --time --monotonic 4 {python} {probe} 60\n"
-        "kill -9 $ZERO; wait; exit 0\n"
+        f"RANK=0 {python} {probe} 120 > /dev/null 2>&1 & ZERO=$!\n"
+        f"RANK=1 setsid unshare --time --monotonic 4 {python} {probe} 120 & ONE=$!\n"
+        "for _ in {1..600}; do\n"
+        f"  test $(cat {tmp_path}/trace/rank-00001-*.json | grep -c rtt_ns) -ge 2 && break\n"
+        "  sleep 0.1\n"
+        "done\n"
+        "kill -9 -- -$ONE $ZERO; wait; exit 0\n"
     )
     run(
         traced(tmp_path / "trace", ["bash", str(tmp_path / "launch.sh")]),
