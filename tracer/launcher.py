@@ -95,6 +95,7 @@ def run_job(
         version=version("ddltrace"),
         host=os.uname().nodename,
         created_unix_ns=time.time_ns(),
+        launcher_pid=os.getpid(),
         labels=dict(labels or {}),
     )
     write_run(config.directory, run)

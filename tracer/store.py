@@ -146,6 +146,7 @@ class RunInfo:
         level: What was captured: ``comm``, ``layer`` or ``op``.
         source: ``ddltrace`` for a captured trace, else the imported format.
         exit_status: The job's own status, 128 + n when killed by signal n.
+        launcher_pid: The launcher's process on `host`, if there is one.
         ranks: One entry per rank process.
         notes: What a reader must know before believing the numbers, each one line.
     """
@@ -159,6 +160,7 @@ class RunInfo:
     created_unix_ns: int | None = None
     ended_unix_ns: int | None = None
     exit_status: int | None = None
+    launcher_pid: int | None = None
     labels: dict[str, Any] = field(default_factory=dict)
     ranks: list[RankInfo] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -364,6 +366,8 @@ def _add_parts(directory: Path, run: RunInfo) -> None:
 
 def _settle(directory: Path, run: RunInfo) -> None:
     """Accounts for a run that has no launcher any more, or never had one."""
+    if run.launcher_pid is not None and _is_gone(run.launcher_pid, run.host):
+        run.notes.append("the launcher was killed: nobody noted how the job ended")
     for info in run.ranks:
         if info.status == "running" and _has_died(directory, info):
             info.status = "killed"
@@ -371,16 +375,23 @@ def _settle(directory: Path, run: RunInfo) -> None:
         _account(run)
 
 
+def _is_gone(pid: int, host: str) -> bool:
+    """Whether a process is sure not to run any more, as far as its own host can be asked."""
+    if host != platform.node() or not Path("/proc/self").exists():
+        return False
+    return not Path(f"/proc/{pid}").exists()
+
+
 def _has_died(directory: Path, info: RankInfo) -> bool:
     """Whether a process that did not close its trace is sure to be gone."""
-    if info.pid is None or info.host != platform.node() or not Path("/proc/self").exists():
+    if info.pid is None or not _is_gone(info.pid, info.host):
         return False
     try:
         # A process in another container may only seem to be gone; then its stream grows.
         idle_s = time.time() - event_path(directory, info.segment).stat().st_mtime
     except OSError:
         return False
-    return not Path(f"/proc/{info.pid}").exists() and idle_s > _SURELY_IDLE_S
+    return idle_s > _SURELY_IDLE_S
 
 
 def read_sidecars(directory: Path, notes: list[str]) -> list[RankInfo]:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.jobs import JOBS, environment, run, torchrun, traced
+from support.jobs import DDLTRACE, JOBS, Done, environment, run, torchrun, traced
 
 from ddltrace.tracer.store import read_events, read_run
 
@@ -147,6 +147,66 @@ def test_a_trace_that_still_runs_can_be_read(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=100)
     assert len(read_run(trace).ranks) == 2
+
+
+def test_a_job_outlives_its_launcher_and_the_trace_says_so(tmp_path: Path) -> None:
+    command = torchrun("ddp_cnn.py", "40")
+    plain = run(command, cwd=tmp_path)
+    trace = tmp_path / "trace"
+    process = subprocess.Popen(
+        traced(trace, command),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    process.kill()
+    # To the end of the last process that holds the pipe: the job's.
+    rest, _ = process.communicate(timeout=100)
+    assert process.returncode == -signal.SIGKILL
+    assert Done(0, first + rest, "").losses() == plain.losses()
+    for _ in range(2):  # reading changes nothing
+        info = read_run(trace)
+        assert info.status == "partial"
+        assert info.notes == ["the launcher was killed: nobody noted how the job ended"]
+        assert [(r.rank, r.status) for r in info.ranks] == [(0, "complete"), (1, "complete")]
+        report = run([*DDLTRACE, "analyze", str(trace)], cwd=tmp_path)
+        assert report.status == 0, report.stderr
+        assert "the launcher was killed" in report.stdout
+
+
+def test_a_launcher_and_its_job_killed_at_once_leave_a_marked_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    process = subprocess.Popen(
+        traced(trace, torchrun("hang_after.py")),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("rank 0 step 150 "):
+            break
+    # The agent puts each rank into a session of its own.
+    ranks = [info.pid for info in read_run(trace).ranks]
+    os.killpg(process.pid, signal.SIGKILL)
+    for pid in ranks:
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=100)
+    report = run([*DDLTRACE, "analyze", str(trace)], cwd=tmp_path)
+    assert report.status == 0, report.stderr
+    assert "the launcher was killed: nobody noted how the job ended" in report.stdout
+    for info in read_run(trace).ranks:
+        table, lost = read_events(trace, info.segment)
+        assert lost == 0
+        assert table["name"].to_pylist().count("optimizer") > 50
 
 
 def test_a_folder_full_of_the_same_names_is_no_trap(tmp_path: Path) -> None:
