@@ -27,6 +27,7 @@ from ddltrace.analyzer.measures.breakdown import (
 )
 from ddltrace.analyzer.measures.collectives import collective_rows, in_steps, joining, p2p_rows
 from ddltrace.analyzer.measures.hangs import find_hangs, origin
+from ddltrace.analyzer.measures.idle import idle_row, idle_shares
 from ddltrace.analyzer.measures.path_parts import path_parts, path_totals
 from ddltrace.analyzer.measures.slow_steps import slow_steps
 from ddltrace.analyzer.measures.steps import Steps, find_steps
@@ -36,6 +37,7 @@ from ddltrace.analyzer.measures.traffic import traffic_rows
 from ddltrace.analyzer.model import (
     Analysis,
     ClockFacts,
+    IdleRow,
     RankClockFacts,
     RankRow,
     StepRow,
@@ -110,6 +112,9 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
         joined=joined,
         findings=(),
         slow_steps=slow_steps(steps, paths),
+        idle=tuple(
+            _idle_row(sets[rank], joined, rank_steps, selected=wanted is not None) for rank in scans
+        ),
         rank_steps=rank_steps,
     )
     return replace(analysis, findings=find_findings(analysis))
@@ -169,6 +174,7 @@ def _summary(steps: Steps, rank_steps: Mapping[str, FloatArray], counted: BoolAr
         sync_overhead_share=share("sync_ns"),
         update_overhead_share=share("update_ns"),
         data_share=share("data_ns"),
+        idle=idle_shares(rank_steps, counted),
         steps=int(steps.steady.sum()),
         warmup_steps=int((~steps.steady).sum()),
         rule=steps.rule,
@@ -197,13 +203,9 @@ def _rank_row(
     if selected:
         total = {name: float(rank_steps[name][mine].sum()) for name in FIELDS}
         chosen = in_steps(scan.messages.step, steps.number)
-        begins = rank_steps["start_ns"][mine]
-        ends = begins + rank_steps["wall_ns"][mine]
-        work = EMPTY if not len(begins) else clip(activity.work, int(begins.min()), int(ends.max()))
     else:
-        window = np.array([scan.first]), np.array([scan.last])
-        total = {name: float(values[0]) for name, values in measure_windows(sets, *window).items()}
-        work = activity.work
+        total = _totals(sets, scan.first, scan.last)
+    work = _device_work(sets, rank_steps, selected=selected)
     span = int(work.end[-1] - work.start[0]) if len(work.start) else 0
     known = activity.compute is not None
     return RankRow(
@@ -227,6 +229,32 @@ def _rank_row(
         messages=int(chosen.sum()),
         open_messages=int((chosen & scan.messages.unfinished).sum()),
     )
+
+
+def _totals(sets: RankSets, start: int, end: int) -> dict[str, float]:
+    """A rank's measures in one window."""
+    measured = measure_windows(sets, np.array([start]), np.array([end]))
+    return {name: float(values[0]) for name, values in measured.items()}
+
+
+def _device_work(sets: RankSets, rank_steps: Mapping[str, FloatArray], *, selected: bool) -> Spans:
+    """A rank's device work in the analyzed window."""
+    work = sets.scan.activity.work
+    if not selected:
+        return work
+    mine = rank_steps["rank"] == sets.scan.rank
+    begins = rank_steps["start_ns"][mine]
+    ends = begins + rank_steps["wall_ns"][mine]
+    return clip(work, int(begins.min()), int(ends.max())) if len(begins) else EMPTY
+
+
+def _idle_row(
+    sets: RankSets, joined: Joined, rank_steps: Mapping[str, FloatArray], *, selected: bool
+) -> IdleRow:
+    work = _device_work(sets, rank_steps, selected=selected)
+    window = (int(work.start[0]), int(work.end[-1])) if len(work.start) else None
+    total = _totals(sets, *(window or (0, 0)))
+    return idle_row(sets.scan, joined, sets.exposed_waiting, window, total)
 
 
 def _within(spans: Spans, window: Spans) -> Spans:

@@ -22,7 +22,7 @@ import numpy as np
 
 from ddltrace.analyzer import figures
 from ddltrace.analyzer.model import CATEGORIES, Analysis, Summary
-from ddltrace.analyzer.sentences import extra_text, sentences
+from ddltrace.analyzer.sentences import extra_text, idle_text, sentences
 from ddltrace.analyzer.units import (
     bandwidth_text,
     bytes_text,
@@ -148,6 +148,8 @@ def render(analysis: Analysis, trace: Trace) -> str:
         joining=analysis.joining,
         hangs=analysis.hangs,
         slow=analysis.slow_steps,
+        idle=idle_text(analysis.summary),
+        fits=analysis.cost_fits,
         findings=analysis.findings,
         ranks=analysis.ranks,
         sentences=sentences(analysis)[-3:],  # a hang, if there is one, has a box of its own
@@ -171,10 +173,12 @@ def _figures(analysis: Analysis) -> Iterable[tuple[str, go.Figure | None]]:
         figures.step_times,
         figures.critical_parts,
         figures.rank_breakdown,
+        figures.idle_causes,
         figures.stragglers,
         figures.overlap_over_steps,
         figures.wait_against_transfer,
         figures.bandwidth_against_size,
+        figures.cost_fits,
         figures.traffic,
     ):
         yield make.__name__, make(analysis)
