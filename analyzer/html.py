@@ -10,7 +10,7 @@ import base64
 import gzip
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
@@ -23,6 +23,7 @@ import numpy as np
 from ddltrace.analyzer import figures
 from ddltrace.analyzer.model import CATEGORIES, Analysis, Summary
 from ddltrace.analyzer.sentences import extra_text, idle_text, sentences
+from ddltrace.analyzer.several import dashboard_command
 from ddltrace.analyzer.units import (
     bandwidth_text,
     bytes_text,
@@ -83,18 +84,21 @@ class ShownPath:
     pieces: dict[str, list[Any]]
 
 
-def write_html(analysis: Analysis, trace: Trace, path: Path) -> None:
+def write_html(
+    analysis: Analysis, trace: Trace, path: Path, sources: Sequence[Path] | None = None
+) -> None:
     """Writes the report as one self-contained HTML file.
 
     Args:
         analysis: What to report.
         trace: Where it comes from.
         path: The file; replaced whole if it exists.
+        sources: What the trace was opened from, if that is not its own path.
 
     Raises:
         DdltraceError: The file cannot be written.
     """
-    text = render(analysis, trace)
+    text = render(analysis, trace, sources)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")
@@ -104,8 +108,8 @@ def write_html(analysis: Analysis, trace: Trace, path: Path) -> None:
         raise DdltraceError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def render(analysis: Analysis, trace: Trace) -> str:
-    """The report's text."""
+def render(analysis: Analysis, trace: Trace, sources: Sequence[Path] | None = None) -> str:
+    """The report's text; arguments as those of `write_html`."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -163,7 +167,8 @@ def render(analysis: Analysis, trace: Trace) -> str:
         most_exposed=max((row.exposed_us or 0 for row in exposed), default=0) or 1,
         missing_ranks=sorted(set(range(analysis.trace.world_size)) - set(analysis.trace.ranks)),
         created=_date(trace.run.created_unix_ns),
-        path=trace.path,
+        sources=" ".join(map(str, sources or [trace.path])),
+        next=dashboard_command(sources or [trace.path]),
         version=metadata.version("ddltrace"),
     )
 
