@@ -31,6 +31,7 @@ class Activity:
         data: Fetching batches.
         update: The optimizer's phases.
         blocked: A host thread waits for a message.
+        host: A host thread is inside of a step, a phase, a marker or an imported operation.
         both: C n M.
         work: All device work: C, M and copies.
     """
@@ -42,6 +43,7 @@ class Activity:
     data: Spans
     update: Spans
     blocked: Spans
+    host: Spans
     both: Spans
     work: Spans
 
@@ -70,6 +72,7 @@ def measure_activity(columns: Columns, messages: Messages, waits: Waits) -> Acti
         data=_spans(columns, columns.rows("data")),
         update=_spans(columns, phases[np.isin(phase_name, updates)]),
         blocked=union(waits.start, waits.end),
+        host=_spans(columns, columns.rows("step", "phase", "marker", "host")),
         both=EMPTY if compute is None else intersect(compute, comm),
         work=merge(EMPTY if compute is None else compute, comm, copies),
     )

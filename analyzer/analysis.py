@@ -15,7 +15,7 @@ from ddltrace.analyzer.align import SHARED, worst_residual
 from ddltrace.analyzer.cache import RecentCache
 from ddltrace.analyzer.columns import BoolArray
 from ddltrace.analyzer.critical_path import Path, PathFinder, Window
-from ddltrace.analyzer.intervals import EMPTY, Spans, clip, length, subtract, union
+from ddltrace.analyzer.intervals import EMPTY, Spans, clip, intersect, length, subtract, union
 from ddltrace.analyzer.join import Joined, join
 from ddltrace.analyzer.measures.bandwidth import cost_fits, size_bins
 from ddltrace.analyzer.measures.breakdown import (
@@ -27,6 +27,7 @@ from ddltrace.analyzer.measures.breakdown import (
 )
 from ddltrace.analyzer.measures.collectives import collective_rows, in_steps, joining, p2p_rows
 from ddltrace.analyzer.measures.hangs import find_hangs, origin
+from ddltrace.analyzer.measures.idle import idle_row, idle_shares
 from ddltrace.analyzer.measures.path_parts import path_parts, path_totals
 from ddltrace.analyzer.measures.slow_steps import slow_steps
 from ddltrace.analyzer.measures.steps import Steps, find_steps
@@ -70,6 +71,10 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
         raise TraceError(_no_such_steps(trace, scans, wanted))
     sets = {rank: rank_sets(scan, joined) for rank, scan in scans.items()}
     rank_steps = _rank_steps(sets, steps)
+    windows = {
+        rank: _window(trace, scan, None if wanted is None else rank_steps)
+        for rank, scan in scans.items()
+    }
     steady = steps.number[steps.steady]
     counted = in_steps(rank_steps["step"].astype(np.int64), steady)
     window = counted if len(steps) else np.ones(len(rank_steps["step"]), dtype=bool)
@@ -96,10 +101,10 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
                 steps,
                 rank_steps,
                 counted,
-                _left_out(trace, scan),
+                windows[rank],
                 selected=wanted is not None,
             )
-            for rank, scan in scans.items()
+            for rank in scans
         ),
         steps=_step_rows(steps, rank_steps, paths, origin(scans)),
         collectives=collective_rows(joined, chosen, residual),
@@ -117,6 +122,16 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
         joined=joined,
         findings=(),
         slow_steps=slow_steps(steps, paths),
+        idle=tuple(
+            idle_row(
+                scan,
+                joined,
+                sets[rank].exposed_waiting,
+                windows[rank],
+                _totals(sets[rank], windows[rank]),
+            )
+            for rank, scan in scans.items()
+        ),
         rank_steps=rank_steps,
     )
     return replace(analysis, findings=find_findings(analysis))
@@ -176,6 +191,7 @@ def _summary(steps: Steps, rank_steps: Mapping[str, FloatArray], counted: BoolAr
         sync_overhead_share=share("sync_ns"),
         update_overhead_share=share("update_ns"),
         data_share=share("data_ns"),
+        idle=idle_shares(rank_steps, counted),
         steps=int(steps.steady.sum()),
         warmup_steps=int((~steps.steady).sum()),
         rule=steps.rule,
@@ -194,7 +210,7 @@ def _rank_row(
     steps: Steps,
     rank_steps: Mapping[str, FloatArray],
     counted: BoolArray,
-    left_out: Spans,
+    window: Spans,
     *,
     selected: bool,
 ) -> RankRow:
@@ -205,15 +221,9 @@ def _rank_row(
     if selected:
         total = {name: float(rank_steps[name][mine].sum()) for name in FIELDS}
         chosen = in_steps(scan.messages.step, steps.number)
-        begins = rank_steps["start_ns"][mine]
-        ends = begins + rank_steps["wall_ns"][mine]
-        work = EMPTY if not len(begins) else clip(activity.work, int(begins.min()), int(ends.max()))
     else:
-        window = np.array([scan.first]), np.array([scan.last])
-        total = {name: float(values[0]) for name, values in measure_windows(sets, *window).items()}
-        work = activity.work
-    span = int(work.end[-1] - work.start[0]) if len(work.start) else 0
-    span -= length(_within(subtract(left_out, work), work))
+        total = _totals(sets, Spans(np.array([scan.first]), np.array([scan.last])))
+    span = length(window)
     known = activity.compute is not None
     return RankRow(
         rank=scan.rank,
@@ -225,8 +235,8 @@ def _rank_row(
         overlap_us=_us(total["overlap_ns"]),
         overlap_ratio=_ratio(total["overlap_ns"], total["comm_ns"]),
         exposed_comm_us=_us(total["exposed_ns"]),
-        copy_us=length(_within(activity.copies, work)) / 1e3,
-        idle_us=(span - length(work)) / 1e3 if known else None,
+        copy_us=length(intersect(activity.copies, window)) / 1e3,
+        idle_us=(span - length(intersect(activity.work, window))) / 1e3 if known else None,
         wait_us=_us(total["waiting_ns"]),
         transfer_us=_us(total["transfer_ns"]),
         host_wait_us=total["blocked_ns"] / 1e3,
@@ -238,6 +248,28 @@ def _rank_row(
     )
 
 
+def _window(trace: Trace, scan: RankScan, chosen: Mapping[str, FloatArray] | None) -> Spans:
+    """From the first start to the last end of a rank's device work.
+
+    Without what is idle of the steps that were left unrecorded to measure the cost of recording.
+
+    Args:
+        trace: The trace.
+        scan: The rank.
+        chosen: Measures per rank and step, if only these steps are analyzed.
+    """
+    work = scan.activity.work
+    if chosen is not None:
+        mine = chosen["rank"] == scan.rank
+        begins = chosen["start_ns"][mine]
+        ends = begins + chosen["wall_ns"][mine]
+        work = clip(work, int(begins.min()), int(ends.max())) if len(begins) else EMPTY
+    if not len(work.start):
+        return EMPTY
+    whole = union(work.start[:1], work.end[-1:])
+    return subtract(whole, subtract(_left_out(trace, scan), work))
+
+
 def _left_out(trace: Trace, scan: RankScan) -> Spans:
     """The steps that a rank has left unrecorded among the others, to measure its own cost."""
     if not any(info.rank == scan.rank and info.cost for info in trace.run.ranks):
@@ -246,10 +278,12 @@ def _left_out(trace: Trace, scan: RankScan) -> Spans:
     return union(scan.step_end[jumps], scan.step_start[jumps + 1])
 
 
-def _within(spans: Spans, window: Spans) -> Spans:
-    if not len(window.start):
-        return EMPTY
-    return clip(spans, int(window.start[0]), int(window.end[-1]))
+def _totals(sets: RankSets, windows: Spans) -> dict[str, float]:
+    """A rank's measures in some windows together."""
+    # An empty window tells what the trace cannot give.
+    start, end = (np.append(times, 0) for times in windows)
+    measured = measure_windows(sets, start, end)
+    return {name: float(values.sum()) for name, values in measured.items()}
 
 
 def _bytes_sent(scan: RankScan, chosen: BoolArray) -> int:

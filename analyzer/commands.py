@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddltrace.tracer.errors import UsageError
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace import Trace
 
 
 class StepRange(click.ParamType[range]):
@@ -40,9 +43,12 @@ Examples:
   ddltrace analyze first-trace --html report.html --steps 10:20
   ddltrace analyze kineto-folder --fail-on "overlap_ratio<0.6"
   ddltrace analyze kineto-folder --definitions hta
+  ddltrace analyze node-0/trace node-1/trace
 """,
 )
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument(
+    "traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE..."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of the report.")
 @click.option(
     "--html",
@@ -68,7 +74,7 @@ Examples:
 )
 def analyze(
     *,
-    trace: Path,
+    traces: tuple[Path, ...],
     as_json: bool,
     html: Path | None,
     steps: range | None,
@@ -78,12 +84,11 @@ def analyze(
     """Report where a trace's time went.
 
     TRACE is a directory written by ddltrace run, also of a job that still runs or died, or a
-    file or folder of a format that can be imported.
+    file or folder of a format that can be imported. Several TRACEs are the directories of one
+    job that ran on several nodes, each under its own ddltrace run: they are analyzed as one.
     """
-    from ddltrace.analyzer.definitions_hta import by_hta, hta_breakdown, render_breakdown
-    from ddltrace.analyzer.report import render_report
-    from ddltrace.analyzer.threshold import check_expression, check_threshold
-    from ddltrace.analyzer.trace import open_trace
+    from ddltrace.analyzer.several import open_as_one
+    from ddltrace.analyzer.threshold import check_expression
 
     for expression in fail_on:
         check_expression(expression)
@@ -91,7 +96,26 @@ def analyze(
         raise UsageError(f"--html {html}: there is no directory {html.absolute().parent}")
     if definitions == "hta" and steps is not None:
         raise UsageError("--definitions hta chooses the steps itself: leave out --steps")
-    opened = open_trace(trace)
+    with open_as_one(traces) as opened:
+        _report(opened, traces, steps, definitions, as_json=as_json, html=html, fail_on=fail_on)
+
+
+def _report(
+    opened: Trace,
+    traces: tuple[Path, ...],
+    steps: range | None,
+    definitions: str,
+    *,
+    as_json: bool,
+    html: Path | None,
+    fail_on: tuple[str, ...],
+) -> None:
+    """Analyzes an opened trace and reports on it in the ways that were asked for."""
+    from ddltrace.analyzer.definitions_hta import by_hta, hta_breakdown, render_breakdown
+    from ddltrace.analyzer.report import render_report
+    from ddltrace.analyzer.several import dashboard_command
+    from ddltrace.analyzer.threshold import check_threshold
+
     breakdown = hta_breakdown(opened) if definitions == "hta" else None
     analysis = opened.analyze(steps)
     if as_json:
@@ -103,11 +127,11 @@ def analyze(
         click.echo(render_report(analysis))
         if breakdown is not None:
             click.echo("\n" + render_breakdown(breakdown))
-        click.echo(f"\nNext: ddltrace dashboard {trace}")
+        click.echo(f"\nNext: {dashboard_command(traces)}")
     if html is not None:
         from ddltrace.analyzer.html import write_html
 
-        write_html(analysis, opened, html)
+        write_html(analysis, opened, html, traces)
         click.echo(f"ddltrace: report in {html}", err=True)
     for expression in fail_on:
         check_threshold(analysis.summary, expression)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 
-from ddltrace.analyzer.model import CATEGORIES, Analysis, CollectiveRow, RankRow, StepRow
+from ddltrace.analyzer.model import CATEGORIES, Analysis, CollectiveRow, CostFit, RankRow, StepRow
 from ddltrace.analyzer.units import bytes_text, printable, share_text, time_text
 
 MAX_BARS: Final = 240
@@ -29,6 +29,11 @@ MAX_CELLS: Final = 256
 
 MAX_WRITTEN_CELLS: Final = 12
 """Up to this many ranks, the bytes stand in the cells of the traffic matrix."""
+
+_MAX_FITS: Final = 6
+"""Operations whose fits one chart shows: it has that many colours."""
+
+_LINE_POINTS: Final = 64
 
 _UPRIGHT_RANKS: Final = 24
 """From this many ranks on, bars stand upright and lose their names."""
@@ -123,13 +128,40 @@ def rank_breakdown(analysis: Analysis) -> go.Figure | None:
         ("copies", "data", _copies_alone),
         ("idle", "idle", lambda row: row.idle_us),
     )
-    if not rows:
+    values = [(name, role, [value(row) for row in rows]) for name, role, value in parts]
+    return _bars_of_ranks([row.rank for row in rows], values) if rows else None
+
+
+def idle_causes(analysis: Analysis) -> go.Figure | None:
+    """What each rank waits for while it is idle, and inside of messages (ms)."""
+    rows = [row for row in analysis.idle if row.idle_us is not None]
+    parts = [
+        ("data", "data", [row.data_us for row in rows]),
+        ("another rank", "overlap", [row.other_rank_us for row in rows]),
+        ("a message", "transfer", [row.message_us for row in rows]),
+        ("host", "host", [row.host_us for row in rows]),
+        ("unknown", "idle", [row.unknown_us for row in rows]),
+        ("another rank, inside of messages", "wait", [row.in_message_us for row in rows]),
+    ]
+    if not any(value for _, _, values in parts for value in values):
         return None
-    upright = len(rows) > _UPRIGHT_RANKS
-    figure = base_figure(height=320 if upright else 110 + _ROW_HEIGHT * len(rows))
-    names = [row.rank if upright else f"rank {row.rank}" for row in rows]
-    for name, role, value in parts:
-        values = _array([value(row) for row in rows]) / _US_PER_MS
+    return _bars_of_ranks([row.rank for row in rows], parts)
+
+
+def _bars_of_ranks(
+    ranks: Sequence[int], parts: Sequence[tuple[str, str, Sequence[float | None]]]
+) -> go.Figure:
+    """A stacked bar for each rank.
+
+    Args:
+        ranks: The ranks.
+        parts: Name, role and values (us, one for each rank) of the parts of the bars.
+    """
+    upright = len(ranks) > _UPRIGHT_RANKS
+    figure = base_figure(height=320 if upright else 110 + _ROW_HEIGHT * len(ranks))
+    names = [rank if upright else f"rank {rank}" for rank in ranks]
+    for name, role, times in parts:
+        values = _array(times) / _US_PER_MS
         if not np.nansum(values):
             continue
         figure.add_bar(
@@ -208,6 +240,63 @@ def bandwidth_against_size(analysis: Analysis) -> go.Figure | None:
     figure.update_yaxes(title="bus bandwidth, Gbit/s", rangemode="tozero")
     figure.update_layout(showlegend=True)
     return figure
+
+
+def cost_fits(analysis: Analysis) -> go.Figure | None:
+    """Transfer against size: medians as points, fitted models as lines (ms).
+
+    None where no operation has two sizes. A model bends on these logarithmic axes: flat where
+    latency rules, rising with the size.
+    """
+    fits = [fit for fit in analysis.cost_fits if fit.points][:_MAX_FITS]
+    if all(len(fit.points) < 2 for fit in fits):
+        return None
+    figure = base_figure(height=340)
+    for number, fit in enumerate(fits):
+        name = _fit_name(fit)
+        role = {"role": f"series-{number % 6}"}
+        sizes = [point.bytes for point in fit.points]
+        figure.add_scatter(
+            x=sizes,
+            y=[point.transfer_us / _US_PER_MS for point in fit.points],
+            name=name,
+            legendgroup=name,
+            meta=role,
+            mode="markers",
+            marker={"size": 8},
+            customdata=[
+                [bytes_text(point.bytes), time_text(point.transfer_us), point.samples]
+                for point in fit.points
+            ],
+            hovertemplate="%{customdata[0]}: %{customdata[1]}, median of %{customdata[2]}",
+        )
+        if fit.latency_us is None:
+            continue
+        x = np.geomspace(sizes[0], sizes[-1], _LINE_POINTS)
+        slope = 0.0 if fit.algbw_gbps is None else 8 / (fit.algbw_gbps * 1e3)
+        figure.add_scatter(
+            x=x,
+            y=(fit.latency_us + slope * x) / _US_PER_MS,
+            name=f"{name}, fitted",
+            legendgroup=name,
+            showlegend=False,
+            meta=role,
+            mode="lines",
+            line={"width": 1.6},
+            hoverinfo="skip",
+        )
+    everything = [point.bytes for fit in fits for point in fit.points]
+    figure.update_xaxes(
+        title="whole vector", type="log", **_byte_ticks(min(everything), max(everything))
+    )
+    times = [point.transfer_us for fit in fits for point in fit.points]
+    figure.update_yaxes(title="transfer", type="log", **_time_ticks(min(times), max(times)))
+    return figure
+
+
+def _fit_name(fit: CostFit) -> str:
+    """What a fit is of: ``all_reduce of 4, gloo``."""
+    return f"{label(fit.op, 20)} of {fit.group_size}, {label(fit.backend or 'backend unknown', 20)}"
 
 
 def stragglers(analysis: Analysis) -> go.Figure | None:
@@ -417,6 +506,14 @@ def _distinct(names: Sequence[str]) -> list[str]:
         seen[name] = seen.get(name, 0) + 1
         out.append(name + "\N{ZERO WIDTH SPACE}" * (seen[name] - 1))
     return out
+
+
+def _time_ticks(shortest: float, longest: float) -> dict[str, list[Any]]:
+    """Ticks at 1, 2 and 5 times powers of ten of microseconds, values in ms, written as times."""
+    powers = range(int(np.floor(np.log10(shortest))), int(np.ceil(np.log10(longest))) + 1)
+    times = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+    texts = [time_text(us).replace(".00 ", " ").replace(".0 ", " ") for us in times]
+    return {"tickvals": [us / _US_PER_MS for us in times], "ticktext": texts}
 
 
 def _byte_ticks(smallest: int, largest: int) -> dict[str, list[Any]]:

@@ -10,7 +10,7 @@ import base64
 import gzip
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
@@ -23,7 +23,8 @@ import numpy as np
 from ddltrace.analyzer import figures
 from ddltrace.analyzer.model import CATEGORIES, Analysis, Summary
 from ddltrace.analyzer.palette import style_sheet
-from ddltrace.analyzer.sentences import extra_text, sentences
+from ddltrace.analyzer.sentences import extra_text, idle_text, sentences
+from ddltrace.analyzer.several import dashboard_command
 from ddltrace.analyzer.units import (
     bandwidth_text,
     bytes_text,
@@ -84,18 +85,21 @@ class ShownPath:
     pieces: dict[str, list[Any]]
 
 
-def write_html(analysis: Analysis, trace: Trace, path: Path) -> None:
+def write_html(
+    analysis: Analysis, trace: Trace, path: Path, sources: Sequence[Path] | None = None
+) -> None:
     """Writes the report as one self-contained HTML file.
 
     Args:
         analysis: What to report.
         trace: Where it comes from.
         path: The file; replaced whole if it exists.
+        sources: What the trace was opened from, if that is not its own path.
 
     Raises:
         DdltraceError: The file cannot be written.
     """
-    text = render(analysis, trace)
+    text = render(analysis, trace, sources)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")
@@ -105,8 +109,8 @@ def write_html(analysis: Analysis, trace: Trace, path: Path) -> None:
         raise DdltraceError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def render(analysis: Analysis, trace: Trace) -> str:
-    """The report's text."""
+def render(analysis: Analysis, trace: Trace, sources: Sequence[Path] | None = None) -> str:
+    """The report's text; arguments as those of `write_html`."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -149,6 +153,8 @@ def render(analysis: Analysis, trace: Trace) -> str:
         joining=analysis.joining,
         hangs=analysis.hangs,
         slow=analysis.slow_steps,
+        idle=idle_text(analysis.summary),
+        fits=analysis.cost_fits,
         findings=analysis.findings,
         ranks=analysis.ranks,
         sentences=sentences(analysis)[-3:],  # a hang, if there is one, has a box of its own
@@ -162,7 +168,8 @@ def render(analysis: Analysis, trace: Trace) -> str:
         most_exposed=max((row.exposed_us or 0 for row in exposed), default=0) or 1,
         missing_ranks=sorted(set(range(analysis.trace.world_size)) - set(analysis.trace.ranks)),
         created=_date(trace.run.created_unix_ns),
-        path=trace.path,
+        sources=" ".join(map(str, sources or [trace.path])),
+        next=dashboard_command(sources or [trace.path]),
         version=metadata.version("ddltrace"),
     )
 
@@ -172,10 +179,12 @@ def _figures(analysis: Analysis) -> Iterable[tuple[str, go.Figure | None]]:
         figures.step_times,
         figures.critical_parts,
         figures.rank_breakdown,
+        figures.idle_causes,
         figures.stragglers,
         figures.overlap_over_steps,
         figures.wait_against_transfer,
         figures.bandwidth_against_size,
+        figures.cost_fits,
         figures.traffic,
     ):
         yield make.__name__, make(analysis)

@@ -91,6 +91,21 @@ class StepTimes:
 
 
 @dataclass(frozen=True)
+class IdleShares:
+    """Idle time by cause, over all ranks and steady steps, as shares of their time.
+
+    The causes are those of `IdleRow`; all but `in_message_share` sum to `Summary.idle_share`.
+    """
+
+    data_share: float | None
+    other_rank_share: float | None
+    message_share: float | None
+    host_share: float | None
+    unknown_share: float | None
+    in_message_share: float | None
+
+
+@dataclass(frozen=True)
 class Summary:
     """The run over its steady steps and all ranks; each share is a sum over a sum.
 
@@ -110,6 +125,7 @@ class Summary:
         update_overhead_share: The optimizer: sum |phases `optimizer`| / sum |W| (SketchDLC's
             update overhead).
         data_share: Fetching batches: sum |data| / sum |W|.
+        idle: What ranks wait for while they are idle.
         steps: How many steps it is over; 0: the whole traced window, of no step.
         warmup_steps: How many completed steps were left out.
         rule: How warm-up steps were told from steady ones.
@@ -125,6 +141,7 @@ class Summary:
     sync_overhead_share: float | None
     update_overhead_share: float | None
     data_share: float | None
+    idle: IdleShares
     steps: int
     warmup_steps: int
     rule: str
@@ -177,6 +194,34 @@ class RankRow:
     bytes_sent: int
     messages: int
     open_messages: int
+
+
+@dataclass(frozen=True)
+class IdleRow:
+    """What one rank waits for while it is idle, over the span of its device work.
+
+    Attributes:
+        rank: Global rank.
+        idle_us: As `RankRow.idle_us`; the sum of the next five.
+        data_us: The host fetches a batch.
+        other_rank_us: The host is blocked on a message for which another rank has still to come.
+        message_us: The host is blocked on another message, or one is open that never completed.
+        host_us: The host's own code: inside of a step, a phase or other recorded work.
+        unknown_us: Nothing is recorded of it.
+        in_message_us: Beside its idle time: it does nothing but wait inside of messages, all of
+            which wait for another rank.
+        waits_for: The rank that it waits for most in them; None for none.
+    """
+
+    rank: int
+    idle_us: float | None
+    data_us: float | None
+    other_rank_us: float | None
+    message_us: float | None
+    host_us: float | None
+    unknown_us: float | None
+    in_message_us: float | None
+    waits_for: int | None
 
 
 @dataclass(frozen=True)
@@ -401,6 +446,21 @@ class P2PRow:
 
 
 @dataclass(frozen=True)
+class SizePoint:
+    """What a fit is made on: the collectives of one size.
+
+    Attributes:
+        bytes: Size of the whole vector, the n of `CostFit`.
+        transfer_us: Median of their transfers.
+        samples: How many.
+    """
+
+    bytes: int
+    transfer_us: float
+    samples: int
+
+
+@dataclass(frozen=True)
 class CostFit:
     """Time against size of one operation: transfer = latency + n / bandwidth.
 
@@ -417,6 +477,7 @@ class CostFit:
         error: Median over sizes of |fit - measured| / measured.
         disturbed: Some of the samples ran beside compute, which slows them.
         verdict: ``fitted``, or why there is no fit.
+        points: What was fitted, by size; the most frequent sizes where there are very many.
     """
 
     op: str
@@ -431,6 +492,7 @@ class CostFit:
     error: float | None
     disturbed: bool
     verdict: str
+    points: tuple[SizePoint, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -576,6 +638,7 @@ class Analysis:
         hangs: Collectives that never completed, worst first.
         findings: What to act on, the largest possible saving first.
         slow_steps: Steady steps that took much longer than the others.
+        idle: What each rank waits for while it is idle.
         paths: Step -> its critical path, piece by piece.
         joined: Every message, joined across ranks (for those who compute further).
         rank_steps: Column name -> array over (rank, step), times in nanoseconds.
@@ -598,6 +661,7 @@ class Analysis:
     hangs: tuple[Hang, ...]
     findings: tuple[Finding, ...]
     slow_steps: SlowSteps
+    idle: tuple[IdleRow, ...]
     paths: dict[int, Path] = field(default_factory=dict, repr=False, compare=False)
     joined: Joined | None = field(default=None, repr=False, compare=False)
     rank_steps: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)

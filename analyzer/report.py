@@ -10,7 +10,7 @@ from typing import Final
 
 from ddltrace.analyzer.advice import path_shares
 from ddltrace.analyzer.model import Analysis, RankRow
-from ddltrace.analyzer.sentences import extra_text, ranks_text, sentences
+from ddltrace.analyzer.sentences import extra_text, idle_text, ranks_text, sentences
 from ddltrace.analyzer.table import render
 from ddltrace.analyzer.units import (
     NOT_KNOWN,
@@ -38,6 +38,7 @@ def render_report(analysis: Analysis) -> str:
         _path(analysis),
         _slow_steps(analysis),
         _ranks(analysis),
+        _idle(analysis),
         _collectives(analysis),
         _cost(analysis),
         _p2p(analysis),
@@ -164,6 +165,38 @@ def _ranks(analysis: Analysis) -> list[str]:
     if left > 0:
         lines.append(f"  {left} more ranks in --json; these wait least, so others wait for them")
     return lines
+
+
+def _idle(analysis: Analysis) -> list[str]:
+    known = [row for row in analysis.idle if row.idle_us is not None]
+    if not known:
+        return []
+    rows = known
+    if len(known) > _MAX_RANKS:
+        rows = sorted(known, key=lambda row: -(row.idle_us or 0.0))[:_MAX_RANKS]
+    header = [
+        "rank", "idle", "data", "other rank", "message", "host", "unknown", "in messages",
+        "most for",
+    ]  # fmt: skip
+    cells = [
+        [
+            str(row.rank),
+            time_text(row.idle_us),
+            time_text(row.data_us),
+            time_text(row.other_rank_us),
+            time_text(row.message_us),
+            time_text(row.host_us),
+            time_text(row.unknown_us),
+            time_text(row.in_message_us),
+            NOT_KNOWN if row.waits_for is None else f"rank {row.waits_for}",
+        ]
+        for row in rows
+    ]
+    lines = _wrapped(
+        "Idle by what it waits for (causes sum to idle); beside it, waiting for others in messages"
+    )
+    lines += render(header, cells, WIDTH)
+    return lines + _more(len(known), _MAX_RANKS) + _wrapped(idle_text(analysis.summary), "  ")
 
 
 def _slowness(row: RankRow) -> float:

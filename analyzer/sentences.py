@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddltrace.analyzer.advice import path_shares
-from ddltrace.analyzer.model import Analysis, Hang, SlowStep
+from ddltrace.analyzer.model import Analysis, Hang, SlowStep, Summary
 from ddltrace.analyzer.table import shorten
 from ddltrace.analyzer.units import printable, share_text, time_text
 
@@ -22,6 +22,7 @@ _MOSTLY = 0.65  # a rank that is last this often holds the others up, however ma
 _APART = 1.05  # ranks whose steps lie this far apart: say so
 _SHOWN_RANKS = 8
 _SHOWN_NAME = 40
+_SHOWN_SHARE = 0.0005  # below, it would be written as 0.0 %
 
 
 def sentences(analysis: Analysis) -> tuple[str, ...]:
@@ -45,6 +46,29 @@ def extra_text(row: SlowStep) -> str:
         return "not known"
     name = "" if grown.name is None else f" ({shorten(printable(grown.name), _SHOWN_NAME)})"
     return f"{grown.category} +{time_text(grown.us)}, rank {grown.rank}{name}"
+
+
+def idle_text(summary: Summary) -> str:
+    """Idle time over the run by cause, the largest first; empty where it is not known."""
+    idle = summary.idle
+    causes = [
+        (idle.data_share, "for data"),
+        (idle.other_rank_share, "for another rank"),
+        (idle.message_share, "for a message"),
+        (idle.host_share, "for the host's own code"),
+        (idle.unknown_share, "for something that the trace does not show"),
+    ]
+    known = sorted(
+        ((share, what) for share, what in causes if share and share >= _SHOWN_SHARE), reverse=True
+    )
+    if not known:
+        return ""
+    over = "the steady steps" if summary.steps else "the traced time"
+    listed = _listed([f"{share_text(share)} {what}" for share, what in known])
+    beside = ""
+    if (idle.in_message_share or 0.0) >= _SHOWN_SHARE:
+        beside = f"; {share_text(idle.in_message_share)} more waits for others in messages"
+    return f"Of {over} ranks are idle {share_text(summary.idle_share)}: {listed}{beside}."
 
 
 def _hang(hang: Hang, count: int) -> str:

@@ -91,6 +91,12 @@ KEYS: Final = (
     "sync_overhead_share",
     "update_overhead_share",
     "data_share",
+    "idle.data_share",
+    "idle.other_rank_share",
+    "idle.message_share",
+    "idle.host_share",
+    "idle.unknown_share",
+    "idle.in_message_share",
     "steps",
     "warmup_steps",
 )

@@ -23,7 +23,7 @@ from ddltrace.analyzer.columns import NULL, NULL_NS, BoolArray, IntArray
 from ddltrace.analyzer.intervals import EMPTY, lengths_within
 from ddltrace.analyzer.join import Joined
 from ddltrace.analyzer.measures.collectives import bus_factor
-from ddltrace.analyzer.model import CostFit, SizeBin
+from ddltrace.analyzer.model import CostFit, SizeBin, SizePoint
 from ddltrace.analyzer.scan import RankScan
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _fit(
     disturbed: bool,
     shared: int,
 ) -> CostFit:
-    sizes, medians = _medians(size, us)
+    sizes, medians, counts = _medians(size, us)
     latency = bandwidth = alpha = error = None
     verdict = f"too few sizes ({len(sizes)}) to tell latency from bandwidth"
     if shared and not _tells(size):
@@ -125,6 +125,12 @@ def _fit(
         error=error,
         disturbed=disturbed,
         verdict=verdict,
+        points=tuple(
+            SizePoint(bytes=int(n), transfer_us=median, samples=count)
+            for n, median, count in zip(
+                sizes.tolist(), medians.tolist(), counts.tolist(), strict=True
+            )
+        ),
     )
 
 
@@ -136,16 +142,16 @@ def _tells(size: IntArray) -> bool:
 
 def _medians(
     size: IntArray, us: npt.NDArray[np.float64]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Sizes that occur, ascending, and the median time of each."""
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], IntArray]:
+    """Sizes that occur, ascending, the median time of each, and how often it occurs."""
     order = np.lexsort((us, size))
     size, us = size[order], us[order]
     sizes, first, counts = np.unique(size, return_index=True, return_counts=True)
     medians = (us[first + (counts - 1) // 2] + us[first + counts // 2]) / 2
     if len(sizes) > _MAX_SIZES:
         kept = np.sort(np.argsort(-counts, kind="stable")[:_MAX_SIZES])
-        sizes, medians = sizes[kept], medians[kept]
-    return sizes.astype(np.float64), medians
+        sizes, medians, counts = sizes[kept], medians[kept], counts[kept]
+    return sizes.astype(np.float64), medians, counts
 
 
 def _disturbance(scans: Mapping[int, RankScan], joined: Joined) -> npt.NDArray[np.float64]:

@@ -8,7 +8,9 @@ compute + exposed + copy + idle = |W| exactly.
 comm = waiting + transfer + unjoined: *transfer* is the time in which some message is in
 flight whose ranks have all come, *unjoined* that in which the others' part is not known of any
 message in flight, *waiting* the rest of M. *sync* is the time in which a message waits for
-another rank and this rank does not compute.
+another rank and this rank does not compute. *exposed_wait* and *exposed_transfer* are waiting
+and transfer without C and, of waiting, K. idle is the sum of its causes, see
+`ddltrace.analyzer.measures.idle`.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import numpy.typing as npt
 from ddltrace.analyzer.columns import NULL_NS, IntArray
 from ddltrace.analyzer.intervals import EMPTY, Spans, lengths_within, merge, subtract, union
 from ddltrace.analyzer.join import Joined
+from ddltrace.analyzer.measures.idle import IdleSets, idle_sets
 from ddltrace.analyzer.scan import RankScan
 
 FloatArray = npt.NDArray[np.float64]
@@ -41,8 +44,16 @@ FIELDS: Final = (
     "data_ns",
     "update_ns",
     "host_ns",
+    "exposed_wait_ns",
+    "exposed_transfer_ns",
+    "idle_data_ns",
+    "idle_other_rank_ns",
+    "idle_message_ns",
+    "idle_host_ns",
+    "idle_unknown_ns",
 )
-"""What `measure_windows` gives; `host_ns` is what is none of compute, data, update, blocked."""
+"""What `measure_windows` gives; `host_ns` is what is none of compute, data, update, blocked
+and, on a rank whose device is seen, communication."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,9 @@ class RankSets:
         transfer: Some message in flight has all its ranks.
         waiting: Messages are in flight and all of them wait for another rank.
         sync: A message waits for another rank, and this rank does not compute.
+        exposed_waiting: The rank does nothing but wait inside of messages.
+        exposed_transfer: Some message in flight has all its ranks, and this rank does not compute.
+        idle: The idle instants by cause.
         joined: Whether the others' part of any message is known.
     """
 
@@ -60,6 +74,9 @@ class RankSets:
     transfer: Spans
     waiting: Spans
     sync: Spans
+    exposed_waiting: Spans
+    exposed_transfer: Spans
+    idle: IdleSets
     extra_copies: Spans
     busy_host: Spans
     joined: bool
@@ -84,8 +101,17 @@ def rank_sets(scan: RankScan, joined: Joined) -> RankSets:
         transfer=transfer,
         waiting=waiting,
         sync=subtract(held, compute),
+        exposed_waiting=subtract(waiting, merge(compute, activity.copies)),
+        exposed_transfer=subtract(transfer, compute),
+        idle=idle_sets(scan, joined),
         extra_copies=subtract(activity.copies, merge(compute, activity.comm)),
-        busy_host=merge(compute, activity.data, activity.update, activity.blocked),
+        busy_host=merge(
+            compute,
+            activity.data,
+            activity.update,
+            activity.blocked,
+            activity.comm if activity.device else EMPTY,
+        ),
         joined=bool(known.any()) or not counted.any(),
     )
 
@@ -105,6 +131,13 @@ def measure_windows(sets: RankSets, start: IntArray, end: IntArray) -> dict[str,
     wall = (end - start).astype(np.float64)
     comm, overlap = within(activity.comm), within(activity.both)
     computes = activity.compute is not None
+    idle = wall - within(activity.work) if computes else unknown
+    causes = {
+        "idle_data_ns": within(sets.idle.data),
+        "idle_other_rank_ns": within(sets.idle.other_rank),
+        "idle_message_ns": within(sets.idle.message),
+        "idle_host_ns": within(sets.idle.host),
+    }
     return {
         "wall_ns": wall,
         "compute_ns": within(activity.compute) if activity.compute is not None else unknown,
@@ -112,7 +145,7 @@ def measure_windows(sets: RankSets, start: IntArray, end: IntArray) -> dict[str,
         "overlap_ns": overlap if computes else unknown,
         "exposed_ns": comm - overlap if computes else unknown,
         "copy_ns": within(sets.extra_copies),
-        "idle_ns": wall - within(activity.work) if computes else unknown,
+        "idle_ns": idle,
         "waiting_ns": within(sets.waiting) if sets.joined else unknown,
         "transfer_ns": within(sets.transfer) if sets.joined else unknown,
         "sync_ns": within(sets.sync) if sets.joined and computes else unknown,
@@ -120,4 +153,10 @@ def measure_windows(sets: RankSets, start: IntArray, end: IntArray) -> dict[str,
         "data_ns": within(activity.data),
         "update_ns": within(activity.update),
         "host_ns": wall - within(sets.busy_host) if computes else unknown,
+        "exposed_wait_ns": within(sets.exposed_waiting) if sets.joined and computes else unknown,
+        "exposed_transfer_ns": (
+            within(sets.exposed_transfer) if sets.joined and computes else unknown
+        ),
+        **{name: part if computes else unknown for name, part in causes.items()},
+        "idle_unknown_ns": idle - sum(causes.values()),
     }

@@ -80,9 +80,8 @@ def slow_steps(steps: Steps, paths: Mapping[int, Path]) -> SlowSteps:
 def _by_rank(path: Path, ranks: int) -> FloatArray:
     """Time of a path by rank and category, shape (ranks, categories), ns."""
     key = path.rank * len(CATEGORIES) + path.category
-    length = (path.end - path.start).astype(np.float64)
-    sums = np.bincount(key, weights=length, minlength=ranks * len(CATEGORIES))
-    return sums.reshape(ranks, len(CATEGORIES))
+    sums = np.bincount(key, weights=path.end - path.start, minlength=ranks * len(CATEGORIES))
+    return sums.astype(np.float64).reshape(ranks, len(CATEGORIES))
 
 
 def _usual(ordinary: list[int], paths: Mapping[int, Path], ranks: int, median: float) -> FloatArray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import pty
 import shlex
@@ -179,12 +180,32 @@ def test_two_nodes_with_a_directory_each_are_merged(tmp_path: Path) -> None:
     assert ranks_and_states(info) == BOTH_COMPLETE
     assert (info.status, info.notes) == ("complete", [])
     assert steps_of(tmp_path / "whole", 1) == 3
+    # Without merging, they are analyzed as the same.
+    page = tmp_path / "report.html"
+    several = run([*DDLTRACE, "analyze", "here", "there", "--json", "--html", page], cwd=tmp_path)
+    single = run([*DDLTRACE, "analyze", "whole", "--json"], cwd=tmp_path)
+    assert (several.status, single.status) == (0, 0), several.stderr
+    both, one = json.loads(several.stdout), json.loads(single.stdout)
+    assert both["trace"].pop("name") == "here+there"
+    assert one["trace"].pop("name") == "whole"
+    assert both["trace"]["ranks"] == [0, 1]
+    assert both["joining"]["complete"] == both["joining"]["collectives"] > 0
+    assert both == one
+    assert "ddltrace merge here there -o whole &amp;&amp; ddltrace" in page.read_text()
+    assert (
+        "Next: ddltrace merge here there"
+        in run([*DDLTRACE, "analyze", "here", "there"], cwd=tmp_path).stdout
+    )
     # What does not belong together is not joined, and nothing is written over.
     twice = run([*DDLTRACE, "merge", "here", "here", "-o", "x"], cwd=tmp_path)
     over = run([*DDLTRACE, "merge", "here", "there", "-o", "whole"], cwd=tmp_path)
     none = run([*DDLTRACE, "merge", "nowhere", "-o", "y"], cwd=tmp_path)
+    same = run([*DDLTRACE, "analyze", "here", "there", "here"], cwd=tmp_path)
+    no_trace = run([*DDLTRACE, "analyze", "here", "nowhere"], cwd=tmp_path)
     assert (twice.status, over.status, none.status) == (2, 2, 1)
-    assert all(len(done.stderr.strip().splitlines()) == 1 for done in (twice, over, none))
+    assert (same.status, no_trace.status) == (2, 1)
+    for done in (twice, over, none, same, no_trace):
+        assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_a_module_is_run_by_its_name(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from ddltrace.analyzer.figures import cost_fits
+from ddltrace.analyzer.html import render
 from ddltrace.analyzer.measures.collectives import bus_factor
 
 
@@ -122,3 +124,37 @@ def test_traffic_says_what_is_measured_and_what_is_assumed(build):
     ring = {(row.src, row.dst): row.bytes for row in rows if row.assumed == "ring"}
     assert ring == {(0, 1): 1500, (1, 2): 1500, (2, 3): 1500, (3, 0): 1500}
     assert [(row.src, row.dst, row.bytes) for row in rows if row.assumed is None] == [(0, 3, 70)]
+
+
+def test_the_fit_is_drawn_through_its_points(build):
+    built = build(4)
+    _collectives(built, [1 << power for power in range(10, 22, 2)], 60.0, 0.001)
+    trace = built.trace()
+    analysis = trace.analyze()
+    points, line = cost_fits(analysis).data
+    assert (points.mode, line.mode) == ("markers", "lines")
+    assert points.meta["role"] == line.meta["role"]
+    assert list(points.x) == [1 << power for power in range(10, 22, 2)]
+    assert list(points.y) == pytest.approx([(60 + 0.001 * size) / 1e3 for size in points.x])
+    assert (line.x[0], line.x[-1]) == (pytest.approx(1 << 10), pytest.approx(1 << 20))
+    assert list(line.y) == pytest.approx([(60 + 0.001 * size) / 1e3 for size in line.x], rel=1e-3)
+    page = render(analysis, trace)
+    assert 'data-figure="cost_fits"' in page
+    assert "<td>60.0 µs</td><td>10.0 µs</td><td>8.00 Gbit/s</td>" in page
+
+
+def test_without_a_fit_there_are_points_and_the_reason(build):
+    built = build(2)
+    _collectives(built, [1000, 2000, 4000], 60.0, 0.001)
+    trace = built.trace()
+    analysis = trace.analyze()
+    (points,) = cost_fits(analysis).data
+    assert list(points.x) == [1000, 2000, 4000]
+    assert "too few sizes (3) to tell latency from bandwidth" in render(analysis, trace)
+
+
+def test_latency_alone_is_drawn_as_a_level_line(build):
+    built = build(2)
+    _collectives(built, [8, 16, 32, 64, 128], 50.0, 0.0)
+    _, line = cost_fits(built.trace().analyze()).data
+    assert list(line.y) == pytest.approx([0.05] * len(line.y))

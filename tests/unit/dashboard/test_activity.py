@@ -50,6 +50,7 @@ def test_parts_are_disjoint_and_sum_to_the_window(sets, windows, device):
         data=data,
         update=update,
         blocked=EMPTY,
+        host=EMPTY,
         both=intersect(compute, comm),
         work=merge(compute, comm, copies),
     )

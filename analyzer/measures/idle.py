@@ -1,0 +1,130 @@
+"""What a rank waits for while it is idle: neither computing nor copying nor communicating.
+
+Each idle instant has one cause, the first of these that holds:
+
+- *data*: the host fetches a batch;
+- *other rank*: the host is blocked on a message for which another rank has still to come;
+- *message*: the host is blocked on a message for which nobody, or nobody knows who, has still to
+  come; or a message is open that never completed;
+- *host*: the host is inside of a step, a phase or some other recorded work of its own: what keeps
+  the device, or on a CPU rank the model, waiting is the host's code;
+- *unknown*: nothing is recorded of that instant.
+
+What is in flight is communication, not idle, even if it only waits for another rank. That
+part is told beside: the time in which the rank does nothing but wait inside of messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ddltrace.analyzer.columns import NULL, NULL_NS, BoolArray
+from ddltrace.analyzer.intervals import Spans, intersect, lengths_within, merge, subtract, union
+from ddltrace.analyzer.join import Joined
+from ddltrace.analyzer.model import IdleRow, IdleShares
+from ddltrace.analyzer.scan import RankScan
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class IdleSets:
+    """The idle instants of a rank whose cause is known: disjoint sets, see above."""
+
+    data: Spans
+    other_rank: Spans
+    message: Spans
+    host: Spans
+
+
+def idle_sets(scan: RankScan, joined: Joined) -> IdleSets:
+    """Finds the idle instants of each cause on one rank."""
+    activity, waits, messages = scan.activity, scan.waits, scan.messages
+    rows = joined.rows(scan.rank)
+    # What indexes with NULL, a wait for an unknown message, gets the last entry.
+    released = np.append(joined.released[rows], NULL_NS)[waits.message]
+    releaser = np.append(joined.releaser[rows], NULL)[waits.message]
+    late = (released != NULL_NS) & (releaser != scan.rank) & (waits.end > waits.start)
+    came = np.clip(released[late], waits.start[late], waits.end[late])
+    unfinished = messages.start[messages.unfinished]
+    blocked = merge(activity.blocked, union(unfinished, np.full(len(unfinished), scan.last)))
+    data = subtract(activity.data, activity.work)
+    known = merge(activity.work, data)
+    other_rank = subtract(union(waits.start[late], came), known)
+    known = merge(known, other_rank)
+    message = subtract(blocked, known)
+    host = subtract(activity.host, merge(known, message))
+    return IdleSets(data, other_rank, message, host)
+
+
+def idle_row(
+    scan: RankScan,
+    joined: Joined,
+    waiting: Spans,
+    window: Spans,
+    total: Mapping[str, float],
+) -> IdleRow:
+    """One rank's idle time by cause.
+
+    Args:
+        scan: The rank.
+        joined: All messages.
+        waiting: When the rank does nothing but wait inside of messages for other ranks.
+        window: From the first start to the last end of its device work, see
+            `ddltrace.analyzer.analysis`; empty if it has none.
+        total: Its measures in that window, see `ddltrace.analyzer.measures.breakdown.FIELDS`.
+    """
+
+    def us(name: str) -> float | None:
+        value = total[f"{name}_ns"]
+        return None if np.isnan(value) else value / 1e3
+
+    return IdleRow(
+        rank=scan.rank,
+        idle_us=us("idle"),
+        data_us=us("idle_data"),
+        other_rank_us=us("idle_other_rank"),
+        message_us=us("idle_message"),
+        host_us=us("idle_host"),
+        unknown_us=us("idle_unknown"),
+        in_message_us=us("exposed_wait"),
+        waits_for=_waits_for(scan, joined, intersect(waiting, window)),
+    )
+
+
+def _waits_for(scan: RankScan, joined: Joined, waiting: Spans) -> int | None:
+    """The rank that is waited for the longest inside of messages; None if none is."""
+    rows = joined.rows(scan.rank)
+    released, releaser = joined.released[rows], joined.releaser[rows]
+    late = (released != NULL_NS) & (releaser != scan.rank) & (releaser != NULL)
+    start = scan.messages.start[late]
+    came = np.maximum(released[late], start)
+    waited = np.bincount(releaser[late], weights=lengths_within(waiting, start, came))
+    return int(np.argmax(waited)) if waited.sum() else None
+
+
+def idle_shares(rank_steps: Mapping[str, FloatArray], counted: BoolArray) -> IdleShares:
+    """Idle time by cause over ranks and steps, each a share of their time.
+
+    Args:
+        rank_steps: Measures per rank and step, see `ddltrace.analyzer.measures.breakdown`.
+        counted: Which of them count.
+    """
+    wall = float(rank_steps["wall_ns"][counted].sum())
+
+    def share(name: str) -> float | None:
+        part = float(rank_steps[f"{name}_ns"][counted].sum())
+        return part / wall if wall and not np.isnan(part) else None
+
+    return IdleShares(
+        data_share=share("idle_data"),
+        other_rank_share=share("idle_other_rank"),
+        message_share=share("idle_message"),
+        host_share=share("idle_host"),
+        unknown_share=share("idle_unknown"),
+        in_message_share=share("exposed_wait"),
+    )
