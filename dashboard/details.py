@@ -110,7 +110,7 @@ def describe(opened: OpenTrace, rank: int, event: int) -> Details:
         event=event,
         title=_title(row, lines),
         kind=str(row["kind"]),
-        facts=_facts(opened, rank, table, row),
+        facts=_facts(opened, rank, row),
         tensors=lines,
         num_tensors=len(ids),
         parts=parts,
@@ -128,9 +128,7 @@ def _title(row: dict[str, Any], tensors: list[TensorLine]) -> str:
     return printable(row["name"] or row["kind"])
 
 
-def _facts(
-    opened: OpenTrace, rank: int, table: pa.Table, row: dict[str, Any]
-) -> list[tuple[str, str]]:
+def _facts(opened: OpenTrace, rank: int, row: dict[str, Any]) -> list[tuple[str, str]]:
     origin = opened.trace.origin_ns
     start, end = row["start_ns"], row["end_ns"]
     facts = [("Rank", str(rank))]
@@ -142,7 +140,7 @@ def _facts(
     if row["enqueue_ns"] is not None:
         facts.append(("Enqueued", f"{time_text((start - row['enqueue_ns']) / 1e3)} before start"))
     if row["kind"] == "message" and row["id"] is not None:
-        waited = _waits_for(table, row["id"])
+        waited = _waits_for(opened.timeline.indexes[rank].waits, row["id"])
         if waited is not None:
             facts.append(("Host waited", time_text(waited / 1e3)))
     for label, column in (
@@ -168,14 +166,10 @@ def _facts(
     return facts
 
 
-def _waits_for(table: pa.Table, message: int) -> int | None:
+def _waits_for(waits: pa.Table, message: int) -> int | None:
     """How long the host waited for a message, in ns; None if no wait was seen."""
-    found = table.filter(
-        pc.fill_null(
-            pc.and_(pc.equal(table["parent"], message), pc.equal(table["kind"], "wait")), False
-        )
-    )
-    ended = [w for w in found.select(["start_ns", "end_ns"]).to_pylist() if w["end_ns"] is not None]
+    found = waits.filter(pc.fill_null(pc.equal(waits["parent"], message), False))
+    ended = [w for w in found.to_pylist() if w["end_ns"] is not None]
     return sum(w["end_ns"] - w["start_ns"] for w in ended) if ended else None
 
 
@@ -220,12 +214,11 @@ def _same_message(
     opened: OpenTrace, member: int, rank: int, row: dict[str, Any]
 ) -> tuple[int, int, int | None] | None:
     """Row, start and end of a rank's part in a message."""
-    table = opened.events(member)
-    mask = pc.and_(pc.equal(table["seq"], row["seq"]), pc.equal(table["group"], row["group"]))
-    events = pc.indices_nonzero(pc.fill_null(mask, False))
-    for event, other in zip(events.to_pylist(), table.take(events).to_pylist(), strict=True):
-        if other["kind"] == "message" and _belong_together(row, rank, other, member):
-            return event, other["start_ns"], other["end_ns"]
+    messages = opened.timeline.indexes[member].messages
+    mask = pc.and_(pc.equal(messages["seq"], row["seq"]), pc.equal(messages["group"], row["group"]))
+    for other in messages.filter(pc.fill_null(mask, False)).to_pylist():
+        if _belong_together(row, rank, other, member):
+            return other["event"], other["start_ns"], other["end_ns"]
     return None
 
 

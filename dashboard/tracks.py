@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from ddltrace.analyzer.intervals import EMPTY, Spans
 from ddltrace.analyzer.units import bytes_text
 from ddltrace.dashboard.activity import exposed, read_activity
+from ddltrace.dashboard.event_index import EventIndex, index_events
 from ddltrace.dashboard.lod import I64, RowIndex
 from ddltrace.dashboard.packing import MAX_ROWS, cut_overlaps, pack
 from ddltrace.tracer.schema import P2P_OPS
@@ -135,6 +136,7 @@ class Timeline:
         span_ns: Time from the first start to the last end.
         num_events: How many events the rows hold.
         busy: Rank -> its compute and communication, each as disjoint intervals.
+        indexes: Rank -> what of its events is kept at hand.
     """
 
     tracks: list[Track] = field(default_factory=list)
@@ -143,6 +145,7 @@ class Timeline:
     span_ns: int = 0
     num_events: int = 0
     busy: dict[int, tuple[RowIndex, RowIndex]] = field(default_factory=dict)
+    indexes: dict[int, EventIndex] = field(default_factory=dict)
     _number_of_name: dict[str, int] = field(default_factory=dict)
 
     def intern(self, labels: list[str]) -> npt.NDArray[np.int32]:
@@ -209,6 +212,7 @@ class _RankTracks:
         self._add_track("waits", "waits", self._of_kind("wait"))
         for lane, which in self._by_lane("message"):
             self._add_track("communication", lane, which)
+        timeline.indexes[self._rank] = index_events(self._table)
         activity = read_activity(self._table)
         self._add_exposed(self._since_origin(exposed(activity)))
         for lane, which in self._by_lane(*_DEVICE_KINDS):

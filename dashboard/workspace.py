@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ddltrace.analyzer.units import printable
 from ddltrace.dashboard.activity import Breakdown, break_down
@@ -227,13 +226,7 @@ class OpenTrace:
         wanted = [t.id for t in self.trace.tensors(rank) if query in t.name.casefold()]
         if not wanted:
             return None
-        events = self.trace.events(rank)
-        tensors = events["tensors"].combine_chunks()
-        parents = pc.list_parent_indices(tensors).to_numpy(zero_copy_only=False)
-        hit = np.isin(pc.list_flatten(tensors).to_numpy(zero_copy_only=False), wanted)
-        touched: Bools = np.zeros(events.num_rows, dtype=bool)
-        touched[parents[hit]] = True
-        return touched
+        return self.timeline.indexes[rank].with_tensors(wanted)
 
     def names(self, numbers: list[int]) -> dict[int, str]:
         """Labels by their numbers, fit to be shown.

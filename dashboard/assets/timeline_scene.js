@@ -11,7 +11,8 @@
   const FOLDED_TOP = 3;
   const MANY_RANKS = 8;
   const MOST_SCALE = 1.5; // few ranks on a tall screen get taller rows
-  const PATH_HEIGHT = 18;
+  const PATH_HEIGHT = 28; // of the lane of the critical path, whose rows are not higher than:
+  const PATH_ROW = 18;
   const MIN_SPAN = 20; // ns on the whole screen
 
   const NO_RANK = -1; // of what belongs to none
@@ -88,14 +89,16 @@
 
     // Above all ranks. Steps that overlap share the height. Returns where the ranks begin.
     placePath() {
-      const top = 4, track = this.path, height = PATH_HEIGHT * this.scale;
+      const track = this.path, room = Math.floor(PATH_HEIGHT * this.scale), whole = room + 8;
+      const height = Math.floor(Math.min(PATH_ROW * this.scale, room / Math.max(1, track.rows)));
+      const top = Math.floor((whole - height * track.rows) / 2);
       for (let i = 0; i < track.rows; i++) {
-        const line = { row: track.row + i, y: top + (i * height) / track.rows, height: height / track.rows, track };
+        const line = { row: track.row + i, y: top + i * height, height, track };
         this.lines.push(line);
         this.lineOfRow.set(line.row, line);
       }
-      this.blocks.push({ rank: NO_RANK, y: 0, height: top + height + 4, tracks: [], folded: false });
-      return top + height + 4;
+      this.blocks.push({ rank: NO_RANK, y: 0, height: whole, tracks: [], folded: false });
+      return whole;
     }
 
     toggle(rank) {

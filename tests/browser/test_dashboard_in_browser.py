@@ -366,10 +366,12 @@ def test_broken_links_show_everything(browser: Any, address: str, link: str) -> 
 
 def test_ranks_fold(browser: Any, address: str) -> None:
     visit = Visit(browser, address, "timeline").timeline()
+    visit.until("scene.path.known")
     tall = visit.state("scene.lines.length")
-    visit.page.locator(".tl-canvas").click(position={"x": 40, "y": 12})
+    head = {"x": 40, "y": visit.state("scene.blocks.find((b) => b.rank === 0).y") + 12}
+    visit.page.locator(".tl-canvas").click(position=head)
     assert visit.state("scene.lines.length") < tall
-    visit.page.locator(".tl-canvas").click(position={"x": 40, "y": 12})
+    visit.page.locator(".tl-canvas").click(position=head)
     assert visit.state("scene.lines.length") == tall
 
 
