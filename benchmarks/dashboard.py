@@ -8,6 +8,7 @@ command itself with a large trace, in a real browser.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -121,7 +122,11 @@ def measure_dashboard(count: int) -> None:
             def reached(what: str) -> None:
                 seconds = time.perf_counter() - began
                 now, peak = memory(server.pid)
-                print(f"  {what} after {seconds:.1f} s, {now:.2f} GB (peak {peak:.2f})")
+                print(
+                    f"  {what} after {seconds:.1f} s ({cpu_seconds(server.pid):.1f} s of CPU), "
+                    f"{now:.2f} GB (peak {peak:.2f})",
+                    flush=True,
+                )
 
             reached("answers")
             browser = playwright.chromium.launch(
@@ -141,10 +146,10 @@ def measure_dashboard(count: int) -> None:
             reached("overview drawn")
             print_times("zooming when all is read", page.evaluate(_MEASURE))
             searched = page.evaluate(_SEARCH, "block3.")
-            clicked = time.perf_counter()
+            click = time.perf_counter()
             page.evaluate(_CLICK)
             page.wait_for_selector(".details .part")
-            clicked = time.perf_counter() - clicked
+            clicked = time.perf_counter() - click
             print(
                 f"  a search took {searched / 1e3:.2f} s, the details of a message {clicked:.2f} s"
             )
@@ -177,6 +182,12 @@ def dashboard_of(path: Path) -> Iterator[tuple[subprocess.Popen[str], float, str
     finally:
         process.terminate()
         process.wait()
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has computed so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory(pid: int) -> tuple[float, float]:

@@ -90,10 +90,7 @@ def describe(opened: OpenTrace, rank: int, event: int) -> Details:
     Raises:
         TraceError: The trace has no such rank or event.
     """
-    table = opened.events(rank)
-    if not 0 <= event < table.num_rows:
-        raise TraceError(f"rank {rank} has {table.num_rows} events")
-    row = table.slice(event, 1).to_pylist()[0]
+    row = _row(opened, rank, event)
     known = {tensor.id: tensor for tensor in opened.trace.tensors(rank)}
     ids = row["tensors"] or []
     lines = []
@@ -116,6 +113,19 @@ def describe(opened: OpenTrace, rank: int, event: int) -> Details:
         parts=parts,
         missing_ranks=missing,
     )
+
+
+def _row(opened: OpenTrace, rank: int, event: int) -> dict[str, Any]:
+    """An event; only what is no message takes the rank's whole table."""
+    index = opened.timeline.indexes.get(rank)
+    message = index.message(event) if index else None
+    if message is not None:
+        return message
+    table = opened.events(rank)
+    if not 0 <= event < table.num_rows:
+        raise TraceError(f"rank {rank} has {table.num_rows} events")
+    row: dict[str, Any] = table.slice(event, 1).to_pylist()[0]
+    return row
 
 
 def _title(row: dict[str, Any], tensors: list[TensorLine]) -> str:

@@ -7,13 +7,13 @@ it has millions of events.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_OF_MESSAGES = ("start_ns", "end_ns", "op", "group", "seq", "peer", "tag")
 _OF_WAITS = ("start_ns", "end_ns", "parent")
 
 
@@ -22,7 +22,7 @@ class EventIndex:
     """A rank's messages, its waits, and the tensors of all its events.
 
     Attributes:
-        messages: Some of their columns, and in ``event`` their rows in the rank's events.
+        messages: Their columns, and in ``event`` their rows in the rank's events, ascending.
         waits: Some of their columns.
         tensors: Ids of the tensors of every event, a list for each.
     """
@@ -30,6 +30,15 @@ class EventIndex:
     messages: pa.Table
     waits: pa.Table
     tensors: pa.ListArray
+
+    def message(self, event: int) -> dict[str, Any] | None:
+        """The message in a row of the rank's events; None where another event stands there."""
+        rows = self.messages["event"].to_numpy()
+        at = int(np.searchsorted(rows, event))
+        if at == len(rows) or rows[at] != event:
+            return None
+        row: dict[str, Any] = self.messages.slice(at, 1).to_pylist()[0]
+        return row
 
     def with_tensors(self, ids: list[int]) -> npt.NDArray[np.bool_]:
         """Which events concern one of some tensors, shape (events,)."""
@@ -42,15 +51,13 @@ class EventIndex:
 
 def index_events(table: pa.Table) -> EventIndex:
     """Takes out of a rank's events what is kept."""
-    messages, rows = _of_kind(table, "message", _OF_MESSAGES)
-    waits, _ = _of_kind(table, "wait", _OF_WAITS)
+    messages, waits = (_rows_of(table, kind) for kind in ("message", "wait"))
     return EventIndex(
-        messages=messages.append_column("event", rows),
-        waits=waits,
+        messages=table.take(messages).append_column("event", messages).combine_chunks(),
+        waits=table.select(_OF_WAITS).take(waits),
         tensors=table["tensors"].combine_chunks(),
     )
 
 
-def _of_kind(table: pa.Table, kind: str, columns: tuple[str, ...]) -> tuple[pa.Table, pa.Array]:
-    rows = pc.indices_nonzero(pc.fill_null(pc.equal(table["kind"], kind), False))
-    return table.select(columns).take(rows), rows
+def _rows_of(table: pa.Table, kind: str) -> pa.Array:
+    return pc.indices_nonzero(pc.fill_null(pc.equal(table["kind"], kind), False))

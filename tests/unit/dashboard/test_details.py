@@ -74,3 +74,15 @@ def test_the_panel_of_a_range_tells_how_busy_ranks_are(opened):
     assert "100 ms" in shown
     row = shown.index("rank 0")
     assert shown[row + 1 : row + 3] == ["67.0 %", "37.0 %"]
+
+
+def test_a_message_and_a_search_need_no_rank_to_be_read_again(opened, monkeypatch):
+    number = find(opened, 0, op="all_reduce", seq=3)
+    before = describe(opened, 0, number)
+
+    def read_again(self, rank):
+        raise AssertionError(f"rank {rank} is read again")
+
+    monkeypatch.setattr(type(opened.trace), "events", read_again)
+    assert describe(opened, 0, number) == before
+    assert opened.search("net.conv.weight").total > 0
