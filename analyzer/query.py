@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ddltrace.analyzer.table import render
-from ddltrace.analyzer.tables import OF_ANALYSIS, events_table
+from ddltrace.analyzer.tables import OF_ANALYSIS, EventStream
 from ddltrace.analyzer.trace import Trace
 from ddltrace.tracer.errors import MissingCapabilityError, UsageError
 
@@ -26,7 +26,8 @@ _WIDEST: Final = 10_000
 def run_query(trace: Trace, sql: str) -> pa.Table:
     """Runs one statement over the tables of a trace.
 
-    Only tables whose names occur in the statement are made. The statement can read nothing
+    Only tables whose names occur in the statement are made, and events are read a rank at a
+    time, again for each time that the statement goes through them. The statement can read nothing
     else: no files, no network, no variables of this process.
 
     Args:
@@ -44,7 +45,7 @@ def run_query(trace: Trace, sql: str) -> pa.Table:
             "ddltrace query needs DuckDB: pip install 'ddltrace[query]'"
         ) from None
     words = set(re.findall(r"\w+", sql.lower()))
-    tables = {"events": events_table(trace)} if "events" in words and trace.ranks else {}
+    tables: dict[str, Any] = {"events": EventStream(trace)} if "events" in words else {}
     wanted = [name for name in OF_ANALYSIS if name in words]
     if wanted:
         analysis = trace.analyze()

@@ -5,7 +5,7 @@ Times with ``_ns`` are on rank 0's clock, as in `Trace.events`; durations carry 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields
 from typing import Any, Final
 
@@ -16,18 +16,30 @@ from ddltrace.analyzer.columns import NULL, NULL_NS, BoolArray, IntArray
 from ddltrace.analyzer.join import Joined, State
 from ddltrace.analyzer.model import CATEGORIES, Analysis, RankRow, StepRow, TensorRow
 from ddltrace.analyzer.trace import Trace
+from ddltrace.tracer.schema import EVENTS
 
 
-def events_table(trace: Trace) -> pa.Table:
-    """The events of all ranks, with a column ``rank`` before those of the schema."""
-    tables = []
-    for rank in trace.ranks:
-        events = trace.events(rank)
-        ranks = pa.array(np.full(events.num_rows, rank, dtype=np.int32))
-        tables.append(events.add_column(0, "rank", ranks))
-    if not tables:
-        raise ValueError("a trace without ranks has no events table")
-    return pa.concat_tables(tables).unify_dictionaries()
+class EventStream:
+    """The events of all ranks, with a column ``rank`` before those of the schema.
+
+    Whoever takes Arrow streams can read it, as often as it likes: rank after rank, so that
+    never more than one is held for it.
+    """
+
+    schema: Final = pa.schema([pa.field("rank", pa.int32()), *EVENTS])
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        reader = pa.RecordBatchReader.from_batches(self.schema, self._batches())
+        return reader.__arrow_c_stream__(requested_schema)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        for rank in self._trace.ranks:
+            for batch in self._trace.events(rank).to_batches():
+                ranks = pa.array(np.full(batch.num_rows, rank, dtype=np.int32))
+                yield pa.RecordBatch.from_arrays([ranks, *batch.columns], schema=self.schema)
 
 
 def messages_table(analysis: Analysis) -> pa.Table:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
 from ddltrace.analyzer.commands import analyze, compare, query
 from ddltrace.analyzer.confidence import difference_interval
+from ddltrace.analyzer.query import run_query
 from ddltrace.analyzer.report import render_report
 from ddltrace.analyzer.table import columns_of, render
+from ddltrace.analyzer.tables import EventStream
 from ddltrace.tracer.errors import DdltraceError, ThresholdError, UsageError
 
 HOSTILE = "\x1b[31mred\u202e<b>"
@@ -157,6 +160,30 @@ def test_sql_over_every_table(build, duckdb):
     sql = "SELECT op, count(*) AS n, sum(bytes) AS b FROM messages GROUP BY op"
     assert _run(query, path, sql, "--format", "csv").stdout == "op,n,b\nall_reduce,24,25165824\n"
     assert "all_reduce" in _run(query, path, sql).stdout
+
+
+def test_sql_goes_through_the_events_of_one_rank_after_the_other(build, duckdb):
+    built = build(3)
+    for rank in range(3):
+        for number in range(rank + 1):
+            built[rank].add("layer", number, number + 1, name=f"layer {rank}")
+    trace = built.trace()
+    held: list[int] = []
+    read = trace.events
+    trace.events = lambda rank: held.append(rank) or read(rank)
+    sql = (
+        "SELECT a.name, count(*) AS n, min(b.n) AS same FROM events a "
+        "JOIN (SELECT rank, count(*) AS n FROM events GROUP BY rank) b USING (rank) "
+        "GROUP BY a.name ORDER BY a.name"
+    )
+    rows = run_query(trace, sql).to_pylist()
+    # Each rank has words of its own for the same code, and the statement reads them twice.
+    assert rows == [{"name": f"layer {r}", "n": r + 1, "same": r + 1} for r in range(3)]
+    held.clear()
+    stream = pa.RecordBatchReader.from_stream(EventStream(trace))
+    assert held == []
+    stream.read_next_batch()
+    assert held == [0]
 
 
 @pytest.mark.parametrize(
