@@ -105,12 +105,18 @@ def _straggler(analysis: Analysis, wall: float) -> Iterable[Finding]:
     why = ""
     if worst.cause is not None:
         longer = time_text(worst.cause_us)
-        why = f", whose {worst.cause} takes {longer} a step longer than the others'"
+        own = "own network" if worst.cause == "network" else worst.cause
+        why = f", whose {own} takes {longer} a step longer than the others'"
+    how = f"last in {share_text(worst.share)} of its collectives, by {time_text(worst.lateness_us)}"
+    if worst.sometimes:
+        how = f"late in {worst.late_steps} of {analysis.summary.steps} steps"
+        how += f", by {time_text(worst.late_step_us)} in these"
     fixes = {
         "compute": "give that rank less work, or look for what slows its device",
         "data": "give its data loader more workers, or look at where it reads from",
         "host": "look at what its Python code does outside of forward, backward and optimizer",
         "update": "look at what its optimizer does that the others' does not",
+        "network": "look at that rank's own link: its port, its route, what else uses them",
         None: "look at what that rank does before it enters its collectives",
     }
     yield Finding(
@@ -119,8 +125,7 @@ def _straggler(analysis: Analysis, wall: float) -> Iterable[Finding]:
         share=share,
         evidence=(
             f"ranks wait for others during {share_text(share)} of the step; rank {worst.rank} is "
-            f"last in {share_text(worst.share)} of its collectives, by "
-            f"{time_text(worst.lateness_us)}{why}"
+            f"{how}{why}"
         ),
         advice=fixes[worst.cause],
         command=None,

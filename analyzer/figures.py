@@ -312,7 +312,12 @@ def stragglers(analysis: Analysis) -> go.Figure | None:
         orientation="h",
         name="lateness",
         meta={"role": "wait"},
-        text=[f"last in {share_text(row.share)}" for row in rows],
+        text=[
+            f"late in {row.late_steps} of {analysis.summary.steps} steps"
+            if row.sometimes
+            else f"last in {share_text(row.share)}"
+            for row in rows
+        ],
         textposition="auto",
         customdata=[
             [time_text(row.lateness_us), row.collectives_last, label(row.cause or "not known")]

@@ -375,10 +375,15 @@ class StragglerRow:
         lateness_us_total: Sum of the same.
         collectives_last: Collectives in which it arrives last.
         share: Of those in which it takes part.
-        cause: What it does longer than the others: ``compute``, ``data``, ``host`` or
-            ``update``; None where the trace does not tell.
+        cause: What it does longer than the others: ``compute``, ``data``, ``host``, ``update``
+            or ``network`` (transfers that it waits for); None where the trace does not tell.
         cause_us: By how much: its median per step less the median over the others of theirs.
         unsure: Its lateness is below what the clocks can tell.
+        late_steps: The fewest steady steps that hold most (80 %) of its lateness.
+        steps_share: How many those are of all steady steps.
+        late_step_us: Median over those steps of its largest lateness in each.
+        sometimes: It is late in some steps only: they are less than half. Then `cause` and
+            `cause_us` are over those steps.
     """
 
     rank: int
@@ -389,6 +394,10 @@ class StragglerRow:
     cause: str | None
     cause_us: float | None
     unsure: bool
+    late_steps: int
+    steps_share: float | None
+    late_step_us: float | None
+    sometimes: bool
 
 
 @dataclass(frozen=True)

@@ -291,14 +291,25 @@ def _stragglers(analysis: Analysis) -> list[str]:
             f"rank {row.rank}",
             str(row.collectives_last),
             share_text(row.share),
-            time_text(row.lateness_us) + ("?" if row.unsure else ""),
+            f"{row.late_steps} of {analysis.summary.steps}" if row.sometimes else "most",
+            time_text(row.late_step_us if row.sometimes else row.lateness_us)
+            + ("?" if row.unsure else ""),
             time_text(row.lateness_us_total),
             row.cause or NOT_KNOWN,
             time_text(row.cause_us),
         ]
         for row in rows
     ]
-    header = ["last to arrive", "times", "of its", "late by", "in all", "longer in", "a step"]
+    header = [
+        "last to arrive",
+        "times",
+        "of its",
+        "in steps",
+        "late by",
+        "in all",
+        "longer in",
+        "a step",
+    ]
     return ["Stragglers (steady steps)", *render(header, cells, WIDTH)]
 
 

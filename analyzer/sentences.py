@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddltrace.analyzer.advice import path_shares
-from ddltrace.analyzer.model import Analysis, Hang, SlowStep, Summary
+from ddltrace.analyzer.model import Analysis, Hang, SlowStep, StragglerRow, Summary
 from ddltrace.analyzer.table import shorten
 from ddltrace.analyzer.units import printable, share_text, time_text
 
@@ -138,15 +138,20 @@ def _cause(analysis: Analysis) -> str:
     worst = analysis.stragglers[0] if analysis.stragglers else None
     sync = analysis.summary.sync_overhead_share or 0.0
     if worst is not None and sync >= 0.02 and not worst.unsure:
+        why = _why(worst)
+        in_all = sum(row.lateness_us_total for row in analysis.stragglers)
+        if worst.sometimes and worst.lateness_us_total >= _MOSTLY * in_all:
+            return (
+                f"Rank {worst.rank} is late in some steps only, {worst.late_steps} of "
+                f"{analysis.summary.steps}, then by {time_text(worst.late_step_us)}, {why}; others "
+                f"wait {share_text(sync)} of the step."
+            )
         if worst.share < min(_MOSTLY, 2 / len(analysis.trace.ranks)):
             return (
                 f"Ranks take turns at coming last to collectives (rank {worst.rank} most often: "
                 f"{share_text(worst.share)}); they wait for each other {share_text(sync)} of the "
                 "step."
             )
-        why = "for a reason that the trace does not show"
-        if worst.cause is not None:
-            why = f"because its {worst.cause} takes {time_text(worst.cause_us)} a step longer"
         return (
             f"Rank {worst.rank} comes last to {share_text(worst.share)} of its collectives, "
             f"by {time_text(worst.lateness_us)}, {why}; others wait {share_text(sync)} of the step."
@@ -165,6 +170,13 @@ def _cause(analysis: Analysis) -> str:
             f"{row.count} of them, {time_text(row.transfer_us_total)} in all."
         )
     return "No rank holds the others up, and no collective was completed by all its ranks."
+
+
+def _why(row: StragglerRow) -> str:
+    if row.cause is None:
+        return "for a reason that the trace does not show"
+    cause = "own network" if row.cause == "network" else row.cause
+    return f"because its {cause} takes {time_text(row.cause_us)} a step longer"
 
 
 def _advice(analysis: Analysis) -> str:
