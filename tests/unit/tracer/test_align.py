@@ -192,6 +192,31 @@ def test_two_hosts_with_one_boot_id_beside_rank_zeros_are_told_apart():
     assert abs(clocks["rank-00003-0-13"].offset_ns - 2 * SECOND) <= 30_000
 
 
+def test_without_rank_0_others_meet_on_the_clock_that_they_exchanged_times_with():
+    times = np.arange(0, 40 * SECOND, 10 * SECOND)
+    one = samples_of(lambda t: SECOND, times, np.full(4, 50_000.0), np.zeros(4))
+    two = samples_of(lambda t: 3 * SECOND, times, np.full(4, 50_000.0), np.zeros(4))
+    run = store.RunInfo(
+        ranks=[info(1, "b", samples=one), info(2, "c", samples=two), info(3, "unknown")]
+    )
+    clocks = align(run)
+    apart = clocks["rank-00002-0-12"].offset_ns - clocks["rank-00001-0-11"].offset_ns
+    assert abs(apart - 2 * SECOND) <= 50_000
+    assert 0 < clocks["rank-00002-0-12"].residual_ns <= 30_000
+    assert clocks["rank-00003-0-13"].residual_ns is None
+
+
+def test_without_rank_0_and_exchanges_nothing_is_sure():
+    run = store.RunInfo(ranks=[info(1, "b"), info(2, "c")])
+    clocks = align(run)
+    assert clocks["rank-00001-0-11"].residual_ns == 0
+    assert clocks["rank-00002-0-12"].residual_ns is None
+    assert worst_residual(list(clocks.values())) is None
+    shared = align(store.RunInfo(ranks=[info(1, "b"), info(2, "b")]))
+    assert worst_residual(list(shared.values())) == 0
+    assert align(store.RunInfo()) == {}
+
+
 def test_ranks_without_exchanges_use_those_of_their_clock():
     times = np.arange(0, 40 * SECOND, 10 * SECOND)
     samples = samples_of(lambda t: SECOND, times, np.full(4, 50_000.0), np.zeros(4))
