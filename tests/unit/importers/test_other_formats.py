@@ -183,6 +183,63 @@ def test_flight_recorder_of_a_hang(tmp_path: Path, text: bool) -> None:
     assert any("1 of 2 ranks have no dump" in note for note in trace.run.notes)
 
 
+def dump(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "version": "2.10",
+        "pg_config": {
+            "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"},
+            "1": {"name": "1", "desc": "pipeline", "ranks": "[2, 3]"},
+        },
+        "entries": entries,
+    }
+
+
+def test_flight_recorder_of_calls_that_were_issued_as_one(tmp_path: Path) -> None:
+    """As PyTorch writes them: only the last entry of a coalesced call is ever completed."""
+    done = {"time_discovered_completed_ns": 1_700_000_000_000_900_000, "state": "completed"}
+    nothing = {"input_sizes": [], "input_dtypes": [], "output_sizes": [], "output_dtypes": []}
+    for place in (0, 1):
+        pairs = {
+            "process_group": ("1", "pipeline"),
+            "collective_seq_id": 0,
+            "p2p_seq_id": 1,
+            "is_p2p": True,
+        }
+        gathered = {"profiling_name": "nccl:_all_gather_base", "collective_seq_id": 2}
+        entries = [
+            entry(1, **done),
+            entry(2, profiling_name=f"nccl:send {place}->{1 - place}", **pairs),
+            entry(3, profiling_name=f"nccl:recv {place}<-{1 - place}", **pairs),
+            entry(4, profiling_name="nccl:coalesced", **pairs, **nothing, **done),
+            entry(5, **gathered),
+            entry(6, **gathered, input_dtypes=["Float"]),
+            entry(7, profiling_name="nccl:coalesced", collective_seq_id=2, **nothing, **done),
+            entry(8, collective_seq_id=3),
+        ]
+        content = pickle.dumps(dump(entries))
+        (tmp_path / f"nccl_trace_rank_{2 + place}").write_bytes(content)
+    trace = importers.read(tmp_path)
+    for rank in (2, 3):
+        first, send, receive, gather, hanging = rows(trace, rank)
+        assert (first["op"], first["seq"], first["status"]) == ("all_reduce", 1, "ok")
+        # The other side is named by its place in the group of ranks 2 and 3.
+        assert (send["op"], send["peer"], send["status"]) == ("send", 5 - rank, "ok")
+        assert (receive["op"], receive["peer"], receive["status"]) == ("recv", 5 - rank, "ok")
+        assert (gather["op"], gather["seq"], gather["status"]) == ("all_gather", 2, "ok")
+        assert gather["bytes"] == 32 * 2 + 32 * 4
+        assert gather["dtype"] is None
+        assert (hanging["seq"], hanging["status"]) == (3, "open")
+
+
+def test_flight_recorder_of_an_older_version(tmp_path: Path) -> None:
+    old = entry(1, state="completed")
+    old["seq_id"] = old.pop("collective_seq_id")
+    del old["p2p_seq_id"]
+    (tmp_path / "trace_rank_0").write_bytes(pickle.dumps(dump([old])))
+    [row] = rows(importers.read(tmp_path))
+    assert (row["seq"], row["status"], row["end_ns"]) == (1, "ok", None)
+
+
 class Malicious:
     """Unpickled by a careless reader, this makes a file."""
 
