@@ -14,6 +14,7 @@ _OPS: Final = (
     ("allreduce", "all_reduce"),
     ("allgather", "all_gather"),
     ("alltoall", "all_to_all"),
+    ("allall", "all_to_all"),  # All2All
     ("broadcast", "broadcast"),
     ("barrier", "barrier"),
     ("scatter", "scatter"),

@@ -289,52 +289,169 @@ def test_a_deep_pickle_is_no_dump(tmp_path: Path) -> None:
         importers.read(file)
 
 
-def record(rank: int, number: int, coll: str = "AllReduce", **more: Any) -> dict[str, Any]:
+def header(rank: int, communicator: str = "0x9e7a", size: int = 2) -> dict[str, Any]:
+    return {"id": communicator, "comm_name": "unknown", "rank": rank, "n_ranks": size, "nnodes": 1}
+
+
+def metadata(process: int, number: int) -> dict[str, Any]:
     return {
-        "header": {"id": "0x9e7a", "rank": rank, "n_ranks": 2, "nnodes": 1},
-        "metadata": {
-            "inspector_output_format_version": "v4.0",
-            "dump_timestamp_us": 1_700_000_000_000_000 + 1000 * number,
-            "hostname": "node-a",
-            "pid": 100 + rank,
-        },
-        "coll_perf": {
-            "coll": coll,
-            "coll_sn": number,
-            "coll_msg_size_bytes": 65536,
-            "coll_exec_time_us": 110,
-            "coll_algobw_gbs": 1.19,
-            "coll_busbw_gbs": 0.6,
-            **more,
-        },
+        "inspector_output_format_version": "v4.0",
+        "git_rev": "",
+        "rec_mechanism": "nccl_profiler_interface",
+        "dump_timestamp_us": 1_700_000_000_000_000 + 1000 * number,
+        "hostname": "node-a",
+        "pid": 100 + process,
     }
 
 
+def ran(kind: str, number: int) -> dict[str, Any]:
+    """A verbose record's times: the host hands the operation over in 5 us, kernels run later."""
+    begin = 1_700_000_000_000_000 + 1000 * number
+    channels = [
+        {"channel_id": 0, "kernel_start_ts": begin + 120, "kernel_stop_ts": begin + 500},
+        {"channel_id": 1, "kernel_start_ts": begin + 130, "kernel_stop_ts": begin + 520},
+    ]
+    trace = {f"{kind}_start_ts": begin, f"{kind}_stop_ts": begin + 5, "kernel_events": channels}
+    return {"event_trace_ts": trace}
+
+
+def collective(number: int, coll: str = "AllReduce", **more: Any) -> dict[str, Any]:
+    return {
+        "coll": coll,
+        "coll_sn": number,
+        "coll_msg_size_bytes": 65536,
+        "coll_exec_time_us": 110,
+        "coll_timing_source": "kernel_gpu",
+        "coll_algobw_gbs": 1.19,
+        "coll_busbw_gbs": 0.6,
+        **more,
+    }
+
+
+def record(rank: int, number: int, coll: str = "AllReduce", **more: Any) -> dict[str, Any]:
+    return {
+        "header": header(rank),
+        "metadata": metadata(rank, number),
+        "coll_perf": collective(number, coll, **more),
+    }
+
+
+def inspector_files(folder: Path, processes: list[list[Any]]) -> None:
+    """One file per process, as the Inspector names them, one record a line."""
+    for process, records in enumerate(processes):
+        text = "\n".join(json.dumps(each) for each in records)
+        (folder / f"node-a-pid{100 + process}.log").write_text(text + "\n")
+
+
 def test_nccl_inspector(tmp_path: Path) -> None:
-    exact = {"coll_start_ts": 1_700_000_000_000_500, "coll_stop_ts": 1_700_000_000_000_620}
-    for rank in (0, 1):
-        lines = [
-            record(rank, 1, event_trace_ts=exact),
-            record(rank, 2),
-            record(rank, 1, "ReduceScatter"),
-        ]
-        text = "\n".join(json.dumps(line) for line in lines)
-        (tmp_path / f"node-a-pid{100 + rank}.log").write_text(text + "\nnot json\n")
+    inspector_files(
+        tmp_path,
+        [
+            [
+                record(rank, 1, **ran("coll", 1)),
+                record(rank, 2),
+                record(rank, 1, "ReduceScatter"),
+                record(rank, 1, "All2All", coll_exec_time_us=12.5),
+                "no record",
+            ]
+            for rank in (0, 1)
+        ],
+    )
     trace = importers.read(tmp_path)
     assert trace.run.source == "nccl-inspector"
     sides = [rows(trace, rank) for rank in (0, 1)]
     for side in sides:
         by_key = {(row["op"], row["seq"]): row for row in side}
-        assert set(by_key) == {("all_reduce", 1), ("all_reduce", 2), ("reduce_scatter", 1)}
-        first = by_key["all_reduce", 1]
-        assert first["end_ns"] - first["start_ns"] == 120_000
+        first, second = by_key.pop(("all_reduce", 1)), by_key.pop(("all_reduce", 2))
+        assert set(by_key) == {("reduce_scatter", 1), ("all_to_all", 1)}
+        # From the first channel's kernel to the last one's, not when the host handed it over.
+        assert first["end_ns"] - first["start_ns"] == 400_000
+        assert first["start_ns"] - first["enqueue_ns"] == 120_000
+        assert second["end_ns"] - second["start_ns"] == 110_000
         # The Inspector counts a reduce-scatter by its output; a rank puts in all shares.
         assert by_key["reduce_scatter", 1]["bytes"] == 2 * 65536
+        assert by_key["all_to_all", 1]["end_ns"] - by_key["all_to_all", 1]["start_ns"] == 12_500
         # NCCL numbers each function for itself: the same number must not join two of them.
         assert first["group"] != by_key["reduce_scatter", 1]["group"]
     assert trace.run.ranks[1].groups[0].ranks == (0, 1)
+    # Of ranks whose positions in time are made up nothing may be said to come late.
+    assert trace.run.ranks[0].clock_domain != trace.run.ranks[1].clock_domain
     assert any("positions in time are not" in note for note in trace.run.notes)
     assert any("2 lines are no record" in note for note in trace.run.notes)
+
+
+def test_nccl_inspector_with_several_communicators(tmp_path: Path) -> None:
+    """A header's rank is the place in its communicator, not in the job."""
+
+    def pair(place: int, process: int, number: int) -> dict[str, Any]:
+        perf = {
+            "p2p": "Send" if place == 0 else "Recv",
+            "p2p_sn": number,
+            "p2p_peer": 1 - place,
+            "p2p_msg_size_bytes": 4096,
+            "p2p_exec_time_us": 7,
+            **ran("p2p", number),
+        }
+        head = header(place, f"0xpair{process % 2}")
+        return {"header": head, "metadata": metadata(process, number), "p2p_perf": perf}
+
+    def everyone(process: int, number: int) -> dict[str, Any]:
+        perf = collective(number, **ran("coll", number))
+        head = header(process, "0xworld", 4)
+        return {"header": head, "metadata": metadata(process, number), "coll_perf": perf}
+
+    # Ranks 0 and 2 are one pair, 1 and 3 the other.
+    files = [[everyone(rank, 1), pair(rank // 2, rank, 5)] for rank in range(4)]
+    inspector_files(tmp_path, files)
+    trace = importers.read(tmp_path)
+    assert [info.rank for info in trace.run.ranks] == [0, 1, 2, 3]
+    assert {info.world_size for info in trace.run.ranks} == {4}
+    for rank in range(4):
+        reduced, sent = rows(trace, rank)
+        assert (reduced["op"], reduced["group"], reduced["seq"]) == ("all_reduce", "0xworld", 1)
+        assert (sent["op"], sent["peer"]) == ("send" if rank < 2 else "recv", (rank + 2) % 4)
+        assert sent["seq"] == 0
+        assert (sent["bytes"], sent["out_bytes"]) == ((4096, None) if rank < 2 else (None, 4096))
+    assert {group.name: group.ranks for group in trace.run.ranks[3].groups} == {
+        "0xworld": (0, 1, 2, 3),
+        "0xpair1": (1, 3),
+    }
+    assert trace.run.status == "complete"
+    assert {info.clock_domain for info in trace.run.ranks} == {"node-a"}
+    for file in tmp_path.iterdir():
+        file.write_text("\n".join(line for line in file.read_text().splitlines()[1:]))
+    trace = importers.read(tmp_path)
+    assert [info.rank for info in trace.run.ranks] == [0, 1, 2, 3]
+    assert any("no communicator has a record of every process" in note for note in trace.run.notes)
+
+
+def test_nccl_inspector_whose_records_share_a_header(tmp_path: Path) -> None:
+    """From version 4.3 on a line in front of a communicator's records tells whose they are."""
+    files: list[list[Any]] = []
+    for rank in (0, 1):
+        lost = {"coll_records": 2, "coll_dropped_total": 40 * rank, "p2p_dropped_total": 0}
+        marker = {"header": header(rank), "metadata": metadata(rank, 9), "dump_stats": lost}
+        proxy = {"record_type": "proxy_op", "rank": rank, "parent_type": "coll", "parent_sn": 1}
+        records = [{"coll_perf": collective(n, **ran("coll", n))} for n in (1, 2)]
+        files.append([marker, *records, proxy, marker])
+    inspector_files(tmp_path, files)
+    trace = importers.read(tmp_path)
+    assert [[row["seq"] for row in rows(trace, rank)] for rank in (0, 1)] == [[1, 2], [1, 2]]
+    assert trace.run.ranks[1].groups[0].ranks == (0, 1)
+    [note] = trace.run.notes
+    assert note.startswith("40 operations were overwritten")
+
+
+def test_nccl_inspector_of_a_process_with_two_devices(tmp_path: Path) -> None:
+    both = [
+        {**record(rank, number), "metadata": metadata(0, number)}
+        for number in (1, 2)
+        for rank in (0, 1)
+    ]
+    inspector_files(tmp_path, [both])
+    trace = importers.read(tmp_path)
+    assert [info.rank for info in trace.run.ranks] == [0, 1]
+    assert [len(rows(trace, rank)) for rank in (0, 1)] == [2, 2]
 
 
 def test_a_folder_of_several_formats(foreign: Path, tmp_path: Path) -> None:

@@ -144,6 +144,16 @@ def test_a_clock_that_is_corrected_while_the_job_runs_gets_a_broken_line():
     assert (np.diff(moved) > 0).all()
 
 
+def test_a_residual_is_a_plain_number():
+    """Numpy's scalars compare to numpy's truth, which JSON does not know."""
+    times = np.arange(0, 60 * SECOND, 10 * SECOND)
+    jumping = samples_of(
+        lambda t: np.where(t < 30 * SECOND, 0, 5e9), times, np.full(6, 9e3), [0] * 6
+    )
+    run = store.RunInfo(ranks=[info(0, "a"), info(1, "b", samples=jumping)])
+    assert type(align(run)["rank-00001-0-11"].residual_ns) is float
+
+
 def test_a_jump_of_a_clock_is_covered_by_the_residual():
     def truth(t):
         return np.where(t < 100 * SECOND, 0.0, 5.0 * SECOND)
