@@ -1,7 +1,7 @@
 """Chrome, Horovod, Flight Recorder and NCCL Inspector files.
 
-The Flight Recorder's dumps are real. Horovod's and the Inspector's files are written out here by
-their documented structure.
+The Flight Recorder's dumps are real, but of Gloo. What NCCL adds to them, and Horovod's and the
+Inspector's files, are written out here as the sources of these writers lay them down.
 """
 
 from __future__ import annotations
@@ -121,6 +121,40 @@ def test_horovod_timeline(tmp_path: Path, closed: bool) -> None:
     assert zero[0]["tensors"] == [tensors[0].id]
     assert sum(row["kind"] == "copy" for row in rows(trace, 0)) == 4
     assert any("only rank 0 writes" in note for note in trace.run.notes)
+    assert any("2 of 4 operations were known to Horovod's cache" in n for n in trace.run.notes)
+
+
+def test_horovod_operations_that_change_shape(tmp_path: Path) -> None:
+    """A timeline tells the shape of what comes out, and operations may end within a microsecond."""
+    events: list[dict[str, Any]] = []
+    for pid, op in enumerate(("ALLGATHER", "ADASUM", "BARRIER"), start=1):
+        events.append({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": f"{op}.1"}})
+        for _ in range(2):
+            events += [
+                {"ph": "B", "name": f"NEGOTIATE_{op}", "ts": 7, "pid": pid},
+                {"ph": "X", "name": "1", "ts": 7, "pid": pid, "dur": 0},
+                {"ph": "X", "name": "0", "ts": 7, "pid": pid, "dur": 0},
+                {"ph": "E", "ts": 7, "pid": pid},
+                {"ph": "B", "name": op, "ts": 7, "pid": pid},
+                {"ph": "B", "name": "WAIT_FOR_DATA", "ts": 7, "pid": pid},
+                {"ph": "E", "ts": 7, "pid": pid},
+            ]
+            end: dict[str, Any] = {"ph": "E", "ts": 7, "pid": pid}
+            if op != "BARRIER":
+                end["args"] = {"dtype": "float16", "shape": "[4, 3]"}
+            events.append(end)
+    (tmp_path / "timeline.json").write_text(json.dumps(events))
+    trace = importers.read(tmp_path / "timeline.json")
+    for rank in (0, 1):
+        messages = [row for row in rows(trace, rank) if row["kind"] == "message"]
+        assert [(row["op"], row["bytes"], row["out_bytes"]) for row in messages] == [
+            *[("all_gather", None, 24)] * 2,
+            *[("all_reduce", 24, 24)] * 2,
+            *[("barrier", None, None)] * 2,
+        ]
+        assert all(row["status"] == "ok" for row in messages)
+    waits = [row["name"] for row in rows(trace, 0) if row["kind"] == "host"]
+    assert waits == ["WAIT_FOR_DATA"] * 6
 
 
 def test_flight_recorder_of_a_real_job(foreign: Path) -> None:
