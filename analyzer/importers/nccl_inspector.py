@@ -262,11 +262,9 @@ def _operation(
     if place is None or place > MAX_RANK or ranks > MAX_RANK or not isinstance(name, str):
         return None
     ran = _ran(times)
-    if ran is None:
-        took, written = _time(duration), _time(metadata.dump_timestamp_us)
-        if took is None or written is None or took > written:
-            return None
-    start, end = (written - took, written) if ran is None else ran
+    span = ran or _before(_time(duration), _time(metadata.dump_timestamp_us))
+    if span is None:
+        return None
     op = public_op(name) or clean(name, 60)
     return _Operation(
         process=_process_of(metadata),
@@ -278,8 +276,8 @@ def _operation(
         seq=None if collective is None else count(collective.coll_sn),
         peer=None if pair is None else count(pair.p2p_peer),
         bytes=_input_bytes(op, count(size), ranks),
-        start_ns=start,
-        end_ns=end,
+        start_ns=span[0],
+        end_ns=span[1],
         enqueue_ns=None if ran is None else _time(times.coll_start_ts or times.p2p_start_ts),
         guessed=ran is None,
     )
@@ -293,6 +291,12 @@ def _ran(times: _Times) -> tuple[int, int] | None:
     if not all(known) or max(known[1]) < min(known[0]):
         return None
     return min(known[0]), max(known[1])
+
+
+def _before(duration: int | None, end: int | None) -> tuple[int, int] | None:
+    if duration is None or end is None or duration > end:
+        return None
+    return end - duration, end
 
 
 def _process_of(metadata: _Metadata) -> Process:
