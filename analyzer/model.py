@@ -651,6 +651,8 @@ class Analysis:
         paths: Step -> its critical path, piece by piece.
         joined: Every message, joined across ranks (for those who compute further).
         rank_steps: Column name -> array over (rank, step), times in nanoseconds.
+        tensor_course: Parameter -> its exposed communication, microseconds per rank and step,
+            in each of at most 64 periods of the run.
     """
 
     trace: TraceFacts
@@ -674,6 +676,7 @@ class Analysis:
     paths: dict[int, Path] = field(default_factory=dict, repr=False, compare=False)
     joined: Joined | None = field(default=None, repr=False, compare=False)
     rank_steps: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    tensor_course: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``ddltrace analyze --json`` prints."""
