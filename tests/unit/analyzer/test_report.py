@@ -188,6 +188,8 @@ def test_sql_over_every_table(build, duckdb):
     sql = "SELECT op, count(*) AS n, sum(bytes) AS b FROM messages GROUP BY op"
     assert _run(query, path, sql, "--format", "csv").stdout == "op,n,b\nall_reduce,24,25165824\n"
     assert "all_reduce" in _run(query, path, sql).stdout
+    pivoted = "PIVOT (SELECT op, bytes FROM messages) ON op USING count(*)"
+    assert "all_reduce" in _run(query, path, pivoted).stdout
 
 
 def test_sql_goes_through_the_events_of_one_rank_after_the_other(build, duckdb):
@@ -223,6 +225,9 @@ def test_sql_goes_through_the_events_of_one_rank_after_the_other(build, duckdb):
         "SET enable_external_access = true",
         "SELECT * FROM trace",
         "SELEC 1",
+        "SELECT 1; SELECT 2",
+        "CREATE TABLE t AS SELECT 1",
+        "PRAGMA database_list",
         "",
     ],
 )
