@@ -47,6 +47,7 @@ from ddltrace.analyzer.model import (
 from ddltrace.analyzer.scan import RankScan, scan_ranks, timeline_of
 from ddltrace.analyzer.timeline import Timeline
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.store import PARTS_LABEL
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace import Trace
@@ -135,7 +136,8 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
         ),
         rank_steps=rank_steps,
     )
-    return replace(analysis, findings=find_findings(analysis))
+    path = None if PARTS_LABEL in trace.run.labels else trace.path
+    return replace(analysis, findings=find_findings(analysis, path))
 
 
 def _no_such_steps(trace: Trace, scans: Mapping[int, RankScan], wanted: range) -> str:

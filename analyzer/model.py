@@ -595,7 +595,8 @@ class Finding:
         share: The same as a share of the step.
         evidence: What was measured, one sentence.
         advice: What to try, one sentence.
-        command: An experiment that would test it; None where none does.
+        command: What would test it: an experiment, or recording the job again after the change
+            and comparing; None where the trace does not tell the job's command.
         unsure: It rests on differences below what the clocks can tell.
     """
 
@@ -606,6 +607,11 @@ class Finding:
     advice: str
     command: str | None
     unsure: bool
+
+    @property
+    def is_of_job(self) -> bool:
+        """Whether `command` records the job again, and is the same for all such findings."""
+        return self.command is not None and self.command.startswith("ddltrace run ")
 
 
 @dataclass(frozen=True)

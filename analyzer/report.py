@@ -346,8 +346,11 @@ def _findings(analysis: Analysis) -> list[str]:
             f"{printable(finding.evidence)}{unsure}. Try: {printable(finding.advice)}."
         )
         lines += _wrapped(text, indent="   ")
-        if finding.command is not None:
+        if finding.command is not None and not finding.is_of_job:
             lines += _wrapped(f"   Test it: {finding.command}", indent="     ")
+    again = [finding.command for finding in analysis.findings if finding.is_of_job]
+    if again:
+        lines += _wrapped(f"To test a change of the job: {again[0]}", indent="  ")
     return ["What could make the step shorter", *lines] if lines else []
 
 
