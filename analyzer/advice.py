@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from ddltrace.analyzer.model import Analysis, CollectiveRow, Finding, PathPart
-from ddltrace.analyzer.units import bytes_text, share_text, time_text
+from ddltrace.analyzer.table import shorten
+from ddltrace.analyzer.units import bytes_text, printable, share_text, time_text
 
 _MIN_SHARE: Final = 0.02
 """Findings that could save less than this part of a step are left out."""
@@ -28,6 +29,7 @@ _SMALL_BYTES: Final = 64 << 10
 
 _LOW_OVERLAP: Final = 0.5
 _MAX_COMMAND: Final = 300
+_MAX_NAME: Final = 60
 
 _BYTES_PER_WIDTH: Final = 1128
 """``ddltrace experiment run --width W`` exchanges about this many bytes times W squared."""
@@ -90,7 +92,7 @@ def _communication(analysis: Analysis, held: dict[str, float], wall: float) -> I
     if not share or row is None:
         return
     top = _largest(analysis, "transfer")
-    part = "" if top is None else f", {share_text(top.share / share)} of it {top.name}"
+    part = "" if top is None else f", {share_text(top.share / share)} of it {_named(top)}"
     overlap = analysis.summary.overlap_ratio
     hidden = "" if overlap is None else f"; {share_text(overlap)} of communication is overlapped"
     small = row.bytes is not None and row.bytes < _SMALL_BYTES
@@ -213,7 +215,7 @@ def _compute(analysis: Analysis, held: dict[str, float], wall: float) -> Iterabl
     top = _largest(analysis, "compute")
     what = ""
     if top is not None and top.name is not None:
-        what = f"; its largest part is {top.name} on rank {top.rank}, {time_text(top.us)} a step"
+        what = f"; its largest part is {_named(top)} on rank {top.rank}, {time_text(top.us)} a step"
     yield Finding(
         kind="compute",
         saves_us=share * wall,
@@ -252,6 +254,11 @@ def _again(analysis: Analysis, path: Path | None) -> str | None:
 
 def _largest(analysis: Analysis, category: str) -> PathPart | None:
     return next((part for part in analysis.critical_path if part.category == category), None)
+
+
+def _named(part: PathPart) -> str:
+    """Names of kernels and of tensors may be longer than the sentence that they stand in."""
+    return shorten(printable(part.name or part.category), _MAX_NAME)
 
 
 def _main_collective(analysis: Analysis) -> CollectiveRow | None:

@@ -142,6 +142,8 @@ def _ranks(analysis: Analysis) -> list[str]:
         "data", "update", "idle",
     ]  # fmt: skip
     rows = list(analysis.ranks)
+    if not rows:
+        return []
     left = len(rows) - _MAX_RANKS
     if left > 0:
         rows = sorted(rows, key=_slowness)[:_MAX_RANKS]
@@ -356,6 +358,8 @@ def _findings(analysis: Analysis) -> list[str]:
 
 def _clock(analysis: Analysis) -> list[str]:
     clock = analysis.clock
+    if not clock.ranks:
+        return []
     if clock.max_residual_us is None:
         unknown = tuple(row.rank for row in clock.ranks if row.residual_us is None)
         sure = f"error unknown for {ranks_text(unknown)}: what is told across ranks is unsure"

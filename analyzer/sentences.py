@@ -159,8 +159,9 @@ def _cause(analysis: Analysis) -> str:
     parts = [part for part in analysis.critical_path if part.name is not None]
     if parts:
         top = parts[0]
+        others = "No rank holds the others up; the" if analysis.trace.world_size > 1 else "The"
         return (
-            f"No rank holds the others up; the largest single part of the critical path is "
+            f"{others} largest single part of the critical path is "
             f"{printable(top.name)} ({top.category}, rank {top.rank}): {time_text(top.us)} a step."
         )
     row = analysis.collectives[0] if analysis.collectives else None
