@@ -3,7 +3,7 @@
 For each tensor a ``NEGOTIATE_*`` interval collects a tick from every rank that is ready, then
 the operation follows with its activities inside. Once Horovod knows an operation from its cache
 (HOROVOD_CACHE_CAPACITY), the interval has no ticks any more. The shape at an operation's end is
-that of its output.
+that of its output. Operations that are copied into the fusion buffer together are one message.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ddltrace.analyzer.importers.communication import (
+    count,
     element_type,
     elements_of,
     public_op,
@@ -34,6 +35,7 @@ NAME: Final = "horovod"
 
 _MARKS: Final = re.compile(rb'"NEGOTIATE_[A-Z]+"|"CYCLE_START"|start_time_since_epoch_in_micros')
 _NEGOTIATION: Final = "NEGOTIATE_"
+_FUSING: Final = "MEMCPY_IN_FUSION_BUFFER"
 _TICK: Final = re.compile(r"\d{1,6}\Z")
 _GROUP: Final = "horovod"
 _MAX_RANKS: Final = 1 << 16
@@ -77,8 +79,10 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     tensors = _tensors(operations, recording)
     world = max((rank for operation in operations for rank in operation.ready), default=0) + 1
     rows: dict[int, list[Row]] = defaultdict(list)
-    for number, operation in enumerate(operations):
-        _add(number, operation, tensors[operation.tensor], rows, recording.epoch_ns)
+    for number, together in enumerate(_fused(operations, recording)):
+        _add_message(number, together, tensors, rows, recording.epoch_ns)
+    for operation in operations:
+        _add_activities(operation, tensors[operation.tensor], rows[0], recording.epoch_ns)
     run = RunInfo(status="complete", level="comm", source=NAME)
     run.notes += [
         "only rank 0 writes a Horovod timeline: of other ranks it tells when they were ready, "
@@ -142,6 +146,33 @@ def _operations(recording: Recording) -> list[_Operation]:
     return sorted(operations, key=_begin)
 
 
+def _fused(operations: list[_Operation], recording: Recording) -> list[list[_Operation]]:
+    """The operations of each message, in order of time.
+
+    Horovod writes the beginnings of the copies of all tensors of a message one behind the other,
+    and then what it does with the buffer.
+    """
+    copied = {
+        id(activity): operation
+        for operation in operations
+        for activity in operation.activities
+        if activity.name == _FUSING
+    }
+    leader: dict[int, _Operation] = {}
+    current: _Operation | None = None
+    for interval in recording.intervals:
+        if id(interval) in copied:
+            operation = copied[id(interval)]
+            current = current or operation
+            leader[id(operation)] = current
+        elif interval.depth and not _TICK.match(interval.name):
+            current = None
+    messages: dict[int, list[_Operation]] = defaultdict(list)
+    for operation in operations:
+        messages[id(leader.get(id(operation), operation))].append(operation)
+    return list(messages.values())
+
+
 def _begin(operation: _Operation) -> int:
     first = operation.negotiation or operation.main
     return first.start_ns if first is not None else 0
@@ -172,44 +203,64 @@ def _shape(text: Any) -> tuple[int, ...]:
     return tuple(int(number) for number in numbers[:32])
 
 
-def _add(
+def _add_message(
     number: int,
-    operation: _Operation,
-    tensor: TensorInfo,
+    together: list[_Operation],
+    tensors: dict[Any, TensorInfo],
     rows: dict[int, list[Row]],
     epoch_ns: int,
 ) -> None:
-    main, negotiation = operation.main, operation.negotiation
-    named = main if main is not None else negotiation
+    """Adds the message that some operations are; it begins where the last of them is ready."""
+    first = together[0]
+    named = first.main if first.main is not None else first.negotiation
     assert named is not None  # an operation begins with one of the two
     plain = named.name.removeprefix(_NEGOTIATION)
     # Adasum adds gradients up in another way, over the same ranks with the same result sizes.
     op = "all_reduce" if plain == "ADASUM" else public_op(plain) or clean(plain.lower(), 60)
-    size = tensor.bytes if tensor.dtype else None
-    ready = operation.ready or {0: _begin(operation)}
-    ready.setdefault(0, _begin(operation))
-    end = main.end_ns if main is not None else None
+    carried = [tensors[operation.tensor] for operation in together]
+    size = (
+        count(sum(each.bytes for each in carried)) if all(each.dtype for each in carried) else None
+    )
+    dtypes = {each.dtype for each in carried}
+    name = carried[0].name + (f" + {len(carried) - 1}" if len(carried) > 1 else "")
+    ready = _ready(together)
+    ends = [each.main.end_ns if each.main is not None else None for each in together]
+    known = [end for end in ends if end is not None]
+    end = max(known) if len(known) == len(ends) else None
     for rank, since in ready.items():
         rows[rank].append(
             Row(
                 start_ns=since + epoch_ns,
                 end_ns=None if end is None else max(end, since) + epoch_ns,
                 kind="message",
-                name=tensor.name,
+                name=name,
                 lane=f"comm/{_GROUP}",
                 op=op,
                 group=_GROUP,
                 seq=number,
                 bytes=None if op in _RESHAPING else size,
                 out_bytes=size,
-                dtype=tensor.dtype or None,
+                dtype=(carried[0].dtype or None) if len(dtypes) == 1 else None,
                 enqueue_ns=since + epoch_ns,
                 status="open" if end is None else "ok",
-                tensors=(tensor.id,),
+                tensors=tuple(each.id for each in carried),
             )
         )
+
+
+def _ready(together: list[_Operation]) -> dict[int, int]:
+    """When each rank that is known to have been ready was ready with all."""
+    parts = [{0: _begin(operation), **operation.ready} for operation in together]
+    ranks = set(parts[0]).intersection(*parts[1:])
+    return {rank: max(part[rank] for part in parts) for rank in sorted(ranks)}
+
+
+def _add_activities(
+    operation: _Operation, tensor: TensorInfo, rows: list[Row], epoch_ns: int
+) -> None:
+    """Adds what rank 0 did for an operation."""
     for activity in operation.activities:
-        rows[0].append(
+        rows.append(
             Row(
                 start_ns=activity.start_ns + epoch_ns,
                 end_ns=(activity.end_ns or activity.start_ns) + epoch_ns,

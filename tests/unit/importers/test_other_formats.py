@@ -20,6 +20,8 @@ from ddltrace.analyzer.importers.imported import ImportedTrace
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.schema import EVENTS
 
+MEMCPY = "MEMCPY_IN_FUSION_BUFFER"
+
 
 def rows(trace: ImportedTrace, rank: int = 0) -> list[dict[str, Any]]:
     for info in trace.run.ranks:
@@ -155,6 +157,36 @@ def test_horovod_operations_that_change_shape(tmp_path: Path) -> None:
         assert all(row["status"] == "ok" for row in messages)
     waits = [row["name"] for row in rows(trace, 0) if row["kind"] == "host"]
     assert waits == ["WAIT_FOR_DATA"] * 6
+
+
+def test_horovod_tensors_in_one_fusion_buffer_are_one_message(tmp_path: Path) -> None:
+    """As a real timeline has it: two tensors are copied in together, the third goes by itself."""
+    events: list[dict[str, Any]] = []
+    for pid in (1, 2, 3):
+        events += [
+            {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": f"t{pid}"}},
+            {"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": 10 + pid, "pid": pid},
+            {"ph": "X", "name": "1", "ts": 20 + pid, "pid": pid, "dur": 0},
+            {"ph": "X", "name": "0", "ts": 30 + pid, "pid": pid, "dur": 0},
+            {"ph": "E", "ts": 30 + pid, "pid": pid},
+        ]
+    for batch, start in (((1, 2), 40), ((3,), 70)):
+        events += [{"ph": "B", "name": "ALLREDUCE", "ts": start, "pid": pid} for pid in batch]
+        for offset, name in enumerate((MEMCPY, "MPI_ALLREDUCE", MEMCPY.replace("IN", "OUT", 1))):
+            at = start + 5 * offset
+            events += [{"ph": "B", "name": name, "ts": at + 1, "pid": pid} for pid in batch]
+            events += [{"ph": "E", "ts": at + 5, "pid": pid} for pid in batch]
+        end = {"dtype": "float32", "shape": "[8]"}
+        events += [{"ph": "E", "ts": start + 20, "pid": pid, "args": end} for pid in batch]
+    (tmp_path / "timeline.json").write_text(json.dumps(events))
+    trace = importers.read(tmp_path / "timeline.json")
+    for rank, ready in ((0, 30), (1, 20)):
+        fused, alone = [row for row in rows(trace, rank) if row["kind"] == "message"]
+        assert (fused["name"], fused["bytes"], fused["tensors"]) == ("t1 + 1", 64, [0, 1])
+        assert (alone["name"], alone["bytes"], alone["tensors"]) == ("t3", 32, [2])
+        # It begins where the last of its tensors is ready.
+        assert (fused["start_ns"], fused["end_ns"]) == ((ready + 2) * 1000, 60_000)
+        assert [fused["seq"], alone["seq"]] == [0, 1]
 
 
 def test_flight_recorder_of_a_real_job(foreign: Path) -> None:
