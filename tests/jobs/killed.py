@@ -62,8 +62,8 @@ def main():
         os.waitpid(child, 0)
         steps = struct.unpack_from("<q", shared, 0)[0]
         ends = struct.unpack_from(f"<{steps}q", shared, 8)
-        sure = sum(end < killed - 250_000_000 for end in ends)
-        print(json.dumps({"number": number, "steps": steps, "sure": sure}), flush=True)
+        old = {seconds: sum(end < killed - seconds * 1e9 for end in ends) for seconds in (0.25, 1)}
+        print(json.dumps({"number": number, "steps": steps, "old": list(old.values())}), flush=True)
 
 
 if __name__ == "__main__":
