@@ -394,11 +394,11 @@ class Asker(threading.Thread):
 
 def _own_client() -> _Store | None:
     """A client of the job's store that no other thread uses."""
-    from torch.distributed import distributed_c10d
+    import torch.distributed as dist
 
-    c10d: Any = distributed_c10d
+    c10d: Any = dist
     try:
-        store = c10d._get_default_store()
+        store = c10d.distributed_c10d._get_default_store()
     except (AttributeError, ValueError):
         return None
     if store is None:
