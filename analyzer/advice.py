@@ -2,15 +2,24 @@
 
 Every finding rests on a number of the analysis. What it could save is bounded by what the
 critical path of the steady steps holds of it: removing it altogether cannot save more.
+
+A finding comes with what would test it: an experiment with other strategies, where one changes
+what it is about, on a model that sends as much; else the job once more after the change, and its
+comparison with this trace.
 """
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from ddltrace.analyzer.model import Analysis, CollectiveRow, Finding, PathPart
-from ddltrace.analyzer.units import bytes_text, share_text, time_text
+from ddltrace.analyzer.table import shorten
+from ddltrace.analyzer.units import bytes_text, printable, share_text, time_text
 
 _MIN_SHARE: Final = 0.02
 """Findings that could save less than this part of a step are left out."""
@@ -19,10 +28,26 @@ _SMALL_BYTES: Final = 64 << 10
 """Messages below this are paid for by their number more than by their size."""
 
 _LOW_OVERLAP: Final = 0.5
+_MAX_COMMAND: Final = 300
+_MAX_NAME: Final = 60
+
+_BYTES_PER_WIDTH: Final = 1128
+"""``ddltrace experiment run --width W`` exchanges about this many bytes times W squared."""
+
+_WIDTHS: Final = (16, 128)
+"""Below, messages are too small to tell strategies apart; above, processors take minutes."""
+
+_MOST_RANKS: Final = 4
+"""More rank processes than this on one machine measure its processors, not their exchange."""
 
 
-def find_findings(analysis: Analysis) -> tuple[Finding, ...]:
-    """All findings of an analysis, the largest possible saving first."""
+def find_findings(analysis: Analysis, path: Path | None = None) -> tuple[Finding, ...]:
+    """All findings of an analysis, the largest possible saving first.
+
+    Args:
+        analysis: The measured trace.
+        path: Where the trace is, to compare another with it; None if it is in several places.
+    """
     wall = analysis.summary.step_us.mean
     if not wall:
         return ()
@@ -35,7 +60,12 @@ def find_findings(analysis: Analysis) -> tuple[Finding, ...]:
         *_update(analysis, held, wall),
         *_compute(analysis, held, wall),
     ]
-    worth = [finding for finding in found if finding.share >= _MIN_SHARE]
+    again = _again(analysis, path)
+    worth = [
+        replace(finding, command=finding.command or again)
+        for finding in found
+        if finding.share >= _MIN_SHARE
+    ]
     return tuple(sorted(worth, key=lambda finding: -finding.saves_us))
 
 
@@ -62,7 +92,7 @@ def _communication(analysis: Analysis, held: dict[str, float], wall: float) -> I
     if not share or row is None:
         return
     top = _largest(analysis, "transfer")
-    part = "" if top is None else f", {share_text(top.share / share)} of it {top.name}"
+    part = "" if top is None else f", {share_text(top.share / share)} of it {_named(top)}"
     overlap = analysis.summary.overlap_ratio
     hidden = "" if overlap is None else f"; {share_text(overlap)} of communication is overlapped"
     small = row.bytes is not None and row.bytes < _SMALL_BYTES
@@ -71,15 +101,13 @@ def _communication(analysis: Analysis, held: dict[str, float], wall: float) -> I
             f"merge messages: {row.count} {row.op} of {bytes_text(row.bytes)} each pay the "
             "network's latency"
         )
-        command = "ddltrace experiment run --strategy wfbp --strategy ddp"
+        command = _experiment(analysis, "wfbp", "ddp")
     elif overlap is not None and overlap < _LOW_OVERLAP:
         advice = (
             "start sending earlier, in smaller buckets (bucket_cap_mb) or each gradient as soon "
             "as it is ready"
         )
-        command = (
-            "ddltrace experiment run --strategy ddp --strategy ddp:bucket_mb=1 --strategy wfbp"
-        )
+        command = _experiment(analysis, "ddp", "ddp:bucket_mb=1", "wfbp")
     else:
         advice = (
             "send less: gradients in half precision (bf16_compress_hook) halve the "
@@ -187,7 +215,7 @@ def _compute(analysis: Analysis, held: dict[str, float], wall: float) -> Iterabl
     top = _largest(analysis, "compute")
     what = ""
     if top is not None and top.name is not None:
-        what = f"; its largest part is {top.name} on rank {top.rank}, {time_text(top.us)} a step"
+        what = f"; its largest part is {_named(top)} on rank {top.rank}, {time_text(top.us)} a step"
     yield Finding(
         kind="compute",
         saves_us=share * wall,
@@ -202,8 +230,35 @@ def _compute(analysis: Analysis, held: dict[str, float], wall: float) -> Iterabl
     )
 
 
+def _experiment(analysis: Analysis, *strategies: str) -> str:
+    """Trains with strategies on a model that exchanges as many bytes a step as the job."""
+    named = " ".join(f"--strategy {strategy}" for strategy in strategies)
+    ranks = min(max(analysis.trace.world_size, 2), _MOST_RANKS)
+    wanted = math.sqrt(_bytes_per_step(analysis) / _BYTES_PER_WIDTH)
+    width = min(max(8 * round(wanted / 8), _WIDTHS[0]), _WIDTHS[1])
+    return f"ddltrace experiment run {named} --ranks {ranks} --width {width}"
+
+
+def _again(analysis: Analysis, path: Path | None) -> str | None:
+    """Records the job once more and compares; None if the trace does not tell its command."""
+    trace = analysis.trace
+    job = shlex.join(trace.command)
+    if trace.source != "ddltrace" or not job or len(job) > _MAX_COMMAND:
+        return None
+    level = f" --level {trace.level}" if trace.level in ("comm", "op") else ""
+    record = f"ddltrace run{level} -o after -- {job}"
+    return (
+        record if path is None else f"{record} && ddltrace compare {shlex.quote(str(path))} after"
+    )
+
+
 def _largest(analysis: Analysis, category: str) -> PathPart | None:
     return next((part for part in analysis.critical_path if part.category == category), None)
+
+
+def _named(part: PathPart) -> str:
+    """Names of kernels and of tensors may be longer than the sentence that they stand in."""
+    return shorten(printable(part.name or part.category), _MAX_NAME)
 
 
 def _main_collective(analysis: Analysis) -> CollectiveRow | None:

@@ -33,6 +33,8 @@ MESSAGES: Final = "messages"
 WALL: Final = "wall clocks"
 UNKNOWN: Final = "none"
 
+_LOST: Final = "lost rank 0"
+
 _READING_NS: Final = 1_000
 """A clock of one host may be read this much apart on two of its processors."""
 
@@ -85,13 +87,26 @@ def align(
             its restart attempt.
 
     Returns:
-        Segment name -> correction onto the clock of the first rank 0.
+        Segment name -> correction onto the clock of the first rank 0; if the trace lacks rank
+        0, of the clock that the others exchanged times with, else of the lowest rank's.
     """
     zeros = {info.attempt: info for info in reversed(run.ranks) if info.rank == 0}
     if not zeros:
-        return {info.segment: RankClock(info.rank) for info in run.ranks}
-    aligner = _Aligner(run, zeros, read, generations or {})
-    return aligner.clocks()
+        if len({info.clock_domain for info in run.ranks}) < 2:
+            return {info.segment: RankClock(info.rank) for info in run.ranks}
+        zeros = _in_place_of_rank_0(run.ranks)
+    return _Aligner(run, zeros, read, generations or {}).clocks()
+
+
+def _in_place_of_rank_0(infos: Sequence[RankInfo]) -> dict[int, RankInfo]:
+    """Attempt -> who keeps the time if rank 0 left no trace."""
+    if not any(info.clock.get("samples") for info in infos):
+        lowest = min(info.rank for info in infos)
+        return {info.attempt: info for info in reversed(infos) if info.rank == lowest}
+    attempts = {info.attempt for info in infos}
+    return {
+        n: RankInfo(0, _LOST, attempt=n, clock_domain=f"{_LOST}, attempt {n}") for n in attempts
+    }
 
 
 class _Aligner:
@@ -110,7 +125,7 @@ class _Aligner:
         self._read = read
         self._generations = generations
         self._samples = {info.segment: _samples(info.clock.get("samples")) for info in run.ranks}
-        self._domain = {info.segment: info.clock_domain for info in run.ranks}
+        self._domain = {info.segment: info.clock_domain for info in [*zeros.values(), *run.ranks]}
         self._split_off_contradictions()
         self._times: dict[str, MessageTimes | None] = {}
         self._found: dict[str, RankClock] = {}
@@ -132,7 +147,8 @@ class _Aligner:
                     self._found[domain] = clock
                     waiting.remove(domain)
                     progress = True
-        for domain in waiting:
+        recorded = {self._domain[info.segment] for info in self._infos}
+        for domain in recorded.intersection(waiting):
             self._found[domain] = self._without_exchanges(domain)
         return {
             info.segment: replace(self._found[self._domain[info.segment]], rank=info.rank)

@@ -47,6 +47,7 @@ from ddltrace.analyzer.model import (
 from ddltrace.analyzer.scan import RankScan, scan_ranks, timeline_of
 from ddltrace.analyzer.timeline import Timeline
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.store import PARTS_LABEL
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace import Trace
@@ -109,7 +110,8 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
         steps=_step_rows(steps, rank_steps, paths, origin(scans)),
         collectives=collective_rows(joined, chosen, residual),
         stragglers=straggler_rows(joined, steady_collectives, rank_steps, window, residual),
-        tensors=tensors.result(),
+        tensors=tensors.result()[0],
+        tensor_course=tensors.result()[1],
         p2p=p2p,
         cost_fits=cost_fits(trace, scans, joined, chosen),
         message_sizes=size_bins(joined, chosen_messages),
@@ -134,7 +136,8 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
         ),
         rank_steps=rank_steps,
     )
-    return replace(analysis, findings=find_findings(analysis))
+    path = None if PARTS_LABEL in trace.run.labels else trace.path
+    return replace(analysis, findings=find_findings(analysis, path))
 
 
 def _no_such_steps(trace: Trace, scans: Mapping[int, RankScan], wanted: range) -> str:

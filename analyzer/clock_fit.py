@@ -149,7 +149,7 @@ def fit_broken_line(bounds: Bounds, first: int, last: int) -> Fit:
         begin = max(int(bounds.x[min(start, len(bounds) - 1)]), end)
     low_at, high_at = np.array(ranges, np.float64).T
     half = float((high_at - low_at).max() / 2)
-    residual = max(half, jump) + WANDER * _largest_distance(bounds, first, last)
+    residual = float(max(half, jump)) + WANDER * _largest_distance(bounds, first, last)
     return Fit(np.array(x, np.int64), (low_at + high_at) / 2, bounds.base, residual)
 
 

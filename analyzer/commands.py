@@ -150,7 +150,8 @@ Examples:
 def compare(before: Path, after: Path, as_json: bool) -> None:
     """Tell what differs between two traces, and whether it is more than noise.
 
-    Every difference is over the steady steps of each trace, with a confidence interval.
+    Every difference is over the steady steps of each trace, with a confidence interval. What
+    differs from run to run and not from step to step, such as another node, is not in it.
     """
     from ddltrace.analyzer.compare import compare as compare_analyses
     from ddltrace.analyzer.compare import render_comparison

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -53,8 +53,8 @@ class Comparison:
         shares: Overlap ratio and shares of the step, by the names of the summary.
         critical_path: Microseconds a step by category.
         ranks: Microseconds a step and rank that both have: its own step time.
-        tensors: Exposed microseconds a step of each tensor that both have; medians over ranks
-            and steps are not taken step by step, so these have no interval.
+        tensors: Exposed microseconds a step and rank of each tensor that both have, its
+            interval over periods of several steps where a run has more than 64.
     """
 
     before: str
@@ -197,11 +197,13 @@ def _own_steps(analysis: Analysis) -> dict[int, list[float | None]]:
 
 
 def _tensors(before: Analysis, after: Analysis) -> tuple[Difference, ...]:
-    sides = [{row.name: row.exposed_us for row in part.tensors} for part in (before, after)]
+    first, second = ({row.name: row.exposed_us for row in side.tensors} for side in (before, after))
     rows = []
-    for name in sides[0]:
-        first, second = sides[0][name], sides[1].get(name)
-        if first is not None and second is not None:
-            change = second - first
-            rows.append(Difference(name, first, second, change, None, None, "unknown"))
+    for name, mean in first.items():
+        other = second.get(name)
+        if mean is not None and other is not None:
+            course = (part.tensor_course[name].tolist() for part in (before, after))
+            # Periods may differ by a step in length: the means are those of the steps.
+            row = replace(_difference(name, *course), before=mean, after=other)
+            rows.append(replace(row, change=other - mean))
     return tuple(rows)

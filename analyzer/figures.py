@@ -113,8 +113,9 @@ def overlap_over_steps(analysis: Analysis) -> go.Figure | None:
         return None
     figure.update_layout(hovermode="x unified")
     figure.update_xaxes(title=_step_title(width))
-    figure.update_yaxes(tickformat=".0%", range=[0, 1.02])
-    _mark_warmup(figure, rows)
+    # Room above the lines for what marks the warm-up.
+    figure.update_yaxes(tickformat=".0%", range=[0, 1.16], nticks=6)
+    _mark_warmup(figure, rows, times=False)
     return figure
 
 
@@ -305,7 +306,8 @@ def stragglers(analysis: Analysis) -> go.Figure | None:
     rows = sorted(rows, key=lambda row: row.lateness_us_total, reverse=True)[:MAX_ROWS]
     if not rows:
         return None
-    figure = base_figure(height=90 + _ROW_HEIGHT * len(rows))
+    # A single row would leave the axis no room for its title.
+    figure = base_figure(height=90 + _ROW_HEIGHT * max(len(rows), 2))
     figure.add_bar(
         x=_array([row.lateness_us_total for row in rows]) / _US_PER_MS,
         y=[f"rank {row.rank}" for row in rows],
@@ -458,8 +460,8 @@ def _tallest(rows: Sequence[StepRow], width: int) -> float:
     return float(np.nanmax(_binned([row.wall_us for row in steady], width))) / _US_PER_MS
 
 
-def _mark_warmup(figure: go.Figure, rows: Sequence[StepRow]) -> None:
-    """Shades the first steps, which the summary leaves out."""
+def _mark_warmup(figure: go.Figure, rows: Sequence[StepRow], *, times: bool = True) -> None:
+    """Shades the first steps, which the summary leaves out; tells their times if wanted."""
     first = next((row.step for row in rows if row.steady), None)
     if first is None or first == rows[0].step:
         return
@@ -471,7 +473,7 @@ def _mark_warmup(figure: go.Figure, rows: Sequence[StepRow]) -> None:
         line_width=0,
         fillcolor="rgba(128,128,128,0.16)",
         annotation={
-            "text": f"← warm-up, up to {time_text(longest)}",
+            "text": f"← warm-up, up to {time_text(longest)}" if times else "← warm-up",
             "font": {"size": 11},
             "xanchor": "left",
             "yanchor": "top",

@@ -595,7 +595,8 @@ class Finding:
         share: The same as a share of the step.
         evidence: What was measured, one sentence.
         advice: What to try, one sentence.
-        command: An experiment that would test it; None where none does.
+        command: What would test it: an experiment, or recording the job again after the change
+            and comparing; None where the trace does not tell the job's command.
         unsure: It rests on differences below what the clocks can tell.
     """
 
@@ -606,6 +607,11 @@ class Finding:
     advice: str
     command: str | None
     unsure: bool
+
+    @property
+    def is_of_job(self) -> bool:
+        """Whether `command` records the job again, and is the same for all such findings."""
+        return self.command is not None and self.command.startswith("ddltrace run ")
 
 
 @dataclass(frozen=True)
@@ -651,6 +657,8 @@ class Analysis:
         paths: Step -> its critical path, piece by piece.
         joined: Every message, joined across ranks (for those who compute further).
         rank_steps: Column name -> array over (rank, step), times in nanoseconds.
+        tensor_course: Parameter -> its exposed communication, microseconds per rank and step,
+            in each of at most 64 periods of the run.
     """
 
     trace: TraceFacts
@@ -674,6 +682,7 @@ class Analysis:
     paths: dict[int, Path] = field(default_factory=dict, repr=False, compare=False)
     joined: Joined | None = field(default=None, repr=False, compare=False)
     rank_steps: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    tensor_course: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``ddltrace analyze --json`` prints."""

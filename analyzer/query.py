@@ -35,7 +35,7 @@ def run_query(trace: Trace, sql: str) -> pa.Table:
         sql: A statement in DuckDB's dialect.
 
     Raises:
-        UsageError: DuckDB does not accept the statement.
+        UsageError: DuckDB does not accept the statement, or it does more than ask.
         MissingCapabilityError: DuckDB is not installed.
     """
     try:
@@ -44,6 +44,7 @@ def run_query(trace: Trace, sql: str) -> pa.Table:
         raise MissingCapabilityError(
             "ddltrace query needs DuckDB: pip install 'ddltrace[query]'"
         ) from None
+    _check_statement(sql)
     words = set(re.findall(r"\w+", sql.lower()))
     tables: dict[str, Any] = {"events": EventStream(trace)} if "events" in words else {}
     wanted = [name for name in OF_ANALYSIS if name in words]
@@ -57,13 +58,31 @@ def run_query(trace: Trace, sql: str) -> pa.Table:
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
         try:
-            answer = connection.sql(sql)
-            if answer is None:
-                raise UsageError("the statement gives no rows: write a SELECT")
-            return answer.to_arrow_table()
+            return connection.sql(sql).to_arrow_table()
         except duckdb.Error as error:
-            first = str(error).strip().splitlines()[0] if str(error).strip() else "no answer"
-            raise UsageError(f"{first:.200} (tables: {', '.join(TABLES)})") from error
+            raise _refusal(error) from error
+
+
+def _check_statement(sql: str) -> None:
+    """Sees to it that there is one statement, and that it only asks.
+
+    Raises:
+        UsageError: It is not so.
+    """
+    import duckdb
+
+    try:
+        kinds = [statement.type.name for statement in duckdb.extract_statements(sql)]
+    except duckdb.Error as error:
+        raise _refusal(error) from error
+    # A PIVOT is several statements to DuckDB, the last of which asks.
+    if len(kinds) != 1 or kinds[0] not in ("SELECT", "EXPLAIN", "MULTI"):
+        raise UsageError("write one statement that asks for rows, a SELECT")
+
+
+def _refusal(error: Exception) -> UsageError:
+    first = str(error).strip().splitlines()[0] if str(error).strip() else "no answer"
+    return UsageError(f"{first:.200} (tables: {', '.join(TABLES)})")
 
 
 def render_rows(table: pa.Table, form: str) -> str:

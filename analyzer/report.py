@@ -142,6 +142,8 @@ def _ranks(analysis: Analysis) -> list[str]:
         "data", "update", "idle",
     ]  # fmt: skip
     rows = list(analysis.ranks)
+    if not rows:
+        return []
     left = len(rows) - _MAX_RANKS
     if left > 0:
         rows = sorted(rows, key=_slowness)[:_MAX_RANKS]
@@ -346,13 +348,18 @@ def _findings(analysis: Analysis) -> list[str]:
             f"{printable(finding.evidence)}{unsure}. Try: {printable(finding.advice)}."
         )
         lines += _wrapped(text, indent="   ")
-        if finding.command is not None:
+        if finding.command is not None and not finding.is_of_job:
             lines += _wrapped(f"   Test it: {finding.command}", indent="     ")
+    again = [finding.command for finding in analysis.findings if finding.is_of_job]
+    if again:
+        lines += _wrapped(f"To test a change of the job: {again[0]}", indent="  ")
     return ["What could make the step shorter", *lines] if lines else []
 
 
 def _clock(analysis: Analysis) -> list[str]:
     clock = analysis.clock
+    if not clock.ranks:
+        return []
     if clock.max_residual_us is None:
         unknown = tuple(row.rank for row in clock.ranks if row.residual_us is None)
         sure = f"error unknown for {ranks_text(unknown)}: what is told across ranks is unsure"

@@ -159,12 +159,13 @@ def _cause(analysis: Analysis) -> str:
     parts = [part for part in analysis.critical_path if part.name is not None]
     if parts:
         top = parts[0]
+        others = "No rank holds the others up; the" if analysis.trace.world_size > 1 else "The"
         return (
-            f"No rank holds the others up; the largest single part of the critical path is "
+            f"{others} largest single part of the critical path is "
             f"{printable(top.name)} ({top.category}, rank {top.rank}): {time_text(top.us)} a step."
         )
-    if analysis.collectives:
-        row = analysis.collectives[0]
+    row = analysis.collectives[0] if analysis.collectives else None
+    if row is not None and row.transfer_us_total is not None:
         return (
             f"Most of the transfer time is {printable(row.op)} of group {printable(row.group)}: "
             f"{row.count} of them, {time_text(row.transfer_us_total)} in all."

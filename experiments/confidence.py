@@ -13,9 +13,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ddltrace.analyzer.confidence import LEVEL, RESAMPLES
+from ddltrace.analyzer.confidence import LEVEL
 
 _MIN_STEPS: Final = 8
+_RESAMPLES: Final = 2000
 _ELEMENTS_AT_ONCE: Final = 1 << 21
 
 
@@ -67,10 +68,10 @@ def _resampled_medians(values: Sequence[float], random: np.random.Generator) -> 
     array = np.asarray(values, dtype=np.float64)
     size = len(array)
     block = round(size ** (1 / 3))
-    at_once = max(1, min(RESAMPLES, _ELEMENTS_AT_ONCE // size))
+    at_once = max(1, min(_RESAMPLES, _ELEMENTS_AT_ONCE // size))
     medians = []
-    for first in range(0, RESAMPLES, at_once):
-        count = min(at_once, RESAMPLES - first)
+    for first in range(0, _RESAMPLES, at_once):
+        count = min(at_once, _RESAMPLES - first)
         starts = random.integers(0, size, (count, -(-size // block)))
         rows = (starts[:, :, None] + np.arange(block)).reshape(count, -1)[:, :size] % size
         medians.append(np.median(array[rows], axis=1))

@@ -13,3 +13,7 @@ mv "$(find "$experiment" -name run.json -printf '%h')" sample_traces/ddp-4-hosts
 
 ddltrace run --force -o sample_traces/straggler -- \
     torchrun --nproc-per-node 2 docs/examples/train_with_straggler.py
+
+# Where this machine keeps its Python and its temporary files is nobody's business.
+bin=$(dirname "$(command -v python3)")
+sed -i -e "s|$bin/||g" -e "s|$experiment/||g" -e 's|"/[^"]*/site-packages/|"|g' sample_traces/*/run.json

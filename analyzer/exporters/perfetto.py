@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _PROTOS: Final = "perfetto.protos.perfetto.trace.perfetto_trace_pb2"
 _SEQUENCE: Final = 1
-_MONOTONIC_CLOCK: Final = 3  # BUILTIN_CLOCK_MONOTONIC
 _MAX_PIECES: Final = 1 << 18
 # Field number and wire type, as protobuf writes them before a value.
 _PACKET_TAG: Final = b"\x0a"  # Trace.packet: 1, length-delimited
@@ -226,7 +225,6 @@ class _Writer:
             packet.sequence_flags = flags.SEQ_NEEDS_INCREMENTAL_STATE
         else:
             packet.sequence_flags = flags.SEQ_INCREMENTAL_STATE_CLEARED
-            packet.trace_packet_defaults.timestamp_clock_id = _MONOTONIC_CLOCK
             self._started = True
         return packet
 

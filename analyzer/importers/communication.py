@@ -14,6 +14,7 @@ _OPS: Final = (
     ("allreduce", "all_reduce"),
     ("allgather", "all_gather"),
     ("alltoall", "all_to_all"),
+    ("allall", "all_to_all"),  # All2All
     ("broadcast", "broadcast"),
     ("barrier", "barrier"),
     ("scatter", "scatter"),
@@ -126,9 +127,9 @@ def size_of(elements: Any, width: int | None) -> int | None:
 
 def elements_of(shape: Any) -> int | None:
     """Elements of a shape, or of a list of shapes summed; None if it is neither."""
-    if not isinstance(shape, list):
+    if not isinstance(shape, (list, tuple)):
         return None
-    if shape and all(isinstance(entry, list) for entry in shape):
+    if shape and all(isinstance(entry, (list, tuple)) for entry in shape):
         parts = [elements_of(entry) for entry in shape[:65536]]
         known = [part for part in parts if part is not None]
         return sum(known) if len(known) == len(parts) else None

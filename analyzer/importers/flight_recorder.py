@@ -3,6 +3,10 @@
 The recorder notes when a collective was issued. When it completed it notes only if its
 watchdog saw it, and then with the watchdog's coarse clock; what a dump does not tell stays
 open here.
+
+Operations that were issued as one (``batch_isend_irecv``, coalesced collectives) have an entry
+each, and behind them one whose name ends in ``coalesced``. All carry the same number, and only
+the last one is ever completed: it speaks for all of them.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ _JSON_MARKS: Final = re.compile(
     rb'"(?:collective_seq_id|profiling_name|comm_lib_version|nccl_version)"\s*:'
 )
 _PAIR: Final = re.compile(r"\b\d+\s*(?:->|<-)\s*(\d+)")
+_TOGETHER: Final = "coalesced"
 _MAX_ENTRIES: Final = 1 << 22
 
 
@@ -59,7 +64,8 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     unusable = 0
     for rank, path in sorted(zip(ranks, paths, strict=True)):
         dump = _load(path)
-        rows, left_out = _rows(dump)
+        configured = _configured(dump)
+        rows, left_out = _rows(dump, configured)
         unusable += left_out
         info = RankInfo(
             rank=rank,
@@ -67,7 +73,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
             status="complete",
             level="comm",
             clock_domain=f"host of rank {rank}",
-            groups=_groups(dump, rows),
+            groups=_groups(configured, rows),
             versions=_versions(dump),
             events=len(rows),
         )
@@ -114,40 +120,97 @@ def _load(path: Path) -> dict[str, Any]:
     return dump
 
 
-def _rows(dump: dict[str, Any]) -> tuple[list[Row], int]:
+def _rows(dump: dict[str, Any], groups: dict[str, GroupInfo]) -> tuple[list[Row], int]:
+    entries = dump.get("entries", [])[:_MAX_ENTRIES]
+    usable = [entry for entry in entries if isinstance(entry, dict) and _is_usable(entry)]
     rows = []
-    left_out = 0
-    for entry in dump.get("entries", [])[:_MAX_ENTRIES]:
-        row = _row(entry) if isinstance(entry, dict) else None
-        if row is None:
-            left_out += 1
+    for together in _issued_together(usable):
+        *inner, last = together
+        if not inner:
+            rows.append(_row(last, last, groups))
+        elif last.get("is_p2p") is True:
+            rows += [_row(entry, last, groups) for entry in inner]
         else:
-            rows.append(row)
-    return rows, left_out
+            rows.append(_one_row([_row(entry, last, groups) for entry in inner], last))
+    return rows, len(entries) - len(usable)
 
 
-def _row(entry: dict[str, Any]) -> Row | None:
-    created = _time(entry.get("time_created_ns"))
+def _is_usable(entry: dict[str, Any]) -> bool:
     name = entry.get("profiling_name")
-    if created is None or not isinstance(name, str):
-        return None
+    return isinstance(name, str) and _time(entry.get("time_created_ns")) is not None
+
+
+def _issued_together(entries: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Entries in order; those of one coalesced call in one list, the one that completes last."""
+    pending: dict[str, list[dict[str, Any]]] = {}
+    numbers: dict[str, Any] = {}
+    found: list[list[dict[str, Any]]] = []
+    for entry in entries:
+        group, number = _group_of(entry), _number_of(entry)
+        if number is None or numbers.get(group) != number:
+            found += [[each] for each in pending.pop(group, ())]
+        numbers[group] = number
+        together = pending.setdefault(group, [])
+        together.append(entry)
+        if len(together) > 1 and entry["profiling_name"].endswith(_TOGETHER):
+            found.append(pending.pop(group))
+            numbers.pop(group)
+    return found + [[each] for together in pending.values() for each in together]
+
+
+def _number_of(entry: dict[str, Any]) -> tuple[bool, int] | None:
+    """What the entries of one coalesced call share. Before 2.0 there was one count for both."""
+    is_pair = entry.get("is_p2p") is True
+    key = "p2p_seq_id" if is_pair else "collective_seq_id"
+    number = count(entry.get(key, entry.get("seq_id")))
+    return None if number is None else (is_pair, number)
+
+
+def _one_row(inner: list[Row], last: dict[str, Any]) -> Row:
+    """The message that coalesced collectives are: the first one's row with all of their bytes."""
+    row = inner[0]
+    ops = {each.op for each in inner}
+    row.op = row.op if len(ops) == 1 else _TOGETHER
+    row.name = clean(f"{inner[0].name} ({len(inner)} {_TOGETHER})")
+    row.bytes = _sum([each.bytes for each in inner])
+    row.out_bytes = _sum([each.out_bytes for each in inner])
+    row.dtype = row.dtype if len({each.dtype for each in inner}) == 1 else None
+    number = _number_of(last)
+    row.seq = None if number is None else number[1]
+    return row
+
+
+def _sum(sizes: list[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return count(sum(known)) if len(known) == len(sizes) else None
+
+
+def _row(entry: dict[str, Any], completing: dict[str, Any], groups: dict[str, GroupInfo]) -> Row:
+    """The message of an entry; `completing` is the entry that tells when it was done."""
+    created = _time(entry["time_created_ns"])
+    assert created is not None
+    name, group = entry["profiling_name"], _group_of(entry)
     op = public_op(name) or clean(name, 60)
     is_pair = op in P2P_OPS
-    completed = _time(entry.get("time_discovered_completed_ns"))
+    completed = _time(completing.get("time_discovered_completed_ns"))
     dtype, sent = _bytes(entry, "input")
     _, received = _bytes(entry, "output")
-    peer = int(pair.group(1)) if is_pair and (pair := _PAIR.search(name)) else None
-    done = completed is not None or entry.get("retired") is True
+    done = (
+        completed is not None
+        or completing.get("retired") is True
+        or completing.get("state") == "completed"
+    )
+    number = _number_of(entry)
     return Row(
         start_ns=created,
         end_ns=None if completed is None else max(completed, created),
         kind="message",
         name=clean(name),
-        lane=f"comm/{_group_of(entry)}",
+        lane=f"comm/{group}",
         op=op,
-        group=_group_of(entry),
-        seq=None if is_pair else count(entry.get("collective_seq_id")),
-        peer=peer if peer is not None and peer < 1 << 31 else None,
+        group=group,
+        seq=None if is_pair or number is None else number[1],
+        peer=_peer(name, groups.get(group)) if is_pair else None,
         bytes=None if op == "recv" else sent,
         out_bytes=None if op == "send" else received,
         dtype=None if dtype is None else clean(dtype, 40),
@@ -156,13 +219,25 @@ def _row(entry: dict[str, Any]) -> Row | None:
     )
 
 
+def _peer(name: str, group: GroupInfo | None) -> int | None:
+    """The global rank of the other side, which is named by its place in the group."""
+    pair = _PAIR.search(name)
+    if pair is None:
+        return None
+    place = int(pair.group(1)[:10])
+    if group is not None and group.ranks:
+        ranks = sorted(group.ranks)
+        return ranks[place] if place < len(ranks) else None
+    return place if place < 1 << 31 else None
+
+
 def _group_of(entry: dict[str, Any]) -> str:
     group = entry.get("process_group")
     name = group[0] if isinstance(group, (list, tuple)) and group else "0"
     return clean(name, 200)
 
 
-def _groups(dump: dict[str, Any], rows: list[Row]) -> list[GroupInfo]:
+def _configured(dump: dict[str, Any]) -> dict[str, GroupInfo]:
     configured = dump.get("pg_config")
     known: dict[str, GroupInfo] = {}
     for key, value in configured.items() if isinstance(configured, dict) else ():
@@ -172,6 +247,10 @@ def _groups(dump: dict[str, Any], rows: list[Row]) -> list[GroupInfo]:
             known[name] = GroupInfo(
                 name, clean(text, 200) if text else "", "", members(value.get("ranks"))
             )
+    return known
+
+
+def _groups(known: dict[str, GroupInfo], rows: list[Row]) -> list[GroupInfo]:
     used = dict.fromkeys(row.group for row in rows if row.group is not None)
     # With a single configured group the entries can only be of that one, whatever its name.
     only = next(iter(known.values())) if len(known) == 1 and len(used) <= 1 else None
@@ -209,12 +288,17 @@ def _versions(dump: dict[str, Any]) -> dict[str, str]:
 
 
 def _bytes(entry: dict[str, Any], side: str) -> tuple[str | None, int | None]:
-    """Element type and bytes of an entry's inputs or outputs."""
+    """Element type and bytes of an entry's inputs or outputs; no type where they have several."""
     types, sizes = entry.get(f"{side}_dtypes"), entry.get(f"{side}_sizes")
-    if not isinstance(types, (list, tuple)) or not types or not sizes:
+    if not isinstance(types, (list, tuple)) or not types or not isinstance(sizes, (list, tuple)):
         return None, None
     dtype, width = element_type(types[0])
-    return dtype, size_of(elements_of(sizes), width)
+    if not sizes:
+        return None, None
+    if len(types) == 1 or len(types) != len(sizes) or types.count(types[0]) == len(types):
+        return dtype, size_of(elements_of(sizes), width)
+    parts = zip(types, sizes, strict=True)
+    return None, _sum([size_of(elements_of(size), element_type(name)[1]) for name, size in parts])
 
 
 def _time(value: Any) -> int | None:

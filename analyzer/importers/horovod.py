@@ -1,7 +1,9 @@
 """Horovod timelines: one Chrome trace, written by rank 0, with a process per tensor.
 
 For each tensor a ``NEGOTIATE_*`` interval collects a tick from every rank that is ready, then
-the operation follows with its activities inside.
+the operation follows with its activities inside. Once Horovod knows an operation from its cache
+(HOROVOD_CACHE_CAPACITY), the interval has no ticks any more. The shape at an operation's end is
+that of its output.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ _NEGOTIATION: Final = "NEGOTIATE_"
 _TICK: Final = re.compile(r"\d{1,6}\Z")
 _GROUP: Final = "horovod"
 _MAX_RANKS: Final = 1 << 16
+_RESHAPING: Final = frozenset({"all_gather", "all_to_all", "reduce_scatter"})
+"""Operations whose input is not told by the shape of their output."""
 
 
 def recognizes(head: bytes) -> bool:
@@ -81,6 +85,11 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
         "as rank 0 heard of it; the ends of their messages are rank 0's",
         f"{world} ranks were heard of; steps, phases and computation are not in the timeline",
     ]
+    if untold := sum(not operation.ready for operation in operations):
+        run.notes.append(
+            f"{untold} of {len(operations)} operations were known to Horovod's cache: when other "
+            "ranks were ready for them is not in the timeline (HOROVOD_CACHE_CAPACITY=0 records it)"
+        )
     if file.damage:
         run.notes.append(f"{file.damage}: what stands behind the damage is missing")
     lost = file.unreadable + recording.left_out
@@ -108,14 +117,14 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
 
 
 def _operations(recording: Recording) -> list[_Operation]:
-    """Groups the intervals of each tensor's process into operations, in order of time."""
+    """Groups the intervals of each tensor's process into operations, as the file orders them."""
     by_tensor: dict[Any, list[Interval]] = defaultdict(list)
     for interval in recording.intervals:
         by_tensor[interval.track[0]].append(interval)
     operations = []
     for tensor, intervals in by_tensor.items():
         current = _Operation(tensor)
-        for interval in sorted(intervals, key=lambda each: (each.start_ns, each.depth)):
+        for interval in intervals:
             if interval.name.startswith(_NEGOTIATION):
                 current = _Operation(tensor, negotiation=interval)
                 operations.append(current)
@@ -174,7 +183,9 @@ def _add(
     named = main if main is not None else negotiation
     assert named is not None  # an operation begins with one of the two
     plain = named.name.removeprefix(_NEGOTIATION)
-    op = public_op(plain) or clean(plain.lower(), 60)
+    # Adasum adds gradients up in another way, over the same ranks with the same result sizes.
+    op = "all_reduce" if plain == "ADASUM" else public_op(plain) or clean(plain.lower(), 60)
+    size = tensor.bytes if tensor.dtype else None
     ready = operation.ready or {0: _begin(operation)}
     ready.setdefault(0, _begin(operation))
     end = main.end_ns if main is not None else None
@@ -189,7 +200,8 @@ def _add(
                 op=op,
                 group=_GROUP,
                 seq=number,
-                bytes=tensor.bytes if tensor.dtype else None,
+                bytes=None if op in _RESHAPING else size,
+                out_bytes=size,
                 dtype=tensor.dtype or None,
                 enqueue_ns=since + epoch_ns,
                 status="open" if end is None else "ok",

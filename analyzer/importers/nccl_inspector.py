@@ -1,11 +1,21 @@
-"""Output of NVIDIA's NCCL Inspector: one JSON object per collective and rank, one per line."""
+"""Output of NVIDIA's NCCL Inspector: one JSON object per operation and rank, one per line.
+
+Every record carries its communicator and process (`header`, `metadata`), or, from version 4.3
+on, a ``dump_stats`` line carries them for the records behind it. A header's `rank` is the place
+in that communicator: a process that is in several has a different one in each. The rank of a
+process in the job is its place in the communicator that all processes are in.
+
+`coll_start_ts` and `coll_stop_ts` are when the host handed the operation over; it ran from the
+first `kernel_start_ts` to the last `kernel_stop_ts`. Without NCCL_INSPECTOR_DUMP_VERBOSE=1 a
+record tells its duration only.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +30,7 @@ from ddltrace.analyzer.importers.rows import Row, table_of
 from ddltrace.analyzer.importers.sequence import number_messages
 from ddltrace.analyzer.importers.trace_events import UNDECODABLE
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.schema import P2P_OPS
 from ddltrace.tracer.store import GroupInfo, RankInfo, RunInfo, segment_name
 
 NAME: Final = "nccl-inspector"
@@ -30,6 +41,7 @@ _MAX_LINE: Final = 16 << 20
 
 class _Header(msgspec.Struct):
     id: Any = None
+    comm_name: Any = None
     rank: Any = None
     n_ranks: Any = None
 
@@ -40,12 +52,18 @@ class _Metadata(msgspec.Struct):
     pid: Any = None
 
 
+class _Kernel(msgspec.Struct):
+    kernel_start_ts: Any = None
+    kernel_stop_ts: Any = None
+
+
 class _Times(msgspec.Struct):
     coll_start_ts: Any = None
-    coll_stop_ts: Any = None
+    p2p_start_ts: Any = None
+    kernel_events: list[_Kernel] = msgspec.field(default_factory=list)
 
 
-class _Performance(msgspec.Struct):
+class _Collective(msgspec.Struct):
     coll: Any = None
     coll_sn: Any = None
     coll_msg_size_bytes: Any = None
@@ -53,29 +71,60 @@ class _Performance(msgspec.Struct):
     event_trace_ts: _Times | None = None
 
 
-class _Record(msgspec.Struct):
-    header: _Header
-    coll_perf: _Performance
-    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+class _Pair(msgspec.Struct):
+    p2p: Any = None
+    p2p_peer: Any = None
+    p2p_msg_size_bytes: Any = None
+    p2p_exec_time_us: Any = None
     event_trace_ts: _Times | None = None
+
+
+class _Stats(msgspec.Struct):
+    coll_dropped_total: Any = None
+    p2p_dropped_total: Any = None
+
+
+class _Record(msgspec.Struct):
+    header: _Header | None = None
+    metadata: _Metadata | None = None
+    coll_perf: _Collective | None = None
+    p2p_perf: _Pair | None = None
+    dump_stats: _Stats | None = None
+    record_type: Any = None
 
 
 _RECORD: Final = msgspec.json.Decoder(_Record)
 
+Process = tuple[str, int | None, int | None]
+"""Host, process id, and, of a process with several devices, the rank in its communicators."""
 
-@dataclass(frozen=True)
-class _Collective:
-    rank: int
+
+@dataclass
+class _Operation:
+    """One operation on one rank; `place` and `peer` are ranks in the communicator."""
+
+    process: Process
+    place: int
     size: int
     communicator: str
+    label: str
     op: str
     seq: int | None
+    peer: int | None
     bytes: int | None
     start_ns: int
     end_ns: int
-    host: str
-    pid: int | None
+    enqueue_ns: int | None
     guessed: bool
+
+
+@dataclass
+class _Found:
+    """What the files hold."""
+
+    operations: list[_Operation] = field(default_factory=list)
+    damaged: int = 0
+    overwritten: dict[tuple[str, Process], int] = field(default_factory=dict)
 
 
 def recognizes(head: bytes) -> bool:
@@ -84,63 +133,98 @@ def recognizes(head: bytes) -> bool:
 
 
 def read(paths: Sequence[Path]) -> ImportedTrace:
-    """Reads the Inspector's files of a job; each record tells its rank.
+    """Reads the Inspector's files of a job.
 
     Raises:
-        TraceError: No collective is found.
+        TraceError: No operation is found.
     """
     run = RunInfo(status="complete", level="comm", source=NAME)
-    damaged = 0
-    found: dict[int, list[_Collective]] = defaultdict(list)
+    found = _Found()
     for path in paths:
         blocks = Blocks(path)
-        for text in _objects(blocks):
-            collective = _collective(text)
-            if collective is None:
-                damaged += 1
-            else:
-                found[collective.rank].append(collective)
+        _read_file(blocks, found)
         if blocks.damage:
             run.notes.append(f"{path.name}: {blocks.damage}")
-    if not found:
-        raise TraceError(f"{paths[0]} holds no collective that can be read")
-    if damaged:
-        run.notes.append(f"{damaged} lines are no record of a collective and are left out")
-    if any(each.guessed for mine in found.values() for each in mine):
+    if not found.operations:
+        raise TraceError(f"{paths[0]} holds no operation that can be read")
+    _split_processes(found.operations)
+    by_process: dict[Process, list[_Operation]] = defaultdict(list)
+    for each in found.operations:
+        by_process[each.process].append(each)
+    if found.damaged:
+        run.notes.append(f"{found.damaged} lines are no record of an operation and are left out")
+    if lost := sum(found.overwritten.values()):
         run.notes.append(
-            "records carry the time at which they were written out, not when the collective ran: "
-            "durations are measured, positions in time are not"
+            f"{lost} operations were overwritten in the Inspector's memory before it wrote them"
         )
-    world = max(max(found) + 1, *(each.size for mine in found.values() for each in mine))
-    if len(found) < world:
-        run.notes.append(f"{world - len(found)} of {world} ranks have no record")
+    ranks, world = _ranks_of(by_process, run.notes)
+    if len(ranks) < world:
+        run.notes.append(f"{world - len(ranks)} of {world} ranks have no record")
     if run.notes:
         run.status = "partial"
-    groups = _group_names(found)
+    groups = _Groups(by_process, ranks)
     tables = {}
-    for rank in sorted(found):
-        mine = found[rank]
-        rows = [_row(each, groups[each.communicator, each.op]) for each in mine]
+    for process in sorted(by_process, key=ranks.__getitem__):
+        mine, rank = by_process[process], ranks[process]
+        rows = [groups.row(each) for each in mine]
         first = min(row.start_ns for row in rows)
+        host, pid, _ = process
+        guessed = any(each.guessed for each in mine)
         info = RankInfo(
             rank=rank,
-            segment=segment_name(rank=rank, attempt=0, pid=mine[0].pid or 0),
+            segment=segment_name(rank=rank, attempt=0, pid=pid or 0),
             world_size=world,
-            pid=mine[0].pid,
-            host=mine[0].host,
-            clock_domain=mine[0].host or f"host of rank {rank}",
-            clock={"monotonic_ns": first, "unix_ns": first, "samples": []},
+            pid=pid,
+            host=host,
+            # When a record was written says nothing of when others' operations ran.
+            clock_domain=f"host of rank {rank}" if guessed or not host else host,
+            clock={} if guessed else {"monotonic_ns": first, "unix_ns": first, "samples": []},
             status="complete",
             level="comm",
             backend="nccl",
             device="cuda",
-            groups=_group_infos(mine, groups, found),
+            groups=groups.infos(mine),
             events=len(rows),
         )
         run.ranks.append(info)
         tables[info.segment] = table_of(rows)
-    ranks = {info.segment: info.rank for info in run.ranks}
-    return ImportedTrace(run, number_messages(tables, ranks, run.notes))
+    if any(each.guessed for each in found.operations):
+        run.notes.append(
+            "records carry the time at which they were written out, not when the operation ran: "
+            "durations are measured, positions in time are not; NCCL_INSPECTOR_DUMP_VERBOSE=1 "
+            "records them"
+        )
+    by_segment = {info.segment: info.rank for info in run.ranks}
+    return ImportedTrace(run, number_messages(tables, by_segment, run.notes))
+
+
+def _read_file(blocks: Blocks, found: _Found) -> None:
+    header, metadata = None, None
+    for text in _objects(blocks):
+        try:
+            record = _RECORD.decode(text.strip().rstrip(b","))
+        except UNDECODABLE:
+            found.damaged += 1
+            continue
+        if record.dump_stats is not None:
+            header, metadata = record.header, record.metadata
+            _note_overwritten(record, found)
+        elif record.record_type is None:
+            operation = _operation(record, record.header or header, record.metadata or metadata)
+            if operation is None:
+                found.damaged += 1
+            else:
+                found.operations.append(operation)
+
+
+def _note_overwritten(record: _Record, found: _Found) -> None:
+    """The counts are of a communicator since its beginning: the largest is all."""
+    if record.header is None or record.metadata is None or record.dump_stats is None:
+        return
+    stats = record.dump_stats
+    lost = (count(stats.coll_dropped_total) or 0) + (count(stats.p2p_dropped_total) or 0)
+    key = (clean(record.header.id, 100), _process_of(record.metadata))
+    found.overwritten[key] = max(lost, found.overwritten.get(key, 0))
 
 
 def _objects(blocks: Blocks) -> Iterator[bytes]:
@@ -156,101 +240,167 @@ def _objects(blocks: Blocks) -> Iterator[bytes]:
         yield pending
 
 
-def _collective(text: bytes) -> _Collective | None:
-    try:
-        record = _RECORD.decode(text.strip().rstrip(b","))
-    except UNDECODABLE:
+def _operation(
+    record: _Record, header: _Header | None, metadata: _Metadata | None
+) -> _Operation | None:
+    if header is None or metadata is None:
         return None
-    performance = record.coll_perf
-    rank = count(record.header.rank)
-    size = count(record.header.n_ranks) or 0
-    if rank is None or rank > MAX_RANK or size > MAX_RANK or not isinstance(performance.coll, str):
+    collective, pair = record.coll_perf, record.p2p_perf
+    if collective is not None:
+        name, size, duration = (
+            collective.coll,
+            collective.coll_msg_size_bytes,
+            collective.coll_exec_time_us,
+        )
+        times = collective.event_trace_ts or _Times()
+    elif pair is not None:
+        name, size, duration = pair.p2p, pair.p2p_msg_size_bytes, pair.p2p_exec_time_us
+        times = pair.event_trace_ts or _Times()
+    else:
         return None
-    times = performance.event_trace_ts or record.event_trace_ts or _Times()
-    start, end = _time(times.coll_start_ts), _time(times.coll_stop_ts)
-    guessed = start is None or end is None or end < start
-    if guessed:
-        duration = _time(performance.coll_exec_time_us)
-        end = _time(record.metadata.dump_timestamp_us)
-        if end is None or duration is None or duration > end:
-            return None
-        start = end - duration
-    assert start is not None
-    assert end is not None
-    op = public_op(performance.coll) or clean(performance.coll, 60)
-    host, pid = record.metadata.hostname, count(record.metadata.pid)
-    return _Collective(
-        rank=rank,
-        size=size,
-        communicator=clean(record.header.id, 100),
+    place, ranks = count(header.rank), count(header.n_ranks) or 0
+    if place is None or place > MAX_RANK or ranks > MAX_RANK or not isinstance(name, str):
+        return None
+    ran = _ran(times)
+    span = ran or _before(_time(duration), _time(metadata.dump_timestamp_us))
+    if span is None:
+        return None
+    op = public_op(name) or clean(name, 60)
+    return _Operation(
+        process=_process_of(metadata),
+        place=place,
+        size=max(ranks, place + 1),
+        communicator=clean(header.id, 100),
+        label=clean(header.comm_name, 100) if isinstance(header.comm_name, str) else "",
         op=op,
-        seq=count(performance.coll_sn),
-        bytes=_input_bytes(op, count(performance.coll_msg_size_bytes), size),
-        start_ns=start,
-        end_ns=end,
-        host=clean(host, 200) if isinstance(host, str) else "",
-        pid=pid if pid is not None and pid < 1 << 31 else None,
-        guessed=guessed,
+        seq=None if collective is None else count(collective.coll_sn),
+        peer=None if pair is None else count(pair.p2p_peer),
+        bytes=_input_bytes(op, count(size), ranks),
+        start_ns=span[0],
+        end_ns=span[1],
+        enqueue_ns=None if ran is None else _time(times.coll_start_ts or times.p2p_start_ts),
+        guessed=ran is None,
     )
 
 
+def _ran(times: _Times) -> tuple[int, int] | None:
+    """From the first channel's start to the last one's end; None if that was not recorded."""
+    starts = [_time(each.kernel_start_ts) for each in times.kernel_events]
+    ends = [_time(each.kernel_stop_ts) for each in times.kernel_events]
+    known = [start for start in starts if start], [end for end in ends if end]
+    if not all(known) or max(known[1]) < min(known[0]):
+        return None
+    return min(known[0]), max(known[1])
+
+
+def _before(duration: int | None, end: int | None) -> tuple[int, int] | None:
+    if duration is None or end is None or duration > end:
+        return None
+    return end - duration, end
+
+
+def _process_of(metadata: _Metadata) -> Process:
+    host, pid = metadata.hostname, count(metadata.pid)
+    known = pid if pid is not None and pid < 1 << 31 else None
+    return (clean(host, 200) if isinstance(host, str) else "", known, None)
+
+
 def _input_bytes(op: str, size: int | None, ranks: int) -> int | None:
-    """Bytes of one rank's input. NCCL counts a reduce-scatter by its output."""
-    if size is not None and op == "reduce_scatter":
+    """Bytes of one rank's input. NCCL counts these operations by what one rank gives another."""
+    if size is not None and op in ("reduce_scatter", "all_to_all"):
         return count(size * max(ranks, 1))
     return size
 
 
-def _row(each: _Collective, group: str) -> Row:
-    return Row(
-        start_ns=each.start_ns,
-        end_ns=each.end_ns,
-        kind="message",
-        name=each.op,
-        lane=f"comm/{each.communicator}",
-        op=each.op,
-        group=group,
-        seq=each.seq,
-        bytes=each.bytes,
-        status="ok",
-    )
+def _split_processes(operations: list[_Operation]) -> None:
+    """Tells the ranks of a process apart that has several places in one communicator."""
+    places: dict[tuple[Process, str], set[int]] = defaultdict(set)
+    for each in operations:
+        places[each.process, each.communicator].add(each.place)
+    several = {process for (process, _), known in places.items() if len(known) > 1}
+    for each in operations:
+        if each.process in several:
+            each.process = (*each.process[:2], each.place)
 
 
-def _group_names(found: dict[int, list[_Collective]]) -> dict[tuple[str, str], str]:
-    """Names under which a number means one collective.
-
-    NCCL counts per communicator and function, so the same number can come up for two of them.
-    """
-    ops: dict[str, Counter[str]] = defaultdict(Counter)
-    for mine in found.values():
-        for each in mine:
-            ops[each.communicator][each.op] += 1
-    return {
-        (communicator, op): communicator if len(counts) == 1 else f"{communicator}/{op}"
-        for communicator, counts in ops.items()
-        for op in counts
-    }
-
-
-def _group_infos(
-    mine: list[_Collective],
-    names: dict[tuple[str, str], str],
-    found: dict[int, list[_Collective]],
-) -> list[GroupInfo]:
-    """The communicators of a rank; their members are known if all of them left records."""
-    members: dict[str, set[int]] = defaultdict(set)
+def _ranks_of(
+    by_process: dict[Process, list[_Operation]], notes: list[str]
+) -> tuple[dict[Process, int], int]:
+    """The rank of each process in the job, and how many ranks there are."""
+    places: dict[str, dict[Process, int]] = defaultdict(dict)
     sizes: dict[str, int] = {}
-    for rank, records in found.items():
-        for each in records:
-            members[each.communicator].add(rank)
-            sizes[each.communicator] = each.size
-    infos = {}
-    for each in mine:
-        name = names[each.communicator, each.op]
-        ranks = sorted(members[each.communicator])
-        whole = len(ranks) == sizes[each.communicator]
-        infos[name] = GroupInfo(name, each.communicator, "nccl", tuple(ranks) if whole else ())
-    return list(infos.values())
+    for process, mine in by_process.items():
+        for each in mine:
+            places[each.communicator][process] = each.place
+            sizes[each.communicator] = max(each.size, sizes.get(each.communicator, 0))
+    largest = max(sizes, key=lambda name: (len(places[name]), sizes[name]))
+    ranks = places[largest]
+    if len(ranks) == len(by_process) == len(set(ranks.values())):
+        return ranks, sizes[largest]
+    notes.append(
+        "no communicator has a record of every process: "
+        "ranks are numbered by host and process, not as the job numbers them"
+    )
+    order = sorted(by_process, key=lambda process: tuple(str(part).zfill(12) for part in process))
+    return {process: rank for rank, process in enumerate(order)}, len(order)
+
+
+class _Groups:
+    """The communicators in the job's ranks."""
+
+    def __init__(
+        self, by_process: dict[Process, list[_Operation]], ranks: dict[Process, int]
+    ) -> None:
+        self._ranks = ranks
+        self._members: dict[str, dict[int, int]] = defaultdict(dict)
+        self._sizes: dict[str, int] = {}
+        ops: dict[str, Counter[str]] = defaultdict(Counter)
+        for process, mine in by_process.items():
+            for each in mine:
+                self._members[each.communicator][each.place] = ranks[process]
+                self._sizes[each.communicator] = each.size
+                if each.op not in P2P_OPS:
+                    ops[each.communicator][each.op] += 1
+        # NCCL counts per communicator and function: the same number can come up for two.
+        self._mixed = {name for name, counts in ops.items() if len(counts) > 1}
+
+    def row(self, each: _Operation) -> Row:
+        """The event of an operation."""
+        peer = None
+        if each.op in P2P_OPS and each.peer is not None:
+            peer = self._members[each.communicator].get(each.peer)
+        return Row(
+            start_ns=each.start_ns,
+            end_ns=each.end_ns,
+            kind="message",
+            name=each.op,
+            lane=f"comm/{each.communicator}",
+            op=each.op,
+            group=self._name(each),
+            seq=each.seq,
+            peer=peer,
+            bytes=None if each.op == "recv" else each.bytes,
+            out_bytes=each.bytes if each.op == "recv" else None,
+            enqueue_ns=each.enqueue_ns,
+            status="ok",
+        )
+
+    def infos(self, mine: Iterable[_Operation]) -> list[GroupInfo]:
+        """The groups of a rank; their members are known if all of them left records."""
+        infos = {}
+        for each in mine:
+            members = self._members[each.communicator]
+            whole = len(members) == self._sizes[each.communicator]
+            # In the communicator's order, which need not be that of the job's ranks.
+            ranks = tuple(members[place] for place in sorted(members)) if whole else ()
+            name = self._name(each)
+            infos[name] = GroupInfo(name, each.label or each.communicator, "nccl", ranks)
+        return list(infos.values())
+
+    def _name(self, each: _Operation) -> str:
+        if each.communicator in self._mixed and each.op not in P2P_OPS:
+            return f"{each.communicator}/{each.op}"
+        return each.communicator
 
 
 def _time(microseconds: Any) -> int | None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FloatArray = npt.NDArray[np.float64]
 
 _VALUE_BITS: Final = 44
+_MAX_PERIODS: Final = 64
 _LIMIT: Final = 1 << (_VALUE_BITS - 1)
 """Times from the start of a step are kept within 2.4 hours; there may be 500,000 tensors."""
 
@@ -48,20 +49,24 @@ def exposed_parts(messages: Messages, exposed: Spans) -> FloatArray:
 
 def tensor_rows(
     trace: Trace, scans: Mapping[int, RankScan], steady: IntArray
-) -> tuple[TensorRow, ...]:
-    """One row per parameter, the most exposed first; see `TensorRow`.
+) -> tuple[tuple[TensorRow, ...], dict[str, FloatArray]]:
+    """One row per parameter, the most exposed first, and its exposed time in the run's course.
 
     Args:
         trace: Names the tensors.
         scans: Rank -> its scan.
         steady: Numbers of the steps that count.
+
+    Returns:
+        The rows, see `TensorRow`; and name -> exposed communication, microseconds per rank and
+        step, in each of at most 64 periods of equally many steps, in order.
     """
     codes: dict[str, int] = {}
     sizes: list[int] = []
     ready = _Values()
     lives = {name: _Values() for name in ("enqueue", "start", "complete", "bucket")}
-    exposed = _Sums()
-    rank_steps = 0
+    exposed = _Sums(min(_MAX_PERIODS, max(len(steady), 1)))
+    rank_steps = np.zeros(exposed.periods)
     for rank, scan in scans.items():
         infos = trace.tensors(rank)
         if not infos:
@@ -77,15 +82,17 @@ def tensor_rows(
         )
         counted = in_steps(scan.step, steady)
         numbers, begins = scan.step[counted], scan.step_start[counted]
-        rank_steps += len(numbers)
+        period = np.searchsorted(steady, numbers) * exposed.periods // max(len(steady), 1)
+        rank_steps += np.bincount(period, minlength=exposed.periods)
         kept = in_steps(scan.gradient_step, numbers)
         begin = begins[np.searchsorted(numbers, scan.gradient_step[kept])]
         ready.add(table.codes(scan.gradient_tensor[kept]), scan.gradient_time[kept] - begin)
         _add_messages(scan, table, numbers, begins, lives)
-        exposed.add(*_exposed_shares(scan, table, numbers), len(sizes))
+        exposed.add(*_exposed_shares(scan, table, numbers, period), len(sizes))
     medians = {name: values.medians(len(sizes)) for name, values in lives.items()}
     ready_at = ready.medians(len(sizes))
     sums, count = exposed.of(len(sizes))
+    total = max(float(rank_steps.sum()), 1.0)
     rows = [
         TensorRow(
             name=name,
@@ -94,13 +101,18 @@ def tensor_rows(
             enqueue_us=_us(medians["enqueue"][i]),
             start_us=_us(medians["start"][i]),
             complete_us=_us(medians["complete"][i]),
-            exposed_us=_us(sums[i] / rank_steps) if count[i] else None,
-            messages=float(count[i]) / max(rank_steps, 1),
+            exposed_us=_us(float(sums[i].sum()) / total) if count[i] else None,
+            messages=float(count[i]) / total,
             bucket=int(medians["bucket"][i]) if count[i] else None,
         )
         for name, i in codes.items()
     ]
-    return tuple(sorted(rows, key=lambda row: (-(row.exposed_us or 0.0), -row.bytes)))
+    seen = rank_steps > 0
+    course = sums[:, seen] / rank_steps[seen] / 1e3
+    return (
+        tuple(sorted(rows, key=lambda row: (-(row.exposed_us or 0.0), -row.bytes))),
+        {name: course[i] for name, i in codes.items() if count[i]},
+    )
 
 
 class _Table:
@@ -157,25 +169,31 @@ class _Values:
 
 
 class _Sums:
-    """Sums and counts by tensor."""
+    """Sums by tensor and period, and counts by tensor."""
 
-    def __init__(self) -> None:
-        self._sums = np.empty(0)
+    def __init__(self, periods: int) -> None:
+        self.periods = periods
+        self._sums = np.empty((0, periods))
         self._counts = np.empty(0, dtype=np.int64)
 
-    def add(self, codes: IntArray, values: FloatArray, count: int) -> None:
-        """Adds one value per code, of which there are `count` so far."""
+    def add(self, codes: IntArray, values: FloatArray, period: IntArray, count: int) -> None:
+        """Adds one value per code and period; there are `count` codes so far."""
         kept = codes != NULL
-        grown = (0, count - len(self._sums))
-        self._sums = np.pad(self._sums, grown)
-        self._counts = np.pad(self._counts, grown)
-        self._sums += np.bincount(codes[kept], weights=values[kept], minlength=count)
+        self._grow(count)
+        place = codes[kept] * self.periods + period[kept]
+        sums = np.bincount(place, weights=values[kept], minlength=count * self.periods)
+        self._sums += sums.reshape(count, self.periods)
         self._counts += np.bincount(codes[kept], minlength=count)
 
     def of(self, count: int) -> tuple[FloatArray, IntArray]:
-        """Sum and count of each of `count` tensors."""
-        grown = (0, count - len(self._sums))
-        return np.pad(self._sums, grown), np.pad(self._counts, grown)
+        """Sums and count of each of `count` tensors."""
+        self._grow(count)
+        return self._sums, self._counts
+
+    def _grow(self, count: int) -> None:
+        more = count - len(self._sums)
+        self._sums = np.pad(self._sums, ((0, more), (0, 0)))
+        self._counts = np.pad(self._counts, (0, more))
 
 
 def _add_messages(
@@ -199,12 +217,12 @@ def _add_messages(
 
 
 def _exposed_shares(
-    scan: RankScan, table: _Table, numbers: IntArray
-) -> tuple[IntArray, FloatArray]:
-    """Codes of the tensors of each message, and their parts of its exposed time."""
+    scan: RankScan, table: _Table, numbers: IntArray, period: IntArray
+) -> tuple[IntArray, FloatArray, IntArray]:
+    """Codes of the tensors of each message, their parts of its exposed time, and its period."""
     messages, activity = scan.messages, scan.activity
     if activity.compute is None:
-        return np.empty(0, np.int64), np.empty(0)
+        return np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64)
     rows = np.flatnonzero(in_steps(messages.step, numbers) & (messages.tensor_count > 0))
     parts = exposed_parts(messages, subtract(activity.comm, activity.compute))[rows]
     counts = messages.tensor_count[rows]
@@ -214,7 +232,9 @@ def _exposed_shares(
     totals = np.add.reduceat(weight, begins) if len(begins) else weight
     equal = np.repeat(parts / np.maximum(counts, 1), counts)
     by_size = weight * np.repeat(parts / np.maximum(totals, 1), counts)
-    return table.codes(tensor), np.where(np.repeat(totals > 0, counts), by_size, equal)
+    shares = np.where(np.repeat(totals > 0, counts), by_size, equal)
+    of_message = period[np.searchsorted(numbers, messages.step[rows])]
+    return table.codes(tensor), shares, np.repeat(of_message, counts)
 
 
 def _items(messages: Messages, rows: IntArray) -> IntArray:

@@ -127,6 +127,9 @@ def test_a_change_is_told_from_noise(build):
     assert parts["compute"]["verdict"] == "more"
     assert parts["compute"]["low"] <= 8.0 <= parts["compute"]["high"]
     assert parts["transfer"]["verdict"] == "same"
+    assert value["tensors"]
+    assert {row["verdict"] for row in value["tensors"]} == {"same"}
+    assert all(row["low"] <= row["change"] <= row["high"] for row in value["tensors"])
 
 
 def test_few_steps_say_that_they_are_few(build):
@@ -135,14 +138,39 @@ def test_few_steps_say_that_they_are_few(build):
     assert "too few steps" in _run(compare, first, second).stdout
 
 
-def test_the_interval_covers_a_true_difference_at_its_level():
+@pytest.mark.parametrize("alike", [0.0, 0.6])
+@pytest.mark.parametrize("steps", [5, 8, 20, 100])
+def test_noise_is_seldom_called_a_change(steps, alike):
+    """However few the steps, and though a slow step is seldom alone."""
     random = np.random.default_rng(3)
-    covered = 0
-    for _ in range(200):
-        before, after = random.normal(10, 1, 40), random.normal(12, 1, 40)
+    called = covered = 0
+    for _ in range(400):
+        before, after = (_noise(random, steps, alike) for _ in range(2))
         low, high = difference_interval(before, after)
+        called += low > 0 or high < 0
+        low, high = difference_interval(before, after + 2)
         covered += low <= 2 <= high
-    assert covered >= 170  # 95 % would be 190; a bootstrap of 40 values is a little narrow
+    assert called <= 36  # 5 % would be 20
+    assert covered == 400 - called
+
+
+def _noise(random, count, alike):
+    values = random.normal(10, 1, count + 50)
+    for i in range(1, len(values)):
+        values[i] += alike * (values[i - 1] - 10)
+    return values[50:]
+
+
+def test_a_true_change_is_found():
+    random = np.random.default_rng(4)
+    found = 0
+    for _ in range(100):
+        before, after = random.normal(10, 1, 20), random.normal(12, 1, 20)
+        low, _ = difference_interval(before, after)
+        found += low > 0
+    assert found >= 95
+    assert difference_interval(np.full(5, 2.0), np.full(5, 3.0)) == (1.0, 1.0)
+    assert difference_interval(np.full(4, 2.0), np.full(9, 3.0)) is None
 
 
 @pytest.fixture
@@ -160,6 +188,8 @@ def test_sql_over_every_table(build, duckdb):
     sql = "SELECT op, count(*) AS n, sum(bytes) AS b FROM messages GROUP BY op"
     assert _run(query, path, sql, "--format", "csv").stdout == "op,n,b\nall_reduce,24,25165824\n"
     assert "all_reduce" in _run(query, path, sql).stdout
+    pivoted = "PIVOT (SELECT op, bytes FROM messages) ON op USING count(*)"
+    assert "all_reduce" in _run(query, path, pivoted).stdout
 
 
 def test_sql_goes_through_the_events_of_one_rank_after_the_other(build, duckdb):
@@ -195,6 +225,9 @@ def test_sql_goes_through_the_events_of_one_rank_after_the_other(build, duckdb):
         "SET enable_external_access = true",
         "SELECT * FROM trace",
         "SELEC 1",
+        "SELECT 1; SELECT 2",
+        "CREATE TABLE t AS SELECT 1",
+        "PRAGMA database_list",
         "",
     ],
 )

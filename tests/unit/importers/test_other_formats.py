@@ -1,7 +1,7 @@
 """Chrome, Horovod, Flight Recorder and NCCL Inspector files.
 
-The Flight Recorder's dumps are real. Horovod's and the Inspector's files are written out here by
-their documented structure.
+The Flight Recorder's dumps are real, but of Gloo. What NCCL adds to them, and Horovod's and the
+Inspector's files, are written out here as the sources of these writers lay them down.
 """
 
 from __future__ import annotations
@@ -121,6 +121,40 @@ def test_horovod_timeline(tmp_path: Path, closed: bool) -> None:
     assert zero[0]["tensors"] == [tensors[0].id]
     assert sum(row["kind"] == "copy" for row in rows(trace, 0)) == 4
     assert any("only rank 0 writes" in note for note in trace.run.notes)
+    assert any("2 of 4 operations were known to Horovod's cache" in n for n in trace.run.notes)
+
+
+def test_horovod_operations_that_change_shape(tmp_path: Path) -> None:
+    """A timeline tells the shape of what comes out, and operations may end within a microsecond."""
+    events: list[dict[str, Any]] = []
+    for pid, op in enumerate(("ALLGATHER", "ADASUM", "BARRIER"), start=1):
+        events.append({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": f"{op}.1"}})
+        for _ in range(2):
+            events += [
+                {"ph": "B", "name": f"NEGOTIATE_{op}", "ts": 7, "pid": pid},
+                {"ph": "X", "name": "1", "ts": 7, "pid": pid, "dur": 0},
+                {"ph": "X", "name": "0", "ts": 7, "pid": pid, "dur": 0},
+                {"ph": "E", "ts": 7, "pid": pid},
+                {"ph": "B", "name": op, "ts": 7, "pid": pid},
+                {"ph": "B", "name": "WAIT_FOR_DATA", "ts": 7, "pid": pid},
+                {"ph": "E", "ts": 7, "pid": pid},
+            ]
+            end: dict[str, Any] = {"ph": "E", "ts": 7, "pid": pid}
+            if op != "BARRIER":
+                end["args"] = {"dtype": "float16", "shape": "[4, 3]"}
+            events.append(end)
+    (tmp_path / "timeline.json").write_text(json.dumps(events))
+    trace = importers.read(tmp_path / "timeline.json")
+    for rank in (0, 1):
+        messages = [row for row in rows(trace, rank) if row["kind"] == "message"]
+        assert [(row["op"], row["bytes"], row["out_bytes"]) for row in messages] == [
+            *[("all_gather", None, 24)] * 2,
+            *[("all_reduce", 24, 24)] * 2,
+            *[("barrier", None, None)] * 2,
+        ]
+        assert all(row["status"] == "ok" for row in messages)
+    waits = [row["name"] for row in rows(trace, 0) if row["kind"] == "host"]
+    assert waits == ["WAIT_FOR_DATA"] * 6
 
 
 def test_flight_recorder_of_a_real_job(foreign: Path) -> None:
@@ -183,6 +217,63 @@ def test_flight_recorder_of_a_hang(tmp_path: Path, text: bool) -> None:
     assert any("1 of 2 ranks have no dump" in note for note in trace.run.notes)
 
 
+def dump(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "version": "2.10",
+        "pg_config": {
+            "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"},
+            "1": {"name": "1", "desc": "pipeline", "ranks": "[2, 3]"},
+        },
+        "entries": entries,
+    }
+
+
+def test_flight_recorder_of_calls_that_were_issued_as_one(tmp_path: Path) -> None:
+    """As PyTorch writes them: only the last entry of a coalesced call is ever completed."""
+    done = {"time_discovered_completed_ns": 1_700_000_000_000_900_000, "state": "completed"}
+    nothing = {"input_sizes": [], "input_dtypes": [], "output_sizes": [], "output_dtypes": []}
+    for place in (0, 1):
+        pairs = {
+            "process_group": ("1", "pipeline"),
+            "collective_seq_id": 0,
+            "p2p_seq_id": 1,
+            "is_p2p": True,
+        }
+        gathered = {"profiling_name": "nccl:_all_gather_base", "collective_seq_id": 2}
+        entries = [
+            entry(1, **done),
+            entry(2, profiling_name=f"nccl:send {place}->{1 - place}", **pairs),
+            entry(3, profiling_name=f"nccl:recv {place}<-{1 - place}", **pairs),
+            entry(4, profiling_name="nccl:coalesced", **pairs, **nothing, **done),
+            entry(5, **gathered),
+            entry(6, **gathered, input_dtypes=["Float"]),
+            entry(7, profiling_name="nccl:coalesced", collective_seq_id=2, **nothing, **done),
+            entry(8, collective_seq_id=3),
+        ]
+        content = pickle.dumps(dump(entries))
+        (tmp_path / f"nccl_trace_rank_{2 + place}").write_bytes(content)
+    trace = importers.read(tmp_path)
+    for rank in (2, 3):
+        first, send, receive, gather, hanging = rows(trace, rank)
+        assert (first["op"], first["seq"], first["status"]) == ("all_reduce", 1, "ok")
+        # The other side is named by its place in the group of ranks 2 and 3.
+        assert (send["op"], send["peer"], send["status"]) == ("send", 5 - rank, "ok")
+        assert (receive["op"], receive["peer"], receive["status"]) == ("recv", 5 - rank, "ok")
+        assert (gather["op"], gather["seq"], gather["status"]) == ("all_gather", 2, "ok")
+        assert gather["bytes"] == 32 * 2 + 32 * 4
+        assert gather["dtype"] is None
+        assert (hanging["seq"], hanging["status"]) == (3, "open")
+
+
+def test_flight_recorder_of_an_older_version(tmp_path: Path) -> None:
+    old = entry(1, state="completed")
+    old["seq_id"] = old.pop("collective_seq_id")
+    del old["p2p_seq_id"]
+    (tmp_path / "trace_rank_0").write_bytes(pickle.dumps(dump([old])))
+    [row] = rows(importers.read(tmp_path))
+    assert (row["seq"], row["status"], row["end_ns"]) == (1, "ok", None)
+
+
 class Malicious:
     """Unpickled by a careless reader, this makes a file."""
 
@@ -232,52 +323,169 @@ def test_a_deep_pickle_is_no_dump(tmp_path: Path) -> None:
         importers.read(file)
 
 
-def record(rank: int, number: int, coll: str = "AllReduce", **more: Any) -> dict[str, Any]:
+def header(rank: int, communicator: str = "0x9e7a", size: int = 2) -> dict[str, Any]:
+    return {"id": communicator, "comm_name": "unknown", "rank": rank, "n_ranks": size, "nnodes": 1}
+
+
+def metadata(process: int, number: int) -> dict[str, Any]:
     return {
-        "header": {"id": "0x9e7a", "rank": rank, "n_ranks": 2, "nnodes": 1},
-        "metadata": {
-            "inspector_output_format_version": "v4.0",
-            "dump_timestamp_us": 1_700_000_000_000_000 + 1000 * number,
-            "hostname": "node-a",
-            "pid": 100 + rank,
-        },
-        "coll_perf": {
-            "coll": coll,
-            "coll_sn": number,
-            "coll_msg_size_bytes": 65536,
-            "coll_exec_time_us": 110,
-            "coll_algobw_gbs": 1.19,
-            "coll_busbw_gbs": 0.6,
-            **more,
-        },
+        "inspector_output_format_version": "v4.0",
+        "git_rev": "",
+        "rec_mechanism": "nccl_profiler_interface",
+        "dump_timestamp_us": 1_700_000_000_000_000 + 1000 * number,
+        "hostname": "node-a",
+        "pid": 100 + process,
     }
 
 
+def ran(kind: str, number: int) -> dict[str, Any]:
+    """A verbose record's times: the host hands the operation over in 5 us, kernels run later."""
+    begin = 1_700_000_000_000_000 + 1000 * number
+    channels = [
+        {"channel_id": 0, "kernel_start_ts": begin + 120, "kernel_stop_ts": begin + 500},
+        {"channel_id": 1, "kernel_start_ts": begin + 130, "kernel_stop_ts": begin + 520},
+    ]
+    trace = {f"{kind}_start_ts": begin, f"{kind}_stop_ts": begin + 5, "kernel_events": channels}
+    return {"event_trace_ts": trace}
+
+
+def collective(number: int, coll: str = "AllReduce", **more: Any) -> dict[str, Any]:
+    return {
+        "coll": coll,
+        "coll_sn": number,
+        "coll_msg_size_bytes": 65536,
+        "coll_exec_time_us": 110,
+        "coll_timing_source": "kernel_gpu",
+        "coll_algobw_gbs": 1.19,
+        "coll_busbw_gbs": 0.6,
+        **more,
+    }
+
+
+def record(rank: int, number: int, coll: str = "AllReduce", **more: Any) -> dict[str, Any]:
+    return {
+        "header": header(rank),
+        "metadata": metadata(rank, number),
+        "coll_perf": collective(number, coll, **more),
+    }
+
+
+def inspector_files(folder: Path, processes: list[list[Any]]) -> None:
+    """One file per process, as the Inspector names them, one record a line."""
+    for process, records in enumerate(processes):
+        text = "\n".join(json.dumps(each) for each in records)
+        (folder / f"node-a-pid{100 + process}.log").write_text(text + "\n")
+
+
 def test_nccl_inspector(tmp_path: Path) -> None:
-    exact = {"coll_start_ts": 1_700_000_000_000_500, "coll_stop_ts": 1_700_000_000_000_620}
-    for rank in (0, 1):
-        lines = [
-            record(rank, 1, event_trace_ts=exact),
-            record(rank, 2),
-            record(rank, 1, "ReduceScatter"),
-        ]
-        text = "\n".join(json.dumps(line) for line in lines)
-        (tmp_path / f"node-a-pid{100 + rank}.log").write_text(text + "\nnot json\n")
+    inspector_files(
+        tmp_path,
+        [
+            [
+                record(rank, 1, **ran("coll", 1)),
+                record(rank, 2),
+                record(rank, 1, "ReduceScatter"),
+                record(rank, 1, "All2All", coll_exec_time_us=12.5),
+                "no record",
+            ]
+            for rank in (0, 1)
+        ],
+    )
     trace = importers.read(tmp_path)
     assert trace.run.source == "nccl-inspector"
     sides = [rows(trace, rank) for rank in (0, 1)]
     for side in sides:
         by_key = {(row["op"], row["seq"]): row for row in side}
-        assert set(by_key) == {("all_reduce", 1), ("all_reduce", 2), ("reduce_scatter", 1)}
-        first = by_key["all_reduce", 1]
-        assert first["end_ns"] - first["start_ns"] == 120_000
+        first, second = by_key.pop(("all_reduce", 1)), by_key.pop(("all_reduce", 2))
+        assert set(by_key) == {("reduce_scatter", 1), ("all_to_all", 1)}
+        # From the first channel's kernel to the last one's, not when the host handed it over.
+        assert first["end_ns"] - first["start_ns"] == 400_000
+        assert first["start_ns"] - first["enqueue_ns"] == 120_000
+        assert second["end_ns"] - second["start_ns"] == 110_000
         # The Inspector counts a reduce-scatter by its output; a rank puts in all shares.
         assert by_key["reduce_scatter", 1]["bytes"] == 2 * 65536
+        assert by_key["all_to_all", 1]["end_ns"] - by_key["all_to_all", 1]["start_ns"] == 12_500
         # NCCL numbers each function for itself: the same number must not join two of them.
         assert first["group"] != by_key["reduce_scatter", 1]["group"]
     assert trace.run.ranks[1].groups[0].ranks == (0, 1)
+    # Of ranks whose positions in time are made up nothing may be said to come late.
+    assert trace.run.ranks[0].clock_domain != trace.run.ranks[1].clock_domain
     assert any("positions in time are not" in note for note in trace.run.notes)
     assert any("2 lines are no record" in note for note in trace.run.notes)
+
+
+def test_nccl_inspector_with_several_communicators(tmp_path: Path) -> None:
+    """A header's rank is the place in its communicator, not in the job."""
+
+    def pair(place: int, process: int, number: int) -> dict[str, Any]:
+        perf = {
+            "p2p": "Send" if place == 0 else "Recv",
+            "p2p_sn": number,
+            "p2p_peer": 1 - place,
+            "p2p_msg_size_bytes": 4096,
+            "p2p_exec_time_us": 7,
+            **ran("p2p", number),
+        }
+        head = header(place, f"0xpair{process % 2}")
+        return {"header": head, "metadata": metadata(process, number), "p2p_perf": perf}
+
+    def everyone(process: int, number: int) -> dict[str, Any]:
+        perf = collective(number, **ran("coll", number))
+        head = header(process, "0xworld", 4)
+        return {"header": head, "metadata": metadata(process, number), "coll_perf": perf}
+
+    # Ranks 0 and 2 are one pair, 1 and 3 the other.
+    files = [[everyone(rank, 1), pair(rank // 2, rank, 5)] for rank in range(4)]
+    inspector_files(tmp_path, files)
+    trace = importers.read(tmp_path)
+    assert [info.rank for info in trace.run.ranks] == [0, 1, 2, 3]
+    assert {info.world_size for info in trace.run.ranks} == {4}
+    for rank in range(4):
+        reduced, sent = rows(trace, rank)
+        assert (reduced["op"], reduced["group"], reduced["seq"]) == ("all_reduce", "0xworld", 1)
+        assert (sent["op"], sent["peer"]) == ("send" if rank < 2 else "recv", (rank + 2) % 4)
+        assert sent["seq"] == 0
+        assert (sent["bytes"], sent["out_bytes"]) == ((4096, None) if rank < 2 else (None, 4096))
+    assert {group.name: group.ranks for group in trace.run.ranks[3].groups} == {
+        "0xworld": (0, 1, 2, 3),
+        "0xpair1": (1, 3),
+    }
+    assert trace.run.status == "complete"
+    assert {info.clock_domain for info in trace.run.ranks} == {"node-a"}
+    for file in tmp_path.iterdir():
+        file.write_text("\n".join(line for line in file.read_text().splitlines()[1:]))
+    trace = importers.read(tmp_path)
+    assert [info.rank for info in trace.run.ranks] == [0, 1, 2, 3]
+    assert any("no communicator has a record of every process" in note for note in trace.run.notes)
+
+
+def test_nccl_inspector_whose_records_share_a_header(tmp_path: Path) -> None:
+    """From version 4.3 on a line in front of a communicator's records tells whose they are."""
+    files: list[list[Any]] = []
+    for rank in (0, 1):
+        lost = {"coll_records": 2, "coll_dropped_total": 40 * rank, "p2p_dropped_total": 0}
+        marker = {"header": header(rank), "metadata": metadata(rank, 9), "dump_stats": lost}
+        proxy = {"record_type": "proxy_op", "rank": rank, "parent_type": "coll", "parent_sn": 1}
+        records = [{"coll_perf": collective(n, **ran("coll", n))} for n in (1, 2)]
+        files.append([marker, *records, proxy, marker])
+    inspector_files(tmp_path, files)
+    trace = importers.read(tmp_path)
+    assert [[row["seq"] for row in rows(trace, rank)] for rank in (0, 1)] == [[1, 2], [1, 2]]
+    assert trace.run.ranks[1].groups[0].ranks == (0, 1)
+    [note] = trace.run.notes
+    assert note.startswith("40 operations were overwritten")
+
+
+def test_nccl_inspector_of_a_process_with_two_devices(tmp_path: Path) -> None:
+    both = [
+        {**record(rank, number), "metadata": metadata(0, number)}
+        for number in (1, 2)
+        for rank in (0, 1)
+    ]
+    inspector_files(tmp_path, [both])
+    trace = importers.read(tmp_path)
+    assert [info.rank for info in trace.run.ranks] == [0, 1]
+    assert [len(rows(trace, rank)) for rank in (0, 1)] == [2, 2]
 
 
 def test_a_folder_of_several_formats(foreign: Path, tmp_path: Path) -> None:

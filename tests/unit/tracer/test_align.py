@@ -144,6 +144,16 @@ def test_a_clock_that_is_corrected_while_the_job_runs_gets_a_broken_line():
     assert (np.diff(moved) > 0).all()
 
 
+def test_a_residual_is_a_plain_number():
+    """Numpy's scalars compare to numpy's truth, which JSON does not know."""
+    times = np.arange(0, 60 * SECOND, 10 * SECOND)
+    jumping = samples_of(
+        lambda t: np.where(t < 30 * SECOND, 0, 5e9), times, np.full(6, 9e3), [0] * 6
+    )
+    run = store.RunInfo(ranks=[info(0, "a"), info(1, "b", samples=jumping)])
+    assert type(align(run)["rank-00001-0-11"].residual_ns) is float
+
+
 def test_a_jump_of_a_clock_is_covered_by_the_residual():
     def truth(t):
         return np.where(t < 100 * SECOND, 0.0, 5.0 * SECOND)
@@ -190,6 +200,31 @@ def test_two_hosts_with_one_boot_id_beside_rank_zeros_are_told_apart():
     clocks = align(run)
     assert abs(clocks["rank-00002-0-12"].offset_ns - SECOND) <= 25_000
     assert abs(clocks["rank-00003-0-13"].offset_ns - 2 * SECOND) <= 30_000
+
+
+def test_without_rank_0_others_meet_on_the_clock_that_they_exchanged_times_with():
+    times = np.arange(0, 40 * SECOND, 10 * SECOND)
+    one = samples_of(lambda t: SECOND, times, np.full(4, 50_000.0), np.zeros(4))
+    two = samples_of(lambda t: 3 * SECOND, times, np.full(4, 50_000.0), np.zeros(4))
+    run = store.RunInfo(
+        ranks=[info(1, "b", samples=one), info(2, "c", samples=two), info(3, "unknown")]
+    )
+    clocks = align(run)
+    apart = clocks["rank-00002-0-12"].offset_ns - clocks["rank-00001-0-11"].offset_ns
+    assert abs(apart - 2 * SECOND) <= 50_000
+    assert 0 < clocks["rank-00002-0-12"].residual_ns <= 30_000
+    assert clocks["rank-00003-0-13"].residual_ns is None
+
+
+def test_without_rank_0_and_exchanges_nothing_is_sure():
+    run = store.RunInfo(ranks=[info(1, "b"), info(2, "c")])
+    clocks = align(run)
+    assert clocks["rank-00001-0-11"].residual_ns == 0
+    assert clocks["rank-00002-0-12"].residual_ns is None
+    assert worst_residual(list(clocks.values())) is None
+    shared = align(store.RunInfo(ranks=[info(1, "b"), info(2, "b")]))
+    assert worst_residual(list(shared.values())) == 0
+    assert align(store.RunInfo()) == {}
 
 
 def test_ranks_without_exchanges_use_those_of_their_clock():

@@ -1,0 +1,73 @@
+"""What a report says would test its findings: the commands run as they are printed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from support.jobs import run, torchrun, traced
+
+import ddltrace
+from ddltrace.analyzer import advice
+from ddltrace.analyzer.model import Finding
+from ddltrace.experiments.workloads import digits
+
+STEPS = 30
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[Finding, ...]]:
+    folder = tmp_path_factory.mktemp("advice")
+    done = run(traced(folder / "a trace", torchrun("ddp_cnn.py", str(STEPS))), cwd=folder)
+    assert done.status == 0, done.stderr
+    return folder, ddltrace.open(folder / "a trace").analyze().findings
+
+
+def in_shell(command: str, folder: Path) -> str:
+    tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = run(["sh", "-c", command], cwd=folder, timeout=280, PATH=tools)
+    assert done.status == 0, done.stderr
+    return done.stdout
+
+
+def test_every_finding_has_a_number_its_evidence_and_a_test(
+    findings: tuple[Path, tuple[Finding, ...]],
+) -> None:
+    assert findings[1]
+    for finding in findings[1]:
+        assert finding.saves_us > 0
+        assert any(letter.isdigit() for letter in finding.evidence)
+        assert finding.command is not None
+
+
+def test_the_job_is_recorded_again_and_compared(
+    findings: tuple[Path, tuple[Finding, ...]],
+) -> None:
+    folder, found = findings
+    command = next(finding.command for finding in found if finding.is_of_job)
+    assert command is not None
+    assert "A step and its critical path" in in_shell(command, folder)
+    again = ddltrace.open(folder / "after").analyze()
+    assert again.trace.world_size == 2
+    assert again.trace.steps == STEPS
+
+
+def test_the_experiment_runs(findings: tuple[Path, tuple[Finding, ...]]) -> None:
+    folder, found = findings
+    commands = {finding.command for finding in found if not finding.is_of_job}
+    if not commands:  # a machine whose processors are so slow that nothing is worth sending earlier
+        analysis = ddltrace.open(folder / "a trace").analyze()
+        commands = {advice._experiment(analysis, "ddp", "wfbp")}
+    [command] = commands
+    assert command is not None
+    table = in_shell(f"{command} --steps 14 --warmup 6 -o experiment", folder)
+    assert "wfbp" in table
+
+
+@pytest.mark.parametrize("width", [16, 64, 128])
+def test_a_width_sends_what_the_advice_takes_it_to_send(width: int) -> None:
+    model = digits.Digits(width=width, batch_size=1, seed=0).model
+    exchanged = sum(parameter.numel() for parameter in model.parameters()) * 4
+    assert exchanged == pytest.approx(advice._BYTES_PER_WIDTH * width**2, rel=0.2)

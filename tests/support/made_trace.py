@@ -1,0 +1,66 @@
+"""A small trace with all that an export has to show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ddltrace.analyzer.importers.rows import Row, table_of
+from ddltrace.analyzer.trace import Trace
+from ddltrace.tracer.store import GroupInfo, RankInfo, RunInfo, TensorInfo, segment_name
+
+START = 10_000_000
+HOSTILE = '=cmd|"\x1b[2J</script>'
+
+
+def made_trace() -> Trace:
+    """Two ranks: gradients, messages that overlap, a send and its receive, an open message."""
+    run = RunInfo(status="complete")
+    tables = {}
+    for rank in range(2):
+        info = RankInfo(
+            rank=rank,
+            segment=segment_name(rank=rank, attempt=0, pid=rank),
+            world_size=2,
+            clock_domain="host",
+            tensors=[
+                TensorInfo(0, "layer1.weight", (4,), "float32", 16),
+                TensorInfo(1, HOSTILE, (2,), "float32", 8),
+            ],
+            groups=[GroupInfo("0", "", "gloo", (0, 1))],
+        )
+        run.ranks.append(info)
+        pair = {"op": "send", "bytes": 8} if rank == 0 else {"op": "recv", "out_bytes": 8}
+        rows = [
+            Row(0, 1000, "step", "step", "main", step=0),
+            Row(0, 400, "phase", "backward", "main", step=0, phase="backward"),
+            Row(0, 300, "layer", HOSTILE, "main", step=0),
+            Row(100, 100, "gradient", "layer1.weight", "main", step=0, tensors=(0,)),
+            Row(200, 200, "gradient", HOSTILE, "main", step=0, tensors=(1,)),
+            message(0, 110, 500, tensors=(0,)),
+            message(1, 210, 800, tensors=(1,)),
+            message(2, 850, 900, seq=0, peer=1 - rank, tag=0, **pair),
+            message(3, 910, None, status="open"),
+        ]
+        for row in rows:
+            row.start_ns += START
+            row.end_ns = None if row.end_ns is None else row.end_ns + START
+            row.enqueue_ns = None if row.enqueue_ns is None else row.enqueue_ns + START
+        tables[info.segment] = table_of(rows)
+    return Trace(Path("made-by-hand"), run, tables)
+
+
+def message(number: int, start: int, end: int | None, **more: Any) -> Row:
+    known = {"op": "all_reduce", "seq": number, "bytes": 16, "dtype": "float32", "status": "ok"}
+    return Row(
+        start,
+        end,
+        "message",
+        f"bucket {number}",
+        "comm/0",
+        step=0,
+        id=number,
+        group="0",
+        enqueue_ns=start,
+        **{**known, **more},
+    )
