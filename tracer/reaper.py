@@ -30,6 +30,7 @@ class Reapers:
         completed: Called when a message is complete, with the time and whether it failed.
         release: Called with a message's `Work` when it is complete and its caller has had the
             time to take it.
+        on_fault: Called with what went wrong in one of these.
     """
 
     def __init__(
@@ -38,11 +39,13 @@ class Reapers:
         is_completed: Callable[[Any], bool],
         completed: Callable[[Message, int, bool], None],
         release: Callable[[Any], None],
+        on_fault: Callable[[str, Exception], None],
     ) -> None:
         self._wait = wait
         self._is_completed = is_completed
         self._completed = completed
         self._release = release
+        self._on_fault = on_fault
         self._reapers: dict[str, _Reaper] = {}
         self._lock = threading.Lock()
         self._stopped = False
@@ -60,7 +63,9 @@ class Reapers:
             with self._lock:
                 if self._stopped:
                     return
-                reaper = self._reapers.setdefault(message.group, _Reaper(self._reap, self._release))
+                reaper = self._reapers.setdefault(
+                    message.group, _Reaper(self._reap, self._release, self._on_fault)
+                )
                 if not reaper.is_alive():
                     reaper.start()
         reaper.queue.put((work, message, poll))
@@ -93,11 +98,15 @@ class _Reaper(threading.Thread):
     """Waits for the messages of one group, in the order in which they were launched."""
 
     def __init__(
-        self, reap: Callable[[Any, Message, bool], None], release: Callable[[Any], None]
+        self,
+        reap: Callable[[Any, Message, bool], None],
+        release: Callable[[Any], None],
+        on_fault: Callable[[str, Exception], None],
     ) -> None:
         super().__init__(name="ddltrace-reaper", daemon=True)
         self._reap = reap
         self._release = release
+        self._on_fault = on_fault
         self.queue: queue.SimpleQueue[tuple[Any, Message, bool] | None] = queue.SimpleQueue()
 
     def run(self) -> None:
@@ -110,11 +119,16 @@ class _Reaper(threading.Thread):
             except queue.Empty:
                 idle = True
             # Nothing of the job's may live longer because it is traced.
-            if work is not None:
-                self._release(work)
-                work = None
+            former, work = work, None
+            try:
+                if former is not None:
+                    self._release(former)
+                if item is not None:
+                    self._reap(*item)
+            except Exception as error:  # noqa: BLE001 - the next messages are to be followed
+                self._on_fault("reaper", error)
+            del former
             if item is not None:
-                self._reap(*item)
                 work = item[0]
             elif not idle:
                 return

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,68 +77,26 @@ def test_killed_ranks_lose_at_most_a_quarter_of_a_second(tmp_path: Path) -> None
             assert death["sure"] <= updates <= death["steps"] + 1, (death, reading)
 
 
-@pytest.mark.parametrize("part", ["0/6"])
-def test_a_fault_in_the_tracer_never_reaches_the_job(tmp_path: Path, part: str) -> None:
-    """`DDLTRACE_FAULTS=all` breaks every function; by default a sixth of them."""
-    if os.environ.get("DDLTRACE_FAULTS") == "all":
-        part = "0/1"
+def test_a_fault_in_the_tracer_never_reaches_the_job(tmp_path: Path) -> None:
+    """`DDLTRACE_FAULTS=all` breaks every function; by default one in sixteen."""
+    part = "0/1" if os.environ.get("DDLTRACE_FAULTS") == "all" else "0/16"
     cases = lines([sys.executable, str(JOBS / "faults.py"), str(tmp_path), part], tmp_path, 3000)
-    untraced, unbroken, *broken = cases
-    assert untraced["status"] == 3
-    assert len(untraced["losses"]) == 7
-    assert (unbroken["losses"], unbroken["errors"]) == (untraced["losses"], 0)
+    kinds = len({case["job"] for case in cases})
+    untraced = {case["job"]: case for case in cases[:kinds]}
+    for case in untraced.values():
+        assert case["statuses"] == [3, 3]
+        assert all(len(losses) >= 7 for losses in case["losses"])
+    for case in cases[kinds : 2 * kinds]:
+        assert (case["point"], case["errors"]) == (None, 0)
+    for case in cases[kinds:]:
+        plain = untraced[case["job"]]
+        for what in ("statuses", "losses", "printed"):
+            assert case[what] == plain[what], case
+    broken = cases[2 * kinds :]
     reached = [case for case in broken if case["reached"] > case["after"]]
     assert len(reached) > 10
-    for case in broken:
-        assert (case["status"], case["losses"]) == (3, untraced["losses"]), case
     told = [case for case in reached if case["told"]]
     assert len(told) > 0.7 * len(reached), [c["point"] for c in reached if not c["told"]]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(folder)]
-    try:
-        mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except OSError:
-        mounted = False
-    if not mounted:
-        pytest.skip("cannot mount a small file system: not root")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_full_disk_costs_events_all_counted(small_disk: Path, tmp_path: Path) -> None:
-    trace, count = small_disk / "trace", 300_000
-    job = [sys.executable, str(JOBS / "noisy.py"), str(count)]
-    done = run(traced(trace, job), cwd=tmp_path, **ONE_RANK, MASTER_PORT="29561")
-    assert (done.status, done.stdout) == (0, f"done {count}\n")
-    assert "Traceback" not in done.stderr
-    run_info = read_run(trace)
-    assert run_info.status == "partial"
-    (info,) = run_info.ranks
-    table, lost = read_events(trace, info.segment)
-    assert lost == 0
-    assert info.dropped > 0
-    assert sum(kind == "marker" for kind in table["kind"].to_pylist()) + info.dropped == count
-    assert any("No space left" in error for error in info.errors)
-
-
-def test_a_directory_that_vanishes_before_the_job_starts(tmp_path: Path) -> None:
-    trace = tmp_path / "trace"
-    code = (
-        f"import shutil; shutil.rmtree({str(trace)!r})\n"
-        "import torch, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "t = torch.ones(3); dist.all_reduce(t); print(t.tolist()); raise SystemExit(8)\n"
-    )
-    done = run(
-        traced(trace, [sys.executable, "-c", code]), cwd=tmp_path, **ONE_RANK, MASTER_PORT="29562"
-    )
-    assert (done.status, done.stdout) == (8, "[1.0, 1.0, 1.0]\n")
-    assert "Traceback" not in done.stderr
 
 
 def test_nothing_is_kept_alive_and_memory_stays(tmp_path: Path) -> None:

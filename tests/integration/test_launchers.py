@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import shlex
-import socket
 import subprocess
 import sys
 import textwrap
@@ -15,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.jobs import DDLTRACE, JOBS, Done, environment, run, torchrun, traced
+from support.jobs import DDLTRACE, JOBS, Done, environment, free_port, run, torchrun, traced
 
 import ddltrace
 from ddltrace.tracer.store import RunInfo, read_run
@@ -37,12 +36,6 @@ for rank in range(count):
     tasks.append(subprocess.Popen(command, env={{**os.environ, **own}}))
 sys.exit(max(task.wait() for task in tasks))
 """
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @pytest.fixture

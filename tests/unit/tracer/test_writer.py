@@ -166,8 +166,9 @@ def writer_on(recorder: Recorder, stream: object, faults: list[str]) -> WriterTh
         recorder,
         stream,  # type: ignore[arg-type]
         0.001,
-        lambda where, error: faults.append(f"{where}: {error}"),
-        Watchdog(recorder, lambda _: None),
+        on_fault=lambda where, error: faults.append(f"{where}: {error}"),
+        on_dropped=lambda: None,
+        watchdog=Watchdog(recorder, lambda _: None),
     )
 
 
