@@ -72,6 +72,7 @@ LEFT_OUT = (
     *("session:Session.fault", "session:Session.carrying", "config:CaptureConfig.leave_word"),
     *("writer:WriterThread.run", "reaper:_Reaper.run", "clock_exchange:Responder.run"),
     *("clock_exchange:Asker.run", "interpose.operators:OperatorWindow._fold"),
+    "interpose.waits:Waits._follows",
     # Of the launcher, or of a process that records without one.
     *("config:CaptureConfig.in_code", "config:CaptureConfig.to_environment"),
 )
