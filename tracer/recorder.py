@@ -192,6 +192,9 @@ class Recorder:
         """Takes nothing more: the buffers of a forked child have no writer."""
         self.limit = -1
         self.buffer_rows = self._max_changes = 0
+        for buffer in (self.flat, self.finished, self.waits, self.phase_changes, self.step_changes):
+            buffer.clear()
+        self.open.clear()
         self._lock = threading.RLock()  # another thread may have held it when the fork came
 
     def complete(self, message: Message, end_ns: int, status: str = "ok") -> None:

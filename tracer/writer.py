@@ -324,8 +324,11 @@ class WriterThread(threading.Thread):
     def run(self) -> None:
         """Writes until stopped, then once more."""
         try:
-            while not self._stop_requested.wait(self._interval_s):
+            due_s = time.monotonic() + self._interval_s
+            while not self._stop_requested.wait(max(0.0, due_s - time.monotonic())):
                 self._flush()
+                # The time that a write takes is not added to the period.
+                due_s = max(due_s + self._interval_s, time.monotonic())
             self._flush()
         except Exception as error:  # noqa: BLE001 - a thread that ends so would print
             self._on_fault("writer", error)
