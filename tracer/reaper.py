@@ -34,6 +34,7 @@ class Reapers:
         completed: Called when a message is complete, with the time and whether it failed.
         release: Called with a message's `Work` when it is complete and its caller has had the
             time to take it.
+        on_fault: Called with what went wrong in one of these.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class Reapers:
         is_completed: Callable[[Any], bool],
         completed: Callable[[Message, int, bool], None],
         release: Callable[[Any], None],
+        on_fault: Callable[[str, Exception], None],
     ) -> None:
         self._wait = wait
         self._is_completed = is_completed
         self._completed = completed
         self._release = release
+        self._on_fault = on_fault
         self._groups: dict[str, _GroupReapers] = {}
         self._lock = threading.Lock()
         self._stopped = False
@@ -64,7 +67,9 @@ class Reapers:
             with self._lock:
                 if self._stopped:
                     return
-                group = self._groups.get(message.group) or _GroupReapers(self._reap, self._release)
+                group = self._groups.get(message.group) or _GroupReapers(
+                    self._reap, self._release, self._on_fault
+                )
                 self._groups[message.group] = group
         group.queue.put((work, message, poll))
 
@@ -98,10 +103,14 @@ class _GroupReapers:
     """Waits for the messages of one group, which it takes in the order of their launch."""
 
     def __init__(
-        self, reap: Callable[[Any, Message, bool], None], release: Callable[[Any], None]
+        self,
+        reap: Callable[[Any, Message, bool], None],
+        release: Callable[[Any], None],
+        on_fault: Callable[[str, Exception], None],
     ) -> None:
         self._reap = reap
         self._release = release
+        self._on_fault = on_fault
         self.queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []
         for _ in range(_AT_A_TIME):
@@ -124,11 +133,16 @@ class _GroupReapers:
             except queue.Empty:
                 idle = True
             # Nothing of the job's may live longer because it is traced.
-            if work is not None:
-                self._release(work)
-                work = None
+            former, work = work, None
+            try:
+                if former is not None:
+                    self._release(former)
+                if item is not None:
+                    self._reap(*item)
+            except Exception as error:  # noqa: BLE001 - the next messages are to be followed
+                self._on_fault("reaper", error)
+            del former
             if item is not None:
-                self._reap(*item)
                 work = item[0]
             elif not idle:
                 return

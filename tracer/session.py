@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.tracer.clocks import clock_domain, paired_reading
 from ddltrace.tracer.config import CaptureConfig
+from ddltrace.tracer.guard import quiet
 from ddltrace.tracer.interpose.autograd import Backward
 from ddltrace.tracer.interpose.groups import Groups
 from ddltrace.tracer.recorder import Recorder
@@ -35,7 +36,7 @@ from ddltrace.tracer.watchdog import Watchdog
 from ddltrace.tracer.writer import WriterThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from ddltrace.tracer.device_clock import DeviceTimer
     from ddltrace.tracer.interpose.ddp import DdpBuckets
@@ -154,18 +155,20 @@ class Session:
             self.recorder,
             self._stream,
             self.config.flush_interval_s,
-            self.fault,
-            Watchdog(self.recorder, self.note_silence),
+            on_fault=self.fault,
+            on_dropped=self.save_info,
+            watchdog=Watchdog(self.recorder, self.note_silence),
         )
         self._writer.start()
         os.register_at_fork(
-            before=self._writer.pause,
-            after_in_parent=self._writer.resume,
-            after_in_child=self._abandon,
+            before=quiet(self._writer.pause, self.fault),
+            after_in_parent=quiet(self._writer.resume, self.fault),
+            after_in_child=quiet(self._abandon, self.fault),
         )
-        atexit.register(self.close)
+        close = quiet(self.close, self.fault)
+        atexit.register(close)
         # Processes started by multiprocessing leave without running atexit.
-        multiprocessing.util.Finalize(None, self.close, exitpriority=0)
+        multiprocessing.util.Finalize(None, close, exitpriority=0)
         if self.config.measure_cost != 0:
             asked = self.config.measure_cost
             # Buckets of DistributedDataParallel keep the ranks in step.
@@ -192,6 +195,25 @@ class Session:
                 rank=self.info.rank, attempt=self.info.attempt, pid=pid
             )
 
+    @contextlib.contextmanager
+    def carrying(self, name: str | None, tensors: Sequence[int | None]) -> Iterator[None]:
+        """Says which parameters the messages that this thread begins inside are about.
+
+        Args:
+            name: The messages' name; by default after the parameters.
+            tensors: Ids; None for a parameter that is not registered.
+        """
+        former = None
+        try:
+            former = self.registry.carried
+            self.registry.carried = self.registry.carry(name, tensors)
+        except Exception as error:  # noqa: BLE001 - the job goes on, its messages unnamed
+            self.fault("carried", error)
+        try:
+            yield
+        finally:
+            self.registry.carried = former
+
     def on_close(self, stop: Callable[[float], object]) -> None:
         """Has something stopped when the session closes, given the seconds that it may take."""
         self._stoppers.append(stop)
@@ -207,6 +229,8 @@ class Session:
 
     def save_info(self) -> None:
         """Brings the trace's picture of this process up to date."""
+        if os.getpid() != self._pid:
+            return  # a forked child: the trace is its parent's
         with self._lock:
             self.registry.changed = False
             self.info.tensors = list(self.registry.tensors)

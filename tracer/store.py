@@ -367,7 +367,9 @@ def _add_parts(directory: Path, run: RunInfo) -> None:
 def _settle(directory: Path, run: RunInfo) -> None:
     """Accounts for a run that has no launcher any more, or never had one."""
     if run.launcher_pid is not None and _is_gone(run.launcher_pid, run.host):
-        run.notes.append("the launcher was killed: nobody noted how the job ended")
+        run.notes.append(
+            "the launcher was killed or could not write: nobody noted how the job ended"
+        )
     for info in run.ranks:
         if info.status == "running" and _has_died(directory, info):
             info.status = "killed"

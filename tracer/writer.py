@@ -19,6 +19,7 @@ from ddltrace.tracer.store import StreamWriter
 from ddltrace.tracer.watchdog import Watchdog
 
 _MAX_PAUSE_S: Final = 1.0
+_TELL_AGAIN_S: Final = 1.0
 _KEPT_CHANGES: Final = 4096
 _OVERFLOW: Final = "(too many names)"
 _MESSAGE: Final = KIND_CODE["message"]
@@ -131,7 +132,8 @@ class BatchBuilder:
         """Takes everything out of the recorder.
 
         Returns:
-            A batch of schema `EVENTS`, or None if nothing happened.
+            A batch of schema `EVENTS`, or None if nothing happened. What cannot be made into
+            a batch is counted as dropped.
         """
         recorder = self._recorder
         # Each buffer is cut by its length as read once: other threads append meanwhile, and
@@ -146,8 +148,12 @@ class BatchBuilder:
         self._phases.extend(_take(recorder.phase_changes))
         if not flat and not messages and not waits:
             return None
-        rows = np.array(flat, np.int64).reshape(-1, 4)
-        return self._batch(rows, messages, waits)
+        try:
+            rows = np.array(flat, np.int64).reshape(-1, 4)
+            return self._batch(rows, messages, waits)
+        except BaseException:  # of memory, for example, there may be too little
+            recorder.dropped += len(flat) // 4 + len(messages) + len(waits)
+            raise
 
     def _newly_open(self) -> list[Message]:
         shown = []
@@ -279,6 +285,14 @@ class WriterThread(threading.Thread):
 
     A full or vanished disk ends the writing, never the job: what cannot be written is counted
     as dropped.
+
+    Args:
+        recorder: What to write.
+        stream: Where to.
+        interval_s: The time between two batches.
+        on_fault: Is given what goes wrong.
+        on_dropped: Is called, not too often, when more events have been dropped.
+        watchdog: Looks at the rank at every interval.
     """
 
     def __init__(
@@ -286,7 +300,9 @@ class WriterThread(threading.Thread):
         recorder: Recorder,
         stream: StreamWriter,
         interval_s: float,
+        *,
         on_fault: Callable[[str, Exception], None],
+        on_dropped: Callable[[], None],
         watchdog: Watchdog,
     ) -> None:
         super().__init__(name="ddltrace-writer", daemon=True)
@@ -296,6 +312,9 @@ class WriterThread(threading.Thread):
         self._stream = stream
         self._interval_s = interval_s
         self._on_fault = on_fault
+        self._on_dropped = on_dropped
+        self._told_dropped = 0
+        self._tell_at_s = 0.0
         self._stop_requested = threading.Event()
         self._writing = threading.RLock()
         self._broken = False
@@ -304,9 +323,15 @@ class WriterThread(threading.Thread):
 
     def run(self) -> None:
         """Writes until stopped, then once more."""
-        while not self._stop_requested.wait(self._interval_s):
+        try:
+            due_s = time.monotonic() + self._interval_s
+            while not self._stop_requested.wait(max(0.0, due_s - time.monotonic())):
+                self._flush()
+                # The time that a write takes is not added to the period.
+                due_s = max(due_s + self._interval_s, time.monotonic())
             self._flush()
-        self._flush()
+        except Exception as error:  # noqa: BLE001 - a thread that ends so would print
+            self._on_fault("writer", error)
 
     def stop(self, timeout_s: float) -> bool:
         """Asks for the last write and waits for it.
@@ -337,6 +362,7 @@ class WriterThread(threading.Thread):
     def _flush_now(self) -> None:
         before = time.thread_time_ns()
         try:
+            self._tell_dropped()
             batch = self._builder.build()
             self._watchdog.tick(active=batch is not None or self._recorder.paused)
             if batch is None:
@@ -356,6 +382,14 @@ class WriterThread(threading.Thread):
             self._on_fault("build", error)
         finally:
             self.busy_ns += time.thread_time_ns() - before
+
+    def _tell_dropped(self) -> None:
+        """Has the trace say how much was dropped: a rank that is killed cannot any more."""
+        dropped, now = self._recorder.dropped, time.monotonic()
+        if dropped != self._told_dropped and now >= self._tell_at_s:
+            self._told_dropped = dropped
+            self._tell_at_s = now + _TELL_AGAIN_S
+            self._on_dropped()
 
 
 def _take(buffer: list[Any]) -> list[Any]:
