@@ -112,6 +112,10 @@ class Columns:
             mask |= self.kind == KIND[kind]
         return np.flatnonzero(mask)
 
+    def table(self, rows: IntArray) -> pa.Table:
+        """Some rows as a table of their own."""
+        return self._table.take(pa.array(rows))
+
     def ints(self, name: str, rows: IntArray | None = None, null: int = NULL) -> IntArray:
         """An integer column, optionally of some rows only."""
         return _numbers(self._column(name, rows), null)
@@ -134,7 +138,9 @@ class Columns:
         return np.asarray(meaning[codes], dtype=np.int8)
 
     def _column(self, name: str, rows: IntArray | None) -> Any:
-        column = self._table[name].combine_chunks()
+        chunked = self._table[name]
+        # Combining copies, even a single chunk.
+        column = chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
         return column if rows is None else column.take(pa.array(rows))
 
 

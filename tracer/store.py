@@ -577,7 +577,7 @@ def write_events(directory: Path, segment: str, batches: Iterator[pa.RecordBatch
             pa.OSFile(str(temporary), "wb") as sink,
             pa.ipc.new_file(sink, EVENTS, options=options) as writer,
         ):
-            for group in _grouped(batches, _ROWS_PER_BATCH):
+            for group in grouped(batches, _ROWS_PER_BATCH):
                 table = pa.Table.from_batches(group, schema=EVENTS).unify_dictionaries()
                 for batch in table.combine_chunks().to_batches():
                     writer.write_batch(batch)
@@ -687,7 +687,8 @@ def _listed(ranks: list[int]) -> str:
     return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
 
 
-def _grouped(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[list[pa.RecordBatch]]:
+def grouped(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[list[pa.RecordBatch]]:
+    """Batches, as many at a time as have at least so many rows together."""
     group: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
