@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddltrace.analyzer.activity import Activity, ActivityBuilder
-from ddltrace.analyzer.columns import NULL, NULL_NS, Columns, IntArray
+from ddltrace.analyzer.columns import NULL, NULL_NS, Columns, Gathered, IntArray
 from ddltrace.analyzer.messages import Messages, Waits, read_messages, read_waits
 from ddltrace.analyzer.timeline import Gradients, Timeline, TimelineBuilder
 from ddltrace.analyzer.trace import drop_superseded
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _FEW_RANKS: Final = 16
 _KEPT_KINDS: Final = ("message", "wait", "step", "phase")
 _MAX_NS: Final = np.iinfo(np.int64).max
-_NO_GRADIENTS: Final = (np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32))
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,10 @@ def scan_ranks(trace: Trace) -> dict[int, RankScan]:
     with ThreadPoolExecutor(min(os.cpu_count() or 1, max(len(trace.ranks), 1))) as pool:
         few = len(trace.ranks) <= _FEW_RANKS
         scans = pool.map(lambda rank: _scan(trace, rank, with_timeline=few), trace.ranks)
-        return dict(zip(trace.ranks, scans, strict=True))
+        found = dict(zip(trace.ranks, scans, strict=True))
+    # Arrow keeps what the windows took for more of them, and there are none.
+    pa.default_memory_pool().release_unused()
+    return found
 
 
 def scan_rank(rank: int, columns: Columns) -> RankScan:
@@ -141,7 +143,9 @@ class _Scanner:
         self._first, self._last = _MAX_NS, NULL_NS
         self._kept: list[pa.Table] = []
         self._activity = ActivityBuilder()
-        self._gradients: list[tuple[IntArray, IntArray, IntArray]] = []
+        self._gradient_time = Gathered(np.int64)
+        self._gradient_tensor = Gathered(np.int32)
+        self._gradient_step = Gathered(np.int32)
 
     def add(self, columns: Columns) -> None:
         """Takes over what is needed of some events."""
@@ -156,13 +160,9 @@ class _Scanner:
         self._kept.append(columns.table(columns.rows(*_KEPT_KINDS)))
         rows = columns.rows("gradient")
         counts, tensors = columns.lists("tensors", rows)
-        self._gradients.append(
-            (
-                np.repeat(start[rows], counts),
-                tensors.astype(np.int32, copy=False),
-                np.repeat(columns.step[rows], counts),
-            )
-        )
+        self._gradient_time.add(np.repeat(start[rows], counts))
+        self._gradient_tensor.add(tensors)
+        self._gradient_step.add(np.repeat(columns.step[rows], counts))
 
     def finish(self) -> RankScan:
         """What is kept of all events that came."""
@@ -173,10 +173,8 @@ class _Scanner:
         messages = read_messages(columns)
         waits = read_waits(columns, messages)
         step, step_start, step_end = _steps(columns)
-        time, tensor, number = (
-            np.concatenate(parts) for parts in zip(_NO_GRADIENTS, *self._gradients, strict=True)
-        )
-        self._gradients = []
+        time, tensor = self._gradient_time.values(), self._gradient_tensor.values()
+        number = self._gradient_step.values()
         if (time[1:] < time[:-1]).any():
             order = np.argsort(time, kind="stable")
             time, tensor, number = time[order], tensor[order], number[order]

@@ -15,7 +15,16 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ddltrace.analyzer.activity import Activity
-from ddltrace.analyzer.columns import KIND, NULL, NULL_NS, PHASE, BoolArray, Columns, IntArray
+from ddltrace.analyzer.columns import (
+    KIND,
+    NULL,
+    NULL_NS,
+    PHASE,
+    BoolArray,
+    Columns,
+    Gathered,
+    IntArray,
+)
 from ddltrace.analyzer.intervals import subtract
 from ddltrace.analyzer.messages import Messages, Waits
 from ddltrace.analyzer.model import CATEGORIES
@@ -151,7 +160,7 @@ class TimelineBuilder:
         self._pending: list[Work] = []
         self._until = NULL_NS
         self._late = False
-        self._parts: list[_Labels] = []
+        self._found = [Gathered(dtype) for dtype in (np.int64, np.int8, np.int32, np.bool_)]
         self._device: dict[str, list[Work]] = {kind: [] for kind in _ON_DEVICE}
 
     def add(self, columns: Columns) -> None:
@@ -192,8 +201,7 @@ class TimelineBuilder:
             return None
         self._cut(Work.joined(self._pending))
         self._pending = []
-        host = _Labels(*(np.concatenate(columns) for columns in zip(*self._parts, strict=True)))
-        self._parts = []
+        host = _Labels(*(column.values() for column in self._found))
         if activity.device:
             start, end, message = _exposed(messages, activity)
             partition = _describe(host, _BESIDE_DEVICE)
@@ -237,12 +245,13 @@ class TimelineBuilder:
     def _cut(self, work: Work) -> None:
         """Cuts time into segments up to where nothing is open any more."""
         found = _nested(work)
-        if self._parts and len(self._parts[-1].time) and len(found.time):
-            former = self._parts[-1]
-            # Where one ends and the next starts, the former does not end in a hole.
-            if former.time[-1] == found.time[0]:
-                self._parts[-1] = _Labels(*(column[:-1] for column in former))
-        self._parts.append(found)
+        former = self._found[0].values()
+        # Where one ends and the next starts, the former does not end in a hole.
+        if len(former) and len(found.time) and former[-1] == found.time[0]:
+            for column in self._found:
+                column.drop_last()
+        for column, values in zip(self._found, found, strict=True):
+            column.add(values)
 
 
 class Gradients(NamedTuple):

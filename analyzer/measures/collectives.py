@@ -146,7 +146,7 @@ def joining(joined: Joined) -> Joining:
 
 def in_steps(step: IntArray, numbers: IntArray) -> IntArray:
     """Whether each step number is among those given, ascending."""
-    return place_in(step, numbers) != NULL
+    return np.asarray(place_in(step, numbers) != NULL)
 
 
 def place_in(step: IntArray, numbers: IntArray) -> IntArray:

@@ -134,8 +134,8 @@ class _Sums:
             return np.arange(self._limit), self._dense[0], self._dense[1]
         keys, which = np.unique(np.concatenate(self._keys), return_inverse=True)
         values = np.concatenate(self._values, axis=1)
-        whole, alone = (np.bincount(which, weights=row) for row in values)
-        return keys, whole, alone
+        sums = np.stack([np.bincount(which, weights=row) for row in values]).astype(np.float64)
+        return keys, sums[0], sums[1]
 
 
 def _leads(pieces: _Pieces, lead: IntArray, joined: Joined) -> IntArray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from ddltrace.analyzer.columns import NULL, NULL_NS, IntArray
+from ddltrace.analyzer.columns import NULL, NULL_NS, Gathered, IntArray
 from ddltrace.analyzer.intervals import Spans, lengths_within, subtract
 from ddltrace.analyzer.measures.collectives import in_steps, place_in
 from ddltrace.analyzer.messages import Messages
@@ -76,10 +76,10 @@ def tensor_rows(
             np.array([max(info.bytes, 0) for info in infos] + [0], dtype=np.float64),
         )
         parts.append(_Part.of(scan, table, steady))
-    ready_at = _medians([keys for part in parts for keys in part.ready()], len(sizes))
+    ready_at = _medians((keys for part in parts for keys in part.ready()), len(sizes))
     # One after the other: each takes eight bytes for every tensor of every message.
     medians = {
-        name: _medians([keys for part in parts for keys in part.lives(name)], len(sizes))
+        name: _medians((keys for part in parts for keys in part.lives(name)), len(sizes))
         for name in ("enqueue", "start", "complete", "bucket")
     }
     sums, count = np.zeros(len(sizes)), np.zeros(len(sizes), dtype=np.int64)
@@ -233,10 +233,12 @@ def _keys(codes: IntArray, values: IntArray) -> IntArray:
     return np.asarray((codes.astype(np.int64) << _VALUE_BITS) | bounded)
 
 
-def _medians(blocks: list[IntArray], count: int) -> FloatArray:
+def _medians(blocks: Iterable[IntArray], count: int) -> FloatArray:
     """Median by tensor of the values in some keys; NaN for those without a value."""
-    keys = np.concatenate([*blocks, np.empty(0, np.int64)])
-    blocks.clear()
+    gathered = Gathered(np.int64)
+    for block in blocks:
+        gathered.add(block)
+    keys = gathered.values()
     keys.sort()
     first = np.searchsorted(keys, np.arange(count + 1, dtype=np.int64) << _VALUE_BITS)
     counts = np.diff(first)
