@@ -109,7 +109,7 @@ class Trace:
 
         Reads the events if the trace has several clocks: its messages tell of them, too.
         """
-        return align(self.run, self._read, self._generations)
+        return align(self.run, self._read_windows, self._generations)
 
     def infos(self, rank: int) -> list[RankInfo]:
         """What each process of a rank recorded of itself, in the order of generations.
@@ -301,9 +301,10 @@ class Trace:
         """Number of each generation's first step: after the last one of the former."""
         counts = [0] * (max(self._generations.values()) + 1)
         for info in self.run.ranks:
-            last = pc.max(self._read(info)["step"]).as_py()
             generation = self._generations[info.segment]
-            counts[generation] = max(counts[generation], 0 if last is None else last + 1)
+            for table in self._read_windows(info):
+                last = pc.max(table["step"]).as_py()
+                counts[generation] = max(counts[generation], 0 if last is None else last + 1)
         return [sum(counts[:number]) for number in range(len(counts))]
 
 
