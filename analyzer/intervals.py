@@ -62,9 +62,13 @@ class Growing:
     """The union of intervals that come some at a time.
 
     It holds little more than the union itself, however many intervals come.
+
+    Args:
+        few: So many intervals wait at least before they are merged with the others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, few: int = _FEW) -> None:
+        self._few = few
         self._whole = EMPTY
         self._fresh: list[Spans] = []
         self._waiting = 0
@@ -75,7 +79,7 @@ class Growing:
         self._fresh.append(part)
         self._waiting += len(part.start)
         # Merging when as much is new as is there costs a few passes over all, not one each.
-        if self._waiting > max(len(self._whole.start), _FEW):
+        if self._waiting > max(len(self._whole.start), self._few):
             self._merge()
 
     def spans(self) -> Spans:

@@ -8,7 +8,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from ddltrace.analyzer.columns import NULL, Gathered
+from ddltrace.analyzer.measures.collectives import place_in
 from ddltrace.analyzer.scan import scan_ranks, timeline_of
 from ddltrace.analyzer.trace import open_trace
 
@@ -46,7 +50,7 @@ def cut(trace, rows):
 
 
 @pytest.mark.parametrize("name", ["straggler", "ddp-4-hosts-400mbit"])
-@pytest.mark.parametrize("rows", [1, 7, 100])
+@pytest.mark.parametrize("rows", [7, 100, 1000])
 def test_windows_of_any_size_give_the_same(name, rows):
     assert scanned(cut(open_trace(_SAMPLES / name), rows)) == scanned(open_trace(_SAMPLES / name))
 
@@ -92,3 +96,25 @@ def test_what_cannot_be_told_window_by_window_is_told_from_all_events(build, cha
             expected = found
     assert found == expected
     assert ("around" in dict(found).values()) == (change is _late)
+
+
+@given(st.lists(st.integers(0, 3000), max_size=5), st.booleans())
+def test_a_gathered_column_holds_what_came(sizes, drops):
+    column = Gathered(np.int32)
+    expected = []
+    for size in sizes:
+        part = list(range(size))
+        column.add(np.array(part, dtype=np.int64))
+        expected += part
+        if drops and expected:
+            column.drop_last()
+            expected.pop()
+    assert column.values().tolist() == expected
+
+
+@given(
+    st.lists(st.integers(-1, 9), max_size=20), st.sets(st.integers(0, 8), max_size=9).map(sorted)
+)
+def test_steps_are_found_among_those_that_count(steps, numbers):
+    place = place_in(np.array(steps, dtype=np.int32), np.array(numbers, dtype=np.int64))
+    assert place.tolist() == [numbers.index(n) if n in numbers else NULL for n in steps]
