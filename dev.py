@@ -28,7 +28,8 @@ STAMP = VENV / "ddltrace.stamp"
 CONSTRAINTS = ROOT / "constraints.txt"
 ROOMS = ("tracer", "analyzer", "dashboard", "experiments")
 TYPE_TREE = ROOT / ".mypy_cache" / "tree"
-TYPED_SCRIPTS = ("dev.py", "docs/generate_cli_reference.py", "docs/examples/train_digits.py")
+GENERATORS = ("docs/generate_cli_reference.py", "docs/generate_report_reference.py")
+TYPED_SCRIPTS = ("dev.py", *GENERATORS, "docs/examples/train_digits.py")
 
 # Constraints for older Pythons pin older stubs, which tell other types.
 TYPES_SINCE = (3, 11)
@@ -59,7 +60,7 @@ def main() -> int:
         if arguments.chore == "test":
             return test(without_separator(arguments.pytest_args))
         if arguments.chore == "docs":
-            return run([python(), "docs/generate_cli_reference.py"])
+            return max(run([python(), script]) for script in GENERATORS)
         say(f"ready: . {BIN.relative_to(ROOT) / 'activate'}")
         return 0
     except SetupError as error:
@@ -82,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
         "pytest_args", nargs=argparse.REMAINDER, help="passed on to pytest: test -- -k clocks"
     )
     chores.add_parser("setup", help="make or refresh the environment only")
-    chores.add_parser("docs", help="write docs/cli-reference.md anew")
+    chores.add_parser("docs", help="write the reference pages of docs/ anew")
     return top
 
 

@@ -63,7 +63,16 @@ class TraceFacts:
 
 @dataclass(frozen=True)
 class RankClockFacts:
-    """A rank's clock against rank 0's: offset at its first time, drift, bound on the error."""
+    """A rank's clock against rank 0's.
+
+    Attributes:
+        rank: Global rank.
+        offset_us: What is added to its times at its first.
+        drift_ppm: Change of the offset, microseconds a second of its clock.
+        residual_us: Bound on the error that is left; None where nothing is known of it.
+        method: How the offset was found: ``shared clock``, ``exchanges with rank 0``,
+            ``exchanges with rank 0 and messages``, ``messages``, ``wall clocks`` or ``none``.
+    """
 
     rank: int
     offset_us: float
@@ -74,7 +83,13 @@ class RankClockFacts:
 
 @dataclass(frozen=True)
 class ClockFacts:
-    """How clocks were aligned. Differences across ranks below `max_residual_us` are unsure."""
+    """How clocks were aligned. Differences across ranks below `max_residual_us` are unsure.
+
+    Attributes:
+        method: The ranks' methods, as `RankClockFacts.method`, but for shared clocks.
+        max_residual_us: The largest residual of all ranks; None as soon as one is unknown.
+        ranks: By rank.
+    """
 
     method: str
     max_residual_us: float | None
@@ -83,7 +98,13 @@ class ClockFacts:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Distribution of times of the steady steps; None without steps."""
+    """Distribution of times of the steady steps; None without steps.
+
+    Attributes:
+        p50: Median.
+        p95: 95th percentile.
+        mean: Mean.
+    """
 
     p50: float | None
     p95: float | None
@@ -95,6 +116,14 @@ class IdleShares:
     """Idle time by cause, over all ranks and steady steps, as shares of their time.
 
     The causes are those of `IdleRow`; all but `in_message_share` sum to `Summary.idle_share`.
+
+    Attributes:
+        data_share: Of `IdleRow.data_us`.
+        other_rank_share: Of `IdleRow.other_rank_us`.
+        message_share: Of `IdleRow.message_us`.
+        host_share: Of `IdleRow.host_us`.
+        unknown_share: Of `IdleRow.unknown_us`.
+        in_message_share: Of `IdleRow.in_message_us`.
     """
 
     data_share: float | None
@@ -152,6 +181,7 @@ class RankRow:
     """One rank over the analyzed window: the whole trace, or the steps that were asked for.
 
     Attributes:
+        rank: Global rank.
         step_us_p50: Median of the durations of its own steady steps.
         step_us_p95: Their 95th percentile.
         span_us: From the first start to the last end of its device work, without the steps between
@@ -226,7 +256,18 @@ class IdleRow:
 
 @dataclass(frozen=True)
 class PathTotals:
-    """The critical path of a step by category; the categories sum to `total_us`, the wall."""
+    """The critical path of a step by category; the categories sum to `total_us`, the wall.
+
+    Attributes:
+        total_us: The wall time of the step.
+        compute_us: A layer, a gradient or an operator computes.
+        transfer_us: A message moves, all its ranks having come.
+        wait_us: Waiting that no other rank's work explains.
+        update_us: The optimizer.
+        data_us: Fetching a batch.
+        host_us: Host code outside of these.
+        idle_us: Nothing is recorded of it.
+    """
 
     total_us: float
     compute_us: float
@@ -506,7 +547,15 @@ class CostFit:
 
 @dataclass(frozen=True)
 class SizeBin:
-    """Messages of one operation with `bytes_from` <= size < `bytes_below`; see `CollectiveRow`."""
+    """Messages of one operation with `bytes_from` <= size < `bytes_below`; see `CollectiveRow`.
+
+    Attributes:
+        op: Operation.
+        bytes_from: The smallest size in it.
+        bytes_below: Above the largest.
+        count: Messages.
+        bytes: Their bytes, summed.
+    """
 
     op: str
     bytes_from: int
@@ -644,8 +693,16 @@ class Analysis:
     """A measured trace.
 
     Attributes:
-        trace, clock, summary, joining: Facts over the whole.
-        ranks, steps, collectives, stragglers, tensors, p2p: Rows, see their classes.
+        trace: What was recorded.
+        clock: How clocks were aligned.
+        summary: The steady steps over all ranks.
+        joining: How well messages were found on all their ranks.
+        ranks: One row per rank.
+        steps: One row per step.
+        collectives: One row per operation, group and size.
+        stragglers: One row per rank that is ever the last to arrive, the worst first.
+        tensors: One row per parameter, the most exposed first.
+        p2p: One row per pair of ranks that send and receive.
         cost_fits: Latency and bandwidth by operation.
         message_sizes: Messages by operation and power of two of their size.
         traffic: Bytes by pair of ranks.

@@ -159,7 +159,7 @@ def _cause(analysis: Analysis) -> str:
     parts = [part for part in analysis.critical_path if part.name is not None]
     if parts:
         top = parts[0]
-        others = "No rank holds the others up; the" if analysis.trace.world_size > 1 else "The"
+        others = _others(analysis)
         return (
             f"{others} largest single part of the critical path is "
             f"{printable(top.name)} ({top.category}, rank {top.rank}): {time_text(top.us)} a step."
@@ -171,6 +171,14 @@ def _cause(analysis: Analysis) -> str:
             f"{row.count} of them, {time_text(row.transfer_us_total)} in all."
         )
     return "No rank holds the others up, and no collective was completed by all its ranks."
+
+
+def _others(analysis: Analysis) -> str:
+    """What is said of ranks that hold others up where none is known to, and begins a sentence."""
+    known, world = len(analysis.trace.ranks), analysis.trace.world_size
+    if known < world:
+        return f"Of {world - known} of {world} ranks nothing was recorded; the"
+    return "No rank holds the others up; the" if world > 1 else "The"
 
 
 def _why(row: StragglerRow) -> str:

@@ -7,7 +7,6 @@ import contextlib
 import multiprocessing.util
 import os
 import platform
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
 _MAX_FAULTS: Final = 20
 _BEYOND_PIDS: Final = 10_000_000
 _CLOSE_TIMEOUT_S: Final = 5.0
+_TELL_DROPPED_S: Final = 1.0
 
 _current: Session | None = None
 
@@ -134,9 +134,9 @@ class Session:
         self._meter: CostMeter | None = None
         self._kept_alive: list[object] = []
         self._pid = os.getpid()
-        # Reentrant: a signal handler of the job may communicate in the middle of our code.
-        self._lock = threading.RLock()
         self._closed = False
+        self._changed = False
+        self._told_dropped_s = 0.0
         self._stream: StreamWriter | None = None
         self._writer: WriterThread | None = None
         self._stoppers: list[Callable[[float], object]] = []
@@ -156,7 +156,8 @@ class Session:
             self._stream,
             self.config.flush_interval_s,
             on_fault=self.fault,
-            on_dropped=self.save_info,
+            on_beat=self._save_changes,
+            on_end=self._finish,
             watchdog=Watchdog(self.recorder, self.note_silence),
         )
         self._writer.start()
@@ -228,17 +229,35 @@ class Session:
         self.save_info()
 
     def save_info(self) -> None:
-        """Brings the trace's picture of this process up to date."""
-        if os.getpid() != self._pid:
-            return  # a forked child: the trace is its parent's
-        with self._lock:
-            self.registry.changed = False
-            self.info.tensors = list(self.registry.tensors)
-            self.info.dropped = self.recorder.dropped
-            try:
-                write_sidecar(self.config.directory, self.info)
-            except OSError as error:
-                self._note(f"save_info: {error!r:.200}")
+        """Has the trace's picture of this process brought up to date.
+
+        By the writer, at its next beat: a disk that does not answer must not stop the job.
+        """
+        self.registry.changed = False
+        self._changed = True
+
+    def _save_changes(self) -> None:
+        """On the writer's thread: saves what has changed, and how much was dropped till now."""
+        now_s = time.monotonic()
+        # A rank that is killed cannot tell of it any more.
+        tells = self.recorder.dropped != self.info.dropped and (
+            now_s > self._told_dropped_s + _TELL_DROPPED_S
+        )
+        if not self._changed and not tells:
+            return
+        self._changed = False
+        self._told_dropped_s = now_s
+        self._write_info()
+
+    def _write_info(self) -> None:
+        self.info.tensors = list(self.registry.tensors)
+        self.info.dropped = self.recorder.dropped
+        try:
+            write_sidecar(self.config.directory, self.info)
+        except OSError as error:
+            self._note(f"save_info: {error!r:.200}")
+        except RuntimeError:  # another thread has just added to it
+            self._changed = True
 
     def note_device(self, timer: DeviceTimer) -> None:
         """Takes up the timing of the device that the job was seen to use."""
@@ -272,22 +291,30 @@ class Session:
                 stop(max(0.0, deadline - time.monotonic()))
             except Exception as error:  # noqa: BLE001 - the process is on its way out
                 self.fault("close", error)
-        try:
-            stopped = self._writer.stop(max(1.0, deadline - time.monotonic()))
-            if stopped and self._stream is not None:
-                self._stream.close()
-            self.info.status = "complete" if stopped else "killed"
-        except Exception as error:  # noqa: BLE001 - see above
-            self.fault("close", error)
         if self.registry.unnamed:
             self._note(f"registry: {self.registry.unnamed} parameters too many to be named")
-        self.info.events = self._writer.rows
         with contextlib.suppress(Exception):
             self.info.cost = self._meter.result() if self._meter else None
         self.info.clock["writer_busy_ns"] = self._writer.busy_ns
-        with contextlib.suppress(Exception):
-            self.save_info()
-            release(self.config.directory / (self.info.segment + SIDECAR_SUFFIX))
+        if self._writer.is_alive():
+            self._writer.stop(max(1.0, deadline - time.monotonic()))
+        else:
+            self._finish(self._writer.rows)  # its start has failed, or a fault has ended it
+
+    def _finish(self, rows: int) -> None:
+        """Ends the stream and tells so: on the writer's thread, after the last write."""
+        try:
+            if self._stream is not None:
+                self._stream.close()
+            self.info.status = "complete"
+        except Exception as error:  # noqa: BLE001 - the process is on its way out
+            self.fault("close", error)
+        self.info.events = rows
+        self._changed = True
+        while self._changed:
+            self._changed = False
+            self._write_info()
+        release(self.config.directory / (self.info.segment + SIDECAR_SUFFIX))
 
     def _note(self, text: str) -> None:
         if len(self.info.errors) < _MAX_FAULTS:

@@ -19,7 +19,6 @@ from ddltrace.tracer.store import StreamWriter
 from ddltrace.tracer.watchdog import Watchdog
 
 _MAX_PAUSE_S: Final = 1.0
-_TELL_AGAIN_S: Final = 1.0
 _KEPT_CHANGES: Final = 4096
 _OVERFLOW: Final = "(too many names)"
 _MESSAGE: Final = KIND_CODE["message"]
@@ -291,7 +290,8 @@ class WriterThread(threading.Thread):
         stream: Where to.
         interval_s: The time between two batches.
         on_fault: Is given what goes wrong.
-        on_dropped: Is called, not too often, when more events have been dropped.
+        on_beat: Is called at every interval, on this thread: the job's never touch the disk.
+        on_end: Is called after the last write, with the number of rows written.
         watchdog: Looks at the rank at every interval.
     """
 
@@ -302,7 +302,8 @@ class WriterThread(threading.Thread):
         interval_s: float,
         *,
         on_fault: Callable[[str, Exception], None],
-        on_dropped: Callable[[], None],
+        on_beat: Callable[[], None],
+        on_end: Callable[[int], None],
         watchdog: Watchdog,
     ) -> None:
         super().__init__(name="ddltrace-writer", daemon=True)
@@ -312,9 +313,8 @@ class WriterThread(threading.Thread):
         self._stream = stream
         self._interval_s = interval_s
         self._on_fault = on_fault
-        self._on_dropped = on_dropped
-        self._told_dropped = 0
-        self._tell_at_s = 0.0
+        self._on_beat = on_beat
+        self._on_end = on_end
         self._stop_requested = threading.Event()
         self._writing = threading.RLock()
         self._broken = False
@@ -330,6 +330,7 @@ class WriterThread(threading.Thread):
                 # The time that a write takes is not added to the period.
                 due_s = max(due_s + self._interval_s, time.monotonic())
             self._flush()
+            self._on_end(self.rows)
         except Exception as error:  # noqa: BLE001 - a thread that ends so would print
             self._on_fault("writer", error)
 
@@ -359,11 +360,20 @@ class WriterThread(threading.Thread):
         with self._writing:
             self._flush_now()
 
+    def _beat(self) -> None:
+        try:
+            self._on_beat()
+        except Exception as error:  # noqa: BLE001 - the rows are to be written
+            self._on_fault("save", error)
+
     def _flush_now(self) -> None:
         before = time.thread_time_ns()
         try:
-            self._tell_dropped()
-            batch = self._builder.build()
+            try:
+                batch = self._builder.build()
+            finally:
+                # Before the rows: a reader of them finds their groups and tensors.
+                self._beat()
             self._watchdog.tick(active=batch is not None or self._recorder.paused)
             if batch is None:
                 return
@@ -382,14 +392,6 @@ class WriterThread(threading.Thread):
             self._on_fault("build", error)
         finally:
             self.busy_ns += time.thread_time_ns() - before
-
-    def _tell_dropped(self) -> None:
-        """Has the trace say how much was dropped: a rank that is killed cannot any more."""
-        dropped, now = self._recorder.dropped, time.monotonic()
-        if dropped != self._told_dropped and now >= self._tell_at_s:
-            self._told_dropped = dropped
-            self._tell_at_s = now + _TELL_AGAIN_S
-            self._on_dropped()
 
 
 def _take(buffer: list[Any]) -> list[Any]:

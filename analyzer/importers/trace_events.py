@@ -236,22 +236,29 @@ class EventFile:
         source = iter(blocks)
         start, pending = self._find_list(source)
         bare = start == b"["
+        pieces, size, wanted = [pending], len(pending), _CHUNK_BYTES
         for block in source:
-            pending += block
-            if len(pending) < _CHUNK_BYTES:
+            pieces.append(block)
+            size += len(block)
+            if size < wanted:
                 continue
+            pending = b"".join(pieces)
             cut = self._cut(pending)
             if cut is not None:
                 end, events = cut
                 pending = pending[end:]
+                wanted = _CHUNK_BYTES
                 yield events
-            elif len(pending) > _MAX_PENDING_BYTES:
+            elif size > _MAX_PENDING_BYTES:
                 raise TraceError(
-                    f"{self.path}: {len(pending) >> 20} MB without an end of an event; "
+                    f"{self.path}: {size >> 20} MB without an end of an event; "
                     "this is no trace, or its list of events is damaged"
                 )
+            else:
+                wanted = _next_look(size)
+            pieces, size = [pending], len(pending)
         self.damage = blocks.damage
-        yield self._rest(pending, bare)
+        yield self._rest(b"".join(pieces), bare)
 
     def _find_list(self, source: Iterator[bytes]) -> tuple[bytes, bytes]:
         """Reads up to the first event.
@@ -260,8 +267,7 @@ class EventFile:
             ``[`` for a bare list, else ``{``; and what was read behind the list's bracket.
         """
         pending = b""
-        for block in source:
-            pending += block
+        for pending in _growing(source):
             text = pending.lstrip(b"\xef\xbb\xbf \t\r\n")
             if text.startswith(b"["):
                 return b"[", text[1:]
@@ -380,6 +386,28 @@ class EventFile:
                 self.meta[key] = msgspec.json.decode(raw)
             except UNDECODABLE:
                 self.unreadable += 1
+
+
+def _growing(source: Iterator[bytes]) -> Iterator[bytes]:
+    """All that was read so far, each time that it is worth another look, and at the end."""
+    pieces: list[bytes] = []
+    size = wanted = 0
+    for block in source:
+        pieces.append(block)
+        size += len(block)
+        if size >= wanted:
+            pieces, wanted = [b"".join(pieces)], _next_look(size)
+            yield pieces[0]
+    if len(pieces) > 1:
+        yield b"".join(pieces)
+
+
+def _next_look(size: int) -> int:
+    """How much to read before what was looked through in vain is looked through again.
+
+    Twice as much each time: however long an event is, the work is linear in its length.
+    """
+    return min(2 * size, _MAX_PENDING_BYTES + 1)
 
 
 def _first_separator(pending: bytes) -> bytes:

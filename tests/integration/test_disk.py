@@ -149,3 +149,59 @@ print("immutable" if status == 0 else "not")
         assert (lost, table["name"].to_pylist().count("optimizer")) == (0, 10)
     finally:
         subprocess.run(["chattr", "-i", str(trace)], capture_output=True, check=False)
+
+
+@pytest.fixture
+def freezable(tmp_path: Path) -> Iterator[Path]:
+    """A file system on a loop device, which can be frozen: who writes to it then waits."""
+    image, folder = tmp_path / "image", tmp_path / "loop"
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    for command in (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, folder]):
+        try:
+            done = subprocess.run(command, capture_output=True, check=False)
+        except OSError:
+            pytest.skip(f"there is no {command[0]}")
+        if done.returncode != 0:
+            pytest.skip("cannot mount a file system from a file: not root, or no loop devices")
+    yield folder
+    subprocess.run(["fsfreeze", "-u", str(folder)], capture_output=True, check=False)
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_does_not_answer_stops_no_thread_of_the_job(
+    freezable: Path, tmp_path: Path
+) -> None:
+    """The job itself freezes the disk, does all that the trace takes down, and thaws it."""
+    code = f"""
+import os, subprocess, time
+{JOB}
+def train(steps):
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+train(10)
+subprocess.run(["fsfreeze", "-f", {str(freezable)!r}], check=True)
+dist.all_reduce(torch.ones(2), group=dist.new_group([0]))
+train(10)
+time.sleep(0.5)
+child = os.fork()
+if child == 0:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+train(10)
+print("trained", flush=True)
+subprocess.run(["fsfreeze", "-u", {str(freezable)!r}], check=True)
+"""
+    trace = freezable / "trace"
+    done = run(traced(trace, [sys.executable, "-c", code]), cwd=tmp_path, **one_rank())
+    assert (done.status, done.stdout) == (0, "[1.0, 1.0, 1.0]\ntrained\n"), done.stderr
+    run_info = read_run(trace)
+    assert (run_info.status, run_info.notes) == ("complete", [])
+    (info,) = run_info.ranks
+    assert [group.ranks for group in info.groups] == [(0,), (0,)]
+    table, lost = read_events(trace, info.segment)
+    assert (lost, table["name"].to_pylist().count("optimizer")) == (0, 30)

@@ -413,6 +413,33 @@ def test_an_endless_event_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         importers.read(file)
 
 
+def test_the_work_on_a_long_event_is_linear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few kilobytes of gzip are a gigabyte of spaces: each byte is looked at a few times."""
+    looks: list[int] = []
+    cut = trace_events.EventFile._cut
+    monkeypatch.setattr(
+        trace_events.EventFile,
+        "_cut",
+        lambda self, pending: looks.append(len(pending)) or cut(self, pending),
+    )
+    file = tmp_path / "bomb.json.gz"
+    file.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (64 << 20) + b"]}", 1))
+    with pytest.raises(TraceError, match="no interval"):
+        importers.read(file)
+    assert 0 < sum(looks) <= 2 * (64 << 20)
+
+
+@pytest.mark.parametrize("kilobytes", [200, 300, 600, 1500])
+def test_a_long_head_hides_no_events(tmp_path: Path, kilobytes: int) -> None:
+    event = {"ph": "X", "cat": "cpu_op", "name": "op", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
+    value = {"schemaVersion": 1, "comment": "x" * (kilobytes << 10), "traceEvents": [event] * 3}
+    (tmp_path / "a.json").write_text(json.dumps(value))
+    chunks = list(trace_events.EventFile(tmp_path / "a.json"))
+    assert sum(map(len, chunks)) == 3
+
+
 def test_hostile_names_are_kept_as_text(tmp_path: Path) -> None:
     names = ["<script>alert(1)</script>", "\x1b[2J", "a" * 1_000_000, "\u202e", 'q"\\']
     events = [

@@ -167,7 +167,8 @@ def writer_on(recorder: Recorder, stream: object, faults: list[str]) -> WriterTh
         stream,  # type: ignore[arg-type]
         0.001,
         on_fault=lambda where, error: faults.append(f"{where}: {error}"),
-        on_dropped=lambda: None,
+        on_beat=lambda: None,
+        on_end=lambda _: None,
         watchdog=Watchdog(recorder, lambda _: None),
     )
 
