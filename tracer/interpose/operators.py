@@ -77,7 +77,7 @@ class OperatorWindow:
             return  # the job profiles itself; the next step may be free
         activities = [ProfilerActivity.CPU]
         # Asking whether there is a device would initialize it: see Session.
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             activities.append(ProfilerActivity.CUDA)
         profiler = profile(activities=activities)
         profiler.start()
