@@ -208,10 +208,11 @@ def test(pytest_args: Sequence[str]) -> int:
     failed = [name for name, command in checks.items() if step(name, command) != 0]
     if check_types() != 0:
         failed.append("types")
-    if failed:
-        say(f"failed: {', '.join(failed)}, see above; this run ends with status 1")
     say("tests")
-    return run([python(), "-m", "pytest", *pytest_args]) or int(bool(failed))
+    status = run([python(), "-m", "pytest", *pytest_args])
+    if failed:  # last, where it is seen
+        say(f"failed: {', '.join(failed)}, see above the tests")
+    return status or int(bool(failed))
 
 
 def install_system_tools() -> None:

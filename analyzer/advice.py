@@ -17,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from ddltrace.analyzer.model import Analysis, CollectiveRow, Finding, PathPart
+from ddltrace.analyzer.measures.stragglers import holds_others_up
+from ddltrace.analyzer.model import Analysis, CollectiveRow, Finding, PathPart, StragglerRow
 from ddltrace.analyzer.table import shorten
 from ddltrace.analyzer.units import bytes_text, printable, share_text, time_text
 
@@ -39,6 +40,15 @@ _WIDTHS: Final = (16, 128)
 
 _MOST_RANKS: Final = 4
 """More rank processes than this on one machine measure its processors, not their exchange."""
+
+_FIXES: Final = {
+    "compute": "give that rank less work, or look for what slows its device",
+    "data": "give its data loader more workers, or look at where it reads from",
+    "host": "look at what its Python code does outside of forward, backward and optimizer",
+    "update": "look at what its optimizer does that the others' does not",
+    "network": "look at that rank's own link: its port, its route, what else uses them",
+    None: "look at what that rank does before it enters its collectives",
+}
 
 
 def find_findings(analysis: Analysis, path: Path | None = None) -> tuple[Finding, ...]:
@@ -130,35 +140,38 @@ def _straggler(analysis: Analysis, wall: float) -> Iterable[Finding]:
     if not share or not analysis.stragglers:
         return
     worst = analysis.stragglers[0]
-    why = ""
-    if worst.cause is not None:
-        longer = time_text(worst.cause_us)
-        own = "own network" if worst.cause == "network" else worst.cause
-        why = f", whose {own} takes {longer} a step longer than the others'"
-    how = f"last in {share_text(worst.share)} of its collectives, by {time_text(worst.lateness_us)}"
-    if worst.sometimes:
-        how = f"late in {worst.late_steps} of {analysis.summary.steps} steps"
-        how += f", by {time_text(worst.late_step_us)} in these"
-    fixes = {
-        "compute": "give that rank less work, or look for what slows its device",
-        "data": "give its data loader more workers, or look at where it reads from",
-        "host": "look at what its Python code does outside of forward, backward and optimizer",
-        "update": "look at what its optimizer does that the others' does not",
-        "network": "look at that rank's own link: its port, its route, what else uses them",
-        None: "look at what that rank does before it enters its collectives",
-    }
+    culprit = holds_others_up(analysis.stragglers, len(analysis.trace.ranks))
+    if culprit is None:
+        how = f"they take turns at it, rank {worst.rank} last to {share_text(worst.share)}"
+        advice = (
+            "look for what varies from rank to rank and step to step: the lengths of inputs, "
+            "garbage collection, other work on the machines"
+        )
+    else:
+        how, advice = (
+            f"rank {culprit.rank} is {_lateness(analysis, culprit)}",
+            _FIXES[culprit.cause],
+        )
     yield Finding(
         kind="straggler",
         saves_us=share * wall,
         share=share,
-        evidence=(
-            f"ranks wait for others during {share_text(share)} of the step; rank {worst.rank} is "
-            f"{how}{why}"
-        ),
-        advice=fixes[worst.cause],
+        evidence=f"ranks wait for others during {share_text(share)} of the step; {how}",
+        advice=advice,
         command=None,
         unsure=worst.unsure,
     )
+
+
+def _lateness(analysis: Analysis, row: StragglerRow) -> str:
+    how = f"last in {share_text(row.share)} of its collectives, by {time_text(row.lateness_us)}"
+    if row.sometimes:
+        how = f"late in {row.late_steps} of {analysis.summary.steps} steps"
+        how += f", by {time_text(row.late_step_us)} in these"
+    if row.cause is None:
+        return how
+    own = "own network" if row.cause == "network" else row.cause
+    return f"{how}, whose {own} takes {time_text(row.cause_us)} a step longer than the others'"
 
 
 def _host(analysis: Analysis, held: dict[str, float], wall: float) -> Iterable[Finding]:

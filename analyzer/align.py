@@ -81,8 +81,8 @@ def align(
 
     Args:
         run: The run, with each rank's clock domain and samples.
-        read: Gives a process's events, on its own clock; called only if there are several
-            clocks. Without it, messages are not looked at.
+        read: Gives a process's events, on its own clock, some at a time; called only if there
+            are several clocks. Without it, messages are not looked at.
         generations: Segment name -> which life of the job the process belongs to; by default
             its restart attempt.
 
@@ -247,10 +247,11 @@ class _Aligner:
         for info in self._infos:
             if self._domain[info.segment] != domain or self._read is None:
                 continue
-            events = self._read(info)
-            if events.num_rows:
-                first = min(first, pc.min(events["start_ns"]).as_py())
-                last = max(last, pc.max(pc.coalesce(events["end_ns"], events["start_ns"])).as_py())
+            for events in self._read(info):
+                if events.num_rows:
+                    start, end = events["start_ns"], events["end_ns"]
+                    first = min(first, pc.min(start).as_py())
+                    last = max(last, pc.max(pc.coalesce(end, start)).as_py())
         return first, max(last, first + 1)
 
 

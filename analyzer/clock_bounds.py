@@ -7,7 +7,7 @@ Each of these bounds the offset between two clocks from one side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from ddltrace.analyzer.clock_fit import Bounds, IntArray
 from ddltrace.tracer.store import RankInfo
 
-EventReader = Callable[[RankInfo], pa.Table]
+EventReader = Callable[[RankInfo], Iterable[pa.Table]]
+"""Gives a process's events, on its own clock, some at a time."""
 
 _FROM_ALL_TO_ALL: Final = ("all_reduce", "all_gather", "reduce_scatter", "barrier")
 """Each rank's result needs every rank's part. (In an all_to_all a part may be empty.)"""
@@ -65,8 +66,9 @@ def message_times(
         Their messages; None if there are none.
     """
     frames = [
-        _messages(info, read(info), generations.get(info.segment, info.attempt))
+        _messages(info, events, generations.get(info.segment, info.attempt))
         for info in infos[:_MAX_SEGMENTS]
+        for events in read(info)
     ]
     frames = [frame for frame in frames if len(frame)]
     if not frames:
@@ -117,7 +119,7 @@ def _one_side(x: IntArray, value: IntArray, base: int, *, lower: bool) -> Bounds
 
 
 def _messages(info: RankInfo, events: pa.Table, generation: int) -> pd.DataFrame:
-    """The completed messages of one process, and whether each gives to or takes from others."""
+    """The completed messages among a process's events, and whether each gives or takes."""
     wanted = pc.and_(
         pc.equal(events["kind"], "message"),
         pc.and_(pc.is_valid(events["seq"]), pc.is_valid(events["end_ns"])),

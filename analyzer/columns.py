@@ -24,6 +24,8 @@ NULL_NS: Final = np.iinfo(np.int64).min
 _LATEST_NS: Final = 1 << 61
 """Times beyond 73 years of uptime are damage; below, sums and differences cannot overflow."""
 
+_ROOM: Final = 1 << 10
+
 KIND: Final = {name: code for code, name in enumerate(KINDS)}
 PHASE: Final = {name: code for code, name in enumerate(PHASES)}
 
@@ -112,6 +114,10 @@ class Columns:
             mask |= self.kind == KIND[kind]
         return np.flatnonzero(mask)
 
+    def table(self, rows: IntArray) -> pa.Table:
+        """Some rows as a table of their own."""
+        return self._table.take(pa.array(rows))
+
     def ints(self, name: str, rows: IntArray | None = None, null: int = NULL) -> IntArray:
         """An integer column, optionally of some rows only."""
         return _numbers(self._column(name, rows), null)
@@ -134,8 +140,41 @@ class Columns:
         return np.asarray(meaning[codes], dtype=np.int8)
 
     def _column(self, name: str, rows: IntArray | None) -> Any:
-        column = self._table[name].combine_chunks()
+        chunked = self._table[name]
+        # Combining copies, even a single chunk.
+        column = chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
         return column if rows is None else column.take(pa.array(rows))
+
+
+class Gathered:
+    """A column that comes some at a time; it is never copied as a whole to hand it out.
+
+    Args:
+        dtype: Of its numbers.
+    """
+
+    def __init__(self, dtype: npt.DTypeLike) -> None:
+        self._room = np.empty(_ROOM, dtype)
+        self._size = 0
+
+    def add(self, values: IntArray) -> None:
+        """Adds numbers at the end."""
+        size = self._size + len(values)
+        if size > len(self._room):
+            # What is not written to yet takes no memory.
+            room = np.empty(2 * size, self._room.dtype)
+            room[: self._size] = self._room[: self._size]
+            self._room = room
+        self._room[self._size : size] = values
+        self._size = size
+
+    def drop_last(self) -> None:
+        """Removes the last number."""
+        self._size -= 1
+
+    def values(self) -> IntArray:
+        """All numbers so far."""
+        return self._room[: self._size]
 
 
 def _numbers(array: Any, null: int) -> IntArray:

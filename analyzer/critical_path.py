@@ -57,38 +57,37 @@ class PathPiece:
 
 
 @dataclass(frozen=True)
-class _Columns:
-    """Pieces of paths as columns.
+class Path:
+    """A critical path in the order of time: piece i ends where i + 1 starts.
 
     Attributes:
-        start: Start of every piece, ns.
-        end: End of every piece, ns.
-        rank: Where it is.
+        edge: Where pieces meet, ns: one more than there are pieces.
+        rank: Where each piece is.
         category: Code in `CATEGORY`.
-        name: Index into the names of the analysis; `NULL` for none.
+        name: Index into `names`; `NULL` for none.
         message: Row in `Joined.messages`; `NULL` for none.
+        names: Shared by the paths of one analysis.
     """
 
-    start: IntArray
-    end: IntArray
+    edge: IntArray
     rank: IntArray
     category: IntArray
     name: IntArray
     message: IntArray
+    names: list[str]
 
     def __len__(self) -> int:
-        return len(self.start)
+        return len(self.rank)
 
+    @property
+    def start(self) -> IntArray:
+        """Start of every piece, ns."""
+        return self.edge[:-1]
 
-@dataclass(frozen=True)
-class Path(_Columns):
-    """A critical path in the order of time: piece i ends where i + 1 starts.
-
-    Attributes:
-        names: What `name` indexes, shared by the paths of one analysis.
-    """
-
-    names: list[str]
+    @property
+    def end(self) -> IntArray:
+        """End of every piece, ns."""
+        return self.edge[1:]
 
     def __iter__(self) -> Iterator[PathPiece]:
         return map(self.__getitem__, range(len(self)))
@@ -111,10 +110,19 @@ class Path(_Columns):
 
 
 @dataclass(frozen=True)
-class _Pieces(_Columns):
-    """Paths that are being made; `window` says to which one each piece belongs."""
+class _Pieces:
+    """Pieces of paths that are being made; `window` says to which one each belongs."""
 
+    start: IntArray
+    end: IntArray
+    rank: IntArray
+    category: IntArray
+    name: IntArray
+    message: IntArray
     window: IntArray
+
+    def __len__(self) -> int:
+        return len(self.start)
 
     def columns(self) -> dict[str, IntArray]:
         """All columns by their names."""
@@ -257,10 +265,16 @@ class PathFinder:
         whole = _Pieces.joined(parts)
         whole = whole.keep(np.lexsort((whole.start, whole.window))).merged()
         bounds = np.searchsorted(whole.window, np.arange(windows + 1)).tolist()
-        columns = {name: column for name, column in whole.columns().items() if name != "window"}
+        # There may be a piece for every event: 21 bytes each.
+        rank, message = whole.rank.astype(np.int32), whole.message.astype(np.int32)
+        category, name = whole.category.astype(np.int8), whole.name.astype(np.int32)
         return [
             Path(
-                **{name: column[low:high] for name, column in columns.items()},
+                edge=np.append(whole.start[low:high], whole.end[high - 1 : high]),
+                rank=rank[low:high],
+                category=category[low:high],
+                name=name[low:high],
+                message=message[low:high],
                 names=self._name_list,
             )
             for low, high in pairwise(bounds)

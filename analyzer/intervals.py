@@ -16,6 +16,7 @@ Indices = npt.NDArray[np.int64]
 
 _LOW: Final = np.iinfo(np.int64).min
 _HIGH: Final = np.iinfo(np.int64).max
+_FEW: Final = 1 << 14
 
 
 class Spans(NamedTuple):
@@ -55,6 +56,40 @@ def merge(*parts: Spans) -> Spans:
         np.concatenate([part.start for part in filled]),
         np.concatenate([part.end for part in filled]),
     )
+
+
+class Growing:
+    """The union of intervals that come some at a time.
+
+    It holds little more than the union itself, however many intervals come.
+
+    Args:
+        few: So many intervals wait at least before they are merged with the others.
+    """
+
+    def __init__(self, few: int = _FEW) -> None:
+        self._few = few
+        self._whole = EMPTY
+        self._fresh: list[Spans] = []
+        self._waiting = 0
+
+    def add(self, start: Times, end: Times) -> None:
+        """Adds intervals, which may overlap and stand in any order."""
+        part = union(start, end)
+        self._fresh.append(part)
+        self._waiting += len(part.start)
+        # Merging when as much is new as is there costs a few passes over all, not one each.
+        if self._waiting > max(len(self._whole.start), self._few):
+            self._merge()
+
+    def spans(self) -> Spans:
+        """The union so far."""
+        self._merge()
+        return self._whole
+
+    def _merge(self) -> None:
+        self._whole = merge(self._whole, *self._fresh)
+        self._fresh, self._waiting = [], 0
 
 
 def pairs(a: Spans, b: Spans) -> tuple[Indices, Indices]:

@@ -128,13 +128,15 @@ class Waits:
         message: Index of the message waited for in the rank's `Messages`; `NULL` if unknown.
             Where the wait does not name it: of those enqueued in this backward, or within the
             wait, the last to complete.
-        lane: Code of the thread's lane.
+        lane: Index of the thread's lane in `lanes`.
+        lanes: Names of lanes.
     """
 
     start: IntArray
     end: IntArray
     message: IntArray
     lane: IntArray
+    lanes: list[str]
 
 
 def read_waits(columns: Columns, messages: Messages) -> Waits:
@@ -159,7 +161,7 @@ def read_waits(columns: Columns, messages: Messages) -> Waits:
         clipped = np.where(known, np.clip(ends, start[unknown], end[unknown]), end[unknown])
         clipped = np.where(message[unknown] == NULL, start[unknown], clipped)
         end[unknown] = np.where(backward, clipped, end[unknown])
-    return Waits(start, end, message, columns.lane[rows])
+    return Waits(start, end, message, columns.lane[rows], columns.lanes)
 
 
 def _find(wanted: IntArray, ids: IntArray) -> IntArray:

@@ -9,7 +9,7 @@ import textwrap
 from typing import Final
 
 from ddltrace.analyzer.advice import path_shares
-from ddltrace.analyzer.model import Analysis, RankRow
+from ddltrace.analyzer.model import Analysis, RankRow, StragglerRow
 from ddltrace.analyzer.sentences import extra_text, idle_text, ranks_text, sentences
 from ddltrace.analyzer.table import render
 from ddltrace.analyzer.units import (
@@ -284,6 +284,12 @@ def _p2p(analysis: Analysis) -> list[str]:
     return lines + _more(len(analysis.p2p), _MAX_ROWS)
 
 
+def _late_in(row: StragglerRow, steps: int) -> str:
+    if not row.late_steps:
+        return NOT_KNOWN
+    return f"{row.late_steps} of {steps}" if row.sometimes else "most"
+
+
 def _stragglers(analysis: Analysis) -> list[str]:
     rows = analysis.stragglers[:5]
     if not rows:
@@ -293,7 +299,7 @@ def _stragglers(analysis: Analysis) -> list[str]:
             f"rank {row.rank}",
             str(row.collectives_last),
             share_text(row.share),
-            f"{row.late_steps} of {analysis.summary.steps}" if row.sometimes else "most",
+            _late_in(row, analysis.summary.steps),
             time_text(row.late_step_us if row.sometimes else row.lateness_us)
             + ("?" if row.unsure else ""),
             time_text(row.lateness_us_total),

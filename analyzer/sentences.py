@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddltrace.analyzer.advice import path_shares
+from ddltrace.analyzer.measures.stragglers import holds_others_up
 from ddltrace.analyzer.model import Analysis, Hang, SlowStep, StragglerRow, Summary
 from ddltrace.analyzer.table import shorten
 from ddltrace.analyzer.units import printable, share_text, time_text
@@ -18,7 +19,6 @@ _NAMES = {
 }
 _SHOWN_PARTS = 3
 _WORTH_SAYING = 0.1
-_MOSTLY = 0.65  # a rank that is last this often holds the others up, however many they are
 _APART = 1.05  # ranks whose steps lie this far apart: say so
 _SHOWN_RANKS = 8
 _SHOWN_NAME = 40
@@ -138,23 +138,26 @@ def _cause(analysis: Analysis) -> str:
     worst = analysis.stragglers[0] if analysis.stragglers else None
     sync = analysis.summary.sync_overhead_share or 0.0
     if worst is not None and sync >= 0.02 and not worst.unsure:
-        why = _why(worst)
-        in_all = sum(row.lateness_us_total for row in analysis.stragglers)
-        if worst.sometimes and worst.lateness_us_total >= _MOSTLY * in_all:
+        culprit = holds_others_up(analysis.stragglers, len(analysis.trace.ranks))
+        if culprit is None:
             return (
-                f"Rank {worst.rank} is late in some steps only, {worst.late_steps} of "
-                f"{analysis.summary.steps}, then by {time_text(worst.late_step_us)}, {why}; others "
-                f"wait {share_text(sync)} of the step."
+                f"Ranks take turns at coming last to collectives (rank {worst.rank} costs most: "
+                f"last to {share_text(worst.share)}); they wait for each other {share_text(sync)} "
+                "of the step."
             )
-        if worst.share < min(_MOSTLY, 2 / len(analysis.trace.ranks)):
-            return (
-                f"Ranks take turns at coming last to collectives (rank {worst.rank} most often: "
-                f"{share_text(worst.share)}); they wait for each other {share_text(sync)} of the "
-                "step."
+        if culprit.sometimes:
+            how = (
+                f"is late in some steps only, {culprit.late_steps} of {analysis.summary.steps}, "
+                f"then by {time_text(culprit.late_step_us)}"
+            )
+        else:
+            how = (
+                f"comes last to {share_text(culprit.share)} of its collectives, by "
+                f"{time_text(culprit.lateness_us)}"
             )
         return (
-            f"Rank {worst.rank} comes last to {share_text(worst.share)} of its collectives, "
-            f"by {time_text(worst.lateness_us)}, {why}; others wait {share_text(sync)} of the step."
+            f"Rank {culprit.rank} {how}, {_why(culprit)}; others wait {share_text(sync)} of the "
+            "step."
         )
     parts = [part for part in analysis.critical_path if part.name is not None]
     if parts:

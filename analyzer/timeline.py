@@ -7,13 +7,24 @@ kernel before a copy, and in the gaps what the host was doing.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from ddltrace.analyzer.activity import Activity
-from ddltrace.analyzer.columns import KIND, NULL, NULL_NS, PHASE, Columns, IntArray
+from ddltrace.analyzer.columns import (
+    KIND,
+    NULL,
+    NULL_NS,
+    PHASE,
+    BoolArray,
+    Columns,
+    Gathered,
+    IntArray,
+)
 from ddltrace.analyzer.intervals import subtract
 from ddltrace.analyzer.messages import Messages, Waits
 from ddltrace.analyzer.model import CATEGORIES
@@ -82,62 +93,206 @@ class Timeline:
         return sum(column.nbytes for column in (*columns, self.gradient_time))
 
 
-def build_timeline(
-    rank: int, columns: Columns, messages: Messages, waits: Waits, activity: Activity
-) -> Timeline:
-    """Builds a rank's timeline from its events."""
-    host_rows = _main_thread(columns, columns.rows(*_HOST_KINDS))
-    if activity.device:
-        start, end, message = _exposed(messages, activity)
-        partition = _describe(columns, *_nested(columns, host_rows), _BESIDE_DEVICE)
-        for kind in ("copy", "kernel"):
-            top = _describe(columns, *_latest(columns, columns.rows(kind)), _ON_DEVICE)
-            partition = _overlay(top, partition)
-    else:
-        start, end, message = _blocked(columns, waits)
-        partition = _describe(columns, *_nested(columns, host_rows), _ON_CPU)
-    gradients = columns.rows("gradient")
-    gradients = gradients[np.argsort(columns.start[gradients], kind="stable")]
-    counts, tensors = columns.lists("tensors", gradients)
-    return Timeline(
-        rank=rank,
-        segments=_without_holes(partition, _first(columns)),
-        names=columns.names,
-        block_start=start,
-        block_end=end,
-        block_message=message,
-        gradient_time=np.repeat(columns.start[gradients], counts),
-        gradient_tensor=tensors,
-        backward=columns.names.index("backward") if "backward" in columns.names else NULL,
-    )
+class Work(NamedTuple):
+    """Intervals of work: what decides on a timeline, in the order of recording.
 
-
-def _main_thread(columns: Columns, rows: IntArray) -> IntArray:
-    """The rows of the thread that leads: `main`, or the one with the most of them."""
-    lanes = columns.lane[rows]
-    if not len(lanes):
-        return rows
-    if _MAIN_LANE in columns.lanes and (lanes == columns.lanes.index(_MAIN_LANE)).any():
-        leading = columns.lanes.index(_MAIN_LANE)
-    else:
-        leading = int(np.argmax(np.bincount(lanes + 1))) - 1
-    return np.asarray(rows[lanes == leading])
-
-
-def _nested(columns: Columns, rows: IntArray) -> tuple[IntArray, IntArray]:
-    """For events of one thread, which nest: the innermost one open at every instant.
-
-    Returns:
-        The instants at which the answer changes, ascending, and the row from there on;
-        `NULL` where none is open.
+    Attributes:
+        start: Start, ns.
+        end: End, ns.
+        kind: Code in `KIND`, 8 bits.
+        name: Code of the name; `NULL` for none, 32 bits.
+        update: Whether it is of the optimizer.
     """
+
+    start: IntArray
+    end: IntArray
+    kind: IntArray
+    name: IntArray
+    update: BoolArray
+
+    def keep(self, rows: IntArray | BoolArray) -> Work:
+        """Some of them, in the order given."""
+        return Work(*(column[rows] for column in self))
+
+    @staticmethod
+    def joined(parts: Sequence[Work]) -> Work:
+        """All of some parts, one part after the other."""
+        return Work(*(np.concatenate(columns) for columns in zip(_NO_WORK, *parts, strict=True)))
+
+
+class _Labels(NamedTuple):
+    """Time cut into segments as in `Partition`, with what decides on each.
+
+    Attributes:
+        time: Ascending, ns.
+        kind: Code in `KIND`; negative for a hole.
+        name: Code of a name; `NULL` for none.
+        update: Whether it is of the optimizer.
+    """
+
+    time: IntArray
+    kind: IntArray
+    name: IntArray
+    update: BoolArray
+
+
+_NO_WORK: Final = Work(
+    np.empty(0, np.int64),
+    np.empty(0, np.int64),
+    np.empty(0, np.int8),
+    np.empty(0, np.int32),
+    np.empty(0, np.bool_),
+)
+
+
+class TimelineBuilder:
+    """Builds a rank's timeline from its events, which come some at a time.
+
+    The events of the leading thread nest, so what lies before the end of a step can be cut
+    into segments as soon as the step is recorded, and let go. That holds as long as nothing
+    that began earlier is recorded later; where it does not, `finish` says so.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, int] = {}
+        self._lanes: Counter[str | None] = Counter()
+        self._lane: str | None = None
+        self._pending: list[Work] = []
+        self._until = NULL_NS
+        self._late = False
+        self._found = [Gathered(dtype) for dtype in (np.int64, np.int8, np.int32, np.bool_)]
+        self._device: dict[str, list[Work]] = {kind: [] for kind in _ON_DEVICE}
+
+    def add(self, columns: Columns) -> None:
+        """Takes over what is needed of some events."""
+        codes = np.array([*(self._code(name) for name in columns.names), NULL], dtype=np.int32)
+        optimizer = self._names.get("optimizer", NULL - 1)
+        for kind, parts in self._device.items():
+            parts.append(_work(columns, columns.rows(kind), codes, optimizer))
+        rows = columns.rows(*_HOST_KINDS)
+        lanes = columns.lane[rows]
+        counts = np.bincount(lanes + 1, minlength=len(columns.lanes) + 1)
+        lane_names: list[str | None] = [None, *columns.lanes]
+        used = {lane_names[code]: int(counts[code]) for code in np.flatnonzero(counts)}
+        if not self._lanes:
+            self._lane = _leading(used)
+        self._lanes.update(used)
+        if self._lane in used:
+            rows = rows[lanes == lane_names.index(self._lane) - 1]
+            self._add_host(_work(columns, rows, codes, optimizer))
+
+    def finish(
+        self, rank: int, found: Gradients, messages: Messages, waits: Waits, activity: Activity
+    ) -> Timeline | None:
+        """The timeline.
+
+        Args:
+            rank: Whose it is.
+            found: Its gradients, and when its first event starts.
+            messages: Its messages.
+            waits: Its waits.
+            activity: What it did when.
+
+        Returns:
+            The timeline; None where it cannot be told from events that came some at a time:
+            then all have to come at once.
+        """
+        if self._late or self._lane != _leading(self._lanes):
+            return None
+        self._cut(Work.joined(self._pending))
+        self._pending = []
+        host = _Labels(*(column.values() for column in self._found))
+        if activity.device:
+            start, end, message = _exposed(messages, activity)
+            partition = _describe(host, _BESIDE_DEVICE)
+            for kind in ("copy", "kernel"):
+                top = _describe(_latest(Work.joined(self._device[kind])), _ON_DEVICE)
+                partition = _overlay(top, partition)
+        else:
+            start, end, message = _blocked(waits)
+            partition = _describe(host, _ON_CPU)
+        return Timeline(
+            rank=rank,
+            segments=_without_holes(partition, found.first),
+            names=list(self._names),
+            block_start=start,
+            block_end=end,
+            block_message=message,
+            gradient_time=found.time,
+            gradient_tensor=found.tensor,
+            backward=self._names.get("backward", NULL),
+        )
+
+    def _code(self, name: str) -> int:
+        return self._names.setdefault(name, len(self._names))
+
+    def _add_host(self, work: Work) -> None:
+        self._late |= bool((work.start < self._until).any())
+        self._pending.append(work)
+        steps = work.end[work.kind == KIND["step"]]
+        if not len(steps):
+            return
+        until = int(steps.max())
+        pending = Work.joined(self._pending)
+        before = pending.start < until
+        if bool((pending.end[before] <= until).all()):
+            self._cut(pending.keep(before))
+            self._pending = [pending.keep(~before)]
+            self._until = until
+        else:
+            self._pending = [pending]
+
+    def _cut(self, work: Work) -> None:
+        """Cuts time into segments up to where nothing is open any more."""
+        found = _nested(work)
+        former = self._found[0].values()
+        # Where one ends and the next starts, the former does not end in a hole.
+        if len(former) and len(found.time) and former[-1] == found.time[0]:
+            for column in self._found:
+                column.drop_last()
+        for column, values in zip(self._found, found, strict=True):
+            column.add(values)
+
+
+class Gradients(NamedTuple):
+    """A rank's gradients in the order of time, and the start of its first event.
+
+    Attributes:
+        first: Start of the rank's first event; None without events.
+        time: When each became ready, ns.
+        tensor: Id of its tensor.
+    """
+
+    first: int | None
+    time: IntArray
+    tensor: IntArray
+
+
+def _leading(lanes: Mapping[str | None, int]) -> str | None:
+    """The thread that leads: `main`, or the one with the most host work."""
+    if _MAIN_LANE in lanes or not lanes:
+        return _MAIN_LANE
+    return max(lanes, key=lambda lane: lanes[lane])
+
+
+def _work(columns: Columns, rows: IntArray, codes: IntArray, optimizer: int) -> Work:
+    """Some rows as work; what takes no time is left out."""
     start, end = columns.start[rows], columns.end[rows]
     filled = end > start
-    rows, start, end = rows[filled], start[filled], end[filled]
+    rows = rows[filled]
+    kind, name = columns.kind[rows], codes[columns.name[rows]]
+    update = (name == optimizer) & (kind == KIND["phase"])
+    update |= columns.phase[rows] == PHASE["optimizer"]
+    return Work(start[filled], end[filled], kind, name, update)
+
+
+def _nested(work: Work) -> _Labels:
+    """For events of one thread, which nest: the innermost one open at every instant."""
     # Of events with the same times the outer one is of the wider kind, or recorded later.
-    order = np.lexsort((-rows, columns.kind[rows], -end, start))
-    rows, start, end = rows[order], start[order], end[order]
-    count = len(rows)
+    order = np.lexsort((-np.arange(len(work.start)), work.kind, -work.end, work.start))
+    work = work.keep(order)
+    start, end = work.start, work.end
+    count = len(order)
     # By end, and of events that end together the inner ones, which start later, first.
     closing = np.lexsort((-np.arange(count), end))
     closed_before = np.searchsorted(end[closing], start, side="right")
@@ -148,12 +303,10 @@ def _nested(columns: Columns, rows: IntArray) -> tuple[IntArray, IntArray]:
     row = np.empty(2 * count, dtype=np.int64)
     opens_at = np.arange(count) + closed_before
     closes_at = np.arange(count) + np.searchsorted(start, end[closing], side="left")
-    time[opens_at], row[opens_at] = start, rows
-    outer = parent[closing]
-    time[closes_at] = end[closing]
-    row[closes_at] = np.where(outer == NULL, NULL, rows[outer])
+    time[opens_at], row[opens_at] = start, np.arange(count)
+    time[closes_at], row[closes_at] = end[closing], parent[closing]
     final = np.append(time[1:] != time[:-1], True)[: len(time)]
-    return time[final], row[final]
+    return _label(work, time[final], row[final])
 
 
 def _parents(depth: IntArray) -> IntArray:
@@ -169,49 +322,48 @@ def _parents(depth: IntArray) -> IntArray:
     return parent
 
 
-def _latest(columns: Columns, rows: IntArray) -> tuple[IntArray, IntArray]:
+def _latest(work: Work) -> _Labels:
     """For events that may overlap in any way (kernels on streams): one open at every instant.
 
     It is the one that started last, and when that has ended, the one that ends last.
-
-    Returns:
-        As `_nested`.
     """
-    rows = rows[columns.end[rows] > columns.start[rows]]
-    rows = rows[np.argsort(columns.start[rows], kind="stable")]
-    start, end = columns.start[rows], columns.end[rows]
-    if not len(rows):
-        return start, rows
+    work = work.keep(np.argsort(work.start, kind="stable"))
+    start, end = work.start, work.end
+    count = len(start)
+    if not count:
+        return _label(work, start, np.empty(0, np.int64))
+    rows = np.arange(count)
     reach = np.maximum.accumulate(end)
-    longest = np.maximum.accumulate(np.where(end >= reach, np.arange(len(rows)), 0))
+    longest = np.maximum.accumulate(np.where(end >= reach, rows, 0))
     following = np.append(start[1:], np.iinfo(np.int64).max)
     times = np.stack([start, end, reach], axis=1)
-    labels = np.stack([rows, rows[longest], np.full(len(rows), NULL)], axis=1)
+    labels = np.stack([rows, longest, np.full(count, NULL)], axis=1)
     shown = np.stack(
         [following > start, (end < reach) & (end < following), reach < following], axis=1
     )
-    return times[shown], labels[shown]
+    return _label(work, times[shown], labels[shown])
 
 
-def _describe(
-    columns: Columns, time: IntArray, row: IntArray, meaning: dict[str, str]
-) -> Partition:
-    """Category and name of each segment from the row that decides it."""
-    codes = np.full(len(KIND) + 1, CATEGORY["host"])
+def _label(work: Work, time: IntArray, row: IntArray) -> _Labels:
+    """What the row that decides says of each segment; `NULL` stands for a hole."""
+    hole = row == NULL
+    if not len(work.start):
+        return _Labels(time, *_NO_WORK[2:])
+    kind = np.where(hole, np.int8(_HOLE), work.kind[row])
+    # A step only says that the host is at work; it does not name it.
+    name = np.where(hole | (kind == KIND["step"]), np.int32(NULL), work.name[row])
+    return _Labels(time, kind, name, work.update[row] & ~hole)
+
+
+def _describe(labels: _Labels, meaning: dict[str, str]) -> Partition:
+    """The category of each segment by the kind of what decides it."""
+    codes = np.full(len(KIND) + 1, CATEGORY["host"], dtype=np.int8)
     for kind, name in meaning.items():
         codes[KIND[kind]] = CATEGORY[name]
-    category = codes[columns.kind[row]]
-    named = np.array([name == "optimizer" for name in [*columns.names, ""]])
-    updates = named[columns.name[row]] & (columns.kind[row] == KIND["phase"])
-    updates |= columns.phase[row] == PHASE["optimizer"]
-    category = np.where(updates & (category == CATEGORY["compute"]), CATEGORY["update"], category)
-    # A step only says that the host is at work; it does not name it.
-    unnamed = (row == NULL) | (columns.kind[row] == KIND["step"])
-    return Partition(
-        time,
-        np.where(row == NULL, _HOLE, category),
-        np.where(unnamed, NULL, columns.name[row]),
-    )
+    codes[_HOLE] = _HOLE
+    category = codes[labels.kind]
+    category[labels.update & (category == CATEGORY["compute"])] = CATEGORY["update"]
+    return Partition(labels.time, category, labels.name)
 
 
 def _overlay(top: Partition, bottom: Partition) -> Partition:
@@ -226,10 +378,6 @@ def _overlay(top: Partition, bottom: Partition) -> Partition:
         np.where(hole, np.append(bottom.category, _HOLE)[j], top_category),
         np.where(hole, np.append(bottom.name, NULL)[j], np.append(top.name, NULL)[i]),
     )
-
-
-def _first(columns: Columns) -> int | None:
-    return int(columns.start.min()) if len(columns) else None
 
 
 def _without_holes(partition: Partition, first: int | None) -> Partition:
@@ -248,11 +396,11 @@ def _without_holes(partition: Partition, first: int | None) -> Partition:
     )
 
 
-def _blocked(columns: Columns, waits: Waits) -> tuple[IntArray, IntArray, IntArray]:
+def _blocked(waits: Waits) -> tuple[IntArray, IntArray, IntArray]:
     """Start, end and message of the main thread's waits, made disjoint."""
     waits_rows = np.arange(len(waits.start))
-    if _MAIN_LANE in columns.lanes:
-        waits_rows = waits_rows[waits.lane == columns.lanes.index(_MAIN_LANE)]
+    if _MAIN_LANE in waits.lanes:
+        waits_rows = waits_rows[waits.lane == waits.lanes.index(_MAIN_LANE)]
     start, end = waits.start[waits_rows], waits.end[waits_rows]
     if len(start):
         reach = np.maximum.accumulate(end)

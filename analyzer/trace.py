@@ -5,6 +5,7 @@ Reading is lazy: opening a trace reads what is known of the run, never the event
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -22,10 +23,11 @@ from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.schema import EVENTS
 from ddltrace.tracer.store import (
     RUN_FILE,
+    EventReader,
     RankInfo,
     RunInfo,
     TensorInfo,
-    read_events,
+    grouped,
     read_run,
 )
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from ddltrace.analyzer.model import Analysis
 
 _CACHE_BYTES: Final = 512 << 20
+_WINDOW_ROWS: Final = 1 << 16
 _TIME_COLUMNS: Final = ("start_ns", "end_ns", "enqueue_ns")
 _GENERATION_MARK: Final = "@"
 
@@ -106,7 +109,7 @@ class Trace:
 
         Reads the events if the trace has several clocks: its messages tell of them, too.
         """
-        return align(self.run, self._read, self._generations)
+        return align(self.run, self._read_windows, self._generations)
 
     def infos(self, rank: int) -> list[RankInfo]:
         """What each process of a rank recorded of itself, in the order of generations.
@@ -197,6 +200,30 @@ class Trace:
             return Columns(self._cache.get(rank))
         return Columns(pa.concat_tables(self._aligned(rank)).unify_dictionaries())
 
+    def windows(self, rank: int) -> Iterator[pa.Table]:
+        """A rank's events some ten thousand at a time, in the order of recording.
+
+        What walks over them needs memory for one window, however long the trace is. Of a
+        message that was seen in flight and later completed, both rows come; see
+        `drop_superseded`.
+
+        Returns:
+            Tables of schema `EVENTS`, times on rank 0's clock.
+
+        Raises:
+            TraceError: The trace has nothing of that rank.
+        """
+        last_id = 0
+        infos = self.infos(rank)
+        for info in infos:
+            highest = 0
+            for table in self._read_windows(info):
+                placed = self._place(table, info, last_id)
+                if len(infos) > 1:
+                    highest = max(highest, pc.max(placed["id"]).as_py() or 0)
+                yield placed
+            last_id += highest + 1
+
     def _load(self, rank: int) -> pa.Table:
         return _sort(pa.concat_tables(self._aligned(rank)).unify_dictionaries())
 
@@ -204,27 +231,41 @@ class Trace:
         tables = []
         last_id = 0
         for info in self.infos(rank):
-            table = _align_times(_drop_superseded(self._read(info)), self.clocks[info.segment])
-            generation = self._generations[info.segment]
-            if generation:
-                table = _shift(table, "step", self._first_steps[generation])
-                table = _shift(_shift(table, "id", last_id), "parent", last_id)
-                table = _mark_groups(table, generation)
+            table = self._place(drop_superseded(self._read(info)), info, last_id)
             last_id += (pc.max(table["id"]).as_py() or 0) + 1
             tables.append(table)
         return tables
 
+    def _place(self, table: pa.Table, info: RankInfo, last_id: int) -> pa.Table:
+        """Brings some of a process's events onto the trace's clock, steps, ids and groups."""
+        table = _align_times(table, self.clocks[info.segment])
+        generation = self._generations[info.segment]
+        if generation:
+            table = _shift(table, "step", self._first_steps[generation])
+            table = _shift(_shift(table, "id", last_id), "parent", last_id)
+            table = _mark_groups(table, generation)
+        return table
+
     def _read(self, info: RankInfo) -> pa.Table:
+        windows = list(self._read_windows(info))
+        if not windows:
+            return EVENTS.empty_table()
+        return windows[0] if len(windows) == 1 else pa.concat_tables(windows).unify_dictionaries()
+
+    def _read_windows(self, info: RankInfo) -> Iterator[pa.Table]:
+        """A process's events on its own clock, as much as can be read; notes what cannot."""
         if self._tables is not None:
-            return self._tables[info.segment]
+            yield self._tables[info.segment]
+            return
+        reader = EventReader(self.path, info.segment)
         try:
-            table, lost = read_events(self.path, info.segment)
+            for group in grouped(iter(reader), _WINDOW_ROWS):
+                yield pa.Table.from_batches(group, schema=EVENTS).unify_dictionaries()
         except TraceError as error:
             self._note(f"rank {info.rank}: {error}")
-            return EVENTS.empty_table()
-        if lost and not info.lost_bytes:
-            self._note(f"rank {info.rank}: the last {lost} bytes are unreadable")
-        return table
+            return
+        if reader.lost_bytes and not info.lost_bytes:
+            self._note(f"rank {info.rank}: the last {reader.lost_bytes} bytes are unreadable")
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -260,9 +301,10 @@ class Trace:
         """Number of each generation's first step: after the last one of the former."""
         counts = [0] * (max(self._generations.values()) + 1)
         for info in self.run.ranks:
-            last = pc.max(self._read(info)["step"]).as_py()
             generation = self._generations[info.segment]
-            counts[generation] = max(counts[generation], 0 if last is None else last + 1)
+            for table in self._read_windows(info):
+                last = pc.max(table["step"]).as_py()
+                counts[generation] = max(counts[generation], 0 if last is None else last + 1)
         return [sum(counts[:number]) for number in range(len(counts))]
 
 
@@ -271,8 +313,12 @@ def _age(info: RankInfo) -> tuple[int, int, int]:
     return info.attempt, started if isinstance(started, int) else 0, info.pid or 0
 
 
-def _drop_superseded(table: pa.Table) -> pa.Table:
-    """Keeps the last row of each message id: the completed one, where there is one."""
+def drop_superseded(table: pa.Table) -> pa.Table:
+    """Keeps the last row of each message id: the completed one, where there is one.
+
+    Args:
+        table: A rank's events, or its messages alone, in the order of recording.
+    """
     open_rows = np.flatnonzero(pc.equal(table["status"], "open").fill_null(False).to_numpy())
     if not len(open_rows):
         return table

@@ -3,7 +3,8 @@
 Makes synthetic traces whose critical path is known, analyzes each in a process of its own, and
 checks every step's path against the known one before it prints a time. The goals, on 2 cores:
 10 million events of 2 ranks in 10 s; 1,024 ranks x 20 steps x 1,000 events in 60 s under 4 GB;
-the critical path of such a step in under a second.
+the critical path of such a step in under a second. With ``--growth``, by how many bytes the peak
+of memory grows with each event: of traces of once, twice and four times the steps.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from synthetic import Shape, write_trace
 
 CASES = {
     "long": (Shape(ranks=2, steps=5071), "10 million events of 2 ranks", 10.0, None),
     "wide": (Shape(ranks=1024, steps=20), "1,024 ranks, 20 steps, 1,000 events each", 60.0, 4.0),
 }
+
+GROWTH = (1, 2, 4)
 
 # Run in a process of its own: the peak of memory is that of the analysis alone.
 MEASURE = """
@@ -68,20 +73,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keep", type=Path, help="directory for the traces; kept and reused")
     parser.add_argument("--case", choices=list(CASES), action="append", help="only this case")
+    parser.add_argument("--growth", action="store_true", help="measure how memory grows, too")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = chosen.keep or Path(temporary)
         for name in chosen.case or CASES:
             _measure(folder / name, *CASES[name])
+        if chosen.growth:
+            _measure_growth(folder)
 
 
 def _measure(
     path: Path, shape: Shape, what: str, goal_seconds: float, goal_gigabytes: float | None
 ) -> None:
-    if not path.exists():
-        print(f"making {what} ...", file=sys.stderr, flush=True)
-        write_trace(path, shape)
-    found = json.loads(_python(MEASURE, str(path), str(Path(__file__).parent), _json(shape)))
+    found = _analyze(path, shape, what)
     rate = found["events"] / found["wall"] / 1e6
     print(
         f"{what}: {found['wall']:.1f} s wall ({found['wall'] / goal_seconds:.2f} of the goal of "
@@ -92,6 +97,30 @@ def _measure(
     if goal_gigabytes:
         seconds = float(_python(ONE_PATH, str(path)))
         print(f"{what}: critical path of one step in {seconds:.2f} s (goal: 1 s)")
+
+
+def _measure_growth(folder: Path) -> None:
+    """The slope of the peak over the events, by least squares."""
+    (shape, *_), events, peaks = CASES["long"], [], []
+    for times in GROWTH:
+        longer = replace(shape, steps=shape.steps * times)
+        name = "long" if times == 1 else f"long-{times}"
+        found = _analyze(folder / name, longer, f"{times} times the steps of 'long'")
+        events.append(found["events"])
+        peaks.append(found["gigabytes"] * (1 << 30))
+        print(f"{events[-1]:,} events: {peaks[-1] / 1e9:.2f} GB at the peak", flush=True)
+    slope, base = np.polyfit(events, peaks, 1)
+    print(f"memory grows by {slope:.0f} bytes an event, from {base / 1e9:.2f} GB")
+
+
+def _analyze(path: Path, shape: Shape, what: str) -> dict[str, float]:
+    if not path.exists():
+        print(f"making {what} ...", file=sys.stderr, flush=True)
+        write_trace(path, shape)
+    found: dict[str, float] = json.loads(
+        _python(MEASURE, str(path), str(Path(__file__).parent), _json(shape))
+    )
+    return found
 
 
 def _json(shape: Shape) -> str:

@@ -1,15 +1,15 @@
-"""What tracing costs a job: step time, memory, per event and on disk.
+"""What tracing costs a job: step time, processor time, memory, per event and on disk.
 
-Runs training jobs on two ranks again and again, in turn untraced, under `ddltrace run` at each
-level, and under `torch.profiler`. A job measures its own steps and is the same in all modes.
-Every round holds each mode once, so that what disturbs the machine disturbs all modes; the
-ratios are taken round by round. Two runs of the same job differ by some percent on a shared
-machine, so each round also has every rank switch recording on and off from step to step
-(`ddltrace run --measure-cost`): that tells single percents, but not what the patched calls cost
-while they are off. Prints the numbers that stand in the README::
+Two runs of the same job differ by some percent on a shared machine, more than what is to be
+measured. So all modes of a job are started at once, on two ranks each, and take turns: one of
+them trains for a second while the others wait for their turn. Every round holds each mode once,
+in an order of its own; the ratios are taken round by round, and their median is printed with a
+95 % interval. What a mode leaves to do for its threads falls into its own turn, or into the
+pause after it. The modes: untraced, `ddltrace run` at each level, `torch.profiler`. Prints the
+numbers that stand in the README::
 
     python benchmarks/overhead.py                      # all three jobs, some twenty minutes
-    python benchmarks/overhead.py --job cnn --rounds 3 --steps 40
+    python benchmarks/overhead.py --job cnn --rounds 10
 
 The jobs: `cnn`, a residual CNN under DistributedDataParallel; `messages`, a step that makes
 1,000 small all-reduces; `layers`, a model of 2,000 layers.
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import resource
@@ -27,25 +28,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from ddltrace.tracer.self_measure import FIRST_STEP
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from torch import nn
 
 MODES = ("untraced", "comm", "layer", "op", "profiler")
 TRACED = ("comm", "layer", "op")
-SWITCHED = ("comm", "layer")
-SWITCHED_STEPS = 200
 JOBS = ("cnn", "messages", "layers")
 WARM_UP_STEPS = 15  # the window of level `op` lies in it: what it leaves behind is measured
 NUM_MESSAGES = 1000
 NUM_LAYERS = 2000
+NUM_RANKS = 2
+SETTLING_STEPS = 2  # of each turn, not counted: caches fill again
+PAUSE_S = 0.3  # longer than a tracer keeps what it has before it writes
+START_TIMEOUT_S = 120
 
 
 def residual_cnn() -> nn.Module:
@@ -106,8 +109,8 @@ def make_step(job: str) -> Callable[[], None]:
     return train
 
 
-def work(job: str, steps: int, result: Path, with_profiler: bool) -> None:
-    """The job, on one rank."""
+def work(job: str, address: str, with_profiler: bool) -> None:
+    """The job, on one rank: trains when it is told to."""
     import torch
     import torch.distributed as dist
     from torch.profiler import ProfilerActivity, profile
@@ -118,99 +121,160 @@ def work(job: str, steps: int, result: Path, with_profiler: bool) -> None:
     step = make_step(job)
     for _ in range(WARM_UP_STEPS):
         step()
-    profiler: Any = profile(activities=[ProfilerActivity.CPU]) if with_profiler else None
-    if profiler:
-        profiler.start()
-    times = []
-    for _ in range(steps):
-        start = time.perf_counter_ns()
-        step()
-        times.append(time.perf_counter_ns() - start)
-    peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if profiler:
-        profiler.stop()
-    if dist.get_rank() == 0:
-        result.write_text(json.dumps({"times": times, "peak_kb": peak_kb}))
+    with Client(address) as told:
+        told.send(dist.get_rank())
+        while steps := told.recv():
+            profiler: Any = profile(activities=[ProfilerActivity.CPU]) if with_profiler else None
+            if profiler:
+                profiler.start()
+            for _ in range(SETTLING_STEPS):
+                step()
+            began, cpu = time.perf_counter(), time.process_time()
+            for _ in range(steps):
+                step()
+            turn = Turn(time.perf_counter() - began, time.process_time() - cpu)
+            if profiler:
+                profiler.stop()
+            told.send(turn)
+        told.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     dist.destroy_process_group()
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One run of a job: median step time and peak memory of rank 0."""
+class Turn:
+    """What some steps took on a rank, or on average over ranks."""
 
-    step_ns: float
-    peak_kb: int
+    seconds: float
+    cpu_seconds: float
 
 
-def run_once(job: str, mode: str, steps: int, directory: Path, switched: int = 0) -> Sample:
-    """Runs a job in one mode; a trace is left in ``directory / "trace-MODE"``.
+class RunningJob:
+    """A job in one mode on all its ranks, which trains only when it has its turn.
 
     Args:
         job: Which.
         mode: One of `MODES`.
-        steps: How many steps to time.
-        directory: Where to leave what it writes.
-        switched: In how many steps to switch recording on and off.
+        directory: Where to leave what it writes; a trace goes to ``directory / "trace-MODE"``.
     """
-    result = directory / "result.json"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [__file__, "--rank-of", job, "--result", str(result), "--steps", str(steps)]
-    if mode == "profiler":
-        command.append("--profiler")
-    if mode in TRACED:
-        run = [sys.executable, "-m", "ddltrace", "run", "--force", "--level", mode]
-        run += ["--measure-cost", str(switched)]
-        command = [*run, "-o", str(directory / f"trace-{mode}"), "--", *command]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        sys.exit(f"the job failed in mode {mode}:\n{done.stderr[-2000:]}")
-    measured = json.loads(result.read_text())
-    return Sample(statistics.median(measured["times"]), measured["peak_kb"])
+
+    def __init__(self, job: str, mode: str, directory: Path) -> None:
+        address = str(directory / f"{mode}.socket")
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc-per-node={NUM_RANKS}", __file__]
+        command += ["--rank-of", job, "--address", address]
+        if mode == "profiler":
+            command.append("--profiler")
+        if mode in TRACED:
+            run = [sys.executable, "-m", "ddltrace", "run", "--level", mode, "--measure-cost", "0"]
+            command = [*run, "-o", str(directory / f"trace-{mode}"), "--", *command]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._log = (directory / f"{mode}.log").open("w+")
+        with Listener(address) as listener:
+            listener._listener._socket.settimeout(START_TIMEOUT_S)  # type: ignore[attr-defined]
+            self._process = subprocess.Popen(
+                command, stdout=self._log, stderr=subprocess.STDOUT, env=environment
+            )
+            try:
+                self._ranks: list[Connection] = [listener.accept() for _ in range(NUM_RANKS)]
+                for rank in self._ranks:
+                    rank.recv()
+            except (OSError, EOFError):
+                self._failed()
+
+    def train(self, steps: int) -> Turn:
+        """Gives it a turn of some steps."""
+        turns: list[Turn] = self._ask(steps)
+        return Turn(
+            statistics.mean(turn.seconds for turn in turns),
+            statistics.mean(turn.cpu_seconds for turn in turns),
+        )
+
+    def end(self) -> int:
+        """Ends it; returns the most memory that a rank held, in kB."""
+        peak_kb: int = max(self._ask(0))
+        if self._process.wait():
+            self._failed()
+        return peak_kb
+
+    def stop(self) -> None:
+        """Ends it whatever it does."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            self._process.wait()
+        self._log.close()
+
+    def _ask(self, steps: int) -> list[Any]:
+        try:
+            for rank in self._ranks:
+                rank.send(steps)
+            return [rank.recv() for rank in self._ranks]
+        except (OSError, EOFError):
+            self._failed()
+
+    def _failed(self) -> NoReturn:
+        self.stop()
+        sys.exit(f"a job failed:\n{Path(self._log.name).read_text()[-2000:]}")
 
 
-def measure(job: str, rounds: int, steps: int) -> None:
-    """Measures one job in all modes and prints its tables."""
-    costs: dict[str, list[dict[str, float]]] = {mode: [] for mode in SWITCHED}
-    samples: dict[str, list[Sample]] = {mode: [] for mode in MODES}
-    order = list(MODES)
-    with tempfile.TemporaryDirectory(prefix="ddltrace-overhead-") as name:
+def measure(job: str, rounds: int, seconds: float) -> None:
+    """Measures one job in all modes and prints its table."""
+    turns: dict[str, list[Turn]] = {mode: [] for mode in MODES}
+    with tempfile.TemporaryDirectory(prefix="ddltrace-") as name, ExitStack() as started:
         directory = Path(name)
+        running = {}
+        for mode in MODES:
+            print(f"{job}: starting {mode}", file=sys.stderr)
+            running[mode] = RunningJob(job, mode, directory)
+            started.callback(running[mode].stop)
+        usual = running["untraced"].train(10).seconds / 10
+        steps = max(5, math.ceil(seconds / usual))
+        order = list(MODES)
         for number in range(rounds):
             random.Random(number).shuffle(order)
             for mode in order:
-                print(f"{job}: round {number + 1}/{rounds}: {mode}", file=sys.stderr)
-                samples[mode].append(run_once(job, mode, steps, directory))
-            for mode in SWITCHED:
-                print(f"{job}: round {number + 1}/{rounds}: {mode}, on and off", file=sys.stderr)
-                run_once(job, mode, FIRST_STEP + SWITCHED_STEPS, directory, SWITCHED_STEPS)
-                costs[mode] += [rank["cost"] for rank in ranks_of(directory / f"trace-{mode}")]
+                print(f"\r{job}: round {number + 1}/{rounds}: {mode:<9}", end="", file=sys.stderr)
+                turns[mode].append(running[mode].train(steps))
+                time.sleep(PAUSE_S)
+        print(file=sys.stderr)
+        peaks = {mode: running[mode].end() for mode in MODES}
         sizes = {mode: event_sizes(directory / f"trace-{mode}") for mode in TRACED}
 
-    plain = samples["untraced"]
-    print(f"\n{job}: two ranks, {steps} steps, {rounds} rounds; ratio to untraced in each round")
-    print("mode       step ms   ratio    min    max  MB more  B/event")
+    plain = turns["untraced"]
+    print(
+        f"\n{job}: {NUM_RANKS} ranks, {rounds} rounds of {steps} steps in each mode; "
+        "median ratio to untraced in the same round, 95 % interval"
+    )
+    print(
+        "mode       step ms   time (interval)          processor time (interval)  MB more  B/event"
+    )
     for mode in MODES:
-        own = samples[mode]
-        ratios = [s.step_ns / p.step_ns for s, p in zip(own, plain, strict=True)]
-        memory = statistics.median(
-            (s.peak_kb - p.peak_kb) / 1024 for s, p in zip(own, plain, strict=True)
+        own = turns[mode]
+        time_ratio = interval([t.seconds / p.seconds for t, p in zip(own, plain, strict=True)])
+        cpu_ratio = interval(
+            [t.cpu_seconds / p.cpu_seconds for t, p in zip(own, plain, strict=True)]
         )
-        size = f"{sizes[mode]:8.1f}" if mode in sizes else f"{'':8}"
+        size = f"{sizes[mode]:8.1f}" if mode in sizes else ""
         print(
-            f"{mode:<9} {statistics.median(s.step_ns for s in own) / 1e6:8.2f} "
-            f"{statistics.median(ratios):7.3f} {min(ratios):6.3f} {max(ratios):6.3f} "
-            f"{memory:8.1f} {size}"
+            f"{mode:<9} {statistics.median(t.seconds for t in own) / steps * 1e3:8.2f}   "
+            f"{time_ratio:<24} {cpu_ratio:<26} "
+            f"{(peaks[mode] - peaks['untraced']) / 1024:7.1f} {size}"
         )
-    print(f"switched on and off in {SWITCHED_STEPS} steps: ratio on to off, every rank of a round")
-    print("mode        ratio    min    max   mean of the 95 % intervals")
-    for mode in SWITCHED:
-        ratios = [cost["ratio"] for cost in costs[mode]]
-        low, high = (statistics.mean(c[key] for c in costs[mode]) for key in ("low", "high"))
-        print(
-            f"{mode:<9} {statistics.median(ratios):7.3f} {min(ratios):6.3f} {max(ratios):6.3f}"
-            f"   {low:.3f} to {high:.3f}"
-        )
+
+
+def interval(values: Sequence[float]) -> str:
+    """A median and the order statistics that hold the true one in 95 % of all cases.
+
+    The number of values below the true median is binomial with p = 1/2, whatever the values'
+    distribution.
+    """
+    ordered, count = sorted(values), len(values)
+    below, low = 0.0, 0
+    while (below := below + math.comb(count, low) / 2**count) <= 0.025:
+        low += 1
+    middle = f"{statistics.median(ordered):.3f}"
+    if low == 0:
+        return f"{middle} (too few rounds)"
+    return f"{middle} ({ordered[low - 1]:.3f} to {ordered[count - low]:.3f})"
 
 
 def ranks_of(trace: Path) -> list[dict[str, Any]]:
@@ -289,14 +353,14 @@ def main() -> None:
     """Parses the options and measures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--job", choices=JOBS, action="append", help="default: all")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=0.8, help="length of a turn (0.8)")
     parser.add_argument("--rank-of", choices=JOBS, help=argparse.SUPPRESS)
-    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--address", help=argparse.SUPPRESS)
     parser.add_argument("--profiler", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of:
-        work(options.rank_of, options.steps, options.result, options.profiler)
+        work(options.rank_of, options.address, options.profiler)
         return
     costs = hot_path_costs()
     print(f"one layer event: {costs['layer']:.0f} ns on the thread that records it")
@@ -305,7 +369,7 @@ def main() -> None:
         f"{costs['launch'] / 1000:.1f} us (launch of an asynchronous one)"
     )
     for job in options.job or JOBS:
-        measure(job, options.rounds, options.steps)
+        measure(job, options.rounds, options.seconds)
 
 
 if __name__ == "__main__":

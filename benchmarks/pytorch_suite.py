@@ -11,6 +11,7 @@ Examples:
   python benchmarks/pytorch_suite.py                       all of them: about half an hour
   python benchmarks/pytorch_suite.py --limit 20 --seed 1   a sample
   python benchmarks/pytorch_suite.py -k broadcast -k DistributedDataParallel
+  python benchmarks/pytorch_suite.py --world-size 4 test_send_recv test_send_recv_with_tag
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--json", type=Path, help="write all outcomes to this file")
     top.add_argument("--outcomes", type=Path, help=argparse.SUPPRESS)
-    top.add_argument("tests", nargs="*", help=argparse.SUPPRESS)
+    top.add_argument("tests", nargs="*", help="whole names of tests; without any, all")
     return top
 
 
@@ -134,6 +135,8 @@ def chosen_tests(arguments: argparse.Namespace) -> list[str]:
     with tempfile.TemporaryDirectory() as scratch:
         os.environ.update(suite_environment(arguments, Path(scratch)))
         names: list[str] = list(unittest.TestLoader().getTestCaseNames(test_case()))
+    if arguments.tests:
+        names = [n for n in names if n in arguments.tests]
     if arguments.patterns:
         names = [n for n in names if any(pattern in n for pattern in arguments.patterns)]
     if arguments.limit is not None and arguments.limit < len(names):

@@ -72,4 +72,5 @@ def _integers(
 
 @functools.cache
 def _numpy_type(type_: pa.DataType) -> np.dtype[Any]:
-    return np.dtype(type_.to_pandas_dtype())
+    found: np.dtype[Any] = np.dtype(type_.to_pandas_dtype())
+    return found

@@ -31,6 +31,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from ddltrace.tracer.clocks import clock_domain
+from ddltrace.tracer.guard import quiet
 from ddltrace.tracer.store import RankInfo
 
 _PREFIX: Final = "ddltrace/clock"
@@ -87,7 +88,7 @@ def start(info: RankInfo, save: Save, fault: Fault) -> Callable[[float], object]
             return None
         party: Responder | Asker
         party = Responder(info, store, fault) if info.rank == 0 else Asker(info, store, save, fault)
-        os.register_at_fork(after_in_child=party.close_after_fork)
+        os.register_at_fork(after_in_child=quiet(party.close_after_fork, fault))
         party.start()
     except Exception as error:  # noqa: BLE001 - clocks stay unsure, the job goes on
         fault("clock exchange", error)
@@ -120,15 +121,16 @@ class Responder(threading.Thread):
     def run(self) -> None:
         """Publishes the addresses, then answers until stopped."""
         try:
-            self._publish()
-            self._serve()
+            try:
+                self._publish()
+                self._serve()
+            finally:
+                for connection in (*self._askers, *self._strangers):
+                    _shut(connection)
+                self._listener.close()
         except Exception as error:  # noqa: BLE001 - clocks stay unsure, the job goes on
             if not _is_of_ended_store(error):
                 self._fault("clock responder", error)
-        finally:
-            for connection in (*self._askers, *self._strangers):
-                _shut(connection)
-            self._listener.close()
 
     def stop(self, timeout_s: float) -> bool:
         """Gives the ranks still connected the time for a last exchange."""
@@ -237,14 +239,15 @@ class Asker(threading.Thread):
     def run(self) -> None:
         """Exchanges until stopped, or until one exchange has said all there is to say."""
         try:
-            if self._find() and self._connect():
-                self._rounds()
+            try:
+                if self._find() and self._connect():
+                    self._rounds()
+            finally:
+                if self._connection is not None:
+                    _shut(self._connection)
         except Exception as error:  # noqa: BLE001 - clocks stay unsure, the job goes on
             if not _is_of_ended_store(error):
                 self._fault("clock exchange", error)
-        finally:
-            if self._connection is not None:
-                _shut(self._connection)
 
     def stop(self, timeout_s: float) -> bool:
         """Makes a last exchange."""
@@ -394,11 +397,11 @@ class Asker(threading.Thread):
 
 def _own_client() -> _Store | None:
     """A client of the job's store that no other thread uses."""
-    from torch.distributed import distributed_c10d
+    import torch.distributed as dist
 
-    c10d: Any = distributed_c10d
+    c10d: Any = dist
     try:
-        store = c10d._get_default_store()
+        store = c10d.distributed_c10d._get_default_store()
     except (AttributeError, ValueError):
         return None
     if store is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddltrace.tracer.config import LEVELS, CaptureConfig
-from ddltrace.tracer.errors import UsageError
+from ddltrace.tracer.errors import TraceError, UnwritableError, UsageError
 
 if TYPE_CHECKING:
     from ddltrace.tracer.parts import Part
@@ -79,7 +79,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     The job's script is not changed. Every process below COMMAND that joins a process group of
     torch.distributed records its messages, waits, layers, gradients and steps.
     """
-    from ddltrace.tracer.launcher import prepare_directory, run_job
+    from ddltrace.tracer.launcher import prepare_directory, run_job, run_untraced
     from ddltrace.tracer.obstacles import explain_nothing_recorded
     from ddltrace.tracer.parts import Part, open_shared_directory, part_name, part_of_job
     from ddltrace.tracer.store import PART_LABEL
@@ -88,18 +88,23 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     found = Part(part_name(part), None) if part else part_of_job(command, dict(os.environ))
     whole = output or Path(_default_name(found))
     directory = whole
-    if found is not None:
-        directory = open_shared_directory(whole, found, force=force)
-    else:
-        prepare_directory(directory, force=force)
-    config = CaptureConfig(
-        directory=directory.resolve(), level=level, op_steps=window, measure_cost=measure_cost
-    )
-    result = run_job(command, config, {PART_LABEL: found.name} if found else {})
+    try:
+        if found is not None:
+            directory = open_shared_directory(whole, found, force=force)
+        else:
+            prepare_directory(directory, force=force)
+        config = CaptureConfig(
+            directory=directory.resolve(), level=level, op_steps=window, measure_cost=measure_cost
+        )
+        result = run_job(command, config, {PART_LABEL: found.name} if found else {})
+    except UnwritableError as error:
+        # A job that has waited for its machines is not to be stopped by a disk.
+        click.echo(f"ddltrace: nothing is recorded, the job runs untraced: {error}", err=True)
+        return run_untraced(command)
     if result.num_ranks == 0:
         why = explain_nothing_recorded(command, result.reasons)
         click.echo(f"ddltrace: nothing was recorded: {why}", err=True)
-        return result.exit_status or 1
+        return result.exit_status if result.harmed else result.exit_status or 1
     cost = _cost_told(directory, asked=bool(measure_cost))
     if cost:
         click.echo(f"ddltrace: {cost}", err=True)
@@ -121,7 +126,10 @@ def _cost_told(directory: Path, *, asked: bool) -> str | None:
     """What the ranks measured of their own recording, if they did or were asked to."""
     from ddltrace.tracer.store import read_run
 
-    costs = [info.cost for info in read_run(directory).ranks if info.cost is not None]
+    try:
+        costs = [info.cost for info in read_run(directory).ranks if info.cost is not None]
+    except TraceError:  # what is wrong with it has been told
+        return None
     if not costs:
         too_few = "the job took too few steps to measure what recording costs: it needs 216"
         return too_few if asked else None

@@ -256,10 +256,8 @@ class DeviceTimer:
             start_ns, end_ns = self._clock.host_ns(start.event), self._clock.host_ns(end.event)
             if not isinstance(site, int):
                 site(start_ns, end_ns)
-            elif len(self._recorder.flat) <= self._recorder.limit:
-                self._recorder.emit((site, start_ns, end_ns, stream_lane(end.stream)))
             else:
-                self._recorder.dropped += 1
+                self._recorder.add(site, start_ns, end_ns, stream_lane(end.stream))
             self._pool.extend((start.event, end.event))
             resolved += 1
         return resolved

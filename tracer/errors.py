@@ -23,6 +23,10 @@ class UsageError(DdltraceError):
     exit_code = 2
 
 
+class UnwritableError(UsageError):
+    """A directory cannot be made or written to, though nothing stands in its way."""
+
+
 class ThresholdError(DdltraceError):
     """A ``--fail-on`` expression holds: the measured job misses its threshold."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ddltrace.tracer.config import CaptureConfig
-from ddltrace.tracer.errors import UsageError
+from ddltrace.tracer.errors import UnwritableError, UsageError
 
 _FORWARDED: Final = (
     signal.SIGINT,
@@ -37,12 +37,15 @@ class JobResult:
         num_ranks: Rank processes that recorded.
         notes: What is missing from the trace, each one line.
         reasons: Why processes below the launcher could not record, each one line.
+        harmed: Whether the trace was lost, or no process could record, through no fault of the
+            job's.
     """
 
     exit_status: int
     num_ranks: int
     notes: tuple[str, ...]
     reasons: tuple[str, ...]
+    harmed: bool = False
 
 
 def prepare_directory(directory: Path, *, force: bool) -> None:
@@ -54,6 +57,7 @@ def prepare_directory(directory: Path, *, force: bool) -> None:
 
     Raises:
         UsageError: Something stands there and must not, or cannot, be replaced.
+        UnwritableError: The disk does not let us.
     """
     from ddltrace.tracer.store import RUN_FILE
 
@@ -66,7 +70,14 @@ def prepare_directory(directory: Path, *, force: bool) -> None:
             shutil.rmtree(directory)
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{directory} cannot be made: {error.strerror}") from error
+        raise cannot_be_made(directory, error) from error
+
+
+def cannot_be_made(directory: Path, error: OSError) -> UsageError:
+    """What to raise when a directory cannot be made: is it the user's fault or the disk's?"""
+    in_the_way = isinstance(error, (FileExistsError, NotADirectoryError))
+    kind = UsageError if in_the_way else UnwritableError
+    return kind(f"{directory} cannot be made: {error.strerror}")
 
 
 def run_job(
@@ -84,6 +95,7 @@ def run_job(
 
     Raises:
         UsageError: The command cannot be started.
+        UnwritableError: Nothing can be written to the directory; the job was not started.
     """
     from importlib.metadata import version
 
@@ -98,7 +110,12 @@ def run_job(
         launcher_pid=os.getpid(),
         labels=dict(labels or {}),
     )
-    write_run(config.directory, run)
+    try:
+        write_run(config.directory, run)
+    except OSError as error:
+        raise UnwritableError(
+            f"{config.directory} cannot be written to: {error.strerror}"
+        ) from error
     reserve(config.directory / RUN_FILE)
     run.exit_status = _supervise(command, environment_of_job(config))
     run.ended_unix_ns = time.time_ns()
@@ -109,15 +126,30 @@ def run_job(
             word.read_text(encoding="utf-8", errors="replace").strip()
             for word in sorted(config.directory.glob("untraced-*.txt"))
         ]
-    except OSError as error:
+    except Exception as error:  # noqa: BLE001 - the status is the job's, whatever happened
+        if not config.directory.exists():
+            note = f"{config.directory} vanished while the job ran"
+            return JobResult(status, 0, (note,), (note,), harmed=True)
         note = f"the trace could not be finished ({error}); what there is of it can be read"
-        return JobResult(status, len(run.ranks), (note,), (note,))
+        return JobResult(status, len(run.ranks), (note,), (note,), harmed=True)
     except KeyboardInterrupt:
         # What a rank wrote is readable at any moment; only the compact files are missing.
         note = "interrupted before the trace was finished; it can be read as it is"
         return JobResult(status, len(run.ranks), (note,), (note,))
     num_ranks = len({info.rank for info in run.ranks})
-    return JobResult(status, num_ranks, tuple(run.notes), tuple(reasons))
+    return JobResult(status, num_ranks, tuple(run.notes), tuple(reasons), harmed=bool(reasons))
+
+
+def run_untraced(command: Sequence[str]) -> int:
+    """Runs a command as it is.
+
+    Returns:
+        Its status, 128 + n when killed by signal n.
+
+    Raises:
+        UsageError: The command cannot be started.
+    """
+    return _supervise(command, dict(os.environ))
 
 
 def environment_of_job(config: CaptureConfig) -> dict[str, str]:

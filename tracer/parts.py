@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from ddltrace.tracer.errors import TraceError, UsageError
+from ddltrace.tracer.launcher import cannot_be_made
 from ddltrace.tracer.store import (
     FILE_SUFFIX,
     PART_PREFIX,
@@ -131,6 +132,7 @@ def open_shared_directory(directory: Path, part: Part, *, force: bool) -> Path:
 
     Raises:
         UsageError: Something stands there and must not, or cannot, be replaced.
+        UnwritableError: The disk does not let us.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -150,7 +152,7 @@ def open_shared_directory(directory: Path, part: Part, *, force: bool) -> Path:
             shutil.rmtree(own)
         own.mkdir()
     except OSError as error:
-        raise UsageError(f"{directory} cannot be made: {error.strerror}") from error
+        raise cannot_be_made(directory, error) from error
     return own
 
 

@@ -1,10 +1,9 @@
 """Learns when asynchronous messages complete.
 
 A callback on a message's future costs the launching thread tens of microseconds; a thread
-that waits for the messages in turn costs it a queue entry. There is one for each group,
-because messages of different groups do not wait for each other. The price: of two messages in
-flight at once in a group, the later one launched is never seen to complete before the earlier
-one.
+that waits for the messages costs it a queue entry. Messages of different groups do not wait for
+each other, so each group has reapers of its own; it has two of them, because a group of Gloo
+runs two messages at a time, and the later one of these can complete first.
 """
 
 from __future__ import annotations
@@ -20,6 +19,11 @@ from ddltrace.tracer.recorder import Message
 # A message can be complete before its launch has returned to the job.
 _PATIENCE_S: Final = 0.05
 
+_AT_A_TIME: Final = 2
+"""As many as the threads that PyTorch gives to a group of Gloo."""
+
+_Item = tuple[Any, Message, bool]
+
 
 class Reapers:
     """Follows asynchronous messages to their end.
@@ -30,6 +34,7 @@ class Reapers:
         completed: Called when a message is complete, with the time and whether it failed.
         release: Called with a message's `Work` when it is complete and its caller has had the
             time to take it.
+        on_fault: Called with what went wrong in one of these.
     """
 
     def __init__(
@@ -38,12 +43,14 @@ class Reapers:
         is_completed: Callable[[Any], bool],
         completed: Callable[[Message, int, bool], None],
         release: Callable[[Any], None],
+        on_fault: Callable[[str, Exception], None],
     ) -> None:
         self._wait = wait
         self._is_completed = is_completed
         self._completed = completed
         self._release = release
-        self._reapers: dict[str, _Reaper] = {}
+        self._on_fault = on_fault
+        self._groups: dict[str, _GroupReapers] = {}
         self._lock = threading.Lock()
         self._stopped = False
 
@@ -55,26 +62,29 @@ class Reapers:
             message: The message.
             poll: Asks now and then, where a wait would have effects of its own.
         """
-        reaper = self._reapers.get(message.group)
-        if reaper is None:
+        group = self._groups.get(message.group)
+        if group is None:
             with self._lock:
                 if self._stopped:
                     return
-                reaper = self._reapers.setdefault(message.group, _Reaper(self._reap, self._release))
-                if not reaper.is_alive():
-                    reaper.start()
-        reaper.queue.put((work, message, poll))
+                group = self._groups.get(message.group) or _GroupReapers(
+                    self._reap, self._release, self._on_fault
+                )
+                self._groups[message.group] = group
+        group.queue.put((work, message, poll))
 
     def stop(self, timeout_s: float) -> None:
         """Lets the messages launched so far complete, but not for longer than the time-out."""
         deadline = time.monotonic() + timeout_s
         with self._lock:
             self._stopped = True
-        reapers = list(self._reapers.values())
-        for reaper in reapers:
-            reaper.queue.put(None)
-        for reaper in reapers:
-            reaper.join(max(0.0, deadline - time.monotonic()))
+        groups = list(self._groups.values())
+        for group in groups:
+            for _ in group.threads:
+                group.queue.put(None)
+        for group in groups:
+            for thread in group.threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def _reap(self, work: Any, message: Message, poll: bool) -> None:
         failed = False
@@ -89,18 +99,31 @@ class Reapers:
         self._completed(message, time.monotonic_ns(), failed)
 
 
-class _Reaper(threading.Thread):
-    """Waits for the messages of one group, in the order in which they were launched."""
+class _GroupReapers:
+    """Waits for the messages of one group, which it takes in the order of their launch."""
 
     def __init__(
-        self, reap: Callable[[Any, Message, bool], None], release: Callable[[Any], None]
+        self,
+        reap: Callable[[Any, Message, bool], None],
+        release: Callable[[Any], None],
+        on_fault: Callable[[str, Exception], None],
     ) -> None:
-        super().__init__(name="ddltrace-reaper", daemon=True)
         self._reap = reap
         self._release = release
-        self.queue: queue.SimpleQueue[tuple[Any, Message, bool] | None] = queue.SimpleQueue()
+        self._on_fault = on_fault
+        self.queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self.threads: list[threading.Thread] = []
+        for _ in range(_AT_A_TIME):
+            thread = threading.Thread(target=self._run, name="ddltrace-reaper", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the process may have no more threads: one is enough
+                if not self.threads:
+                    raise
+                break
+            self.threads.append(thread)
 
-    def run(self) -> None:
+    def _run(self) -> None:
         """Follows messages until told to stop."""
         work: Any = None
         while True:
@@ -110,11 +133,16 @@ class _Reaper(threading.Thread):
             except queue.Empty:
                 idle = True
             # Nothing of the job's may live longer because it is traced.
-            if work is not None:
-                self._release(work)
-                work = None
+            former, work = work, None
+            try:
+                if former is not None:
+                    self._release(former)
+                if item is not None:
+                    self._reap(*item)
+            except Exception as error:  # noqa: BLE001 - the next messages are to be followed
+                self._on_fault("reaper", error)
+            del former
             if item is not None:
-                self._reap(*item)
                 work = item[0]
             elif not idle:
                 return

@@ -74,7 +74,8 @@ class Recorder:
 
     Attributes:
         flat: Rows of four integers (site, start_ns, end_ns, thread ident), laid end to end.
-        emit: Appends one row: ``emit((site, start_ns, end_ns, ident))``.
+        emit: Appends one row: ``emit((site, start_ns, end_ns, ident))``; whoever calls it has
+            looked at `limit`. Off the hot path, use `add`.
         limit: Length of `flat` beyond which the hot path drops its events.
         dropped: Events dropped.
         paused: Whether the interposers leave this step unrecorded, to measure their own cost.
@@ -105,6 +106,7 @@ class Recorder:
         # row its phase and step, so that the hot path need not.
         self.phase_changes: list[int] = []
         self.step_changes: list[int] = []
+        self._max_changes = 4 * buffer_rows
         self._phase_stack: list[int] = [_OTHER]
 
     def site(self, kind: str, name: str, tensor: int = -1) -> int:
@@ -124,21 +126,39 @@ class Recorder:
 
     def record(self, kind: str, name: str, start_ns: int, end_ns: int) -> None:
         """Records one event off the hot path."""
+        self.add(self.site(kind, name), start_ns, end_ns, threading.get_ident())
+
+    def add(self, site: int, start_ns: int, end_ns: int, thread: int) -> None:
+        """Appends one row, or counts it as dropped when there is no room."""
         if len(self.flat) > self.limit:
             self.dropped += 1
-            return
-        self.emit((self.site(kind, name), start_ns, end_ns, threading.get_ident()))
+        else:
+            self.emit((site, start_ns, end_ns, thread))
+
+    def add_wait(self, start_ns: int, end_ns: int, message: int, name: str) -> None:
+        """Appends a wait of this thread, or counts it as dropped when there is no room.
+
+        Args:
+            start_ns: When it began.
+            end_ns: When it ended.
+            message: Id of the message; -1 if it is not known.
+            name: What the timeline shows.
+        """
+        if len(self.waits) < self.buffer_rows:
+            self.waits.append((start_ns, end_ns, message, name, threading.get_ident()))
+        else:
+            self.dropped += 1
 
     def enter_phase(self, phase: int, now_ns: int) -> None:
         """Begins a phase; phases nest, the innermost holds."""
         self._phase_stack.append(phase)
-        self.phase_changes.extend((now_ns, phase))
+        self._change(self.phase_changes, now_ns, phase, _OTHER)
 
     def leave_phase(self, now_ns: int) -> None:
         """Ends the innermost phase."""
         if len(self._phase_stack) > 1:
             self._phase_stack.pop()
-        self.phase_changes.extend((now_ns, self._phase_stack[-1]))
+        self._change(self.phase_changes, now_ns, self._phase_stack[-1], _OTHER)
 
     @property
     def phase(self) -> int:
@@ -148,7 +168,13 @@ class Recorder:
     def set_step(self, number: int | None, now_ns: int) -> None:
         """Says which step holds from now on; None is outside any step."""
         self.step = number
-        self.step_changes.extend((now_ns, -1 if number is None else number))
+        self._change(self.step_changes, now_ns, -1 if number is None else number, -1)
+
+    def _change(self, changes: list[int], now_ns: int, value: int, unknown: int) -> None:
+        """Notes a change; the last one that there is room for says that no more is known."""
+        room = self._max_changes - len(changes)
+        if room > 0:
+            changes.extend((now_ns, value if room > 2 else unknown))
 
     def new_message(self, op: str, group: str, enqueue_ns: int) -> Message:
         """Registers a message that has just been handed to the communication library."""
@@ -165,7 +191,10 @@ class Recorder:
     def close_after_fork(self) -> None:
         """Takes nothing more: the buffers of a forked child have no writer."""
         self.limit = -1
-        self.buffer_rows = 0
+        self.buffer_rows = self._max_changes = 0
+        for buffer in (self.flat, self.finished, self.waits, self.phase_changes, self.step_changes):
+            buffer.clear()
+        self.open.clear()
         self._lock = threading.RLock()  # another thread may have held it when the fork came
 
     def complete(self, message: Message, end_ns: int, status: str = "ok") -> None:

@@ -6,8 +6,7 @@ import dataclasses
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from ddltrace.tracer.recorder import Recorder
@@ -170,27 +169,27 @@ class Registry:
                 thawed.append((tensor, parameter))
         return thawed
 
-    @contextmanager
-    def carrying(self, name: str | None, tensors: Sequence[int | None]) -> Iterator[None]:
-        """Says which parameters the messages that this thread begins inside are about.
+    def carry(
+        self, name: str | None, tensors: Sequence[int | None]
+    ) -> tuple[str | None, list[int] | None]:
+        """What is `carried` by messages about some parameters.
 
         Args:
             name: The messages' name; by default after the parameters.
             tensors: Ids; None for a parameter that is not registered.
         """
-        former = self.carried
         known = [t for t in tensors if t is not None]
         whole = known if known and len(known) == len(tensors) else None
-        self._carried.now = (name or (self.name_of(whole) if whole else None), whole)
-        try:
-            yield
-        finally:
-            self._carried.now = former
+        return name or (self.name_of(whole) if whole else None), whole
 
     @property
     def carried(self) -> tuple[str | None, list[int] | None] | None:
         """Name and parameters of the messages that this thread begins now, if it was said."""
         return getattr(self._carried, "now", None)
+
+    @carried.setter
+    def carried(self, what: tuple[str | None, list[int] | None] | None) -> None:
+        self._carried.now = what
 
     def name_of(self, tensors: Sequence[int]) -> str:
         """A name for some parameters together: the first one's, and how many more."""

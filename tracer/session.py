@@ -7,13 +7,13 @@ import contextlib
 import multiprocessing.util
 import os
 import platform
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.tracer.clocks import clock_domain, paired_reading
 from ddltrace.tracer.config import CaptureConfig
+from ddltrace.tracer.guard import quiet
 from ddltrace.tracer.interpose.autograd import Backward
 from ddltrace.tracer.interpose.groups import Groups
 from ddltrace.tracer.recorder import Recorder
@@ -35,7 +35,7 @@ from ddltrace.tracer.watchdog import Watchdog
 from ddltrace.tracer.writer import WriterThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from ddltrace.tracer.device_clock import DeviceTimer
     from ddltrace.tracer.interpose.ddp import DdpBuckets
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _MAX_FAULTS: Final = 20
 _BEYOND_PIDS: Final = 10_000_000
 _CLOSE_TIMEOUT_S: Final = 5.0
+_TELL_DROPPED_S: Final = 1.0
 
 _current: Session | None = None
 
@@ -133,9 +134,9 @@ class Session:
         self._meter: CostMeter | None = None
         self._kept_alive: list[object] = []
         self._pid = os.getpid()
-        # Reentrant: a signal handler of the job may communicate in the middle of our code.
-        self._lock = threading.RLock()
         self._closed = False
+        self._changed = False
+        self._told_dropped_s = 0.0
         self._stream: StreamWriter | None = None
         self._writer: WriterThread | None = None
         self._stoppers: list[Callable[[float], object]] = []
@@ -154,18 +155,21 @@ class Session:
             self.recorder,
             self._stream,
             self.config.flush_interval_s,
-            self.fault,
-            Watchdog(self.recorder, self.note_silence),
+            on_fault=self.fault,
+            on_beat=self._save_changes,
+            on_end=self._finish,
+            watchdog=Watchdog(self.recorder, self.note_silence),
         )
         self._writer.start()
         os.register_at_fork(
-            before=self._writer.pause,
-            after_in_parent=self._writer.resume,
-            after_in_child=self._abandon,
+            before=quiet(self._writer.pause, self.fault),
+            after_in_parent=quiet(self._writer.resume, self.fault),
+            after_in_child=quiet(self._abandon, self.fault),
         )
-        atexit.register(self.close)
+        close = quiet(self.close, self.fault)
+        atexit.register(close)
         # Processes started by multiprocessing leave without running atexit.
-        multiprocessing.util.Finalize(None, self.close, exitpriority=0)
+        multiprocessing.util.Finalize(None, close, exitpriority=0)
         if self.config.measure_cost != 0:
             asked = self.config.measure_cost
             # Buckets of DistributedDataParallel keep the ranks in step.
@@ -192,6 +196,25 @@ class Session:
                 rank=self.info.rank, attempt=self.info.attempt, pid=pid
             )
 
+    @contextlib.contextmanager
+    def carrying(self, name: str | None, tensors: Sequence[int | None]) -> Iterator[None]:
+        """Says which parameters the messages that this thread begins inside are about.
+
+        Args:
+            name: The messages' name; by default after the parameters.
+            tensors: Ids; None for a parameter that is not registered.
+        """
+        former = None
+        try:
+            former = self.registry.carried
+            self.registry.carried = self.registry.carry(name, tensors)
+        except Exception as error:  # noqa: BLE001 - the job goes on, its messages unnamed
+            self.fault("carried", error)
+        try:
+            yield
+        finally:
+            self.registry.carried = former
+
     def on_close(self, stop: Callable[[float], object]) -> None:
         """Has something stopped when the session closes, given the seconds that it may take."""
         self._stoppers.append(stop)
@@ -206,15 +229,35 @@ class Session:
         self.save_info()
 
     def save_info(self) -> None:
-        """Brings the trace's picture of this process up to date."""
-        with self._lock:
-            self.registry.changed = False
-            self.info.tensors = list(self.registry.tensors)
-            self.info.dropped = self.recorder.dropped
-            try:
-                write_sidecar(self.config.directory, self.info)
-            except OSError as error:
-                self._note(f"save_info: {error!r:.200}")
+        """Has the trace's picture of this process brought up to date.
+
+        By the writer, at its next beat: a disk that does not answer must not stop the job.
+        """
+        self.registry.changed = False
+        self._changed = True
+
+    def _save_changes(self) -> None:
+        """On the writer's thread: saves what has changed, and how much was dropped till now."""
+        now_s = time.monotonic()
+        # A rank that is killed cannot tell of it any more.
+        tells = self.recorder.dropped != self.info.dropped and (
+            now_s > self._told_dropped_s + _TELL_DROPPED_S
+        )
+        if not self._changed and not tells:
+            return
+        self._changed = False
+        self._told_dropped_s = now_s
+        self._write_info()
+
+    def _write_info(self) -> None:
+        self.info.tensors = list(self.registry.tensors)
+        self.info.dropped = self.recorder.dropped
+        try:
+            write_sidecar(self.config.directory, self.info)
+        except OSError as error:
+            self._note(f"save_info: {error!r:.200}")
+        except RuntimeError:  # another thread has just added to it
+            self._changed = True
 
     def note_device(self, timer: DeviceTimer) -> None:
         """Takes up the timing of the device that the job was seen to use."""
@@ -248,22 +291,30 @@ class Session:
                 stop(max(0.0, deadline - time.monotonic()))
             except Exception as error:  # noqa: BLE001 - the process is on its way out
                 self.fault("close", error)
-        try:
-            stopped = self._writer.stop(max(1.0, deadline - time.monotonic()))
-            if stopped and self._stream is not None:
-                self._stream.close()
-            self.info.status = "complete" if stopped else "killed"
-        except Exception as error:  # noqa: BLE001 - see above
-            self.fault("close", error)
         if self.registry.unnamed:
             self._note(f"registry: {self.registry.unnamed} parameters too many to be named")
-        self.info.events = self._writer.rows
         with contextlib.suppress(Exception):
             self.info.cost = self._meter.result() if self._meter else None
         self.info.clock["writer_busy_ns"] = self._writer.busy_ns
-        with contextlib.suppress(Exception):
-            self.save_info()
-            release(self.config.directory / (self.info.segment + SIDECAR_SUFFIX))
+        if self._writer.is_alive():
+            self._writer.stop(max(1.0, deadline - time.monotonic()))
+        else:
+            self._finish(self._writer.rows)  # its start has failed, or a fault has ended it
+
+    def _finish(self, rows: int) -> None:
+        """Ends the stream and tells so: on the writer's thread, after the last write."""
+        try:
+            if self._stream is not None:
+                self._stream.close()
+            self.info.status = "complete"
+        except Exception as error:  # noqa: BLE001 - the process is on its way out
+            self.fault("close", error)
+        self.info.events = rows
+        self._changed = True
+        while self._changed:
+            self._changed = False
+            self._write_info()
+        release(self.config.directory / (self.info.segment + SIDECAR_SUFFIX))
 
     def _note(self, text: str) -> None:
         if len(self.info.errors) < _MAX_FAULTS:

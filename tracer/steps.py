@@ -93,7 +93,7 @@ class Steps:
             return
         thread = threading.main_thread().ident or 0
         if self._number not in self._unrecorded:
-            self._recorder.emit((self._site, self._start_ns, self._updated_ns, thread))
+            self._recorder.add(self._site, self._start_ns, self._updated_ns, thread)
         self._number += 1
         self._start_ns = self._updated_ns
         self._updated_ns = None

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import mmap
 import os
 import platform
 import re
@@ -25,7 +26,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
@@ -55,6 +56,7 @@ _MAX_COUNT: Final = 1 << 53
 _MAX_TIME_NS: Final = 1 << 62
 _SURELY_IDLE_S: Final = 5.0
 _FILE_MAGIC: Final = b"ARROW1"
+_Content: TypeAlias = bytes | mmap.mmap
 _DECODING_ERRORS: Final = (pa.ArrowException, OSError, MemoryError, OverflowError)
 
 
@@ -367,7 +369,9 @@ def _add_parts(directory: Path, run: RunInfo) -> None:
 def _settle(directory: Path, run: RunInfo) -> None:
     """Accounts for a run that has no launcher any more, or never had one."""
     if run.launcher_pid is not None and _is_gone(run.launcher_pid, run.host):
-        run.notes.append("the launcher was killed: nobody noted how the job ended")
+        run.notes.append(
+            "the launcher was killed or could not write: nobody noted how the job ended"
+        )
     for info in run.ranks:
         if info.status == "running" and _has_died(directory, info):
             info.status = "killed"
@@ -508,29 +512,28 @@ class EventReader:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         try:
             _require_regular(self._path)
-            empty = self._path.stat().st_size == 0
-            source = pa.BufferReader(b"") if empty else pa.memory_map(str(self._path))
-        except (OSError, pa.ArrowException) as error:
+            content = _map(self._path)
+        except OSError as error:
             raise TraceError(f"{self._path} cannot be opened: {error}") from error
-        with source:
-            data = source.read_buffer()
-            is_file = self._path.suffix == FILE_SUFFIX
-            # Behind its magic a file is a stream, and a footer that a reader must believe is
-            # one way less to be led astray.
-            start = 8 if is_file else 0
-            if is_file and bytes(memoryview(data)[:6]) != _FILE_MAGIC:
-                self.lost_bytes = max(1, data.size)
-                return
-            scan = scan_stream(memoryview(data), start)
-            if is_file and not scan.marked:
-                self.lost_bytes = max(1, data.size - scan.end)
-            elif not scan.marked:
-                # A stream that ends between two messages lost nothing that is known of.
-                self.lost_bytes = data.size - scan.end
-            if scan.end > start:
-                yield from self._read_stream(data.slice(start, scan.end - start))
+        size = len(content)
+        is_file = self._path.suffix == FILE_SUFFIX
+        # Behind its magic a file is a stream, and a footer that a reader must believe is
+        # one way less to be led astray.
+        start = 8 if is_file else 0
+        if is_file and content[:6] != _FILE_MAGIC:
+            self.lost_bytes = max(1, size)
+            return
+        scan = scan_stream(memoryview(content), start)
+        if is_file and not scan.marked:
+            self.lost_bytes = max(1, size - scan.end)
+        elif not scan.marked:
+            # A stream that ends between two messages lost nothing that is known of.
+            self.lost_bytes = size - scan.end
+        if scan.end > start:
+            yield from self._read_stream(content, start, scan.end)
 
-    def _read_stream(self, data: pa.Buffer) -> Iterator[pa.RecordBatch]:
+    def _read_stream(self, content: _Content, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        data = pa.py_buffer(content).slice(start, end - start)
         source = pa.BufferReader(data)
         good = 0
         try:
@@ -543,6 +546,10 @@ class EventReader:
                 if batch["start_ns"].null_count or batch["kind"].null_count:
                     raise pa.ArrowInvalid("null where none may be")
                 yield batch
+                if isinstance(content, mmap.mmap):
+                    # Read once: without this the whole file would count as memory in use.
+                    done = (start + source.tell()) // mmap.PAGESIZE * mmap.PAGESIZE
+                    content.madvise(mmap.MADV_DONTNEED, 0, done)
         except StopIteration:
             return
         except _DECODING_ERRORS:
@@ -555,6 +562,18 @@ class EventReader:
                 f"{self._path}: schema {found!r:.80} is not {SCHEMA_NAME!r}; "
                 "read it with the version of ddltrace that wrote it"
             )
+
+
+def _map(path: Path) -> _Content:
+    """A file's content, mapped into memory.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    with open(path, "rb") as file:
+        if path.stat().st_size == 0:
+            return b""
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def write_events(directory: Path, segment: str, batches: Iterator[pa.RecordBatch]) -> int:
@@ -577,7 +596,7 @@ def write_events(directory: Path, segment: str, batches: Iterator[pa.RecordBatch
             pa.OSFile(str(temporary), "wb") as sink,
             pa.ipc.new_file(sink, EVENTS, options=options) as writer,
         ):
-            for group in _grouped(batches, _ROWS_PER_BATCH):
+            for group in grouped(batches, _ROWS_PER_BATCH):
                 table = pa.Table.from_batches(group, schema=EVENTS).unify_dictionaries()
                 for batch in table.combine_chunks().to_batches():
                     writer.write_batch(batch)
@@ -687,7 +706,8 @@ def _listed(ranks: list[int]) -> str:
     return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
 
 
-def _grouped(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[list[pa.RecordBatch]]:
+def grouped(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[list[pa.RecordBatch]]:
+    """Batches, as many at a time as have at least so many rows together."""
     group: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:

@@ -131,7 +131,8 @@ class BatchBuilder:
         """Takes everything out of the recorder.
 
         Returns:
-            A batch of schema `EVENTS`, or None if nothing happened.
+            A batch of schema `EVENTS`, or None if nothing happened. What cannot be made into
+            a batch is counted as dropped.
         """
         recorder = self._recorder
         # Each buffer is cut by its length as read once: other threads append meanwhile, and
@@ -146,8 +147,12 @@ class BatchBuilder:
         self._phases.extend(_take(recorder.phase_changes))
         if not flat and not messages and not waits:
             return None
-        rows = np.array(flat, np.int64).reshape(-1, 4)
-        return self._batch(rows, messages, waits)
+        try:
+            rows = np.array(flat, np.int64).reshape(-1, 4)
+            return self._batch(rows, messages, waits)
+        except BaseException:  # of memory, for example, there may be too little
+            recorder.dropped += len(flat) // 4 + len(messages) + len(waits)
+            raise
 
     def _newly_open(self) -> list[Message]:
         shown = []
@@ -279,6 +284,15 @@ class WriterThread(threading.Thread):
 
     A full or vanished disk ends the writing, never the job: what cannot be written is counted
     as dropped.
+
+    Args:
+        recorder: What to write.
+        stream: Where to.
+        interval_s: The time between two batches.
+        on_fault: Is given what goes wrong.
+        on_beat: Is called at every interval, on this thread: the job's never touch the disk.
+        on_end: Is called after the last write, with the number of rows written.
+        watchdog: Looks at the rank at every interval.
     """
 
     def __init__(
@@ -286,7 +300,10 @@ class WriterThread(threading.Thread):
         recorder: Recorder,
         stream: StreamWriter,
         interval_s: float,
+        *,
         on_fault: Callable[[str, Exception], None],
+        on_beat: Callable[[], None],
+        on_end: Callable[[int], None],
         watchdog: Watchdog,
     ) -> None:
         super().__init__(name="ddltrace-writer", daemon=True)
@@ -296,6 +313,8 @@ class WriterThread(threading.Thread):
         self._stream = stream
         self._interval_s = interval_s
         self._on_fault = on_fault
+        self._on_beat = on_beat
+        self._on_end = on_end
         self._stop_requested = threading.Event()
         self._writing = threading.RLock()
         self._broken = False
@@ -304,9 +323,16 @@ class WriterThread(threading.Thread):
 
     def run(self) -> None:
         """Writes until stopped, then once more."""
-        while not self._stop_requested.wait(self._interval_s):
+        try:
+            due_s = time.monotonic() + self._interval_s
+            while not self._stop_requested.wait(max(0.0, due_s - time.monotonic())):
+                self._flush()
+                # The time that a write takes is not added to the period.
+                due_s = max(due_s + self._interval_s, time.monotonic())
             self._flush()
-        self._flush()
+            self._on_end(self.rows)
+        except Exception as error:  # noqa: BLE001 - a thread that ends so would print
+            self._on_fault("writer", error)
 
     def stop(self, timeout_s: float) -> bool:
         """Asks for the last write and waits for it.
@@ -334,10 +360,20 @@ class WriterThread(threading.Thread):
         with self._writing:
             self._flush_now()
 
+    def _beat(self) -> None:
+        try:
+            self._on_beat()
+        except Exception as error:  # noqa: BLE001 - the rows are to be written
+            self._on_fault("save", error)
+
     def _flush_now(self) -> None:
         before = time.thread_time_ns()
         try:
-            batch = self._builder.build()
+            try:
+                batch = self._builder.build()
+            finally:
+                # Before the rows: a reader of them finds their groups and tensors.
+                self._beat()
             self._watchdog.tick(active=batch is not None or self._recorder.paused)
             if batch is None:
                 return

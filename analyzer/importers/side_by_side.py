@@ -25,8 +25,8 @@ from typing import Any, Final, TypeVar
 
 from ddltrace.tracer.errors import TraceError
 
-WORTHWHILE_BYTES: Final = 64 << 20
-"""Below this much text a helper would hardly have started when the work is done."""
+WORTHWHILE_BYTES: Final = 128 << 20
+"""Below this much text helpers do not pay: to start one takes about as long as to decode 60 MB."""
 
 _MAX_PROCESSES: Final = 16
 """Each holds the events of one file: this bounds memory on machines with many cores."""

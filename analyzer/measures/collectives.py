@@ -146,7 +146,15 @@ def joining(joined: Joined) -> Joining:
 
 def in_steps(step: IntArray, numbers: IntArray) -> IntArray:
     """Whether each step number is among those given, ascending."""
+    return np.asarray(place_in(step, numbers) != NULL)
+
+
+def place_in(step: IntArray, numbers: IntArray) -> IntArray:
+    """The place of each step number among those given, ascending; `NULL` if it is not there."""
     if not len(numbers):
-        return np.zeros(len(step), dtype=bool)
+        return np.full(len(step), NULL)
+    first, last = int(numbers[0]), int(numbers[-1])
+    if last - first == len(numbers) - 1:  # the usual case: none is left out
+        return np.where((step >= first) & (step <= last), step - first, NULL)
     place = np.minimum(np.searchsorted(numbers, step), len(numbers) - 1)
-    return np.asarray(numbers[place] == step)
+    return np.where(numbers[place] == step, place, NULL)

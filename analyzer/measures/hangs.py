@@ -8,11 +8,14 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pyarrow as pa
 
-from ddltrace.analyzer.columns import NULL, NULL_NS, Columns, IntArray
+from ddltrace.analyzer.columns import KIND, NULL, NULL_NS, Columns, IntArray
 from ddltrace.analyzer.join import Joined
 from ddltrace.analyzer.model import Hang
 from ddltrace.analyzer.scan import RankScan
+from ddltrace.analyzer.trace import drop_superseded
+from ddltrace.tracer.schema import EVENTS
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace import Trace
@@ -23,6 +26,7 @@ longest that any other took, and for a second at least."""
 
 _MIN_WAIT_NS: Final = 1_000_000_000
 _MAX_SHOWN: Final = 20
+_DOINGS: Final = ("phase", "layer", "data", "wait", "codec", "marker")
 _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
 
 
@@ -106,8 +110,8 @@ def _with_doings(trace: Trace, hang: Hang) -> Hang:
 
 def _doing(trace: Trace, rank: int) -> str:
     """What a rank was in the middle of, or what it did last."""
-    columns = trace.columns(rank)
-    rows = columns.rows("phase", "layer", "data", "wait", "message", "codec", "marker")
+    columns = _last_events(trace, rank)
+    rows = columns.rows(*_DOINGS, "message")
     row = None
     if len(rows):
         still_open = rows[columns.unfinished[rows]]
@@ -123,6 +127,23 @@ def _doing(trace: Trace, rank: int) -> str:
     if row is not None and columns.unfinished[row]:
         return f"{what}, at {where}"
     return f"is at {where}, phase {silence['phase']}{step}"
+
+
+def _last_events(trace: Trace, rank: int) -> Columns:
+    """Those events of a rank that tell what it did last, found a window at a time.
+
+    All its messages, what had not ended, and of each window what ended last.
+    """
+    kept = [EVENTS.empty_table()]
+    for table in trace.windows(rank):
+        columns = Columns(table)
+        latest = np.maximum(columns.end, columns.start)
+        wanted = columns.unfinished | (columns.kind == KIND["message"])
+        for rows in (columns.rows(*_DOINGS), np.arange(len(columns))):
+            if len(rows):
+                wanted[rows[np.argmax(latest[rows])]] = True
+        kept.append(columns.table(np.flatnonzero(wanted)))
+    return Columns(drop_superseded(pa.concat_tables(kept).unify_dictionaries()))
 
 
 def _silence(trace: Trace, rank: int, columns: Columns) -> dict[str, Any] | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ddltrace.analyzer.columns import NULL, NULL_NS, IntArray
 from ddltrace.analyzer.critical_path import Path
@@ -14,8 +15,12 @@ from ddltrace.analyzer.model import CATEGORIES, PathPart, PathTotals
 
 _SHOWN: Final = 100
 _UNBOUNDED: Final = np.iinfo(np.int64).max
-_DENSE: Final = 1 << 24
+_DENSE: Final = 1 << 20
 """Up to so many combinations of rank, category and name are counted in one array."""
+_PATHS_AT_ONCE: Final = 4096
+_PIECES_AT_ONCE: Final = 1 << 18
+
+FloatArray = npt.NDArray[np.float64]
 
 
 def path_totals(path: Path) -> PathTotals:
@@ -42,29 +47,24 @@ def path_parts(paths: Sequence[Path], leads: Sequence[int], joined: Joined) -> t
     if not paths:
         return ()
     names = paths[0].names
-    category = np.concatenate([path.category for path in paths])
-    rank = np.concatenate([path.rank for path in paths])
-    name = np.concatenate([path.name for path in paths])
-    length = np.concatenate([path.end - path.start for path in paths])
     stride = len(names) + 1
-    key = (rank * len(CATEGORIES) + category) * stride + name + 1
-    if int(key.max(initial=0)) < _DENSE:
-        sums, which = np.bincount(key, weights=length), None
-        keys = np.arange(len(sums))
-    else:
-        keys, which = np.unique(key, return_inverse=True)
-        sums = np.bincount(which, weights=length)
-    alone = np.minimum(
-        length,
-        np.concatenate(
-            [_leads(path, lead, joined) for path, lead in zip(paths, leads, strict=True)]
-        ),
-    )
-    alone_sums = np.bincount(key if which is None else which, weights=alone)
-    total = float(length.sum())
+    sums = _Sums(stride * len(CATEGORIES) * (1 + max(map(_last_rank, paths))))
+    first = 0
+    while first < len(paths):
+        # As many paths at a time as make the calls worth while, and no more.
+        sizes = np.cumsum([len(path) for path in paths[first : first + _PATHS_AT_ONCE]])
+        count = 1 + int(np.searchsorted(sizes, _PIECES_AT_ONCE))
+        pieces = _Pieces.of(paths[first : first + count])
+        length = pieces.end - pieces.start
+        key = (pieces.rank * len(CATEGORIES) + pieces.category) * stride + pieces.name + 1
+        lead = np.array(leads[first : first + count], dtype=np.int64)
+        sums.add(key, length, np.minimum(length, _leads(pieces, lead, joined)))
+        first += count
+    keys, whole, alone = sums.found()
+    total = float(whole.sum())
     parts = []
-    for i in np.argsort(-sums, kind="stable")[:_SHOWN].tolist():
-        if not sums[i]:
+    for i in np.argsort(-whole, kind="stable")[:_SHOWN].tolist():
+        if not whole[i]:
             break
         place, code = divmod(int(keys[i]), stride)
         parts.append(
@@ -72,26 +72,84 @@ def path_parts(paths: Sequence[Path], leads: Sequence[int], joined: Joined) -> t
                 category=CATEGORIES[place % len(CATEGORIES)],
                 rank=place // len(CATEGORIES),
                 name=None if code - 1 == NULL else names[code - 1],
-                us=float(sums[i]) / len(paths) / 1e3,
-                alone_us=float(alone_sums[i]) / len(paths) / 1e3,
-                share=float(sums[i]) / total if total else 0.0,
+                us=float(whole[i]) / len(paths) / 1e3,
+                alone_us=float(alone[i]) / len(paths) / 1e3,
+                share=float(whole[i]) / total if total else 0.0,
             )
         )
     return tuple(parts)
 
 
-def _leads(path: Path, lead: int, joined: Joined) -> IntArray:
+def _last_rank(path: Path) -> int:
+    return int(path.rank.max(initial=0))
+
+
+class _Pieces(NamedTuple):
+    """Pieces of some paths, one path after the other; `path` is the place of each one's."""
+
+    start: IntArray
+    end: IntArray
+    rank: IntArray
+    category: IntArray
+    name: IntArray
+    message: IntArray
+    path: IntArray
+
+    @staticmethod
+    def of(paths: Sequence[Path]) -> _Pieces:
+        return _Pieces(
+            start=np.concatenate([path.start for path in paths]),
+            end=np.concatenate([path.end for path in paths]),
+            rank=np.concatenate([path.rank for path in paths]).astype(np.int64),
+            category=np.concatenate([path.category for path in paths]),
+            name=np.concatenate([path.name for path in paths]),
+            message=np.concatenate([path.message for path in paths]),
+            path=np.repeat(np.arange(len(paths)), [len(path) for path in paths]),
+        )
+
+
+class _Sums:
+    """Sums by key, of keys below a limit: in an array where that is small, else sorted."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._dense = np.zeros((2, limit)) if limit <= _DENSE else None
+        self._keys: list[IntArray] = []
+        self._values: list[FloatArray] = []
+
+    def add(self, keys: IntArray, whole: IntArray, alone: IntArray) -> None:
+        if self._dense is not None:
+            self._dense[0] += np.bincount(keys, weights=whole, minlength=self._limit)
+            self._dense[1] += np.bincount(keys, weights=alone, minlength=self._limit)
+            return
+        used, which = np.unique(keys, return_inverse=True)
+        self._keys.append(used)
+        self._values.append(
+            np.stack([np.bincount(which, weights=values) for values in (whole, alone)])
+        )
+
+    def found(self) -> tuple[IntArray, FloatArray, FloatArray]:
+        """The keys and both sums of each."""
+        if self._dense is not None:
+            return np.arange(self._limit), self._dense[0], self._dense[1]
+        keys, which = np.unique(np.concatenate(self._keys), return_inverse=True)
+        values = np.concatenate(self._values, axis=1)
+        sums = np.stack([np.bincount(which, weights=row) for row in values]).astype(np.float64)
+        return keys, sums[0], sums[1]
+
+
+def _leads(pieces: _Pieces, lead: IntArray, joined: Joined) -> IntArray:
     """For each piece: the lead where the path leaves the piece's rank; at most the last.
 
     Where everybody had come before the rank of the path began to wait, the transfer was under
     way already: what that rank did since then does not hold it up, and what it did before does
     only if it came last.
     """
-    leads = np.full(len(path), lead, dtype=np.int64)
-    waiting = np.flatnonzero(path.message != NULL)
+    leads = lead[pieces.path]
+    waiting = np.flatnonzero(pieces.message != NULL)
     if not len(waiting):
         return leads
-    message = path.message[waiting]
+    message = pieces.message[waiting]
     collective, releaser = joined.collective[message], joined.releaser[message]
     # What indexes with NULL gets the last entry, appended here for sends and receives.
     last_rank = np.append(joined.collectives.last_rank, NULL)[collective]
@@ -99,12 +157,15 @@ def _leads(path: Path, lead: int, joined: Joined) -> IntArray:
     by_last = (collective != NULL) & (last_rank == releaser)
     # A receive waits for its sender alone, a broadcast for its root: nobody is second.
     bound = np.where(by_last, lead_of, _UNBOUNDED)
-    held_up = (releaser == path.rank[np.maximum(waiting - 1, 0)]) | (releaser == NULL)
+    before = np.maximum(waiting - 1, 0)
+    before = np.where(pieces.path[before] == pieces.path[waiting], before, waiting)
+    held_up = (releaser == pieces.rank[before]) | (releaser == NULL)
     bound = np.where(held_up, bound, 0)
-    following = np.searchsorted(waiting, np.arange(len(path)), side="left")
+    following = np.searchsorted(waiting, np.arange(len(pieces.path)), side="left")
     inside = np.flatnonzero(following < len(waiting))
+    inside = inside[pieces.path[inside] == pieces.path[waiting[following[inside]]]]
     came = joined.released[message][following[inside]]
-    beside = (path.start[inside] >= came) & (came != NULL_NS)
+    beside = (pieces.start[inside] >= came) & (came != NULL_NS)
     leads[inside] = np.where(beside, 0, bound[following[inside]])
     leads[waiting] = _UNBOUNDED
     return leads

@@ -27,6 +27,9 @@ _CAUSES: Final = {
 }
 _MOST: Final = 0.8
 _SOMETIMES: Final = 0.5
+_OFTEN: Final = 0.65
+"""A rank that is last this often holds the others up, however many they are."""
+
 _MIN_SHARE: Final = 0.25
 """A cause must explain at least this part of the usual lateness to be named."""
 
@@ -89,6 +92,26 @@ def straggler_rows(
             )
         )
     return tuple(sorted(rows, key=lambda row: -row.lateness_us_total))
+
+
+def holds_others_up(rows: tuple[StragglerRow, ...], num_ranks: int) -> StragglerRow | None:
+    """The rank that the others wait for; None where there is none, or they take turns.
+
+    A rank that is late sometimes must hold half of what an equal share of all lateness leaves
+    to a whole; one that is always late must come last to twice its equal share of collectives,
+    or to most of them.
+
+    Args:
+        rows: The stragglers, the worst first.
+        num_ranks: Of the job.
+    """
+    if not rows:
+        return None
+    worst = rows[0]
+    in_all = sum(row.lateness_us_total for row in rows)
+    dominates = worst.lateness_us_total >= (1 + 1 / num_ranks) / 2 * in_all
+    often = worst.share >= min(_OFTEN, 2 / num_ranks)
+    return worst if often or (worst.sometimes and dominates) else None
 
 
 def _late_steps(step: IntArray, lateness: IntArray) -> tuple[IntArray, npt.NDArray[np.float64]]:

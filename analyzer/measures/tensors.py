@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ddltrace.analyzer.columns import NULL, NULL_NS, IntArray
+from ddltrace.analyzer.columns import NULL, NULL_NS, Gathered, IntArray
 from ddltrace.analyzer.intervals import Spans, lengths_within, subtract
-from ddltrace.analyzer.measures.collectives import in_steps
+from ddltrace.analyzer.measures.collectives import in_steps, place_in
 from ddltrace.analyzer.messages import Messages
 from ddltrace.analyzer.model import TensorRow
 from ddltrace.analyzer.scan import RankScan
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.float64]
 
+_BLOCK: Final = 1 << 16
 _VALUE_BITS: Final = 44
 _MAX_PERIODS: Final = 64
 _LIMIT: Final = 1 << (_VALUE_BITS - 1)
@@ -63,10 +66,7 @@ def tensor_rows(
     """
     codes: dict[str, int] = {}
     sizes: list[int] = []
-    ready = _Values()
-    lives = {name: _Values() for name in ("enqueue", "start", "complete", "bucket")}
-    exposed = _Sums(min(_MAX_PERIODS, max(len(steady), 1)))
-    rank_steps = np.zeros(exposed.periods)
+    parts: list[_Part] = []
     for rank, scan in scans.items():
         infos = trace.tensors(rank)
         if not infos:
@@ -77,22 +77,24 @@ def tensor_rows(
                 sizes.append(info.bytes)
         table = _Table(
             np.array([info.id for info in infos] + [NULL]),
-            np.array([codes[info.name] for info in infos] + [NULL]),
-            np.array([max(info.bytes, 0) for info in infos] + [0]),
+            np.array([codes[info.name] for info in infos] + [NULL], dtype=np.int32),
+            np.array([max(info.bytes, 0) for info in infos] + [0], dtype=np.float64),
         )
-        counted = in_steps(scan.step, steady)
-        numbers, begins = scan.step[counted], scan.step_start[counted]
-        period = np.searchsorted(steady, numbers) * exposed.periods // max(len(steady), 1)
-        rank_steps += np.bincount(period, minlength=exposed.periods)
-        kept = in_steps(scan.gradient_step, numbers)
-        begin = begins[np.searchsorted(numbers, scan.gradient_step[kept])]
-        ready.add(table.codes(scan.gradient_tensor[kept]), scan.gradient_time[kept] - begin)
-        _add_messages(scan, table, numbers, begins, lives)
-        exposed.add(*_exposed_shares(scan, table, numbers, period), len(sizes))
-    medians = {name: values.medians(len(sizes)) for name, values in lives.items()}
-    ready_at = ready.medians(len(sizes))
-    sums, count = exposed.of(len(sizes))
-    total = max(float(rank_steps.sum()), 1.0)
+        parts.append(_Part.of(scan, table, steady))
+    ready_at = _medians((keys for part in parts for keys in part.ready()), len(sizes))
+    # One after the other: each takes eight bytes for every tensor of every message.
+    medians = {
+        name: _medians((keys for part in parts for keys in part.lives(name)), len(sizes))
+        for name in ("enqueue", "start", "complete", "bucket")
+    }
+    periods = min(_MAX_PERIODS, max(len(steady), 1))
+    sums, count = np.zeros((periods, len(sizes))), np.zeros(len(sizes), dtype=np.int64)
+    rank_steps = np.zeros(periods, dtype=np.int64)
+    for part in parts:
+        period = np.searchsorted(steady, part.numbers) * periods // max(len(steady), 1)
+        part.add_exposed(sums, count, period)
+        rank_steps += np.bincount(period, minlength=periods)
+    total = max(int(rank_steps.sum()), 1)
     rows = [
         TensorRow(
             name=name,
@@ -101,17 +103,17 @@ def tensor_rows(
             enqueue_us=_us(medians["enqueue"][i]),
             start_us=_us(medians["start"][i]),
             complete_us=_us(medians["complete"][i]),
-            exposed_us=_us(float(sums[i].sum()) / total) if count[i] else None,
+            exposed_us=_us(float(sums[:, i].sum()) / total) if count[i] else None,
             messages=float(count[i]) / total,
             bucket=int(medians["bucket"][i]) if count[i] else None,
         )
         for name, i in codes.items()
     ]
     seen = rank_steps > 0
-    course = sums[:, seen] / rank_steps[seen] / 1e3
+    course = sums[seen] / rank_steps[seen, None] / 1e3
     return (
         tuple(sorted(rows, key=lambda row: (-(row.exposed_us or 0.0), -row.bytes))),
-        {name: course[i] for name, i in codes.items() if count[i]},
+        {name: course[:, i] for name, i in codes.items() if count[i]},
     )
 
 
@@ -123,10 +125,12 @@ class _Table:
         self._ids, self._codes, self._sizes = ids, codes, sizes
 
     def codes(self, tensor: IntArray) -> IntArray:
+        """Code of each tensor, 32 bits; `NULL` for one without a name."""
         return np.asarray(self._codes[self._find(tensor)])
 
     def bytes(self, tensor: IntArray) -> FloatArray:
-        return np.asarray(self._sizes[self._find(tensor)], dtype=np.float64)
+        """Size of each tensor."""
+        return np.asarray(self._sizes[self._find(tensor)])
 
     def _find(self, tensor: IntArray) -> IntArray:
         ids = self._ids[self._order]
@@ -137,112 +141,140 @@ class _Table:
         return np.where(ids[place] == tensor, self._order[place], len(ids) - 1)
 
 
-class _Values:
-    """Whole numbers by tensor, collected rank after rank and reduced at the end."""
+@dataclass(frozen=True)
+class _Part:
+    """What one rank tells of tensors in the steps that count, a block at a time.
 
-    def __init__(self) -> None:
-        self._keys: list[IntArray] = []
+    Attributes:
+        scan: The rank.
+        table: Its tensors.
+        numbers: Its steps.
+        begins: When each begins, ns.
+        rows: Its messages that carry tensors in these steps.
+        blocks: Bounds of blocks of `rows`.
+        items: Bounds of each message's tensors, in `Messages.tensors`.
+    """
 
-    def add(self, codes: IntArray, values: IntArray) -> None:
-        """Adds one value per code; those of `NULL` are left out."""
-        kept = codes != NULL
-        if not kept.all():
-            codes, values = codes[kept], values[kept]
-        # One number per value that sorts by code, then by value: sorting single integers is
-        # many times faster than sorting by two keys.
-        bounded = np.clip(values, -_LIMIT, _LIMIT - 1).astype(np.int64) + _LIMIT
-        self._keys.append((codes.astype(np.int64) << _VALUE_BITS) | bounded)
+    scan: RankScan
+    table: _Table
+    numbers: IntArray
+    begins: IntArray
+    rows: IntArray
+    blocks: list[tuple[int, int]]
+    items: IntArray
 
-    def medians(self, count: int) -> FloatArray:
-        """Median by tensor; NaN for those without a value."""
-        keys = np.concatenate([*self._keys, np.empty(0, np.int64)])
-        self._keys = []
-        keys.sort()
-        first = np.searchsorted(keys, np.arange(count + 1, dtype=np.int64) << _VALUE_BITS)
-        counts = np.diff(first)
-        some = np.flatnonzero(counts)
-        low, high = first[some] + (counts[some] - 1) // 2, first[some] + counts[some] // 2
-        values = (keys & ((1 << _VALUE_BITS) - 1)) - _LIMIT
-        found = np.full(count, np.nan)
-        found[some] = (values[low] + values[high]) / 2
-        return found
+    @staticmethod
+    def of(scan: RankScan, table: _Table, steady: IntArray) -> _Part:
+        messages = scan.messages
+        counted = in_steps(scan.step, steady)
+        numbers = scan.step[counted]
+        items = np.append(0, np.cumsum(messages.tensor_count, dtype=np.int64))
+        rows = np.flatnonzero(in_steps(messages.step, numbers) & (messages.tensor_count > 0))
+        # A block ends with the message that fills it.
+        filled = np.cumsum(messages.tensor_count[rows], dtype=np.int64) // _BLOCK
+        cuts = np.flatnonzero(np.diff(filled)) + 1
+        bounds = [0, *cuts.tolist(), len(rows)]
+        blocks = [(low, high) for low, high in pairwise(bounds) if high > low]
+        return _Part(scan, table, numbers, scan.step_start[counted], rows, blocks, items)
 
+    def ready(self) -> Iterator[IntArray]:
+        """Keys of when gradients became ready, from the start of the step."""
+        scan = self.scan
+        for first in range(0, len(scan.gradient_time), _BLOCK):
+            some = slice(first, first + _BLOCK)
+            place = place_in(scan.gradient_step[some], self.numbers)
+            kept = place != NULL
+            since = scan.gradient_time[some][kept] - self.begins[place[kept]]
+            yield _keys(self.table.codes(scan.gradient_tensor[some][kept]), since)
 
-class _Sums:
-    """Sums by tensor and period, and counts by tensor."""
+    def lives(self, name: str) -> Iterator[IntArray]:
+        """Keys of one time in the life of the messages that carry each tensor."""
+        messages = self.scan.messages
+        for low, high in self.blocks:
+            rows = self.rows[low:high]
+            counts = messages.tensor_count[rows]
+            tensors = self.table.codes(messages.tensors[self._items(rows)])
+            if name == "bucket":
+                yield _keys(tensors, np.repeat(counts, counts))
+                continue
+            times = messages.end if name == "complete" else getattr(messages, name)
+            known = times[rows] != NULL_NS
+            begin = self.begins[place_in(messages.step[rows], self.numbers)]
+            since = np.where(known, times[rows], begin) - begin
+            if not known.all():
+                tensors = np.where(np.repeat(known, counts), tensors, NULL)
+            yield _keys(tensors, np.repeat(since, counts))
 
-    def __init__(self, periods: int) -> None:
-        self.periods = periods
-        self._sums = np.empty((0, periods))
-        self._counts = np.empty(0, dtype=np.int64)
+    def add_exposed(self, sums: FloatArray, count: IntArray, period: IntArray) -> None:
+        """Adds each tensor's part of its messages' exposed time, and counts the messages.
 
-    def add(self, codes: IntArray, values: FloatArray, period: IntArray, count: int) -> None:
-        """Adds one value per code and period; there are `count` codes so far."""
-        kept = codes != NULL
-        self._grow(count)
-        place = codes[kept] * self.periods + period[kept]
-        sums = np.bincount(place, weights=values[kept], minlength=count * self.periods)
-        self._sums += sums.reshape(count, self.periods)
-        self._counts += np.bincount(codes[kept], minlength=count)
+        Args:
+            sums: Exposed time by period and code, ns.
+            count: Messages by code.
+            period: Of each step.
+        """
+        messages, activity = self.scan.messages, self.scan.activity
+        if activity.compute is None:
+            return
+        parts = exposed_parts(messages, subtract(activity.comm, activity.compute))
+        for low, high in self.blocks:
+            rows = self.rows[low:high]
+            counts = messages.tensor_count[rows]
+            tensor = messages.tensors[self._items(rows)]
+            weight = self.table.bytes(tensor)
+            totals = np.add.reduceat(weight, np.cumsum(counts) - counts)
+            equal = np.repeat(parts[rows] / counts, counts)
+            by_size = weight * np.repeat(parts[rows] / np.maximum(totals, 1), counts)
+            shares = np.where(np.repeat(totals > 0, counts), by_size, equal)
+            codes = self.table.codes(tensor)
+            kept = codes != NULL
+            count += np.bincount(codes[kept], minlength=len(count))
+            of_message = period[place_in(messages.step[rows], self.numbers)]
+            of_tensor = np.repeat(of_message, counts)
+            for one in np.unique(of_message).tolist():
+                some = kept & (of_tensor == one)
+                sums[one] += np.bincount(codes[some], weights=shares[some], minlength=len(count))
 
-    def of(self, count: int) -> tuple[FloatArray, IntArray]:
-        """Sums and count of each of `count` tensors."""
-        self._grow(count)
-        return self._sums, self._counts
-
-    def _grow(self, count: int) -> None:
-        more = count - len(self._sums)
-        self._sums = np.pad(self._sums, ((0, more), (0, 0)))
-        self._counts = np.pad(self._counts, (0, more))
-
-
-def _add_messages(
-    scan: RankScan,
-    table: _Table,
-    numbers: IntArray,
-    begins: IntArray,
-    lives: Mapping[str, _Values],
-) -> None:
-    messages = scan.messages
-    rows = np.flatnonzero(in_steps(messages.step, numbers) & (messages.tensor_count > 0))
-    begin = begins[np.searchsorted(numbers, messages.step[rows])]
-    counts = messages.tensor_count[rows]
-    codes = table.codes(messages.tensors[_items(messages, rows)])
-    lives["enqueue"].add(codes, np.repeat(messages.enqueue[rows] - begin, counts))
-    lives["start"].add(codes, np.repeat(messages.start[rows] - begin, counts))
-    lives["bucket"].add(codes, np.repeat(counts, counts))
-    done = np.repeat(messages.end[rows] != NULL_NS, counts)
-    complete = np.where(messages.end[rows] == NULL_NS, 0, messages.end[rows] - begin)
-    lives["complete"].add(np.where(done, codes, NULL), np.repeat(complete, counts))
-
-
-def _exposed_shares(
-    scan: RankScan, table: _Table, numbers: IntArray, period: IntArray
-) -> tuple[IntArray, FloatArray, IntArray]:
-    """Codes of the tensors of each message, their parts of its exposed time, and its period."""
-    messages, activity = scan.messages, scan.activity
-    if activity.compute is None:
-        return np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64)
-    rows = np.flatnonzero(in_steps(messages.step, numbers) & (messages.tensor_count > 0))
-    parts = exposed_parts(messages, subtract(activity.comm, activity.compute))[rows]
-    counts = messages.tensor_count[rows]
-    tensor = messages.tensors[_items(messages, rows)]
-    weight = table.bytes(tensor)
-    begins = np.cumsum(counts) - counts
-    totals = np.add.reduceat(weight, begins) if len(begins) else weight
-    equal = np.repeat(parts / np.maximum(counts, 1), counts)
-    by_size = weight * np.repeat(parts / np.maximum(totals, 1), counts)
-    shares = np.where(np.repeat(totals > 0, counts), by_size, equal)
-    of_message = period[np.searchsorted(numbers, messages.step[rows])]
-    return table.codes(tensor), shares, np.repeat(of_message, counts)
+    def _items(self, rows: IntArray) -> IntArray | slice:
+        """Places in `Messages.tensors` of the tensors of some messages, in order."""
+        low, high = self.items[rows], self.items[rows + 1]
+        if int(high[-1] - low[0]) == int((high - low).sum()):
+            return slice(int(low[0]), int(high[-1]))
+        counts = high - low
+        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.asarray(np.repeat(low, counts) + within)
 
 
-def _items(messages: Messages, rows: IntArray) -> IntArray:
-    """Places in `Messages.tensors` of the tensors of some messages, in order."""
-    counts = messages.tensor_count[rows]
-    begins = (np.cumsum(messages.tensor_count) - messages.tensor_count)[rows]
-    within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.asarray(np.repeat(begins, counts) + within)
+def _keys(codes: IntArray, values: IntArray) -> IntArray:
+    """One number per value that sorts by code, then by value; those of `NULL` are left out.
+
+    Sorting single integers is many times faster than sorting by two keys.
+    """
+    kept = codes != NULL
+    if not kept.all():
+        codes, values = codes[kept], values[kept]
+    bounded = np.clip(values, -_LIMIT, _LIMIT - 1).astype(np.int64) + _LIMIT
+    return np.asarray((codes.astype(np.int64) << _VALUE_BITS) | bounded)
+
+
+def _medians(blocks: Iterable[IntArray], count: int) -> FloatArray:
+    """Median by tensor of the values in some keys; NaN for those without a value."""
+    gathered = Gathered(np.int64)
+    for block in blocks:
+        gathered.add(block)
+    keys = gathered.values()
+    keys.sort()
+    first = np.searchsorted(keys, np.arange(count + 1, dtype=np.int64) << _VALUE_BITS)
+    counts = np.diff(first)
+    some = np.flatnonzero(counts)
+    low, high = first[some] + (counts[some] - 1) // 2, first[some] + counts[some] // 2
+    found = np.full(count, np.nan)
+    found[some] = (_value(keys[low]) + _value(keys[high])) / 2
+    return found
+
+
+def _value(keys: IntArray) -> IntArray:
+    return np.asarray((keys & ((1 << _VALUE_BITS) - 1)) - _LIMIT)
 
 
 def _us(value: float) -> float | None:

@@ -220,3 +220,24 @@ def test_plain_python_with_rank_in_the_environment(tmp_path: Path) -> None:
     )
     assert done.status == 0, done.stderr
     assert [r.rank for r in read_run(tmp_path / "trace").ranks] == [0]
+
+
+def test_a_message_can_complete_before_one_that_was_launched_earlier(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(
+        """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+large, small = torch.ones(20_000_000), torch.ones(2)
+dist.barrier()
+first = dist.all_reduce(large, async_op=True)
+second = dist.all_reduce(small, async_op=True)
+first.wait()
+"""
+    )
+    done = run(traced(tmp_path / "trace", torchrun(tmp_path / "job.py")), cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    info = read_run(tmp_path / "trace")
+    for rank in (0, 1):
+        frame = rows(tmp_path / "trace", info, rank)
+        large, small = frame[frame.op == "all_reduce"].sort_values("seq").itertuples()
+        assert large.start_ns < small.start_ns < small.end_ns < large.end_ns

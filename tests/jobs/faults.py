@@ -1,9 +1,9 @@
 """Breaks the tracer's own functions one after the other and trains under each broken tracer.
 
-`faults.py OUTPUT [PART]` prints one JSON line per case: the function that was made to raise,
-how often it was reached, the exit status, the losses, and what the trace says of the fault.
-Cases run in forked children, which spares them the imports. The first case is untraced, the
-second traced and unbroken.
+`faults.py OUTPUT [PART]` prints one JSON line per case: the job, the function that was made to
+raise, how often it was reached, the exit status, the losses, what was printed, and what the
+trace says of the fault. Cases run in forked children, which spares them the imports. Each job
+runs untraced first, then traced and unbroken.
 """
 
 import atexit
@@ -12,29 +12,43 @@ import importlib
 import inspect
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
 import traceback
+from datetime import timedelta
 from pathlib import Path
+
+# As the launcher sets it: the profiler's library would print.
+os.environ["KINETO_LOG_LEVEL"] = "99"
 
 import torch
 import torch._dynamo  # with the next one: what the job would load lazily, in every child
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 import torch.distributed.tensor.parallel
 from torch import nn
+from torch.distributed import rpc
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import ddltrace
+from ddltrace.tracer import self_measure
 from ddltrace.tracer.config import CaptureConfig
 from ddltrace.tracer.inject import arm
 
 PACKAGE = "ddltrace.tracer."
 MODULES = [
+    "arrays",
+    "clock_exchange",
+    "clocks",
+    "config",
     "recorder",
     "registry",
     "reaper",
+    "self_measure",
     "session",
     "steps",
     "store",
@@ -50,8 +64,18 @@ MODULES = [
 ]
 
 
-# They read or set one attribute: there is nothing in them that can fail.
-TRIVIAL = ("session:current_session", "interpose.ddp:_InitialBuckets")
+LEFT_OUT = (
+    # They read or set one attribute: there is nothing in them that can fail.
+    *("session:current_session", "interpose.ddp:_InitialBuckets"),
+    *("interpose.collectives:Observer.launched", "interpose.collectives:Observer.abandon"),
+    # They are what catches the faults of others.
+    *("session:Session.fault", "session:Session.carrying", "config:CaptureConfig.leave_word"),
+    *("writer:WriterThread.run", "reaper:_Reaper.run", "clock_exchange:Responder.run"),
+    *("clock_exchange:Asker.run", "interpose.operators:OperatorWindow._fold"),
+    "interpose.waits:Waits._follows",
+    # Of the launcher, or of a process that records without one.
+    *("config:CaptureConfig.in_code", "config:CaptureConfig.to_environment"),
+)
 
 
 class InjectedError(Exception):
@@ -59,8 +83,6 @@ class InjectedError(Exception):
 
 
 def train(losses):
-    torch.manual_seed(3)
-    dist.init_process_group("gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
     model = DistributedDataParallel(
         nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     )
@@ -79,10 +101,83 @@ def train(losses):
         losses.append(total.item().hex())
     dist.broadcast(torch.ones(5), src=0)
     dist.barrier()
+    dist.monitored_barrier()
     model.eval()
     with torch.no_grad():
         losses.append(model(torch.ones(2, 6)).sum().item().hex())
-    dist.destroy_process_group()
+    child = os.fork()
+    if child == 0:
+        model.train()
+        model.module(torch.ones(2, 6)).sum().backward()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    communicate(losses)
+
+
+def communicate(losses):
+    """What a training like ours does not do."""
+    other = 1 - dist.get_rank()
+    received = torch.zeros(4)
+    work = dist.irecv(received, other, tag=2)
+    dist.send(torch.full((4,), 3.0), other, tag=2)
+    work.wait()
+    requests = [dist.P2POp(dist.isend, torch.ones(4), other)]
+    requests.append(dist.P2POp(dist.irecv, received, other))
+    for work in dist.batch_isend_irecv(requests):
+        work.wait()
+    summed = functional.all_reduce(received, "sum", dist.group.WORLD)
+    work = dist.all_reduce(received, async_op=True)
+    while not work.is_completed():
+        time.sleep(0.001)
+    then = dist.all_reduce(received, async_op=True).get_future().then(lambda f: f.value()[0] * 2)
+    losses += [summed.sum().item().hex(), then.wait().sum().item().hex()]
+    model = DistributedDataParallel(nn.Linear(3, 3))
+    model.register_comm_hook(None, hook)
+    model(torch.ones(1, 3)).sum().backward()
+    losses.append(model.module.weight.grad.sum().item().hex())
+
+
+def hook(_, bucket):
+    future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return future.then(lambda f: f.value()[0] / 2)
+
+
+def shard(losses):
+    """Fully sharded data parallelism."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 2))
+    mesh = dist.init_device_mesh("cpu", (2,))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(7):
+        loss = model(torch.ones(4, 6)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item().hex())
+
+
+def call(losses):
+    """Remote calls."""
+    rank = dist.get_rank()
+    other = f"worker{1 - rank}"
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{Path.cwd() / 'rpc'}")
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+    for number in range(7):
+        losses.append(rpc.rpc_sync(other, torch.add, (torch.ones(2), number)).sum().item().hex())
+    reference = rpc.remote(other, torch.add, (torch.ones(2), 5))
+    losses.append(reference.to_here().sum().item().hex())
+    losses.append(rpc.rpc_async(other, max, ([1, 9],)).wait())
+    rpc.shutdown()
+
+
+JOBS = {"train": train, "shard": shard, "call": call}
+
+
+def job_of(point):
+    """The job that comes through a function."""
+    return {"interpose.fsdp": "shard", "interpose.rpc": "call"}.get(point.split(":")[0], "train")
 
 
 def points():
@@ -99,10 +194,11 @@ def points():
                     f"{name}:{attribute}.{method}"
                     for method, function in sorted(vars(value).items())
                     if inspect.isfunction(function) or isinstance(function, property)
+                    if not method.startswith("__") or method in ("__init__", "__call__")
                 ]
             else:
                 continue
-            yield from (point for point in found if not point.startswith(TRIVIAL))
+            yield from (point for point in found if not point.startswith(LEFT_OUT))
 
 
 def break_function(point, after, reached):
@@ -123,7 +219,7 @@ def break_function(point, after, reached):
             raise InjectedError(point)
         return function(*args, **kwargs)
 
-    setattr(owner, name, property(broken) if is_property else broken)
+    setattr(owner, name, property(broken, original.fset) if is_property else broken)
     # Modules that imported the function by its name hold it, too.
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith(PACKAGE) and not classes:
@@ -132,37 +228,77 @@ def break_function(point, after, reached):
                     setattr(module, attribute, broken)
 
 
-def case(point, after, trace):
-    """One training in a child."""
-    result, began = tempfile.mktemp(), time.monotonic()
-    child = os.fork()
-    if child == 0:
-        reached, losses = [0], []
-        if trace is not None:
-            arm(CaptureConfig(directory=trace, flush_interval_s=0.02))
-        if point is not None:
-            break_function(point, after, reached)
-        exit_status = 3
-        try:
-            train(losses)
-        except BaseException:  # noqa: BLE001 - its status is the result
-            traceback.print_exc()
-            exit_status = 1
-        # As at the end of a process, without taking a thousand modules apart.
-        atexit._run_exitfuncs()
-        Path(result).write_text(json.dumps([losses, reached[0]]))
-        os._exit(exit_status)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    losses, reached = json.loads(Path(result).read_text())
+def configuration(point, trace):
+    """How to record, so that the point is come through."""
+    module = (point or "").partition(":")[0]
+    extra = {}
+    if module == "interpose.operators":
+        extra = {"level": "op", "op_steps": (2, 4)}
+    if module == "self_measure":
+        self_measure.FIRST_STEP = 1
+        extra = {"measure_cost": 4}
+    return CaptureConfig(directory=trace, flush_interval_s=0.02, **extra)
+
+
+def be_a_rank(rank, job, point, after, trace):
+    """Runs a job in this process and leaves its losses in a file."""
+    output = os.open(f"output-{rank}", os.O_CREAT | os.O_WRONLY)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    reached, losses = [0], []
+    if trace is not None:
+        arm(configuration(point, trace))
+    if point is not None:
+        break_function(point, after, reached)
+    exit_status = 3
+    try:
+        torch.manual_seed(3)
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{Path.cwd() / 'store'}",
+            rank=rank,
+            world_size=2,
+            timeout=timedelta(seconds=60),
+        )
+        JOBS[job](losses)
+        dist.destroy_process_group()
+    except BaseException:  # noqa: BLE001 - its status is the result
+        traceback.print_exc()
+        exit_status = 1
+    # As at the end of a process, without taking a thousand modules apart.
+    atexit._run_exitfuncs()
+    sys.stderr.flush()
+    Path(f"result-{rank}").write_text(json.dumps([losses, reached[0]]))
+    os._exit(exit_status)
+
+
+def case(job, point, after, trace):
+    """One run of a job by two ranks."""
+    began = time.monotonic()
+    scratch = tempfile.mkdtemp()
+    os.chdir(scratch)
+    children = []
+    for rank in range(2):
+        child = os.fork()
+        if child == 0:
+            be_a_rank(rank, job, point, after, trace)
+        children.append(child)
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    results = [json.loads(Path(f"result-{rank}").read_text()) for rank in range(2)]
+    printed = "".join(Path(f"output-{rank}").read_text() for rank in range(2))
+    os.chdir("/")
+    shutil.rmtree(scratch)
     told = ""
     if trace is not None:
         told = "".join(path.read_text() for path in trace.iterdir() if path.suffix != ".arrows")
     line = {
+        "job": job,
         "point": point,
         "after": after,
-        "status": status,
-        "reached": reached,
-        "losses": losses,
+        "statuses": statuses,
+        "reached": max(reached for _, reached in results),
+        "losses": [losses for losses, _ in results],
+        "printed": printed[-2000:],
         "seconds": round(time.monotonic() - began, 2),
         "told": "InjectedError" in told,
         "errors": told.count("InjectedError"),
@@ -172,15 +308,16 @@ def case(point, after, trace):
 
 def main():
     torch.set_num_threads(1)
-    output = Path(sys.argv[1])
+    output = Path(sys.argv[1]).absolute()
     part, parts = map(int, sys.argv[2].split("/")) if len(sys.argv) > 2 else (0, 1)
-    cases = [(None, 0)]
-    cases += [(p, after) for n, p in enumerate(points()) for after in (0, 5) if n % parts == part]
-    case(None, 0, None)
-    for number, (point, after) in enumerate(cases):
+    found = [p for number, p in enumerate(points()) if number % parts == part]
+    cases = [(job_of(point), point, after) for point in found for after in (0, 5)]
+    for job in JOBS:
+        case(job, None, 0, None)
+    for number, each in enumerate([*((job, None, 0) for job in JOBS), *cases]):
         trace = output / str(number)
         trace.mkdir(parents=True)
-        case(point, after, trace)
+        case(*each, trace)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -43,6 +44,13 @@ def run(command: list[str], *, cwd: Path, timeout: float = 120, **extra: str) ->
         check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+def free_port() -> int:
+    """A port of this host that nobody listens to."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def torchrun(script: str | Path, *arguments: str, ranks: int = 2) -> list[str]:

@@ -89,13 +89,9 @@ def _timed(session: Session, original: Callable[..., Any]) -> Callable[..., Any]
             state.device_mark = None
         if recorder.paused:
             return
-        ident = threading.get_ident()
-        if len(recorder.flat) > recorder.limit:
-            recorder.dropped += 1
-            return
-        recorder.emit((site, start, end_ns, ident))
+        recorder.add(site, start, end_ns, threading.get_ident())
         if state.bucket_messages and state.last_gradient_ns:
-            recorder.waits.append((state.last_gradient_ns, end_ns, -1, "backward", ident))
+            recorder.add_wait(state.last_gradient_ns, end_ns, -1, "backward")
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:

@@ -135,6 +135,7 @@ class Observer:
             asking_from_any_thread(session, self.waits.original_is_completed),
             self._completed,
             self.waits.works.release,
+            session.fault,
         )
         self._launched = threading.local()
         self._coalescing = threading.local()
@@ -210,8 +211,11 @@ class Observer:
             finally:
                 if message is not None:
                     end = _now()
-                    self._recorder.complete(message, end, status)
-                    self.waits.record(message, message.name, message.start_ns, end)
+                    try:
+                        self._recorder.complete(message, end, status)
+                        self.waits.record(message, message.name, message.start_ns, end)
+                    except Exception as error:  # noqa: BLE001 - the job goes on
+                        fault(f"record {name}", error)
 
         return blocking_kernel if operator.blocks else kernel
 

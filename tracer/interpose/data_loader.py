@@ -38,10 +38,7 @@ def install(session: Session) -> None:
         steps.begin_data(start)
         if recorder.paused:
             return
-        if len(recorder.flat) <= recorder.limit:
-            recorder.emit((site, start, end_ns, threading.get_ident()))
-        else:
-            recorder.dropped += 1
+        recorder.add(site, start, end_ns, threading.get_ident())
 
     @functools.wraps(original)
     def __next__(self: Any) -> Any:

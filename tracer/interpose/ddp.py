@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -87,7 +86,7 @@ def _observed(session: Session, original: Callable[..., Any]) -> Callable[..., A
                 ids = [registry.tensor_id(p) for p in bucket.parameters()]
             except Exception as error:  # noqa: BLE001 - the job goes on
                 session.fault("communication hook", error)
-            with registry.carrying(name, ids):
+            with session.carrying(name, ids):
                 return hook(state, bucket)
 
         return original(reducer, state, observed)
@@ -104,10 +103,11 @@ def _waited(session: Session, original: Callable[..., Any]) -> Callable[..., Any
         try:
             return original(*args, **kwargs)
         finally:
-            if not session.recorder.paused:
-                session.recorder.waits.append(
-                    (start, _now(), -1, "broadcast_coalesced", threading.get_ident())
-                )
+            try:
+                if not session.recorder.paused:
+                    session.recorder.add_wait(start, _now(), -1, "broadcast_coalesced")
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                session.fault("broadcast_coalesced", error)
 
     return broadcast_coalesced
 

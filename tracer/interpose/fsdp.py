@@ -105,7 +105,6 @@ def _named(
     carried: Callable[..., list[int | None]],
 ) -> Callable[..., Any]:
     """Says what the messages of a function carry."""
-    registry = session.registry
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -114,7 +113,7 @@ def _named(
             tensors = carried(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - the job goes on
             session.fault(original.__name__, error)
-        with registry.carrying(None, tensors):
+        with session.carrying(None, tensors):
             return original(*args, **kwargs)
 
     return function

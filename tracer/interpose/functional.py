@@ -89,7 +89,11 @@ class _Pending:
         redispatch, below = _below(name)
 
         def kernel(keyset: Any, tensor: torch.Tensor) -> Any:
-            message = self._messages.pop(tensor.untyped_storage()._cdata, None)
+            message = None
+            try:
+                message = self._messages.pop(tensor.untyped_storage()._cdata, None)
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                self._session.fault(name, error)
             start = _now()
             try:
                 return redispatch(keyset & below, tensor)

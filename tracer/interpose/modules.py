@@ -126,10 +126,7 @@ def _recording_device(
         start = _now()
         result = original(module, *args, **kwargs)
         end = _now()
-        if len(recorder.flat) <= recorder.limit:
-            recorder.emit((site, start, end, threading.get_ident()))
-        else:
-            recorder.dropped += 1
+        recorder.add(site, start, end, threading.get_ident())
         try:
             if timer is not None and begun is not None:
                 timer.interval(recorder.site("kernel", recorder.sites[site][1]), begun)
@@ -234,13 +231,10 @@ class _Outermost:
                 session.steps.end_evaluation(end)
         if recorder.paused:
             return
-        if len(recorder.flat) > recorder.limit:
-            recorder.dropped += 1
-            return
         ident = threading.get_ident()
         if session.config.level != "comm":
             site = session.registry.layer_site.get(id(module))
             if site is not None:
-                recorder.emit((site, start, end, ident))
+                recorder.add(site, start, end, ident)
         if not recomputes:
-            recorder.emit((self._phase_site, start, end, ident))
+            recorder.add(self._phase_site, start, end, ident)

@@ -77,7 +77,7 @@ class OperatorWindow:
             return  # the job profiles itself; the next step may be free
         activities = [ProfilerActivity.CPU]
         # Asking whether there is a device would initialize it: see Session.
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             activities.append(ProfilerActivity.CUDA)
         profiler = profile(activities=activities)
         profiler.start()
@@ -105,11 +105,8 @@ class OperatorWindow:
                 if kind is None:
                     continue
                 start = event.start_ns() + to_monotonic
-                row = (recorder.site(kind, event.name()), start, start + event.duration_ns(), lane)
-                if len(recorder.flat) <= recorder.limit:
-                    recorder.emit(row)
-                else:
-                    recorder.dropped += 1
+                end = start + event.duration_ns()
+                recorder.add(recorder.site(kind, event.name()), start, end, lane)
                 if count % _ROWS_AT_ONCE == _ROWS_AT_ONCE - 1:
                     time.sleep(_PAUSE_S)  # the job's threads need the interpreter, too
         except Exception as error:  # noqa: BLE001 - the job goes on

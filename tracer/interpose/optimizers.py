@@ -115,7 +115,7 @@ class _Observer:
         session = self._session
         session.recorder.leave_phase(end)
         if not session.recorder.paused:
-            session.recorder.emit((self._site, self._start, end, threading.get_ident()))
+            session.recorder.add(self._site, self._start, end, threading.get_ident())
         session.steps.end_update(end)
         session.registry.forget_gradients()
         if session.registry.changed:

@@ -114,13 +114,17 @@ class _Calls:
                 return result
             finally:
                 if message is not None:
-                    end = _now()
-                    self._session.recorder.complete(message, end, status)
-                    if self._session.waits is not None:
-                        start = message.start_ns
-                        self._session.waits.record(message, message.name, start, end)
+                    try:
+                        self._fetched(message, _now(), status)
+                    except Exception as error:  # noqa: BLE001 - the job goes on
+                        self._session.fault("to_here", error)
 
         return to_here
+
+    def _fetched(self, message: Message, end: int, status: str) -> None:
+        self._session.recorder.complete(message, end, status)
+        if self._session.waits is not None:
+            self._session.waits.record(message, message.name, message.start_ns, end)
 
     def _begin(self, destination: Any) -> Message:
         message = self._session.recorder.new_message("rpc", _GROUP, _now())
@@ -140,7 +144,10 @@ class _Calls:
                 status = "ok"
             except Exception:  # noqa: BLE001 - the job sees the same error at its own wait
                 status = "failed"
-            recorder.complete(message, end, status)
+            try:
+                recorder.complete(message, end, status)
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                self._session.fault("rpc", error)
 
         future.add_done_callback(done)
         waits = self._session.waits

@@ -124,12 +124,7 @@ class Waits:
             start: When the wait began.
             end: When it ended.
         """
-        recorder = self._recorder
-        if len(recorder.waits) < recorder.buffer_rows:
-            number = -1 if message is None else message.id
-            recorder.waits.append((start, end, number, name, threading.get_ident()))
-        else:
-            recorder.dropped += 1
+        self._recorder.add_wait(start, end, -1 if message is None else message.id, name)
 
     def waited(self, message: Message, start: int, end: int, *, failed: bool = False) -> None:
         """Notes that the host has waited for a message to its end."""
@@ -143,7 +138,11 @@ class Waits:
         message_of, fault = self.works.get, self._session.fault
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            message = message_of(work)
+            message = None
+            try:
+                message = message_of(work)
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                fault("wait", error)
             if message is None:
                 return original(work, *args, **kwargs)
             start = _now()
@@ -201,10 +200,14 @@ class Waits:
         return _like(get_future, original)
 
     def _patched_future_wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        message_of = self.futures.get
+        message_of, fault = self.futures.get, self._session.fault
 
         def wait(future: Any, *args: Any, **kwargs: Any) -> Any:
-            message = message_of(future)
+            message = None
+            try:
+                message = message_of(future)
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                fault("future wait", error)
             if message is None:
                 return original(future, *args, **kwargs)
             start = _now()
@@ -214,15 +217,18 @@ class Waits:
                 try:
                     self.record(message, message.name, start, _now())
                 except Exception as error:  # noqa: BLE001 - the job goes on
-                    self._session.fault("future wait", error)
+                    fault("future wait", error)
 
         return _like(wait, original)
 
     def _patched_then(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def then(future: Any, callback: Callable[..., Any]) -> Any:
-            carried = self._session.registry.carried
-            if carried is not None:
-                callback = self._carrying(*carried, callback)
+            try:
+                carried = self._session.registry.carried
+                if carried is not None:
+                    callback = self._carrying(*carried, callback)
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                self._session.fault("then", error)
             result = original(future, callback)
             self._follows(result, [future])
             return result
@@ -233,11 +239,11 @@ class Waits:
         self, name: str | None, tensors: list[int] | None, callback: Callable[..., Any]
     ) -> Callable[..., Any]:
         """A callback whose messages are about the same as those of the one who asked for it."""
-        registry = self._session.registry
+        session = self._session
 
         @functools.wraps(callback)
         def carrying(future: Any) -> Any:
-            with registry.carrying(name, [None] if tensors is None else tensors):
+            with session.carrying(name, [None] if tensors is None else tensors):
                 return callback(future)
 
         return carrying

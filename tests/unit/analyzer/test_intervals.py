@@ -58,3 +58,13 @@ def test_lengths_within_windows(a, windows):
 def test_clip_keeps_what_is_within(a, start, size):
     clipped = intervals.clip(_spans(a), start, start + size)
     assert _instants_of(clipped) == _instants(a) & set(range(start, start + size))
+
+
+@given(st.lists(raw, max_size=8))
+def test_a_union_that_grows_is_the_union_of_all(parts):
+    growing = intervals.Growing(few=3)
+    for part in parts:
+        array = np.array(part, dtype=np.int64).reshape(-1, 2)
+        growing.add(array[:, 0], array[:, 1])
+    whole = _spans([pair for part in parts for pair in part])
+    assert [*map(list, growing.spans())] == [*map(list, whole)]

@@ -21,7 +21,8 @@ from ddltrace.dashboard.tracks import Role, Timeline
 def path_of(*pieces):
     """A path of (start, end, rank, category, name)."""
     start, end, rank, category, name = zip(*pieces, strict=True)
-    columns = {"start": start, "end": end, "rank": rank, "name": name}
+    assert start[1:] == end[:-1]
+    columns = {"edge": (*start, end[-1]), "rank": rank, "name": name}
     columns["category"] = [CATEGORY[word] for word in category]
     columns["message"] = [NULL] * len(start)
     arrays = {key: np.array(values, dtype=np.int64) for key, values in columns.items()}

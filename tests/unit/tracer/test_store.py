@@ -353,7 +353,7 @@ def test_finalizing_holds_a_piece_at_a_time(tmp_path: Path) -> None:
         stream.close()
         write_sidecar(folder, RankInfo(rank=0, segment=SEGMENT, pid=7))
         peak = 0
-        real = store._grouped
+        real = store.grouped
 
         def watched(source, rows, real=real):
             nonlocal peak
@@ -362,11 +362,11 @@ def test_finalizing_holds_a_piece_at_a_time(tmp_path: Path) -> None:
                 yield group
 
         before = pa.total_allocated_bytes()
-        store._grouped = watched
+        store.grouped = watched
         try:
             run = finalize(folder, RunInfo())
         finally:
-            store._grouped = real
+            store.grouped = real
         assert run.ranks[0].events == batches * 10_000
         peaks.append(peak - before)
     assert peaks[1] < 1.5 * peaks[0]

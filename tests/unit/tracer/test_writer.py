@@ -166,8 +166,10 @@ def writer_on(recorder: Recorder, stream: object, faults: list[str]) -> WriterTh
         recorder,
         stream,  # type: ignore[arg-type]
         0.001,
-        lambda where, error: faults.append(f"{where}: {error}"),
-        Watchdog(recorder, lambda _: None),
+        on_fault=lambda where, error: faults.append(f"{where}: {error}"),
+        on_beat=lambda: None,
+        on_end=lambda _: None,
+        watchdog=Watchdog(recorder, lambda _: None),
     )
 
 
@@ -259,3 +261,40 @@ def test_the_stack_names_the_function_that_runs() -> None:
     assert stack[0].endswith(" test_the_stack_names_the_function_that_runs")
     assert "test_writer.py:" in stack[0]
     assert len(stack) <= 24
+
+
+def test_rows_that_cannot_be_built_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, faults = Recorder(100), []
+    stream = GatedStream()
+    stream.gate.set()
+    writer = writer_on(recorder, stream, faults)
+
+    def no_memory(*_: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("ddltrace.tracer.arrays.integer_columns", no_memory)
+    for number in range(30):
+        recorder.record("layer", "x", number, number + 1)
+    recorder.complete(recorder.new_message("send", "0", 1), 2)
+    recorder.add_wait(1, 2, 0, "send")
+    writer.start()
+    assert writer.stop(60)
+    assert (recorder.dropped, writer.rows) == (32, 0)
+    assert faults == ["build: no room"]
+
+
+def test_steps_and_phases_are_unknown_where_there_was_no_room_to_note_them() -> None:
+    recorder = Recorder(4)
+    for number in range(100):
+        recorder.set_step(number, number)
+        recorder.enter_phase(1, number)
+        recorder.leave_phase(number)
+    assert len(recorder.step_changes) == len(recorder.phase_changes) == 16
+    recorder.record("layer", "early", 6, 6)
+    recorder.record("layer", "late", 50, 50)
+    batch = built(recorder)
+    assert batch["step"].to_pylist() == [6, None]
+    assert batch["phase"].to_pylist()[1] == "other"
+    recorder.set_step(101, 101)
+    recorder.record("layer", "again", 102, 102)
+    assert built(recorder)["step"].to_pylist() == [101]

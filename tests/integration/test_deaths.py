@@ -1,0 +1,45 @@
+"""However a rank dies, its job's outcome is its own and its trace is readable and marked."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from support.jobs import DDLTRACE, JOBS, run, traced
+
+from ddltrace.tracer.store import read_events, read_run
+
+STEPS = 20
+# A way to die, and the exit status that it gives.
+WAYS = {
+    "returns": 0,
+    "out_of_memory": 1,
+    "os_exit": 6,
+    "exec": 8,
+    "sigkill": -9,
+    "sigterm": -15,
+    "abort": -6,
+    "segfault": -11,
+}
+CLOSED = ("returns", "out_of_memory")
+
+
+def test_each_rank_dies_in_its_own_way(tmp_path: Path) -> None:
+    job = [sys.executable, str(JOBS / "deaths.py"), *WAYS]
+    plain = run(job, cwd=tmp_path)
+    assert (plain.status, json.loads(plain.stdout)) == (0, WAYS), plain.stderr
+    trace = tmp_path / "trace"
+    done = run(traced(trace, job), cwd=tmp_path)
+    assert (done.status, done.stdout) == (0, plain.stdout), done.stderr
+    report = run([*DDLTRACE, "analyze", str(trace)], cwd=tmp_path)
+    assert report.status == 0, report.stderr
+    infos = {info.rank: info for info in read_run(trace).ranks}
+    for rank, way in enumerate(WAYS):
+        killed = way not in CLOSED
+        assert infos[rank].status == ("killed" if killed else "complete"), way
+        assert infos[rank].errors == [], way
+        line = f"rank {rank} ended without closing its trace"
+        assert (done.stderr.count(line), report.stdout.count(line)) == (killed, killed), way
+        table, lost = read_events(trace, infos[rank].segment)
+        assert (lost, table["name"].to_pylist().count("optimizer")) == (0, STEPS), way
