@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -59,10 +60,13 @@ def test_every_way_to_end_ends_as_untraced(tmp_path: Path) -> None:
                 assert info.errors == [], how
 
 
-def test_killed_ranks_lose_at_most_a_quarter_of_a_second(tmp_path: Path) -> None:
+def test_killed_ranks_lose_only_what_was_not_written(tmp_path: Path) -> None:
     job = [sys.executable, str(JOBS / "killed.py"), str(tmp_path), str(KILLS), "7"]
     deaths = lines(job, tmp_path, timeout=60 + 15 * KILLS)
     assert len(deaths) == KILLS
+    # On a machine with nothing else to do, all of them: the writer waits for its turn like others.
+    lost_ms = [death["lost_ms"] for death in deaths if death["lost_ms"] is not None]
+    assert statistics.median(lost_ms) < 250, lost_ms
     for death in deaths:
         trace = tmp_path / str(death["number"])
         for reading in ("as it lies", "finalized"):
@@ -179,6 +183,15 @@ train("parents", 2)
     table.validate(full=True)
     names = table["name"].to_pylist()
     assert (lost, names.count("region"), names.count("optimizer")) == (0, 50_000, 2)
+
+
+def test_a_large_trace_is_finished_in_bounded_memory(tmp_path: Path) -> None:
+    """`DDLTRACE_TRACE_GB=2.1` writes as much."""
+    gigabytes = os.environ.get("DDLTRACE_TRACE_GB", "0.05")
+    job = [sys.executable, str(JOBS / "large.py"), str(tmp_path), gigabytes]
+    (done,) = lines(job, tmp_path, timeout=100 + 400 * float(gigabytes))
+    assert (done["status"], done["notes"]) == ("complete", [])
+    assert done["read"] == done["rows"] > 0
 
 
 def test_nothing_is_kept_alive_and_memory_stays(tmp_path: Path) -> None:
