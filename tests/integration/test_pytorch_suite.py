@@ -11,14 +11,9 @@ from support.jobs import run
 
 SUITE = Path(__file__).resolve().parents[2] / "benchmarks" / "pytorch_suite.py"
 TESTS = (
-    "test_all_gather_object_default_pg",
     "test_all_reduce_coalesced_sum",
-    "test_all_to_all_single_unequal_split",
     "test_batch_isend_irecv_gloo_tags",
     "test_ddp_buffer_hook_allreduce_return_future",
-    "test_ddp_hook_parity_allreduce_process_group",
-    "test_ddp_multiple_nested_unused_params_error",
-    "test_ddp_static_graph_nested_types",
     "test_monitored_barrier_gloo_rank_0_timeout",
     "test_send_recv_any_source_torch_profiler",
     "test_send_recv_with_tag",
