@@ -170,8 +170,13 @@ def _lateness(analysis: Analysis, row: StragglerRow) -> str:
         how += f", by {time_text(row.late_step_us)} in these"
     if row.cause is None:
         return how
-    own = "own network" if row.cause == "network" else row.cause
-    return f"{how}, whose {own} takes {time_text(row.cause_us)} a step longer than the others'"
+    longer = time_text(row.cause_us)
+    return f"{how}, whose {cause_text(row)} takes {longer} a step longer than the others'"
+
+
+def cause_text(row: StragglerRow) -> str | None:
+    """What a late rank does longer than the others; None where that is not known."""
+    return "own network" if row.cause == "network" else row.cause
 
 
 def _host(analysis: Analysis, held: dict[str, float], wall: float) -> Iterable[Finding]:

@@ -194,7 +194,7 @@ def _summary(steps: Steps, rank_steps: Mapping[str, FloatArray], counted: BoolAr
         sync_overhead_share=share("sync_ns"),
         update_overhead_share=share("update_ns"),
         data_share=share("data_ns"),
-        idle=idle_shares(rank_steps, counted),
+        idle=idle_shares(share),
         steps=int(steps.steady.sum()),
         warmup_steps=int((~steps.steady).sum()),
         rule=steps.rule,

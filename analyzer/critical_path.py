@@ -110,8 +110,8 @@ class Path:
 
 
 @dataclass(frozen=True)
-class _Pieces:
-    """Pieces of paths that are being made; `window` says to which one each belongs."""
+class Pieces:
+    """Pieces of several paths; `window` says to which one each belongs."""
 
     start: IntArray
     end: IntArray
@@ -128,17 +128,17 @@ class _Pieces:
         """All columns by their names."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def keep(self, rows: IntArray | BoolArray) -> _Pieces:
+    def keep(self, rows: IntArray | BoolArray) -> Pieces:
         """Some of them, in the order given."""
-        return _Pieces(**{name: column[rows] for name, column in self.columns().items()})
+        return Pieces(**{name: column[rows] for name, column in self.columns().items()})
 
     @staticmethod
-    def joined(parts: Sequence[_Pieces]) -> _Pieces:
+    def joined(parts: Sequence[Pieces]) -> Pieces:
         """All pieces of some parts, one part after the other."""
         each = [part.columns() for part in parts]
-        return _Pieces(**{name: np.concatenate([own[name] for own in each]) for name in each[0]})
+        return Pieces(**{name: np.concatenate([own[name] for own in each]) for name in each[0]})
 
-    def merged(self) -> _Pieces:
+    def merged(self) -> Pieces:
         """The same with one piece where several in a row say the same."""
         new = np.zeros(len(self), dtype=bool)
         new[:1] = True
@@ -170,14 +170,14 @@ class _Stretches:
             self.message.append(message)
             self.windows.append(self.window)
 
-    def pieces(self) -> _Pieces:
+    def pieces(self) -> Pieces:
         """The same as columns, without names."""
         columns = (self.start, self.end, self.rank, self.category, self.message, self.windows)
         start, end, rank, category, message, window = (
             np.array(column, dtype=np.int64) for column in columns
         )
         name = np.full(len(start), NULL)
-        return _Pieces(start, end, rank, category, name, message, window)
+        return Pieces(start, end, rank, category, name, message, window)
 
 
 class PathFinder:
@@ -262,7 +262,7 @@ class PathFinder:
         for rank in np.unique(walked.rank[local]).tolist():
             line = self._timeline(rank)
             parts.append(self._local(line, walked.keep(local & (walked.rank == rank))))
-        whole = _Pieces.joined(parts)
+        whole = Pieces.joined(parts)
         whole = whole.keep(np.lexsort((whole.start, whole.window))).merged()
         bounds = np.searchsorted(whole.window, np.arange(windows + 1)).tolist()
         # There may be a piece for every event: 21 bytes each.
@@ -280,7 +280,7 @@ class PathFinder:
             for low, high in pairwise(bounds)
         ]
 
-    def _local(self, line: Timeline, stretches: _Pieces) -> _Pieces:
+    def _local(self, line: Timeline, stretches: Pieces) -> Pieces:
         """Pieces of a rank's timeline within stretches of it."""
         time = line.segments.time
         first = np.searchsorted(time, stretches.start, side="right") - 1
@@ -301,7 +301,7 @@ class PathFinder:
         )
         return self._split_backward(line, pieces, name == line.backward)
 
-    def _split_backward(self, line: Timeline, pieces: _Pieces, backward: BoolArray) -> _Pieces:
+    def _split_backward(self, line: Timeline, pieces: Pieces, backward: BoolArray) -> Pieces:
         """Cuts backward where gradients became ready; a part is named by the one it ends with."""
         times = line.gradient_time
         if line.backward == NULL or not len(times):

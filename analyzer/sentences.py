@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddltrace.analyzer.advice import path_shares
+from ddltrace.analyzer.advice import cause_text, path_shares
 from ddltrace.analyzer.measures.stragglers import holds_others_up
 from ddltrace.analyzer.model import Analysis, Hang, SlowStep, StragglerRow, Summary
 from ddltrace.analyzer.table import shorten
@@ -187,8 +187,7 @@ def _others(analysis: Analysis) -> str:
 def _why(row: StragglerRow) -> str:
     if row.cause is None:
         return "for a reason that the trace does not show"
-    cause = "own network" if row.cause == "network" else row.cause
-    return f"because its {cause} takes {time_text(row.cause_us)} a step longer"
+    return f"because its {cause_text(row)} takes {time_text(row.cause_us)} a step longer"
 
 
 def _advice(analysis: Analysis) -> str:

@@ -16,19 +16,16 @@ part is told beside: the time in which the rank does nothing but wait inside of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from ddltrace.analyzer.columns import NULL, NULL_NS, BoolArray
+from ddltrace.analyzer.columns import NULL, NULL_NS
 from ddltrace.analyzer.intervals import Spans, intersect, lengths_within, merge, subtract, union
 from ddltrace.analyzer.join import Joined
 from ddltrace.analyzer.model import IdleRow, IdleShares
 from ddltrace.analyzer.scan import RankScan
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -107,24 +104,17 @@ def _waits_for(scan: RankScan, joined: Joined, waiting: Spans) -> int | None:
     return int(np.argmax(waited)) if waited.sum() else None
 
 
-def idle_shares(rank_steps: Mapping[str, FloatArray], counted: BoolArray) -> IdleShares:
+def idle_shares(share: Callable[[str], float | None]) -> IdleShares:
     """Idle time by cause over ranks and steps, each a share of their time.
 
     Args:
-        rank_steps: Measures per rank and step, see `ddltrace.analyzer.measures.breakdown`.
-        counted: Which of them count.
+        share: Gives the share of a measure, see `ddltrace.analyzer.measures.breakdown.FIELDS`.
     """
-    wall = float(rank_steps["wall_ns"][counted].sum())
-
-    def share(name: str) -> float | None:
-        part = float(rank_steps[f"{name}_ns"][counted].sum())
-        return part / wall if wall and not np.isnan(part) else None
-
     return IdleShares(
-        data_share=share("idle_data"),
-        other_rank_share=share("idle_other_rank"),
-        message_share=share("idle_message"),
-        host_share=share("idle_host"),
-        unknown_share=share("idle_unknown"),
-        in_message_share=share("exposed_wait"),
+        data_share=share("idle_data_ns"),
+        other_rank_share=share("idle_other_rank_ns"),
+        message_share=share("idle_message_ns"),
+        host_share=share("idle_host_ns"),
+        unknown_share=share("idle_unknown_ns"),
+        in_message_share=share("exposed_wait_ns"),
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ddltrace.analyzer.columns import NULL, NULL_NS, IntArray
-from ddltrace.analyzer.critical_path import Path
+from ddltrace.analyzer.critical_path import Path, Pieces
 from ddltrace.analyzer.join import Joined
 from ddltrace.analyzer.model import CATEGORIES, PathPart, PathTotals
 
@@ -54,7 +54,7 @@ def path_parts(paths: Sequence[Path], leads: Sequence[int], joined: Joined) -> t
         # As many paths at a time as make the calls worth while, and no more.
         sizes = np.cumsum([len(path) for path in paths[first : first + _PATHS_AT_ONCE]])
         count = 1 + int(np.searchsorted(sizes, _PIECES_AT_ONCE))
-        pieces = _Pieces.of(paths[first : first + count])
+        pieces = _pieces(paths[first : first + count])
         length = pieces.end - pieces.start
         key = (pieces.rank * len(CATEGORIES) + pieces.category) * stride + pieces.name + 1
         lead = np.array(leads[first : first + count], dtype=np.int64)
@@ -84,28 +84,17 @@ def _last_rank(path: Path) -> int:
     return int(path.rank.max(initial=0))
 
 
-class _Pieces(NamedTuple):
-    """Pieces of some paths, one path after the other; `path` is the place of each one's."""
-
-    start: IntArray
-    end: IntArray
-    rank: IntArray
-    category: IntArray
-    name: IntArray
-    message: IntArray
-    path: IntArray
-
-    @staticmethod
-    def of(paths: Sequence[Path]) -> _Pieces:
-        return _Pieces(
-            start=np.concatenate([path.start for path in paths]),
-            end=np.concatenate([path.end for path in paths]),
-            rank=np.concatenate([path.rank for path in paths]).astype(np.int64),
-            category=np.concatenate([path.category for path in paths]),
-            name=np.concatenate([path.name for path in paths]),
-            message=np.concatenate([path.message for path in paths]),
-            path=np.repeat(np.arange(len(paths)), [len(path) for path in paths]),
-        )
+def _pieces(paths: Sequence[Path]) -> Pieces:
+    """The pieces of some paths, one path after the other; `window` is the path's place."""
+    return Pieces(
+        start=np.concatenate([path.start for path in paths]),
+        end=np.concatenate([path.end for path in paths]),
+        rank=np.concatenate([path.rank for path in paths]).astype(np.int64),
+        category=np.concatenate([path.category for path in paths]),
+        name=np.concatenate([path.name for path in paths]),
+        message=np.concatenate([path.message for path in paths]),
+        window=np.repeat(np.arange(len(paths)), [len(path) for path in paths]),
+    )
 
 
 class _Sums:
@@ -138,14 +127,14 @@ class _Sums:
         return keys, sums[0], sums[1]
 
 
-def _leads(pieces: _Pieces, lead: IntArray, joined: Joined) -> IntArray:
+def _leads(pieces: Pieces, lead: IntArray, joined: Joined) -> IntArray:
     """For each piece: the lead where the path leaves the piece's rank; at most the last.
 
     Where everybody had come before the rank of the path began to wait, the transfer was under
     way already: what that rank did since then does not hold it up, and what it did before does
     only if it came last.
     """
-    leads = lead[pieces.path]
+    leads = lead[pieces.window]
     waiting = np.flatnonzero(pieces.message != NULL)
     if not len(waiting):
         return leads
@@ -158,12 +147,12 @@ def _leads(pieces: _Pieces, lead: IntArray, joined: Joined) -> IntArray:
     # A receive waits for its sender alone, a broadcast for its root: nobody is second.
     bound = np.where(by_last, lead_of, _UNBOUNDED)
     before = np.maximum(waiting - 1, 0)
-    before = np.where(pieces.path[before] == pieces.path[waiting], before, waiting)
+    before = np.where(pieces.window[before] == pieces.window[waiting], before, waiting)
     held_up = (releaser == pieces.rank[before]) | (releaser == NULL)
     bound = np.where(held_up, bound, 0)
-    following = np.searchsorted(waiting, np.arange(len(pieces.path)), side="left")
+    following = np.searchsorted(waiting, np.arange(len(pieces.window)), side="left")
     inside = np.flatnonzero(following < len(waiting))
-    inside = inside[pieces.path[inside] == pieces.path[waiting[following[inside]]]]
+    inside = inside[pieces.window[inside] == pieces.window[waiting[following[inside]]]]
     came = joined.released[message][following[inside]]
     beside = (pieces.start[inside] >= came) & (came != NULL_NS)
     leads[inside] = np.where(beside, 0, bound[following[inside]])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.jobs import DDLTRACE, JOBS, environment, free_port, run, torchrun, traced
+from support.jobs import DDLTRACE, JOBS, free_port, run, start, torchrun, traced
 
 from ddltrace.tracer.store import read_events, read_run
 
@@ -98,14 +98,7 @@ def test_a_directory_that_vanishes_in_mid_run(tmp_path: Path) -> None:
     command = torchrun("ddp_cnn.py", "12")
     plain = run(command, cwd=tmp_path)
     trace = tmp_path / "trace"
-    process = subprocess.Popen(
-        traced(trace, command),
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=(tmp_path / "errors").open("w"),
-        text=True,
-    )
+    process = start(traced(trace, command), cwd=tmp_path, stderr=(tmp_path / "errors").open("w"))
     assert process.stdout is not None
     printed = [process.stdout.readline()]
     shutil.rmtree(trace)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.jobs import DDLTRACE, JOBS, Done, environment, run, torchrun, traced
+from support.jobs import DDLTRACE, JOBS, Done, environment, run, start, torchrun, traced
 
 from ddltrace.tracer.store import read_events, read_run
 
@@ -96,13 +96,8 @@ def started(trace: Path, until: str) -> tuple[subprocess.Popen[str], list[str]]:
         trace: Its trace.
         until: How the line begins that is waited for.
     """
-    process = subprocess.Popen(
-        traced(trace, torchrun("hang_after.py")),
-        cwd=trace.parent,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    process = start(
+        traced(trace, torchrun("hang_after.py")), cwd=trace.parent, stderr=subprocess.PIPE
     )
     assert process.stdout is not None
     lines = []
@@ -153,14 +148,7 @@ def test_a_job_outlives_its_launcher_and_the_trace_says_so(tmp_path: Path) -> No
     command = torchrun("ddp_cnn.py", "40")
     plain = run(command, cwd=tmp_path)
     trace = tmp_path / "trace"
-    process = subprocess.Popen(
-        traced(trace, command),
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    process = start(traced(trace, command), cwd=tmp_path)
     assert process.stdout is not None
     first = process.stdout.readline()
     process.kill()
@@ -182,15 +170,7 @@ def test_a_job_outlives_its_launcher_and_the_trace_says_so(tmp_path: Path) -> No
 
 def test_a_launcher_and_its_job_killed_at_once_leave_a_marked_trace(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    process = subprocess.Popen(
-        traced(trace, torchrun("hang_after.py")),
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
+    process = start(traced(trace, torchrun("hang_after.py")), cwd=tmp_path, start_new_session=True)
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("rank 0 step 150 "):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.jobs import DDLTRACE, JOBS, Done, environment, free_port, run, torchrun, traced
+from support.jobs import DDLTRACE, JOBS, Done, environment, free_port, run, start, torchrun, traced
 from support.traces import Recorded
 
 import ddltrace
@@ -130,16 +130,7 @@ def run_two_nodes(tmp_path: Path, traces: tuple[Path, Path]) -> list[Done]:
             *("--nnodes=2", "--node-rank", str(node), "--nproc-per-node=1"),
             *("--master-addr=127.0.0.1", "--master-port", port, str(JOBS / "ddp_cnn.py"), "3"),
         ]
-        started.append(
-            subprocess.Popen(
-                traced(trace, command),
-                cwd=tmp_path,
-                env=environment(),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+        started.append(start(traced(trace, command), cwd=tmp_path, stderr=subprocess.PIPE))
     outputs = [process.communicate(timeout=120) for process in started]
     return [
         Done(process.returncode, *output) for process, output in zip(started, outputs, strict=True)

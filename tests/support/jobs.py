@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 JOBS = Path(__file__).resolve().parent.parent / "jobs"
 DDLTRACE = [sys.executable, "-m", "ddltrace"]
@@ -51,6 +52,21 @@ def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
+
+
+def start(
+    command: list[str], *, cwd: Path, stderr: int | IO[str] = subprocess.DEVNULL, **options: bool
+) -> subprocess.Popen[str]:
+    """Starts a command whose output is read while it runs."""
+    return subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        **options,
+    )
 
 
 def torchrun(script: str | Path, *arguments: str, ranks: int = 2) -> list[str]:
