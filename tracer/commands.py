@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 from ddltrace.tracer.config import LEVELS, CaptureConfig
-from ddltrace.tracer.errors import TraceError, UnwritableError, UsageError
+from ddltrace.tracer.errors import (
+    MissingCapabilityError,
+    TraceError,
+    UnwritableError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from ddltrace.tracer.parts import Part
@@ -96,6 +101,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
         config = CaptureConfig(
             directory=directory.resolve(), level=level, op_steps=window, measure_cost=measure_cost
         )
+        _build_gloo_times()
         result = run_job(command, config, {PART_LABEL: found.name} if found else {})
     except UnwritableError as error:
         # A job that has waited for its machines is not to be stopped by a disk.
@@ -120,6 +126,19 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
         )
     click.echo(f"ddltrace: next: ddltrace analyze {whole}", err=True)
     return result.exit_status
+
+
+def _build_gloo_times() -> None:
+    """Compiles, before the first job, what makes the record of Gloo's messages cheap and exact."""
+    from ddltrace.tracer import gloo_times_build
+
+    if not gloo_times_build.is_wanted():
+        return
+    click.echo("ddltrace: compiling for this PyTorch, once (some seconds)", err=True)
+    try:
+        gloo_times_build.build()
+    except MissingCapabilityError as error:
+        click.echo(f"ddltrace: recording will cost more than it could: {error}", err=True)
 
 
 def _cost_told(directory: Path, *, asked: bool) -> str | None:

@@ -25,7 +25,6 @@ class Message:
     """One collective, send or receive of this rank, from enqueue to completion."""
 
     __slots__ = (
-        "arrival",
         "bytes",
         "dtype",
         "end_ns",
@@ -38,7 +37,9 @@ class Message:
         "peer",
         "phase",
         "seq",
+        "settle",
         "shown_open",
+        "slot",
         "start_ns",
         "status",
         "step",
@@ -61,8 +62,9 @@ class Message:
         self.out_bytes: int | None = None
         self.dtype: str | None = None
         self.status = "open"
-        # Tells, at its end, when the device had come to it; None if it cannot be told.
-        self.arrival: Callable[[], int | None] | None = None
+        # Puts in, at its end, what somebody else knows better: the device, or Gloo.
+        self.settle: Callable[[Message], None] | None = None
+        self.slot = -1  # where Gloo's threads note its times; -1 if they do not
         self.tensors: list[int] | None = None
         self.step: int | None = None
         self.phase = _OTHER
@@ -80,6 +82,7 @@ class Recorder:
         dropped: Events dropped.
         paused: Whether the interposers leave this step unrecorded, to measure their own cost.
         sites: Of each site: kind code, name, tensor id or -1.
+        collectors: The writer calls these before it takes anything: they bring what has ended.
         finished: Completed messages, not yet written.
         open: Messages that have not completed, by id.
         waits: Rows (start_ns, end_ns, message id or -1, name, thread ident).
@@ -94,6 +97,7 @@ class Recorder:
         self.dropped = 0
         self.paused = False
         self.sites: list[tuple[int, str, int]] = []
+        self.collectors: list[Callable[[], None]] = []
         self._site_of: dict[tuple[int, str, int], int] = {}
         # Reentrant: a signal handler of the job may communicate in the middle of our code.
         self._lock = threading.RLock()
@@ -203,8 +207,7 @@ class Recorder:
             return
         message.end_ns = end_ns
         message.status = status
-        if message.arrival is not None:
-            arrival, message.arrival = message.arrival(), None
-            if arrival is not None:
-                message.start_ns = min(max(arrival, message.enqueue_ns), end_ns)
+        if message.settle is not None:
+            settle, message.settle = message.settle, None
+            settle(message)
         self.finished.append(message)

@@ -108,6 +108,7 @@ class RankInfo:
             without, its 95 % interval `low` to `high`, `steps` on each side.
         silence: What the process did when it last recorded nothing for some seconds; see
             ``docs/trace-format.md``.
+        gloo_times: Whether Gloo itself told when its messages began and ended.
     """
 
     rank: int
@@ -132,6 +133,7 @@ class RankInfo:
     errors: list[str] = field(default_factory=list)
     silence: dict[str, Any] | None = None
     cost: dict[str, Any] | None = None
+    gloo_times: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object that `rank_from_json` reads back."""

@@ -368,6 +368,11 @@ class WriterThread(threading.Thread):
 
     def _flush_now(self) -> None:
         before = time.thread_time_ns()
+        for collect in self._recorder.collectors:
+            try:
+                collect()
+            except Exception as error:  # noqa: BLE001 - what has ended shows as open
+                self._on_fault("collect", error)
         try:
             try:
                 batch = self._builder.build()

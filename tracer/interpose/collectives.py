@@ -6,9 +6,10 @@ each call once, on the thread that makes it, just before the backend does. Unlik
 key, ``BackendSelect`` is also passed under ``inference_mode`` and ``no_grad``, and the modes
 that only pretend to run an operator (fake tensors, tracing) stop above it.
 
-Completion is learned where it is cheapest: a blocking call from its own ``wait``, an
-asynchronous collective from a reaper, a send or receive from the ``wait`` of its user
-(Gloo gives it no future, and a second waiter would disturb the first).
+Completion is learned where it is cheapest: from Gloo's own threads, where that can be had; else
+a blocking call's from its own ``wait``, an asynchronous collective's from a reaper. A send's or
+receive's comes from the ``wait`` of its user (Gloo runs it nowhere else, and a second waiter
+would disturb the first).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
+from ddltrace.tracer import gloo_times_build
+from ddltrace.tracer.gloo_times import GlooTimes
 from ddltrace.tracer.interpose.cuda import MessageTimer, asking_from_any_thread, can_record
 from ddltrace.tracer.interpose.groups import Group
 from ddltrace.tracer.interpose.waits import Waits
@@ -53,6 +56,7 @@ class _Operator:
         tag: Argument with the tag.
         asynchronous: Argument that is false if the caller waits at once.
         blocks: Whether the operator itself returns only at the end.
+        composed: Whether Gloo makes it of several others, whose ends are not its own.
     """
 
     op: str
@@ -63,6 +67,7 @@ class _Operator:
     tag: int | None = None
     asynchronous: int | None = None
     blocks: bool = False
+    composed: bool = False
 
 
 _OPERATORS: Final = {
@@ -73,10 +78,16 @@ _OPERATORS: Final = {
     "allgather_": _Operator("all_gather", 1, 0, 2, asynchronous=3),
     "_allgather_base_": _Operator("all_gather", 1, 0, 2, asynchronous=3),
     "allgather_coalesced_": _Operator("all_gather", 1, 0, 2, asynchronous=3),
-    "allgather_into_tensor_coalesced_": _Operator("all_gather", 1, 0, 2, asynchronous=3),
-    "reduce_scatter_": _Operator("reduce_scatter", 1, 0, 2, asynchronous=4),
-    "_reduce_scatter_base_": _Operator("reduce_scatter", 1, 0, 2, asynchronous=4),
-    "reduce_scatter_tensor_coalesced_": _Operator("reduce_scatter", 1, 0, 2, asynchronous=4),
+    "allgather_into_tensor_coalesced_": _Operator(
+        "all_gather", 1, 0, 2, asynchronous=3, composed=True
+    ),
+    "reduce_scatter_": _Operator("reduce_scatter", 1, 0, 2, asynchronous=4, composed=True),
+    "_reduce_scatter_base_": _Operator(
+        "reduce_scatter", 1, 0, 2, asynchronous=4, composed=True
+    ),
+    "reduce_scatter_tensor_coalesced_": _Operator(
+        "reduce_scatter", 1, 0, 2, asynchronous=4, composed=True
+    ),
     "gather_": _Operator("gather", 1, 0, 2, peer=3, asynchronous=4),
     "scatter_": _Operator("scatter", 1, 0, 2, peer=3, asynchronous=4),
     "alltoall_": _Operator("all_to_all", 1, 0, 2, asynchronous=3),
@@ -137,6 +148,9 @@ class Observer:
             self.waits.works.release,
             session.fault,
         )
+        self._gloo: GlooTimes | None = None
+        self._gloo_seen = False
+        self._recorder.collectors.append(self._collect)
         self._launched = threading.local()
         self._coalescing = threading.local()
         self._timer = MessageTimer(session)
@@ -148,11 +162,16 @@ class Observer:
     def stop(self, timeout_s: float) -> None:
         """Ends after the messages launched so far."""
         self._active = False
+        deadline = time.monotonic() + timeout_s
         self._reapers.stop(timeout_s)
+        if self._gloo is not None:
+            self._gloo.stop(max(0.0, deadline - time.monotonic()))
 
     def abandon(self) -> None:
         """In a forked child, which has no reapers: holds on to nothing of the job's."""
         self._active = False
+        if self._gloo is not None:
+            self._gloo.abandon()
 
     @contextmanager
     def launched(self) -> Iterator[list[Message]]:
@@ -172,11 +191,14 @@ class Observer:
         redispatch = getattr(torch.ops.c10d, name).default.redispatch
         below = _dispatch_keyset_full_after(DispatchKey.BackendSelect)
         fault, timer = self._session.fault, self._timer
+        told_by_gloo = not operator.composed and operator.op not in P2P_OPS
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             start = _now()
             mark = None
+            slot = -1
             active = self._active
+            gloo = self._gloo if told_by_gloo else None
             if active:
                 try:
                     active = not self._passes(operator, args)
@@ -184,12 +206,18 @@ class Observer:
                         active = can_record()  # else: becomes part of a graph, does not run
                         if active:
                             mark = timer.begin(_first_tensor(args[: operator.group]))
+                    if active and gloo is not None:
+                        slot = gloo.begin_launch()
                 except Exception as error:  # noqa: BLE001 - the job goes on
                     fault(f"time {name}", error)
-            result = redispatch(keyset & below, *args, **kwargs)
+            try:
+                result = redispatch(keyset & below, *args, **kwargs)
+            finally:
+                if slot >= 0 and gloo is not None:
+                    gloo.end_launch()
             if active:
                 try:
-                    self._record(operator, args, kwargs, result, start, mark=mark)
+                    self._record(operator, args, kwargs, result, start, mark=mark, slot=slot)
                 except Exception as error:  # noqa: BLE001 - the job goes on
                     fault(f"record {name}", error)
             return result
@@ -261,6 +289,7 @@ class Observer:
         start: int,
         *,
         mark: Mark | None,
+        slot: int,
     ) -> None:
         message = self._describe(operator, args, start)
         work = self._work(result)
@@ -282,6 +311,8 @@ class Observer:
         device = _first_tensor(args[: operator.group]).device
         blocking = self._groups.wait_blocks(process_group, group, device)
         if blocking and operator.op in P2P_OPS:
+            return
+        if blocking and device.type == "cpu" and self._is_told(slot, message):
             return
         index = operator.asynchronous
         asynchronous = (
@@ -334,6 +365,19 @@ class Observer:
             self.waits.works.add_newest(work, newest)
             self.waits.stream_ordered.add(newest.id)
 
+    def _is_told(self, slot: int, message: Message) -> bool:
+        """Whether Gloo's own threads will tell the end of a message on the CPU."""
+        if not self._gloo_seen:
+            self._gloo_seen = True
+            self._gloo = gloo_times(self._session)
+        return slot >= 0 and self._gloo is not None and self._gloo.follow(slot, message)
+
+    def _collect(self) -> None:
+        """On the writer's thread: takes up what Gloo has told."""
+        if self._gloo is not None:
+            self._gloo.collect()
+            self.waits.works.release_served()
+
     def _work(self, result: Any) -> Any:
         if isinstance(result, (tuple, list)):
             result = result[-1] if result else None
@@ -379,6 +423,17 @@ class Observer:
         message.tensors = self._registry.tensors_at(tensors)
         if message.tensors is not None:
             message.name = self._registry.name_of(message.tensors)
+
+
+def gloo_times(session: Session) -> GlooTimes | None:
+    """What Gloo tells of its messages, if that was compiled for this PyTorch."""
+    library = gloo_times_build.installed()
+    if library is None:
+        return None
+    times = GlooTimes(library, session.recorder)
+    session.info.gloo_times = True
+    session.save_info()
+    return times
 
 
 def _called_by_engine() -> bool:

@@ -82,14 +82,16 @@ class MessageTimer:
         if mark is None or timer is None:
             return
 
-        def arrival() -> int | None:
+        def settle(message: Message) -> None:
             try:
-                return timer.passed_ns(mark)
+                arrival = timer.passed_ns(mark)
             except Exception as error:  # noqa: BLE001 - the job goes on without device times
                 self._session.fault("message arrival", error)
-                return None
+                return
+            if arrival is not None and message.end_ns is not None:
+                message.start_ns = min(max(arrival, message.enqueue_ns), message.end_ns)
 
-        message.arrival = arrival
+        message.settle = settle
 
     def end(self, message: Message, mark: Mark | None) -> None:
         """Ends a message that runs in the current stream, as NCCL's synchronous ones do."""

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.tracer.recorder import Message
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ddltrace.tracer.session import Session
 
 _now = time.monotonic_ns
+_PATIENCE_NS: Final = 50_000_000
 
 
 class MessageOf:
@@ -69,6 +70,15 @@ class MessageOf:
         """Forgets an object that has served."""
         if self._strong.pop(id(thing), None) is None:
             self._weak.pop(id(thing), None)
+
+    def release_served(self) -> None:
+        """No longer holds objects whose messages are complete, and were before they were taken.
+
+        A message can be complete before its launch has returned to the job.
+        """
+        for key, (_, message) in list(self._strong.items()):
+            if message.end_ns is not None and message.end_ns < _now() - _PATIENCE_NS:
+                self._weaken(key)
 
     def _weaken(self, key: int) -> None:
         held = self._strong.get(key)
@@ -183,7 +193,11 @@ class Waits:
 
     def _seen_completed(self, work: Any) -> None:
         message = self.works.get(work)
-        if message is not None and message.end_ns is None:
+        if message is None or message.end_ns is not None:
+            return
+        if message.slot >= 0:
+            self._recorder.complete(message, _now())
+        else:
             self.seen_complete.setdefault(message.id, _now())
 
     def _patched_get_future(self, original: Callable[..., Any]) -> Callable[..., Any]:

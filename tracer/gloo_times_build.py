@@ -1,0 +1,157 @@
+"""Compiles `gloo_times.cpp` for the PyTorch that is installed, once.
+
+PyTorch's C++ interface changes from version to version, so what is compiled serves only the
+very library that it was compiled for; it lies in the user's cache under a name that says so.
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from ddltrace.tracer.errors import MissingCapabilityError
+
+SWITCH: Final = "DDLTRACE_NATIVE"
+"""Environment variable; 0 leaves out what is compiled."""
+
+_SOURCE: Final = Path(__file__).with_name("gloo_times.cpp")
+_COMPILERS: Final = ("c++", "g++", "clang++")
+_STANDARDS: Final = ("c++20", "c++17")  # newer PyTorch needs the first, older compilers the other
+_TIMEOUT_S: Final = 120
+
+
+def installed() -> Path | None:
+    """What was built for this interpreter's PyTorch; None if nothing was or it is switched off."""
+    if os.environ.get(SWITCH) == "0":
+        return None
+    try:
+        library = _library()
+    except (OSError, RuntimeError, MissingCapabilityError):
+        return None
+    return library if library.is_file() and _is_ours(library) else None
+
+
+def is_wanted() -> bool:
+    """Whether it is to be built: it may be, was not, and no earlier try has failed."""
+    if os.environ.get(SWITCH) == "0" or sys.platform != "linux" or _compiler() is None:
+        return False
+    try:
+        library = _library()
+        return not library.exists() and not _failure(library).exists()
+    except (OSError, RuntimeError, MissingCapabilityError):
+        return False
+
+
+def build() -> Path | None:
+    """Compiles, unless another process does so right now.
+
+    Returns:
+        What was built; None if another process is at it.
+
+    Raises:
+        MissingCapabilityError: It cannot be compiled here; a later `is_wanted` knows it.
+    """
+    library = _library()
+    compiler = _compiler()
+    if compiler is None:
+        raise MissingCapabilityError(f"no C++ compiler: none of {', '.join(_COMPILERS)}")
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (library.parent / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _compile(compiler, library)
+    except BlockingIOError:
+        return None
+    except OSError as error:
+        raise MissingCapabilityError(f"{library} cannot be made: {error.strerror}") from error
+    return library
+
+
+def _compile(compiler: str, library: Path) -> None:
+    torch = _torch_folder()
+    complaint = ""
+    with tempfile.TemporaryDirectory(dir=library.parent) as name:
+        made = Path(name) / library.name
+        for standard in _STANDARDS:
+            command = [compiler, "-O2", "-shared", "-fPIC", f"-std={standard}"]
+            command += ["-isystem", str(torch / "include"), *_string_abi(torch)]
+            command += [str(_SOURCE), "-o", str(made)]
+            command += [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu"]
+            try:
+                done = subprocess.run(
+                    command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+                )
+            except subprocess.TimeoutExpired:
+                complaint = f"{compiler} takes more than {_TIMEOUT_S} s"
+                break
+            if done.returncode == 0:
+                made.replace(library)
+                return
+            complaint = complaint or _first_error(done.stderr)
+    with contextlib.suppress(OSError):
+        _failure(library).write_text(complaint, encoding="utf-8")
+    raise MissingCapabilityError(f"{_SOURCE.name} does not compile: {complaint}")
+
+
+def _first_error(output: str) -> str:
+    lines = output.strip().splitlines() or ["no word of why"]
+    return next((line for line in lines if "error" in line), lines[0])[:200]
+
+
+def _library() -> Path:
+    """Where the library for this very PyTorch and this very source lies.
+
+    Raises:
+        MissingCapabilityError: There is no PyTorch.
+        OSError: Its files cannot be looked at.
+        RuntimeError: The user has no home.
+    """
+    torch = _torch_folder()
+    version = (torch / "version.py").read_bytes()
+    core = (torch / "lib" / "libtorch_cpu.so").stat()
+    parts = (version, _SOURCE.read_bytes(), f"{core.st_size} {core.st_mtime_ns}".encode())
+    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "ddltrace" / f"gloo_times-{digest}.so"
+
+
+def _failure(library: Path) -> Path:
+    return library.with_suffix(".failed")
+
+
+def _is_ours(library: Path) -> bool:
+    """Whether nobody else can have put it there: it is code that will run in the job."""
+    entries = [library.stat(), library.parent.stat()]
+    return all(e.st_uid == os.geteuid() and not e.st_mode & 0o022 for e in entries)
+
+
+def _torch_folder() -> Path:
+    found = importlib.util.find_spec("torch")
+    if found is None or not found.submodule_search_locations:
+        raise MissingCapabilityError("there is no PyTorch here")
+    return Path(found.submodule_search_locations[0])
+
+
+def _string_abi(torch: Path) -> list[str]:
+    """The flag for the layout of strings that this PyTorch was compiled with."""
+    flag = "-D_GLIBCXX_USE_CXX11_ABI="
+    with contextlib.suppress(OSError):
+        settings = (torch / "share/cmake/Torch/TorchConfig.cmake").read_text(encoding="utf-8")
+        at = settings.find(flag)
+        if at >= 0:
+            return [settings[at : at + len(flag) + 1]]
+    return []
+
+
+def _compiler() -> str | None:
+    return next((path for name in _COMPILERS if (path := shutil.which(name))), None)
