@@ -50,6 +50,21 @@ except Exception as error:
 print(json.dumps(found))
 """
 
+_BUILD = """
+import json
+from ddltrace.tracer import gloo_times_build
+from ddltrace.tracer.errors import MissingCapabilityError
+library, why = gloo_times_build.installed(), None
+if library is None:
+    try:
+        library = gloo_times_build.build()
+        why = None if library else "another process compiles it right now"
+    except MissingCapabilityError as error:
+        why = str(error)
+no_compiler = gloo_times_build.compiler() is None
+print(json.dumps({"library": str(library), "why": why, "no_compiler": no_compiler}))
+"""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -84,7 +99,7 @@ def examine(interpreter: str) -> list[Finding]:
     path = shutil.which(interpreter)
     if path is None:
         raise UsageError(f"no such interpreter: {interpreter}")
-    return [*_packages(), *_torch(path), *_injection(path), *_machine()]
+    return [*_packages(), *_torch(path), *_injection(path), *_gloo_times(path), *_machine()]
 
 
 def _packages() -> Iterator[Finding]:
@@ -161,6 +176,25 @@ def _injection(python: str) -> Iterator[Finding]:
             yield Finding("capture", "missing", f"a probe job was traced in part: {what[0]}")
             return
         yield Finding("capture", "ok", f"a probe job was traced: {', '.join(sorted(wanted))}")
+
+
+def _gloo_times(python: str) -> Iterator[Finding]:
+    """Whether the job's Python has, or can make, what takes down the times of Gloo's messages."""
+    subject = "cheap times of Gloo"
+    output = _run([python, "-c", _BUILD], os.environ.copy())
+    try:
+        found = json.loads(output.splitlines()[-1])
+    except (IndexError, ValueError):
+        return  # without torch or ddltrace, which has been said
+    if found["why"] is None:
+        yield Finding(subject, "ok", f"compiled for this PyTorch: {found['library']}")
+    else:
+        yield Finding(
+            subject,
+            "absent",
+            f"{found['why']}: recording a message costs twice as much",
+            "install a C++ compiler (Debian: apt-get install g++)" if found["no_compiler"] else "",
+        )
 
 
 def _machine() -> Iterator[Finding]:

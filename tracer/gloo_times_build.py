@@ -43,13 +43,18 @@ def installed() -> Path | None:
 
 def is_wanted() -> bool:
     """Whether it is to be built: it may be, was not, and no earlier try has failed."""
-    if os.environ.get(SWITCH) == "0" or sys.platform != "linux" or _compiler() is None:
+    if os.environ.get(SWITCH) == "0" or sys.platform != "linux" or compiler() is None:
         return False
     try:
         library = _library()
         return not library.exists() and not _failure(library).exists()
     except (OSError, RuntimeError, MissingCapabilityError):
         return False
+
+
+def compiler() -> str | None:
+    """The C++ compiler of this machine; None if there is none."""
+    return next((path for name in _COMPILERS if (path := shutil.which(name))), None)
 
 
 def build() -> Path | None:
@@ -62,14 +67,14 @@ def build() -> Path | None:
         MissingCapabilityError: It cannot be compiled here; a later `is_wanted` knows it.
     """
     library = _library()
-    compiler = _compiler()
-    if compiler is None:
+    with_what = compiler()
+    if with_what is None:
         raise MissingCapabilityError(f"no C++ compiler: none of {', '.join(_COMPILERS)}")
     try:
         library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (library.parent / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _compile(compiler, library)
+            _compile(with_what, library)
     except BlockingIOError:
         return None
     except OSError as error:
@@ -77,13 +82,13 @@ def build() -> Path | None:
     return library
 
 
-def _compile(compiler: str, library: Path) -> None:
+def _compile(with_what: str, library: Path) -> None:
     torch = _torch_folder()
     complaint = ""
     with tempfile.TemporaryDirectory(dir=library.parent) as name:
         made = Path(name) / library.name
         for standard in _STANDARDS:
-            command = [compiler, "-O2", "-shared", "-fPIC", f"-std={standard}"]
+            command = [with_what, "-O2", "-shared", "-fPIC", f"-std={standard}"]
             command += ["-isystem", str(torch / "include"), *_string_abi(torch)]
             command += [str(_SOURCE), "-o", str(made)]
             command += [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu"]
@@ -92,10 +97,11 @@ def _compile(compiler: str, library: Path) -> None:
                     command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
                 )
             except subprocess.TimeoutExpired:
-                complaint = f"{compiler} takes more than {_TIMEOUT_S} s"
+                complaint = f"{with_what} takes more than {_TIMEOUT_S} s"
                 break
             if done.returncode == 0:
                 made.replace(library)
+                _failure(library).unlink(missing_ok=True)
                 return
             complaint = complaint or _first_error(done.stderr)
     with contextlib.suppress(OSError):
@@ -151,7 +157,3 @@ def _string_abi(torch: Path) -> list[str]:
         if at >= 0:
             return [settings[at : at + len(flag) + 1]]
     return []
-
-
-def _compiler() -> str | None:
-    return next((path for name in _COMPILERS if (path := shutil.which(name))), None)

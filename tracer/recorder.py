@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
 
 from ddltrace.tracer.schema import KINDS, PHASES
 
@@ -71,6 +72,48 @@ class Message:
         self.shown_open = False
 
 
+Site: TypeAlias = tuple[int, str, int]
+"""A place that records: kind code, name, tensor id or -1."""
+
+Wait: TypeAlias = tuple[int, int, int, str, int]
+"""A wait of the host: start_ns, end_ns, message id or -1, name, thread ident."""
+
+
+@dataclass
+class Taken:
+    """What was taken out of a recorder.
+
+    Attributes:
+        flat: Rows of four integers, laid end to end; see `Recorder`.
+        ended: Messages that have completed or failed.
+        open: Messages that were open, each taken once.
+        waits: Waits of the host.
+        step_changes: Time, value, time, value.
+        phase_changes: The same.
+    """
+
+    flat: list[int] = field(default_factory=list)
+    ended: list[Message] = field(default_factory=list)
+    open: list[Message] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
+    step_changes: list[int] = field(default_factory=list)
+    phase_changes: list[int] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """Rows that it makes at most."""
+        return len(self.flat) // 4 + len(self.ended) + len(self.open) + len(self.waits)
+
+    def extend(self, later: Taken) -> None:
+        """Adds what was taken later."""
+        self.flat += later.flat
+        self.ended += later.ended
+        self.open += later.open
+        self.waits += later.waits
+        self.step_changes += later.step_changes
+        self.phase_changes += later.phase_changes
+
+
 class Recorder:
     """Collects events from any thread; the writer takes them out.
 
@@ -81,11 +124,11 @@ class Recorder:
         limit: Length of `flat` beyond which the hot path drops its events.
         dropped: Events dropped.
         paused: Whether the interposers leave this step unrecorded, to measure their own cost.
-        sites: Of each site: kind code, name, tensor id or -1.
+        sites: Every site, by its number.
         collectors: The writer calls these before it takes anything: they bring what has ended.
         finished: Completed messages, not yet written.
         open: Messages that have not completed, by id.
-        waits: Rows (start_ns, end_ns, message id or -1, name, thread ident).
+        waits: Waits of the host, not yet written.
         step: Number of the step that is open, or None outside any.
     """
 
@@ -96,14 +139,14 @@ class Recorder:
         self.buffer_rows = buffer_rows
         self.dropped = 0
         self.paused = False
-        self.sites: list[tuple[int, str, int]] = []
+        self.sites: list[Site] = []
         self.collectors: list[Callable[[], None]] = []
-        self._site_of: dict[tuple[int, str, int], int] = {}
+        self._site_of: dict[Site, int] = {}
         # Reentrant: a signal handler of the job may communicate in the middle of our code.
         self._lock = threading.RLock()
         self.finished: list[Message] = []
         self.open: dict[int, Message] = {}
-        self.waits: list[tuple[int, int, int, str, int]] = []
+        self.waits: list[Wait] = []
         self._message_numbers = itertools.count()
         self.step: int | None = None
         # Time of each change and what holds from then on; the writer reads them to give every
@@ -192,6 +235,19 @@ class Recorder:
             self.dropped += 1
         return message
 
+    def take(self) -> Taken:
+        """Takes everything out: on the writer's thread, while others go on recording."""
+        taken = Taken(flat=_cut(self.flat), ended=_cut(self.finished), waits=_cut(self.waits))
+        for message in list(self.open.values()):
+            if not message.shown_open:
+                message.shown_open = True
+                taken.open.append(message)
+        # The changes are taken after the rows: a row whose change is missing would be given
+        # the wrong step, a change without rows yet does no harm.
+        taken.step_changes = _cut(self.step_changes)
+        taken.phase_changes = _cut(self.phase_changes)
+        return taken
+
     def close_after_fork(self) -> None:
         """Takes nothing more: the buffers of a forked child have no writer."""
         self.limit = -1
@@ -211,3 +267,11 @@ class Recorder:
             settle, message.settle = message.settle, None
             settle(message)
         self.finished.append(message)
+
+
+def _cut(buffer: list[Any]) -> list[Any]:
+    """Empties a buffer by its length as read once: slicing and deleting are atomic."""
+    length = len(buffer)
+    taken = buffer[:length]
+    del buffer[:length]
+    return taken

@@ -23,6 +23,7 @@ from ddltrace.tracer.steps import Steps
 from ddltrace.tracer.store import (
     SIDECAR_SUFFIX,
     STREAM_SUFFIX,
+    TAIL_SUFFIX,
     GroupInfo,
     RankInfo,
     StreamWriter,
@@ -31,6 +32,7 @@ from ddltrace.tracer.store import (
     segment_name,
     write_sidecar,
 )
+from ddltrace.tracer.tail import TailWriter
 from ddltrace.tracer.watchdog import Watchdog
 from ddltrace.tracer.writer import WriterThread
 
@@ -138,6 +140,7 @@ class Session:
         self._changed = False
         self._told_dropped_s = 0.0
         self._stream: StreamWriter | None = None
+        self._tail: TailWriter | None = None
         self._writer: WriterThread | None = None
         self._stoppers: list[Callable[[float], object]] = []
 
@@ -149,11 +152,13 @@ class Session:
         self.config.prepare_directory()
         self._name_segment(directory)
         self._stream = StreamWriter(directory / (self.info.segment + STREAM_SUFFIX))
+        self._tail = TailWriter(directory / (self.info.segment + TAIL_SUFFIX), self.recorder.sites)
         write_sidecar(directory, self.info)
         reserve(directory / (self.info.segment + SIDECAR_SUFFIX))
         self._writer = WriterThread(
             self.recorder,
             self._stream,
+            self._tail,
             self.config.flush_interval_s,
             on_fault=self.fault,
             on_beat=self._save_changes,
@@ -329,3 +334,6 @@ class Session:
         if self._stream is not None:
             with contextlib.suppress(OSError):
                 self._stream.abandon()
+        if self._tail is not None:
+            with contextlib.suppress(OSError):
+                self._tail.abandon()

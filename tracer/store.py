@@ -4,6 +4,7 @@ A trace is a directory::
 
     run.json                     what ran, on which hosts and ranks, what was lost
     rank-00003-0-4711.arrows     while rank 3 (attempt 0, process 4711) runs: an IPC stream
+    rank-00003-0-4711.tail       and what is not in it yet; see `tail`
     rank-00003-0-4711.json       what that process knows of itself: tensors, groups, clock
     rank-00003-0-4711.arrow      when the job has ended: an IPC file in place of the stream
 
@@ -33,9 +34,11 @@ import pyarrow as pa
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.frames import scan_stream
 from ddltrace.tracer.schema import EVENTS, SCHEMA_NAME
+from ddltrace.tracer.tail import read_tail
 
 RUN_FILE: Final = "run.json"
 STREAM_SUFFIX: Final = ".arrows"
+TAIL_SUFFIX: Final = ".tail"
 FILE_SUFFIX: Final = ".arrow"
 SIDECAR_SUFFIX: Final = ".json"
 PART_PREFIX: Final = "part-"
@@ -512,13 +515,16 @@ class EventReader:
         self._path = event_path(directory, segment)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
+        is_file = self._path.suffix == FILE_SUFFIX
+        # Before the stream: what a writer moves from the one to the other meanwhile is then in
+        # both, never in neither, and the tail is known to be the older one.
+        tail = b"" if is_file else self._tail()
         try:
             _require_regular(self._path)
             content = _map(self._path)
         except OSError as error:
             raise TraceError(f"{self._path} cannot be opened: {error}") from error
         size = len(content)
-        is_file = self._path.suffix == FILE_SUFFIX
         # Behind its magic a file is a stream, and a footer that a reader must believe is
         # one way less to be led astray.
         start = 8 if is_file else 0
@@ -531,8 +537,30 @@ class EventReader:
         elif not scan.marked:
             # A stream that ends between two messages lost nothing that is known of.
             self.lost_bytes = size - scan.end
+        count, newest = 0, None
         if scan.end > start:
-            yield from self._read_stream(content, start, scan.end)
+            for batch in self._read_stream(content, start, scan.end):
+                count, newest = count + 1, batch
+                yield batch
+        try:
+            newest = read_tail(tail, count, _words_of(newest)) if tail else None
+        except ValueError:
+            self.lost_bytes += len(tail)
+        else:
+            if newest is not None:
+                yield newest
+
+    def _tail(self) -> bytes:
+        """What lies in the tail of a stream now."""
+        path = self._path.with_suffix(TAIL_SUFFIX)
+        try:
+            _require_regular(path)
+            return path.read_bytes()
+        except FileNotFoundError:
+            return b""
+        except OSError:
+            self.lost_bytes += 1
+            return b""
 
     def _read_stream(self, content: _Content, start: int, end: int) -> Iterator[pa.RecordBatch]:
         data = pa.py_buffer(content).slice(start, end - start)
@@ -564,6 +592,18 @@ class EventReader:
                 f"{self._path}: schema {found!r:.80} is not {SCHEMA_NAME!r}; "
                 "read it with the version of ddltrace that wrote it"
             )
+
+
+def _words_of(batch: pa.RecordBatch | None) -> dict[str, list[str]]:
+    """The dictionaries of a batch's coded columns."""
+    if batch is None:
+        return {}
+    columns = zip(batch.schema.names, batch.columns, strict=True)
+    return {
+        name: column.dictionary.to_pylist()
+        for name, column in columns
+        if pa.types.is_dictionary(column.type)
+    }
 
 
 def _map(path: Path) -> _Content:
@@ -627,11 +667,15 @@ def finalize_rank(directory: Path, info: RankInfo) -> None:
         info.errors.append(f"the stream could not be finalized: {error!r:.200}")
         return
     info.lost_bytes = reader.lost_bytes
+    tail = stream.with_suffix(TAIL_SUFFIX)
     if reader.lost_bytes == 0:
         stream.unlink()
+        tail.unlink(missing_ok=True)
     else:
-        # Kept under a name that no reader opens: somebody may want to dig in it.
+        # Kept under names that no reader opens: somebody may want to dig in them.
         stream.replace(stream.with_suffix(".damaged"))
+        if tail.exists():
+            tail.replace(tail.with_suffix(".tail-damaged"))
 
 
 def finalize(directory: Path, run: RunInfo) -> RunInfo:

@@ -75,7 +75,7 @@ def find_hangs(trace: Trace, scans: Mapping[int, RankScan], joined: Joined) -> t
                 missing=tuple(sorted(set(members) - set(called))),
                 since_us=(last - origin(scans)) / 1e3,
                 waited_us=waited_us(last),
-                called=called if len(set(called.values())) > 1 else {},
+                called=dict(sorted(called.items())) if len(set(called.values())) > 1 else {},
             )
         )
     for row in lonely.tolist():

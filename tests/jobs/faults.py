@@ -42,9 +42,11 @@ from ddltrace.tracer.inject import arm
 PACKAGE = "ddltrace.tracer."
 MODULES = [
     "arrays",
+    "batches",
     "clock_exchange",
     "clocks",
     "config",
+    "gloo_times",
     "recorder",
     "registry",
     "reaper",
@@ -52,6 +54,7 @@ MODULES = [
     "session",
     "steps",
     "store",
+    "tail",
     "watchdog",
     "writer",
     *(

@@ -25,26 +25,27 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddltrace.tracer.config import CaptureConfig
 from ddltrace.tracer.inject import arm
-from ddltrace.tracer.store import RunInfo, StreamWriter, write_run
-from ddltrace.tracer.writer import BatchBuilder
+from ddltrace.tracer.recorder import Recorder
+from ddltrace.tracer.store import RunInfo, write_run
+from ddltrace.tracer.writer import WriterThread
 
 MAX_STEPS = 1 << 17
 
 
 def note_writes(shared):
     """Notes, after each write, when the events that it took were taken."""
-    build, write = BatchBuilder.build, StreamWriter.write
+    take, write = Recorder.take, WriterThread._write
     began = [0]
 
-    def noted_build(builder):
+    def noted_take(recorder):
         began[0] = time.monotonic_ns()
-        return build(builder)
+        return take(recorder)
 
-    def noted_write(stream, batch):
-        write(stream, batch)
+    def noted_write(writer, taken, *, last):
+        write(writer, taken, last=last)
         struct.pack_into("<q", shared, 8, began[0])
 
-    BatchBuilder.build, StreamWriter.write = noted_build, noted_write
+    Recorder.take, WriterThread._write = noted_take, noted_write
 
 
 def train(shared):

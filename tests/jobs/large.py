@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ddltrace.tracer.batches import BatchBuilder
 from ddltrace.tracer.recorder import Recorder
 from ddltrace.tracer.store import (
     STREAM_SUFFIX,
@@ -24,7 +25,6 @@ from ddltrace.tracer.store import (
     write_run,
     write_sidecar,
 )
-from ddltrace.tracer.writer import BatchBuilder
 
 MORE_BYTES = 1 << 30
 ROWS = 100_000
@@ -36,7 +36,7 @@ def write(directory, num_bytes):
     write_sidecar(directory, RankInfo(rank=0, segment=segment, status="complete"))
     path = directory / (segment + STREAM_SUFFIX)
     stream, recorder, rng = StreamWriter(path), Recorder(ROWS), np.random.default_rng(0)
-    builder = BatchBuilder(recorder)
+    builder = BatchBuilder(recorder.sites)
     sites = np.array([recorder.site("layer", f"layer{number}") for number in range(200)])
     now = rows = 0
     while path.stat().st_size < num_bytes:
@@ -46,7 +46,7 @@ def write(directory, num_bytes):
         table = np.stack([chosen, starts, starts + durations, np.full(ROWS, 1)], axis=1)
         recorder.flat.extend(table.ravel().tolist())
         now = int(starts[-1])
-        batch = builder.build()
+        batch = builder.build(recorder.take())
         stream.write(batch)
         rows += batch.num_rows
     stream.close()

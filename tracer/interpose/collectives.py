@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ddltrace.tracer import gloo_times_build
 from ddltrace.tracer.gloo_times import GlooTimes
@@ -70,6 +70,22 @@ class _Operator:
     composed: bool = False
 
 
+class _Launch(NamedTuple):
+    """How the times of a message that is being launched will be known.
+
+    Attributes:
+        start: When the operator was called.
+        mark: Where the device comes to it; None on the CPU.
+        slot: Where Gloo's threads note its times, if they are asked to.
+        gloo: Who reads them; None if Gloo was not asked.
+    """
+
+    start: int
+    mark: Mark | None = None
+    slot: int = -1
+    gloo: GlooTimes | None = None
+
+
 _OPERATORS: Final = {
     "allreduce_": _Operator("all_reduce", 0, 0, 1, asynchronous=4),
     "allreduce_coalesced_": _Operator("all_reduce", 0, 0, 1, asynchronous=3),
@@ -82,9 +98,7 @@ _OPERATORS: Final = {
         "all_gather", 1, 0, 2, asynchronous=3, composed=True
     ),
     "reduce_scatter_": _Operator("reduce_scatter", 1, 0, 2, asynchronous=4, composed=True),
-    "_reduce_scatter_base_": _Operator(
-        "reduce_scatter", 1, 0, 2, asynchronous=4, composed=True
-    ),
+    "_reduce_scatter_base_": _Operator("reduce_scatter", 1, 0, 2, asynchronous=4, composed=True),
     "reduce_scatter_tensor_coalesced_": _Operator(
         "reduce_scatter", 1, 0, 2, asynchronous=4, composed=True
     ),
@@ -190,34 +204,23 @@ class Observer:
 
         redispatch = getattr(torch.ops.c10d, name).default.redispatch
         below = _dispatch_keyset_full_after(DispatchKey.BackendSelect)
-        fault, timer = self._session.fault, self._timer
-        told_by_gloo = not operator.composed and operator.op not in P2P_OPS
+        fault = self._session.fault
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             start = _now()
-            mark = None
-            slot = -1
-            active = self._active
-            gloo = self._gloo if told_by_gloo else None
-            if active:
-                try:
-                    active = not self._passes(operator, args)
-                    if active and timer.in_use():
-                        active = can_record()  # else: becomes part of a graph, does not run
-                        if active:
-                            mark = timer.begin(_first_tensor(args[: operator.group]))
-                    if active and gloo is not None:
-                        slot = gloo.begin_launch()
-                except Exception as error:  # noqa: BLE001 - the job goes on
-                    fault(f"time {name}", error)
+            launch = None
+            try:
+                launch = self._begin(operator, args, start)
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                fault(f"time {name}", error)
             try:
                 result = redispatch(keyset & below, *args, **kwargs)
             finally:
-                if slot >= 0 and gloo is not None:
-                    gloo.end_launch()
-            if active:
+                if launch is not None and launch.gloo is not None:
+                    launch.gloo.end_launch()
+            if launch is not None:
                 try:
-                    self._record(operator, args, kwargs, result, start, mark=mark, slot=slot)
+                    self._record(operator, args, kwargs, result, launch)
                 except Exception as error:  # noqa: BLE001 - the job goes on
                     fault(f"record {name}", error)
             return result
@@ -246,6 +249,21 @@ class Observer:
                         fault(f"record {name}", error)
 
         return blocking_kernel if operator.blocks else kernel
+
+    def _begin(self, operator: _Operator, args: Sequence[Any], start: int) -> _Launch | None:
+        """To be called right before a launch: how its times will be known; None: not at all."""
+        if not self._active or self._passes(operator, args):
+            return None
+        mark = None
+        if self._timer.in_use():
+            if not can_record():
+                return None  # becomes part of a graph, does not run
+            mark = self._timer.begin(_first_tensor(args[: operator.group]))
+        gloo = self._gloo
+        if gloo is None or operator.composed or operator.op in P2P_OPS:
+            return _Launch(start, mark)
+        slot = gloo.begin_launch()
+        return _Launch(start, mark, slot, gloo if slot >= 0 else None)
 
     def _passes(self, operator: _Operator, args: Sequence[Any]) -> bool:
         """Whether a call is left unrecorded now; it is counted, so that later numbers agree."""
@@ -286,16 +304,13 @@ class Observer:
         args: Sequence[Any],
         kwargs: dict[str, Any],
         result: Any,
-        start: int,
-        *,
-        mark: Mark | None,
-        slot: int,
+        launch: _Launch,
     ) -> None:
-        message = self._describe(operator, args, start)
+        message = self._describe(operator, args, launch.start)
         work = self._work(result)
         together = getattr(self._coalescing, "messages", None)
         if together is not None:
-            together.append((message, mark))
+            together.append((message, launch.mark))
             return  # begins and ends with the others
         collecting = getattr(self._launched, "messages", None)
         if collecting is not None:
@@ -303,16 +318,16 @@ class Observer:
         elif work is not None:
             self.waits.works.add_newest(work, message)
         if work is None:
-            self._timer.end(message, mark)
+            self._timer.end(message, launch.mark)
             return  # nothing to wait for
-        self._timer.start(message, mark)
+        self._timer.start(message, launch.mark)
         process_group = self._unbox_group(args[operator.group])
         group = self._groups.of(process_group)
         device = _first_tensor(args[: operator.group]).device
         blocking = self._groups.wait_blocks(process_group, group, device)
         if blocking and operator.op in P2P_OPS:
             return
-        if blocking and device.type == "cpu" and self._is_told(slot, message):
+        if blocking and device.type == "cpu" and self._is_told(launch, message):
             return
         index = operator.asynchronous
         asynchronous = (
@@ -365,12 +380,12 @@ class Observer:
             self.waits.works.add_newest(work, newest)
             self.waits.stream_ordered.add(newest.id)
 
-    def _is_told(self, slot: int, message: Message) -> bool:
+    def _is_told(self, launch: _Launch, message: Message) -> bool:
         """Whether Gloo's own threads will tell the end of a message on the CPU."""
         if not self._gloo_seen:
             self._gloo_seen = True
             self._gloo = gloo_times(self._session)
-        return slot >= 0 and self._gloo is not None and self._gloo.follow(slot, message)
+        return launch.gloo is not None and launch.gloo.follow(launch.slot, message)
 
     def _collect(self) -> None:
         """On the writer's thread: takes up what Gloo has told."""

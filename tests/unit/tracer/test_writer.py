@@ -12,17 +12,19 @@ import pyarrow as pa
 import pytest
 
 from ddltrace.tracer import arrays
+from ddltrace.tracer.batches import BatchBuilder, History, Vocabulary
 from ddltrace.tracer.recorder import Recorder
 from ddltrace.tracer.schema import EVENTS
 from ddltrace.tracer.store import StreamWriter, read_events
+from ddltrace.tracer.tail import TailWriter
 from ddltrace.tracer.watchdog import Watchdog, main_thread_stack
-from ddltrace.tracer.writer import BatchBuilder, History, Vocabulary, WriterThread
+from ddltrace.tracer.writer import WriterThread
 
 SEGMENT = "rank-00000-0-1"
 
 
 def built(recorder: Recorder) -> pa.RecordBatch:
-    batch = BatchBuilder(recorder).build()
+    batch = BatchBuilder(recorder.sites).build(recorder.take())
     assert batch is not None
     batch.validate(full=True)
     return batch
@@ -52,20 +54,20 @@ def test_a_row_of_each_kind_comes_out_as_it_went_in() -> None:
 
 
 def test_nothing_happened_is_no_batch() -> None:
-    assert BatchBuilder(Recorder(10)).build() is None
+    assert BatchBuilder([]).build(Recorder(10).take()) is None
 
 
 def test_an_open_message_is_shown_once_and_again_when_it_is_done() -> None:
     recorder = Recorder(10)
-    builder = BatchBuilder(recorder)
+    builder = BatchBuilder(recorder.sites)
     message = recorder.new_message("recv", "0", 1)
-    first = builder.build()
+    first = builder.build(recorder.take())
     assert first is not None
     assert first["status"].to_pylist() == ["open"]
-    assert builder.build() is None
+    assert builder.build(recorder.take()) is None
     recorder.complete(message, 9)
     recorder.complete(message, 99)
-    last = builder.build()
+    last = builder.build(recorder.take())
     assert last is not None
     assert (last["status"].to_pylist(), last["end_ns"].to_pylist()) == (["ok"], [9])
 
@@ -126,13 +128,13 @@ def test_recording_does_not_import_pandas(tmp_path: Path) -> None:
         "import sys\n"
         "from pathlib import Path\n"
         "from ddltrace.tracer.recorder import Recorder\n"
-        "from ddltrace.tracer.writer import BatchBuilder\n"
+        "from ddltrace.tracer.batches import BatchBuilder\n"
         "from ddltrace.tracer.store import StreamWriter\n"
         "recorder = Recorder(10)\n"
         "recorder.record('layer', 'x', 1, 2)\n"
         "recorder.new_message('send', 'g', 1)\n"
         f"stream = StreamWriter(Path({str(tmp_path / (SEGMENT + '.arrows'))!r}))\n"
-        "stream.write(BatchBuilder(recorder).build())\n"
+        "stream.write(BatchBuilder(recorder.sites).build(recorder.take()))\n"
         "stream.close()\n"
         "assert 'pandas' not in sys.modules\n"
     )
@@ -161,21 +163,27 @@ class GatedStream:
         pass
 
 
-def writer_on(recorder: Recorder, stream: object, faults: list[str]) -> WriterThread:
+def writer_on(
+    recorder: Recorder, stream: object, faults: list[str], directory: Path
+) -> WriterThread:
     return WriterThread(
         recorder,
         stream,  # type: ignore[arg-type]
+        TailWriter(directory / f"{SEGMENT}.tail", recorder.sites),
         0.001,
         on_fault=lambda where, error: faults.append(f"{where}: {error}"),
         on_beat=lambda: None,
         on_end=lambda _: None,
         watchdog=Watchdog(recorder, lambda _: None),
+        batch_interval_s=0.001,
     )
 
 
-def test_a_writer_that_cannot_keep_up_costs_events_and_every_one_is_counted() -> None:
+def test_a_writer_that_cannot_keep_up_costs_events_and_every_one_is_counted(
+    tmp_path: Path,
+) -> None:
     recorder, stream = Recorder(50), GatedStream()
-    writer = writer_on(recorder, stream, [])
+    writer = writer_on(recorder, stream, [], tmp_path)
     recorder.record("layer", "first", 0, 1)
     writer.start()
     assert stream.entered.wait(60)
@@ -191,11 +199,11 @@ def test_a_writer_that_cannot_keep_up_costs_events_and_every_one_is_counted() ->
     assert stream.rows + recorder.dropped == 1 + 1000 + 200
 
 
-def test_a_full_disk_is_told_once_and_what_it_could_not_take_is_counted() -> None:
+def test_a_full_disk_is_told_once_and_what_it_could_not_take_is_counted(tmp_path: Path) -> None:
     recorder, stream, faults = Recorder(1000), GatedStream(), []
     stream.gate.set()
     stream.error = OSError(28, "No space left on device")
-    writer = writer_on(recorder, stream, faults)
+    writer = writer_on(recorder, stream, faults, tmp_path)
     writer.start()
     for number in range(100):
         recorder.record("layer", "x", number, number + 1)
@@ -208,7 +216,7 @@ def test_a_full_disk_is_told_once_and_what_it_could_not_take_is_counted() -> Non
 def test_a_stream_written_by_the_thread_is_read_back(tmp_path: Path) -> None:
     recorder = Recorder(100_000)
     stream = StreamWriter(tmp_path / f"{SEGMENT}.arrows")
-    writer = writer_on(recorder, stream, [])
+    writer = writer_on(recorder, stream, [], tmp_path)
     writer.start()
     threads = [
         threading.Thread(
@@ -263,11 +271,13 @@ def test_the_stack_names_the_function_that_runs() -> None:
     assert len(stack) <= 24
 
 
-def test_rows_that_cannot_be_built_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_cannot_be_built_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recorder, faults = Recorder(100), []
     stream = GatedStream()
     stream.gate.set()
-    writer = writer_on(recorder, stream, faults)
+    writer = writer_on(recorder, stream, faults, tmp_path)
 
     def no_memory(*_: object) -> None:
         raise MemoryError("no room")

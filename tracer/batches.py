@@ -1,0 +1,304 @@
+"""From what the recorder has gathered to Arrow batches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ddltrace.tracer import arrays
+from ddltrace.tracer.recorder import KIND_CODE, Message, Site, Taken, Wait
+from ddltrace.tracer.schema import EVENTS, KINDS, OPS, PHASES, STATUSES
+
+_KEPT_CHANGES: Final = 4096
+_NEWEST: Final = 64
+_OVERFLOW: Final = "(too many names)"
+_MESSAGE: Final = KIND_CODE["message"]
+_WAIT: Final = KIND_CODE["wait"]
+
+# A batch is built as one table of integers, a row of it for each column but the last; -1 is null.
+_TENSORS: Final = EVENTS.field("tensors").type
+_INTEGER_FIELDS: Final = [field for field in EVENTS if field.name != "tensors"]
+_ROW_OF: Final = {field.name: row for row, field in enumerate(_INTEGER_FIELDS)}
+_STORED_TYPES: Final = [
+    field.type.index_type if pa.types.is_dictionary(field.type) else field.type
+    for field in _INTEGER_FIELDS
+]
+
+
+def _rows_of(names: str) -> list[int]:
+    return [_ROW_OF[name] for name in names.split()]
+
+
+_FLAT_COLUMNS: Final = _rows_of("start_ns end_ns kind name lane")
+_MESSAGE_COLUMNS: Final = _rows_of(
+    "start_ns end_ns kind name lane step phase id op group seq peer tag bytes out_bytes dtype "
+    "enqueue_ns status"
+)
+_WAIT_COLUMNS: Final = _rows_of("start_ns end_ns kind name lane parent")
+
+
+class Vocabulary:
+    """Strings numbered in order of appearance: an Arrow dictionary that only grows.
+
+    Args:
+        column: The column of `EVENTS` that it is for. When the numbers of its type run out,
+            all further words share the last one.
+        words: The first words.
+    """
+
+    def __init__(self, column: str, words: Sequence[str] = ()) -> None:
+        self._codes = {word: code for code, word in enumerate(words)}
+        self._array = arrays.strings(words)
+        self._last = (1 << (EVENTS.field(column).type.index_type.bit_width - 1)) - 1
+
+    def code(self, word: str) -> int:
+        """The number of a word, a new one if need be."""
+        code = self._codes.get(word)
+        if code is None:
+            if len(self._codes) >= self._last:
+                word = _OVERFLOW
+            code = self._codes.setdefault(word, len(self._codes))
+        return code
+
+    def array(self) -> pa.Array:
+        """All words so far."""
+        if len(self._array) != len(self._codes):
+            self._array = arrays.strings(list(self._codes))
+        return self._array
+
+
+class History:
+    """What held when: changes in time order, looked up for many times at once.
+
+    Only the newest changes are kept; rows reach the writer within a flush interval of their
+    end, and what started before the kept past gets the oldest value.
+    """
+
+    def __init__(self, initial: int) -> None:
+        self._times = np.zeros(1, np.int64)
+        self._values = np.array([initial], np.int64)
+
+    def extend(self, changes: Sequence[int]) -> None:
+        """Adds changes, laid end to end as time, value, time, value."""
+        if not changes:
+            return
+        new = np.array(changes, np.int64)
+        times = np.concatenate([self._times, new[::2]])
+        values = np.concatenate([self._values, new[1::2]])
+        if (times[1:] < times[:-1]).any():
+            # Two threads may note their changes a moment out of order.
+            order = np.argsort(times, kind="stable")
+            times, values = times[order], values[order]
+        self._times, self._values = times[-_KEPT_CHANGES:], values[-_KEPT_CHANGES:]
+
+    def newest(self) -> list[int]:
+        """The last changes, as `extend` takes them: what rows that started lately need."""
+        pairs = np.stack([self._times, self._values], axis=1)[-_NEWEST:]
+        newest: list[int] = pairs.ravel().tolist()
+        return newest
+
+    def at(self, times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The value that held at each time."""
+        index = np.searchsorted(self._times, times, side="right") - 1
+        values: npt.NDArray[np.int64] = self._values[np.maximum(index, 0)]
+        return values
+
+
+@dataclass
+class Context:
+    """What the rows of a batch need of those before it.
+
+    Attributes:
+        words: Of a coded column: its dictionary so far.
+        threads: Name of the lane of each thread seen, by the thread's ident.
+        steps: The last changes of the step: time, value, time, value.
+        phases: The same of the phase.
+    """
+
+    words: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    threads: Mapping[int, str] = field(default_factory=dict)
+    steps: Sequence[int] = ()
+    phases: Sequence[int] = ()
+
+
+class BatchBuilder:
+    """Builds Arrow batches from what was taken out of a recorder.
+
+    Args:
+        sites: The recorder's.
+        context: What was before; by default nothing, and this process's main thread.
+    """
+
+    def __init__(self, sites: Sequence[Site], context: Context | None = None) -> None:
+        if context is None:
+            context = Context(threads={threading.main_thread().ident or 0: "main"})
+        words = context.words
+        self._sites = sites
+        self._names = Vocabulary("name", words.get("name", ()))
+        self._lanes = Vocabulary("lane", words.get("lane") or ["main"])
+        self._groups = Vocabulary("group", words.get("group", ()))
+        self._ops = Vocabulary("op", words.get("op") or OPS)
+        self._dtypes = Vocabulary("dtype", words.get("dtype", ()))
+        self._fixed = {
+            "kind": arrays.strings(KINDS),
+            "phase": arrays.strings(PHASES),
+            "status": arrays.strings(STATUSES),
+        }
+        self._steps = History(-1)
+        self._steps.extend(context.steps)
+        self._phases = History(PHASES.index("other"))
+        self._phases.extend(context.phases)
+        self._threads = dict(context.threads)
+        self._lane_of_thread = {i: self._lanes.code(name) for i, name in self._threads.items()}
+        self._site_columns = np.empty((0, 3), np.int64)
+
+    def context(self) -> Context:
+        """What the next batch needs of those so far, but for the words that they hold."""
+        return Context(
+            threads=dict(self._threads),
+            steps=self._steps.newest(),
+            phases=self._phases.newest(),
+        )
+
+    def build(self, taken: Taken) -> pa.RecordBatch | None:
+        """Makes a batch.
+
+        Args:
+            taken: What was recorded since the last one.
+
+        Returns:
+            A batch of schema `EVENTS`, or None if nothing happened.
+        """
+        self._steps.extend(taken.step_changes)
+        self._phases.extend(taken.phase_changes)
+        # One that was open when it was taken and has ended since comes as ended.
+        messages = taken.ended + [m for m in taken.open if m.end_ns is None]
+        if not taken.flat and not messages and not taken.waits:
+            return None
+        rows = np.array(taken.flat, np.int64).reshape(-1, 4)
+        return self._batch(rows, messages, taken.waits)
+
+    def _columns_of_sites(self) -> npt.NDArray[np.int64]:
+        """Kind code, name code and tensor id of every site."""
+        known, sites = len(self._site_columns), self._sites
+        if len(sites) > known:
+            new = [(kind, self._names.code(name), tensor) for kind, name, tensor in sites[known:]]
+            self._site_columns = np.concatenate([self._site_columns, np.array(new, np.int64)])
+        return self._site_columns
+
+    def _lane(self, ident: int) -> int:
+        code = self._lane_of_thread.get(ident)
+        if code is None:
+            # Streams of a device are numbered from -1 downwards.
+            name = f"thread-{len(self._threads)}" if ident >= 0 else f"stream-{-1 - ident}"
+            self._threads[ident] = name
+            code = self._lane_of_thread[ident] = self._lanes.code(name)
+        return code
+
+    def _batch(
+        self,
+        flat: npt.NDArray[np.int64],
+        messages: list[Message],
+        waits: list[Wait],
+    ) -> pa.RecordBatch:
+        """One batch of the three sorts of rows, in this order."""
+        first_message, first_wait = len(flat), len(flat) + len(messages)
+        table = np.full((len(_ROW_OF), first_wait + len(waits)), -1, np.int64)
+        site = self._columns_of_sites()[flat[:, 0]] if len(flat) else np.empty((0, 3), np.int64)
+        if len(flat):
+            table[_FLAT_COLUMNS, :first_message] = (
+                flat[:, 1],
+                flat[:, 2],
+                site[:, 0],
+                site[:, 1],
+                self._lanes_of(flat[:, 3]),
+            )
+        if messages:
+            rows = np.array([self._message_row(message) for message in messages], np.int64)
+            table[_MESSAGE_COLUMNS, first_message:first_wait] = rows.T
+        if waits:
+            rows = np.array([self._wait_row(*wait) for wait in waits], np.int64)
+            table[_WAIT_COLUMNS, first_wait:] = rows.T
+        start = table[_ROW_OF["start_ns"]]
+        told = slice(first_message, first_wait)  # a message knows its own step and phase
+        for name, history in (("step", self._steps), ("phase", self._phases)):
+            own = table[_ROW_OF[name], told].copy()
+            table[_ROW_OF[name]] = history.at(start)
+            table[_ROW_OF[name], told] = own
+
+        lengths = np.zeros(len(start), np.int64)
+        of_site = site[:, 2] >= 0
+        lengths[:first_message] = of_site
+        lengths[told] = [0 if m.tensors is None else len(m.tensors) for m in messages]
+        of_messages = [tensor for m in messages if m.tensors is not None for tensor in m.tensors]
+        tensors = np.concatenate([site[of_site, 2], np.array(of_messages, np.int64)])
+        return pa.RecordBatch.from_arrays(
+            [*self._arrow_columns(table), arrays.lists(tensors, lengths, _TENSORS)], schema=EVENTS
+        )
+
+    def _lanes_of(self, threads: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The lane of each row's thread: most often there is but one."""
+        if (threads == threads[0]).all():
+            return np.full(len(threads), self._lane(int(threads[0])), np.int64)
+        unique, inverse = np.unique(threads, return_inverse=True)
+        return np.array([self._lane(int(t)) for t in unique], np.int64)[inverse]
+
+    def _message_row(self, message: Message) -> tuple[int, ...]:
+        """A message's values in the order of `_MESSAGE_COLUMNS`."""
+        lane, group = self._codes_of_group(message.group)
+        return (
+            message.start_ns,
+            _or_null(message.end_ns),
+            _MESSAGE,
+            self._names.code(message.name),
+            lane,
+            _or_null(message.step),
+            message.phase,
+            message.id,
+            self._ops.code(message.op),
+            group,
+            _or_null(message.seq),
+            _or_null(message.peer),
+            _or_null(message.tag),
+            _or_null(message.bytes),
+            _or_null(message.out_bytes),
+            -1 if message.dtype is None else self._dtypes.code(message.dtype),
+            message.enqueue_ns,
+            STATUSES.index(message.status),
+        )
+
+    def _codes_of_group(self, group: str) -> tuple[int, int]:
+        return self._lanes.code(f"comm/{group}"), self._groups.code(group)
+
+    def _wait_row(
+        self, start: int, end: int, message: int, name: str, thread: int
+    ) -> tuple[int, ...]:
+        """A wait's values in the order of `_WAIT_COLUMNS`."""
+        return start, end, _WAIT, self._names.code(name), self._lane(thread), message
+
+    def _arrow_columns(self, table: npt.NDArray[np.int64]) -> list[pa.Array]:
+        words = {
+            **self._fixed,
+            "name": self._names.array(),
+            "lane": self._lanes.array(),
+            "group": self._groups.array(),
+            "op": self._ops.array(),
+            "dtype": self._dtypes.array(),
+        }
+        columns = arrays.integer_columns(table, _STORED_TYPES)
+        return [
+            column
+            if (own := words.get(name)) is None
+            else pa.DictionaryArray.from_arrays(column, own, safe=False)
+            for name, column in zip(_ROW_OF, columns, strict=True)
+        ]
+
+
+def _or_null(value: int | None) -> int:
+    return -1 if value is None else value
