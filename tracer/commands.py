@@ -138,7 +138,11 @@ def _build_gloo_times() -> None:
     try:
         gloo_times_build.build()
     except MissingCapabilityError as error:
-        click.echo(f"ddltrace: recording will cost more than it could: {error}", err=True)
+        click.echo(
+            f"ddltrace: recording will cost more than it could: {error} "
+            f"({gloo_times_build.SWITCH}=0 leaves this out)",
+            err=True,
+        )
 
 
 def _cost_told(directory: Path, *, asked: bool) -> str | None:

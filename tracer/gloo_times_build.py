@@ -35,10 +35,11 @@ def installed() -> Path | None:
     if os.environ.get(SWITCH) == "0":
         return None
     try:
-        library = _library()
+        stem = _stem()
+        found = stem.parent.glob(f"{stem.name}-*.so")
+        return next((path for path in found if _is_ours(path) and _is_whole(path)), None)
     except (OSError, RuntimeError, MissingCapabilityError):
         return None
-    return library if library.is_file() and _is_ours(library) else None
 
 
 def is_wanted() -> bool:
@@ -46,8 +47,7 @@ def is_wanted() -> bool:
     if os.environ.get(SWITCH) == "0" or sys.platform != "linux" or compiler() is None:
         return False
     try:
-        library = _library()
-        return not library.exists() and not _failure(library).exists()
+        return installed() is None and not _failure(_stem()).exists()
     except (OSError, RuntimeError, MissingCapabilityError):
         return False
 
@@ -66,27 +66,26 @@ def build() -> Path | None:
     Raises:
         MissingCapabilityError: It cannot be compiled here; a later `is_wanted` knows it.
     """
-    library = _library()
     with_what = compiler()
     if with_what is None:
         raise MissingCapabilityError(f"no C++ compiler: none of {', '.join(_COMPILERS)}")
+    stem = _stem()
     try:
-        library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (library.parent / "lock").open("w") as lock:
+        stem.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (stem.parent / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _compile(with_what, library)
+            return _compile(with_what, stem)
     except BlockingIOError:
         return None
     except OSError as error:
-        raise MissingCapabilityError(f"{library} cannot be made: {error.strerror}") from error
-    return library
+        raise MissingCapabilityError(f"{stem.parent} cannot be used: {error.strerror}") from error
 
 
-def _compile(with_what: str, library: Path) -> None:
+def _compile(with_what: str, stem: Path) -> Path:
     torch = _torch_folder()
     complaint = ""
-    with tempfile.TemporaryDirectory(dir=library.parent) as name:
-        made = Path(name) / library.name
+    with tempfile.TemporaryDirectory(dir=stem.parent) as name:
+        made = Path(name) / "made.so"
         for standard in _STANDARDS:
             command = [with_what, "-O2", "-shared", "-fPIC", f"-std={standard}"]
             command += ["-isystem", str(torch / "include"), *_string_abi(torch)]
@@ -100,12 +99,13 @@ def _compile(with_what: str, library: Path) -> None:
                 complaint = f"{with_what} takes more than {_TIMEOUT_S} s"
                 break
             if done.returncode == 0:
+                library = stem.with_name(f"{stem.name}-{_digest(made.read_bytes())}.so")
                 made.replace(library)
-                _failure(library).unlink(missing_ok=True)
-                return
+                _failure(stem).unlink(missing_ok=True)
+                return library
             complaint = complaint or _first_error(done.stderr)
     with contextlib.suppress(OSError):
-        _failure(library).write_text(complaint, encoding="utf-8")
+        _failure(stem).write_text(complaint, encoding="utf-8")
     raise MissingCapabilityError(f"{_SOURCE.name} does not compile: {complaint}")
 
 
@@ -114,8 +114,8 @@ def _first_error(output: str) -> str:
     return next((line for line in lines if "error" in line), lines[0])[:200]
 
 
-def _library() -> Path:
-    """Where the library for this very PyTorch and this very source lies.
+def _stem() -> Path:
+    """Where what is compiled of this very source for this very PyTorch lies; its name begins so.
 
     Raises:
         MissingCapabilityError: There is no PyTorch.
@@ -126,19 +126,27 @@ def _library() -> Path:
     version = (torch / "version.py").read_bytes()
     core = (torch / "lib" / "libtorch_cpu.so").stat()
     parts = (version, _SOURCE.read_bytes(), f"{core.st_size} {core.st_mtime_ns}".encode())
-    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "ddltrace" / f"gloo_times-{digest}.so"
+    return cache / "ddltrace" / f"gloo_times-{_digest(b''.join(parts))}"
 
 
-def _failure(library: Path) -> Path:
-    return library.with_suffix(".failed")
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:24]
+
+
+def _failure(stem: Path) -> Path:
+    return stem.with_name(f"{stem.name}.failed")
 
 
 def _is_ours(library: Path) -> bool:
     """Whether nobody else can have put it there: it is code that will run in the job."""
     entries = [library.stat(), library.parent.stat()]
     return all(e.st_uid == os.geteuid() and not e.st_mode & 0o022 for e in entries)
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether it is what the compiler wrote: a piece of a library can end the job that loads it."""
+    return library.stem.endswith(_digest(library.read_bytes()))
 
 
 def _torch_folder() -> Path:
