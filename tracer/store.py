@@ -515,6 +515,7 @@ class EventReader:
         self._path = event_path(directory, segment)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
+        self.lost_bytes = 0
         is_file = self._path.suffix == FILE_SUFFIX
         # Before the stream: what a writer moves from the one to the other meanwhile is then in
         # both, never in neither, and the tail is known to be the older one.
@@ -529,26 +530,26 @@ class EventReader:
         # one way less to be led astray.
         start = 8 if is_file else 0
         if is_file and content[:6] != _FILE_MAGIC:
-            self.lost_bytes = max(1, size)
+            self.lost_bytes += max(1, size)
             return
         scan = scan_stream(memoryview(content), start)
         if is_file and not scan.marked:
-            self.lost_bytes = max(1, size - scan.end)
+            self.lost_bytes += max(1, size - scan.end)
         elif not scan.marked:
             # A stream that ends between two messages lost nothing that is known of.
-            self.lost_bytes = size - scan.end
+            self.lost_bytes += size - scan.end
         count, newest = 0, None
         if scan.end > start:
             for batch in self._read_stream(content, start, scan.end):
                 count, newest = count + 1, batch
                 yield batch
         try:
-            newest = read_tail(tail, count, _words_of(newest)) if tail else None
+            last, lost = read_tail(tail, count, _words_of(newest))
         except ValueError:
-            self.lost_bytes += len(tail)
-        else:
-            if newest is not None:
-                yield newest
+            last, lost = None, len(tail)
+        self.lost_bytes += lost
+        if last is not None:
+            yield last
 
     def _tail(self) -> bytes:
         """What lies in the tail of a stream now."""

@@ -122,7 +122,7 @@ class TailWriter:
 
 def read_tail(
     content: bytes, batches: int, words: Mapping[str, Sequence[str]]
-) -> pa.RecordBatch | None:
+) -> tuple[pa.RecordBatch | None, int]:
     """Makes the batch that the writer would have made.
 
     Args:
@@ -131,7 +131,8 @@ def read_tail(
         words: The dictionaries of its coded columns.
 
     Returns:
-        A batch of schema `EVENTS`; None if there is nothing that the stream does not have.
+        A batch of schema `EVENTS`, None if there is nothing that the stream does not have; and
+        how many bytes could not be read.
 
     Raises:
         ValueError: It is damaged.
@@ -144,10 +145,11 @@ def read_tail(
 
 def _read(
     content: bytes, batches: int, words: Mapping[str, Sequence[str]]
-) -> pa.RecordBatch | None:
+) -> tuple[pa.RecordBatch | None, int]:
     end = scan_stream(memoryview(content), 0).end
+    lost = len(content) - end
     if end == 0:
-        return None
+        return None, lost
     if end > _MAX_BYTES:
         raise ValueError("too long")
     reader = pa.ipc.open_stream(pa.py_buffer(content[:end]))
@@ -162,7 +164,7 @@ def _read(
         row = json.loads(text)
         if context is None:
             if row["batches"] < batches:
-                return None
+                return None, 0
             context = _context(row, words)
         for number, kind, name, tensor in row["sites"]:
             if not 0 <= kind < len(KINDS) or not isinstance(name, str):
@@ -186,7 +188,7 @@ def _read(
     made = BatchBuilder(sites, context).build(taken)
     if made is not None:
         made.validate(full=True)
-    return made
+    return made, lost
 
 
 def _context(row: dict[str, Any], words: Mapping[str, Sequence[str]]) -> Context:
