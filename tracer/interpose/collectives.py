@@ -231,7 +231,8 @@ class Observer:
                 try:
                     if not self._passes(operator, args):
                         # Before the call: one that hangs is to be seen.
-                        message = self._describe(operator, args, _now())
+                        group = self._groups.of(self._unbox_group(args[operator.group]))
+                        message = self._describe(operator, args, group, _now(), by_engine=False)
                 except Exception as error:  # noqa: BLE001 - the job goes on
                     fault(f"record {name}", error)
             status = "failed"
@@ -273,9 +274,10 @@ class Observer:
         self._number(Message(-1, operator.op, group.name, 0), operator, args, group)
         return True
 
-    def _describe(self, operator: _Operator, args: Sequence[Any], start: int) -> Message:
+    def _describe(
+        self, operator: _Operator, args: Sequence[Any], group: Group, start: int, *, by_engine: bool
+    ) -> Message:
         """A message with all that its call tells of it."""
-        group = self._groups.of(self._unbox_group(args[operator.group]))
         message = self._recorder.new_message(operator.op, group.name, start)
         tensors: list[torch.Tensor] = []
         if operator.inputs is not None:
@@ -284,7 +286,7 @@ class Observer:
         if operator.outputs == operator.inputs:
             # A broadcast's receivers and a reduction's contributors hold the same tensor. What
             # comes of sparse tensors is known only when they have been summed.
-            sparse = any(tensor.is_sparse for tensor in tensors)
+            sparse = bool(tensors) and tensors[0].is_sparse
             message.out_bytes = None if sparse else message.bytes
         elif operator.outputs is not None:
             outputs = _flatten(args[operator.outputs])
@@ -293,8 +295,8 @@ class Observer:
         if operator.inputs is None and operator.outputs is None:
             message.bytes = message.out_bytes = 0
         if tensors:
-            message.dtype = str(tensors[0].dtype)[6:]
-            self._name(message, tensors)
+            message.dtype = _name_of(tensors[0].dtype)
+            self._name(message, tensors, by_engine=by_engine)
         self._number(message, operator, args, group)
         return message
 
@@ -306,12 +308,22 @@ class Observer:
         result: Any,
         launch: _Launch,
     ) -> None:
-        message = self._describe(operator, args, launch.start)
-        work = self._work(result)
+        process_group = self._unbox_group(args[operator.group])
+        group = self._groups.of(process_group)
+        by_engine = (
+            operator.op == "all_reduce" and self._session.ddp is not None and _called_by_engine()
+        )
+        message = self._describe(operator, args, group, launch.start, by_engine=by_engine)
+        device = _first_tensor(args[: operator.group]).device
+        blocking = self._groups.wait_blocks(process_group, group, device)
         together = getattr(self._coalescing, "messages", None)
         if together is not None:
             together.append((message, launch.mark))
             return  # begins and ends with the others
+        told = blocking and device.type == "cpu" and self._is_told(launch, message)
+        if told and by_engine:
+            return  # nobody holds it but C++ code
+        work = self._work(result)
         collecting = getattr(self._launched, "messages", None)
         if collecting is not None:
             collecting.append(message)
@@ -321,13 +333,7 @@ class Observer:
             self._timer.end(message, launch.mark)
             return  # nothing to wait for
         self._timer.start(message, launch.mark)
-        process_group = self._unbox_group(args[operator.group])
-        group = self._groups.of(process_group)
-        device = _first_tensor(args[: operator.group]).device
-        blocking = self._groups.wait_blocks(process_group, group, device)
-        if blocking and operator.op in P2P_OPS:
-            return
-        if blocking and device.type == "cpu" and self._is_told(launch, message):
+        if told or (blocking and operator.op in P2P_OPS):
             return
         index = operator.asynchronous
         asynchronous = (
@@ -422,7 +428,7 @@ class Observer:
             message.tag = args[operator.tag] if len(args) > operator.tag else 0
         message.seq = group.next_between(message)  # of a receive from anyone: when it has come
 
-    def _name(self, message: Message, tensors: list[torch.Tensor]) -> None:
+    def _name(self, message: Message, tensors: list[torch.Tensor], *, by_engine: bool) -> None:
         """Finds which parameters the message carries."""
         carried = self._registry.carried
         if carried is not None:
@@ -430,8 +436,8 @@ class Observer:
             message.name = name or message.op
             return
         ddp = self._session.ddp
-        if ddp is not None and message.op == "all_reduce" and len(tensors) == 1:
-            bucket = ddp.bucket_of(message.group, tensors[0]) if _called_by_engine() else None
+        if ddp is not None and by_engine and len(tensors) == 1:
+            bucket = ddp.bucket_of(message.group, tensors[0])
             if bucket is not None:
                 message.name, message.tensors = bucket
                 return
@@ -488,5 +494,10 @@ def _num_bytes(tensors: list[torch.Tensor]) -> int:
         if tensor.is_sparse:
             total += _num_bytes([tensor._indices(), tensor._values()])
         else:
-            total += tensor.numel() * tensor.element_size()
+            total += tensor.nbytes
     return total
+
+
+@functools.cache
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
