@@ -26,13 +26,11 @@ _OPS: Final = (
 )
 _NOISE: Final = re.compile(r"[^a-z]")
 
-# A GPU kernel of a communication library. Every NCCL and RCCL release so far begins its
-# kernels' names with `nccl`; other libraries put their own name first.
-MESSAGE_KERNEL: Final = r"^nccl|^rccl|^hccl|^oneccl|^mscclpp|ncclKernel|ncclDevKernel"
-
-# Names that speak of communication but are of no library known here.
-SUSPECT_KERNEL: Final = (
-    r"(?i)nccl|n?v?shmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|multimem"
+# Every NCCL and RCCL release so far begins its kernels' names with `nccl`; other libraries put
+# their own name first.
+_LIBRARIES: Final = ("nccl", "rccl", "hccl", "oneccl", "mscclpp")
+_SPEAKING: Final = frozenset(
+    {"nccl", "shmem", "allreduce", "allgather", "reducescatter", "alltoall", "multimem"}
 )
 
 _DTYPES: Final = {
@@ -74,6 +72,19 @@ _DTYPES: Final = {
 }
 
 MAX_COUNT: Final = 1 << 62
+
+
+def is_message_kernel(name: str) -> bool:
+    """Whether a GPU kernel of that name is a communication library's."""
+    return name.startswith(_LIBRARIES) or "ncclKernel" in name or "ncclDevKernel" in name
+
+
+def is_suspect_kernel(name: str) -> bool:
+    """Whether a kernel's name speaks of communication, but is of no library known here."""
+    if is_message_kernel(name):
+        return False
+    plain = name.lower().replace("_", "")
+    return any(word in plain for word in _SPEAKING)
 
 
 def public_op(name: str) -> str | None:

@@ -16,9 +16,9 @@ import pyarrow as pa
 from ddltrace.analyzer.importers import kineto_events as rows_of
 from ddltrace.analyzer.importers.columns import coded, coded_list, events_table, integers
 from ddltrace.analyzer.importers.communication import (
-    MESSAGE_KERNEL,
-    SUSPECT_KERNEL,
     count,
+    is_message_kernel,
+    is_suspect_kernel,
     members,
 )
 from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace
@@ -40,12 +40,12 @@ _MARKS: Final = re.compile(
     rb'"(?:deviceProperties|distributedInfo|baseTimeNanoseconds|traceName)"\s*:'
     rb'|"cat"\s*:\s*"(?:cpu_op|kernel|cuda_runtime|user_annotation|Operator|Runtime|Kernel)"'
 )
-_STEP: Final = re.compile(r"^ProfilerStep\s*#\s*(\d{1,9})$")
-_ENGINE: Final = r"^autograd::engine::evaluate_function"
+_STEP: Final = re.compile(r"ProfilerStep\s*#\s*(\d{1,9})$")
+_ENGINE: Final = re.compile(r"autograd::engine::evaluate_function")
 _PHASE_MARKS: Final = {
-    "data": r"^enumerate\(DataLoader\)#",
-    "forward": r"^(?:DistributedDataParallel|FullyShardedDataParallel)\.forward$",
-    "optimizer": r"^Optimizer\.step#",
+    "data": re.compile(r"enumerate\(DataLoader\)#"),
+    "forward": re.compile(r"(?:DistributedDataParallel|FullyShardedDataParallel)\.forward$"),
+    "optimizer": re.compile(r"Optimizer\.step#"),
 }
 _KINDS: Final = ("host", "kernel", "copy", "message", "step", "phase", "data", "marker")
 _MAX_LISTED: Final = 20
@@ -283,6 +283,7 @@ class _Mapper:
         self._backend = _text(distributed.get("backend"))
         self._groups = _configured_groups(distributed, self._backend)
         self._kernel = intervals.of_category(rows_of.KERNEL)
+        self._message_kernel = intervals.named(is_message_kernel, self._kernel)
         self._copy = intervals.of_category(rows_of.COPY)
         self._sync = intervals.of_category(rows_of.SYNC)
         self._device_mark = intervals.of_category(rows_of.DEVICE_MARK)
@@ -359,7 +360,7 @@ class _Mapper:
         intervals = self._in
         rows, labels = [], []
         for name, pattern in _PHASE_MARKS.items():
-            found = np.flatnonzero(intervals.matching(pattern) & self._host)
+            found = np.flatnonzero(intervals.named(pattern.match, self._host))
             kind[found] = _KINDS.index("data" if name == "data" else "phase")
             rows.append(found)
             labels.append(np.full(len(found), PHASES.index(name)))
@@ -373,7 +374,7 @@ class _Mapper:
 
     def _backward(self, kind: npt.NDArray[np.int32]) -> Spans:
         intervals = self._in
-        rows = np.flatnonzero(intervals.matching(_ENGINE) & self._host)
+        rows = np.flatnonzero(intervals.named(_ENGINE.match, self._host))
         label = np.full(len(rows), PHASES.index("backward"))
         engine = Spans.of(intervals.start[rows], intervals.end[rows], label, intervals.thread[rows])
         begins = np.isin(kind, [_KINDS.index(name) for name in ("step", "phase", "data")])
@@ -384,7 +385,7 @@ class _Mapper:
         describer = Describer(intervals, self._groups, self._backend)
         if not self._device.any():
             return describer.spans()
-        found = np.flatnonzero(self._kernel & intervals.matching(MESSAGE_KERNEL))
+        found = np.flatnonzero(self._message_kernel)
         rows = found.tolist()
         return rows, describer.kernels(rows, self._launch[found].tolist())
 
@@ -502,9 +503,7 @@ class _Mapper:
 
     def _unknown_kernels(self) -> tuple[int, Counter[str]]:
         intervals = self._in
-        unknown = (
-            self._kernel & intervals.matching(SUSPECT_KERNEL) & ~intervals.matching(MESSAGE_KERNEL)
-        )
+        unknown = intervals.named(is_suspect_kernel, self._kernel)
         times = np.bincount(intervals.name[unknown], minlength=len(intervals.names))
         found = {
             clean(intervals.names[code], 200): int(times[code]) for code in np.flatnonzero(times)
@@ -512,7 +511,7 @@ class _Mapper:
         return int(unknown.sum()), Counter(found)
 
     def _kernel_classes(self, unknown: int) -> dict[str, int]:
-        communication = int((self._kernel & self._in.matching(MESSAGE_KERNEL)).sum())
+        communication = int(self._message_kernel.sum())
         return {
             "computation": int(self._kernel.sum()) - communication - unknown,
             "communication": communication,

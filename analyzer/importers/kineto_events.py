@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Final
@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ddltrace.analyzer.importers.communication import MESSAGE_KERNEL
+from ddltrace.analyzer.importers.communication import is_message_kernel
 from ddltrace.analyzer.importers.imported import MAX_TIME_NS
 from ddltrace.analyzer.importers.names import Codes
 from ddltrace.analyzer.importers.trace_events import (
@@ -36,8 +36,9 @@ RUNTIME: Final = frozenset(
 _NOT_EVENTS: Final = frozenset({"Trace"})
 """The profiler's own span around everything."""
 
-_HOST_MESSAGE: Final = r"^(?:nccl|gloo|mpi|ucc|xccl|hccl|rccl):|^record_param_comms$|^c10d::"
-_COMMUNICATION: Final = re.compile(f"{_HOST_MESSAGE}|{MESSAGE_KERNEL}")
+_HOST_MESSAGE: Final = re.compile(
+    r"(?:nccl|gloo|mpi|ucc|xccl|hccl|rccl):|record_param_comms$|c10d::"
+)
 
 
 @dataclass
@@ -84,11 +85,21 @@ class Intervals:
         wanted = set(names)
         return np.array([name in wanted for name in self.categories] or [False])[self.category]
 
-    def matching(self, pattern: str) -> npt.NDArray[np.bool_]:
-        """Which rows' names contain a match of a regular expression."""
-        search = re.compile(pattern).search
-        found = [search(name) is not None for name in self.names]
-        return np.array(found or [False])[self.name]
+    def named(
+        self, is_wanted: Callable[[str], object], among: npt.NDArray[np.bool_] | None = None
+    ) -> npt.NDArray[np.bool_]:
+        """Which rows' names fulfil a condition, which is asked once for each name.
+
+        Args:
+            is_wanted: The condition: a pattern's `match`, for example.
+            among: The rows that come into question; all by default.
+        """
+        rows = self.name if among is None else self.name[among]
+        found = np.bincount(rows, minlength=len(self.names)) > 0
+        for code in np.flatnonzero(found).tolist():
+            found[code] = bool(is_wanted(self.names[code]))
+        wanted: npt.NDArray[np.bool_] = found[self.name]
+        return wanted if among is None else wanted & among
 
 
 @dataclass
@@ -145,7 +156,7 @@ class _Builder:
 
     def _look_at_new_names(self) -> None:
         for name in self.names.since(len(self.speaks)):
-            self.speaks.append(_COMMUNICATION.search(name) is not None)
+            self.speaks.append(_speaks_of_communication(name))
         for name in self.categories.since(len(self.on_device)):
             plain = name.lower()
             on_device = plain in KERNEL | COPY | SYNC | DEVICE_MARK
@@ -200,6 +211,10 @@ def read_intervals(file: EventFile) -> Intervals:
     for chunk in file:
         builder.add([event for event in chunk if type(event) is Complete])
     return builder.finish()
+
+
+def _speaks_of_communication(name: str) -> bool:
+    return _HOST_MESSAGE.match(name) is not None or is_message_kernel(name)
 
 
 def _correlation(link: Link) -> int:
