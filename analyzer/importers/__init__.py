@@ -31,11 +31,11 @@ class _Format(NamedTuple):
     read: Callable[[Sequence[Path]], ImportedTrace]
 
 
-# In the order in which they are tried: every format but the second and third is also a
-# Chrome trace to a reader that knows no better.
+# In the order in which they are tried. Kineto's marks stand at the beginning of a file, where they
+# are found at once; to a reader that knows no better, its files and Horovod's are Chrome traces.
 _FORMATS: Final = tuple(
     _Format(module.NAME, module.recognizes, module.read)
-    for module in (horovod, nccl_inspector, flight_recorder, kineto, chrome)
+    for module in (kineto, horovod, nccl_inspector, flight_recorder, chrome)
 )
 
 
