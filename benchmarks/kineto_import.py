@@ -32,7 +32,8 @@ import json, os, sys, time
 import ddltrace
 import pandas  # HTA imports it, too, before its clock starts
 from ddltrace.analyzer.definitions_hta import hta_breakdown
-from ddltrace.analyzer import importers, trace
+from ddltrace.analyzer import trace
+from ddltrace.analyzer.importers import formats
 begin, before = time.perf_counter(), sum(os.times()[:4])
 opened = ddltrace.open(sys.argv[1])
 found = hta_breakdown(opened)

@@ -26,13 +26,6 @@ _OPS: Final = (
 )
 _NOISE: Final = re.compile(r"[^a-z]")
 
-# Every NCCL and RCCL release so far begins its kernels' names with `nccl`; other libraries put
-# their own name first.
-_LIBRARIES: Final = ("nccl", "rccl", "hccl", "oneccl", "mscclpp")
-_SPEAKING: Final = frozenset(
-    {"nccl", "shmem", "allreduce", "allgather", "reducescatter", "alltoall", "multimem"}
-)
-
 _DTYPES: Final = {
     "float": ("float32", 4),
     "float32": ("float32", 4),
@@ -72,19 +65,6 @@ _DTYPES: Final = {
 }
 
 MAX_COUNT: Final = 1 << 62
-
-
-def is_message_kernel(name: str) -> bool:
-    """Whether a GPU kernel of that name is a communication library's."""
-    return name.startswith(_LIBRARIES) or "ncclKernel" in name or "ncclDevKernel" in name
-
-
-def is_suspect_kernel(name: str) -> bool:
-    """Whether a kernel's name speaks of communication, but is of no library known here."""
-    if is_message_kernel(name):
-        return False
-    plain = name.lower().replace("_", "")
-    return any(word in plain for word in _SPEAKING)
 
 
 def public_op(name: str) -> str | None:

@@ -13,23 +13,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ddltrace.analyzer.importers import kineto_events as rows_of
+from ddltrace.analyzer.importers import kineto_decode as rows_of
 from ddltrace.analyzer.importers.columns import coded, coded_list, events_table, integers
-from ddltrace.analyzer.importers.communication import (
-    count,
-    is_message_kernel,
-    is_suspect_kernel,
-    members,
-)
+from ddltrace.analyzer.importers.communication import count, members
 from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace
-from ddltrace.analyzer.importers.kineto_events import Intervals, read_intervals
+from ddltrace.analyzer.importers.kernel_names import is_message_kernel, is_suspect_kernel
+from ddltrace.analyzer.importers.kineto_decode import Decoded, decode_file
+from ddltrace.analyzer.importers.kineto_events import Intervals, intervals_of
 from ddltrace.analyzer.importers.kineto_messages import DEFAULT_GROUP, Describer, Message
 from ddltrace.analyzer.importers.names import Codes, clean
 from ddltrace.analyzer.importers.phases import Spans, backward_calls
 from ddltrace.analyzer.importers.rank_files import MAX_RANK, assign_ranks
 from ddltrace.analyzer.importers.sequence import number_messages
-from ddltrace.analyzer.importers.side_by_side import read_side_by_side
-from ddltrace.analyzer.importers.trace_events import EventFile
+from ddltrace.analyzer.importers.side_by_side import read_side_by_side, text_bytes
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.schema import PHASES
 from ddltrace.tracer.store import GroupInfo, RankInfo, RunInfo, segment_name
@@ -48,6 +44,10 @@ _PHASE_MARKS: Final = {
     "optimizer": re.compile(r"Optimizer\.step#"),
 }
 _KINDS: Final = ("host", "kernel", "copy", "message", "step", "phase", "data", "marker")
+_SOME_TEXT: Final = 16 << 20
+"""From here on helpers pay that only decode: one starts in the time that 15 MB take."""
+_MUCH_TEXT: Final = 128 << 20
+"""From here on it pays to import in helpers what maps events, too: that takes as long as 60 MB."""
 _MAX_LISTED: Final = 20
 _MAX_COUNTED: Final = 1 << 20
 
@@ -88,7 +88,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     Raises:
         TraceError: None of the files holds an event.
     """
-    files = read_side_by_side(paths, read_file)
+    files = _read_files(paths)
     run = RunInfo(status="complete", level="op", source=NAME)
     whole = [file for file in files if file.table.num_rows]
     if not whole:
@@ -112,11 +112,22 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     return ImportedTrace(run, number_messages(tables, by_segment, run.notes))
 
 
+def _read_files(paths: Sequence[Path]) -> list[RankFile]:
+    """Reads files with the help that is soonest done."""
+    if text_bytes(paths) < _MUCH_TEXT:
+        return read_side_by_side(paths, decode_file, map_file, _SOME_TEXT)
+    return read_side_by_side(paths, read_file, lambda _, file: file, _MUCH_TEXT)
+
+
 def read_file(path: Path) -> RankFile:
     """Reads one file; what only all files together tell is still missing."""
-    source = EventFile(path)
-    intervals = read_intervals(source)
-    meta = source.meta
+    return map_file(path, decode_file(path))
+
+
+def map_file(path: Path, decoded: Decoded) -> RankFile:
+    """Turns what was decoded of a file into events."""
+    intervals = intervals_of(decoded)
+    meta = decoded.meta
     distributed = meta.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     base = count(meta.get("baseTimeNanoseconds")) or 0
@@ -154,17 +165,17 @@ def read_file(path: Path) -> RankFile:
         suspects=mapped.suspects,
         unknown_categories=mapped.unknown_categories,
     )
-    _note_losses(file, source, intervals)
+    _note_losses(file, decoded, intervals)
     if base == 0 and intervals.fractional and file.start_ns > 1 << 60:
         file.notes.append("absolute times with fractions: they are exact to 0.25 microseconds only")
     return file
 
 
-def _note_losses(file: RankFile, source: EventFile, intervals: Intervals) -> None:
-    if source.damage is not None:
-        file.notes.append(f"{source.damage}: what stands behind the damage is missing")
-    if source.unreadable:
-        file.notes.append(f"{source.unreadable} events are damaged and left out")
+def _note_losses(file: RankFile, decoded: Decoded, intervals: Intervals) -> None:
+    if decoded.damage is not None:
+        file.notes.append(f"{decoded.damage}: what stands behind the damage is missing")
+    if decoded.unreadable:
+        file.notes.append(f"{decoded.unreadable} events are damaged and left out")
     if intervals.left_out:
         file.notes.append(f"{intervals.left_out} intervals without a usable time are left out")
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any, Final
-
-import numpy as np
-import numpy.typing as npt
 
 MAX_NAME: Final = 4096
 """Longer names are cut: no kernel's name is that long, and each is shown somewhere."""
@@ -25,9 +23,9 @@ class Codes(dict[Any, int]):
         newest_first = list(islice(reversed(self), len(self) - code))
         return newest_first[::-1]
 
-    def of(self, values: Iterable[Any], count: int) -> npt.NDArray[np.int32]:
-        """The number of each of `count` values."""
-        return np.fromiter(map(self.__getitem__, values), np.int32, count)
+    def of(self, values: Iterable[Any]) -> array[int]:
+        """The number of each value, 32 bits each."""
+        return array("i", map(self.__getitem__, values))
 
 
 def clean(value: Any, limit: int = MAX_NAME) -> str:

@@ -8,11 +8,9 @@ memory, so that columns are neither copied nor sent through a pipe.
 
 from __future__ import annotations
 
-import importlib
 import mmap
 import os
 import pickle
-import signal
 import subprocess
 import sys
 from collections import deque
@@ -25,17 +23,14 @@ from typing import Any, Final, TypeVar
 
 from ddltrace.tracer.errors import TraceError
 
-WORTHWHILE_BYTES: Final = 128 << 20
-"""Below this much text helpers do not pay: to start one takes about as long as to decode 60 MB."""
-
 _MAX_PROCESSES: Final = 16
 """Each holds the events of one file: this bounds memory on machines with many cores."""
 
 _COMPRESSED: Final = ".gz"
 _USUAL_COMPRESSION: Final = 15
-_ALIGNMENT: Final = 64
-_PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve()"
+_PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from {package}.helper import serve; serve()"
 
+_Read = TypeVar("_Read")
 _Result = TypeVar("_Result")
 
 
@@ -44,13 +39,17 @@ class _HelperGoneError(Exception):
 
 
 def read_side_by_side(
-    paths: Sequence[Path], read: Callable[[Path], _Result], worthwhile_bytes: int = WORTHWHILE_BYTES
+    paths: Sequence[Path],
+    read: Callable[[Path], _Read],
+    finish: Callable[[Path, _Read], _Result],
+    worthwhile_bytes: int,
 ) -> list[_Result]:
     """Reads files on the cores that this process may use; small ones here, in turn.
 
     Args:
         paths: The files.
         read: Reads one; a function of a module, so that a helper can find it.
+        finish: Makes the result of a file and of what was read of it, in this process.
         worthwhile_bytes: Text from which on helpers are started.
 
     Returns:
@@ -60,20 +59,20 @@ def read_side_by_side(
         TraceError: Of the first file that `read` raised it for.
     """
     processes = min(len(paths), len(os.sched_getaffinity(0)), _MAX_PROCESSES)
-    if processes < 2 or sum(map(_text_bytes, paths)) < worthwhile_bytes:
-        return [read(path) for path in paths]
+    if processes < 2 or text_bytes(paths) < worthwhile_bytes:
+        return [finish(path, read(path)) for path in paths]
     pending = deque(range(len(paths)))
     results: dict[int, _Result] = {}
     failures: dict[int, TraceError] = {}
 
-    def drain(reader: Callable[[Path], _Result]) -> None:
+    def drain(reader: Callable[[Path], _Read]) -> None:
         while pending and not failures:
             try:
                 number = pending.popleft()
             except IndexError:
                 return
             try:
-                results[number] = reader(paths[number])
+                results[number] = finish(paths[number], reader(paths[number]))
             except TraceError as error:
                 failures[number] = error
             except _HelperGoneError:
@@ -82,11 +81,12 @@ def read_side_by_side(
 
     with TemporaryDirectory(prefix="ddltrace-") as folder, ThreadPoolExecutor(processes) as pool:
         helpers: list[_Helper] = []
+        drained = []
         try:
             with suppress(OSError):  # too little memory for a helper: it goes without
                 for number in range(processes - 1):
                     helpers.append(_Helper(Path(folder) / str(number), read))
-                    pool.submit(drain, helpers[-1].read)
+                    drained.append(pool.submit(drain, helpers[-1].read))
             drain(read)
         except BaseException:
             pending.clear()
@@ -96,11 +96,18 @@ def read_side_by_side(
         pool.shutdown()
         for helper in helpers:
             helper.kill()
+        for each in drained:
+            each.result()
         # What a helper gave back when this process had found nothing left to do.
         drain(read)
     if failures:
         raise failures[min(failures)]
     return [results[number] for number in range(len(paths))]
+
+
+def text_bytes(paths: Sequence[Path]) -> int:
+    """About how much text files hold, by their sizes."""
+    return sum(map(_text_bytes, paths))
 
 
 def _text_bytes(path: Path) -> int:
@@ -117,7 +124,7 @@ class _Helper:
     def __init__(self, file: Path, read: Callable[[Path], Any]) -> None:
         self._file = file
         self._function = read.__module__, read.__qualname__
-        program = _PROGRAM.format(path=sys.path, module=__name__)
+        program = _PROGRAM.format(path=sys.path, package=__package__)
         self._process = subprocess.Popen(
             [sys.executable, "-c", program],
             stdin=subprocess.PIPE,
@@ -155,42 +162,3 @@ def _mapped(file: Path, places: list[tuple[int, int]]) -> list[memoryview]:
         content = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
     file.unlink()  # the mapping stays
     return [content[begin : begin + size] for begin, size in places]
-
-
-def serve() -> None:
-    """A helper's life: reads the files that stdin names, until it ends."""
-    # The one that started this process answers an interrupt.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    while True:
-        try:
-            module, function, path, file = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
-        read = getattr(importlib.import_module(module), function)
-        answer: tuple[str | None, bytes, list[tuple[int, int]]]
-        try:
-            answer = None, *_hand_over(read(Path(path)), Path(file))
-        except TraceError as error:
-            answer = str(error), b"", []
-        pickle.dump(answer, answers)
-        answers.flush()
-
-
-def _hand_over(result: Any, file: Path) -> tuple[bytes, list[tuple[int, int]]]:
-    """Writes the memory of a result's columns to a file.
-
-    Returns:
-        The result without that memory, and where in the file each piece of it begins, with
-        its size.
-    """
-    buffers: list[pickle.PickleBuffer] = []
-    content = pickle.dumps(result, protocol=5, buffer_callback=buffers.append)
-    places = []
-    with open(file, "wb") as out:
-        out.write(bytes(_ALIGNMENT))  # a file without content cannot be mapped
-        for buffer in buffers:
-            out.write(bytes(-out.tell() % _ALIGNMENT))
-            places.append((out.tell(), out.write(buffer)))
-    return content, places
