@@ -13,11 +13,12 @@ import os
 import pickle
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeVar
 
@@ -58,51 +59,39 @@ def read_side_by_side(
     Raises:
         TraceError: Of the first file that `read` raised it for.
     """
-    processes = min(len(paths), len(os.sched_getaffinity(0)), _MAX_PROCESSES)
-    if processes < 2 or text_bytes(paths) < worthwhile_bytes:
+    helpers = min(len(paths), len(os.sched_getaffinity(0)), _MAX_PROCESSES) - 1
+    if helpers < 1 or text_bytes(paths) < worthwhile_bytes:
         return [finish(path, read(path)) for path in paths]
-    pending = deque(range(len(paths)))
     results: dict[int, _Result] = {}
     failures: dict[int, TraceError] = {}
 
-    def drain(reader: Callable[[Path], _Read]) -> None:
-        while pending and not failures:
-            try:
-                number = pending.popleft()
-            except IndexError:
-                return
-            try:
-                results[number] = finish(paths[number], reader(paths[number]))
-            except TraceError as error:
-                failures[number] = error
-            except _HelperGoneError:
-                pending.appendleft(number)
-                return
-
-    with TemporaryDirectory(prefix="ddltrace-") as folder, ThreadPoolExecutor(processes) as pool:
-        helpers: list[_Helper] = []
-        drained = []
+    def take(number: int, found: Callable[[Path], _Read]) -> None:
         try:
-            with suppress(OSError):  # too little memory for a helper: it goes without
-                for number in range(processes - 1):
-                    helpers.append(_Helper(Path(folder) / str(number), read))
-                    drained.append(pool.submit(drain, helpers[-1].read))
-            drain(read)
-        except BaseException:
-            pending.clear()
-            for helper in helpers:
-                helper.kill()
-            raise
-        pool.shutdown()
-        for helper in helpers:
-            helper.kill()
-        for each in drained:
-            each.result()
-        # What a helper gave back when this process had found nothing left to do.
-        drain(read)
+            results[number] = finish(paths[number], found(paths[number]))
+        except TraceError as error:
+            failures[number] = error
+        except _HelperGoneError:
+            take(number, read)
+
+    with (
+        TemporaryDirectory(prefix="ddltrace-") as folder,
+        _Helpers(read, Path(folder), helpers) as others,
+    ):
+        asked = [others.ask(path) for path in paths]
+        # What no helper has begun, from the end; then what they read, as it comes.
+        for number in reversed(range(len(paths))):
+            if asked[number].cancel():
+                take(number, read)
+        for number, answer in enumerate(asked):
+            if not answer.cancelled():
+                take(number, partial(_answered, answer))
     if failures:
         raise failures[min(failures)]
     return [results[number] for number in range(len(paths))]
+
+
+def _answered(answer: Future[_Read], _: Path) -> _Read:
+    return answer.result()
 
 
 def text_bytes(paths: Sequence[Path]) -> int:
@@ -116,6 +105,43 @@ def _text_bytes(path: Path) -> int:
     except OSError:
         return 0
     return size * _USUAL_COMPRESSION if path.suffix == _COMPRESSED else size
+
+
+class _Helpers:
+    """Helpers that take one file after the other, for the time of a `with` block."""
+
+    def __init__(self, read: Callable[[Path], Any], folder: Path, count: int) -> None:
+        self._all: list[_Helper] = []
+        with suppress(OSError):  # too little memory for a helper: it goes without
+            for number in range(count):
+                self._all.append(_Helper(folder / str(number), read))
+        self._idle: SimpleQueue[_Helper] = SimpleQueue()
+        for helper in self._all:
+            self._idle.put(helper)
+        self._threads = ThreadPoolExecutor(max(1, len(self._all)))
+
+    def ask(self, path: Path) -> Future[Any]:
+        """What one of them will read of a file; it fails with `_HelperGoneError` if that dies."""
+        return self._threads.submit(self._read, path)
+
+    def _read(self, path: Path) -> Any:
+        if not self._all:
+            raise _HelperGoneError
+        helper = self._idle.get()
+        try:
+            return helper.read(path)
+        finally:
+            self._idle.put(helper)
+
+    def __enter__(self) -> _Helpers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # In this order: who waits for a helper's answer waits until it is gone.
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for helper in self._all:
+            helper.kill()
+        self._threads.shutdown()
 
 
 class _Helper:
