@@ -88,7 +88,7 @@ def coded_list(field: str, values: Sequence[str | None]) -> pa.DictionaryArray:
     """A dictionary-coded column from one value per row."""
     codes = Codes()
     missing = np.array([value is None for value in values], dtype=bool)
-    numbers = np.frombuffer(codes.of(values), np.int32)
+    numbers = np.array(codes.of(values), dtype=np.int32)
     return coded(field, numbers, ["" if key is None else key for key in codes], missing)
 
 

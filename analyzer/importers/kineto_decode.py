@@ -112,16 +112,16 @@ class _Builder:
     def add(self, events: list[Complete]) -> None:
         """Takes over what is needed of a chunk; its objects can go."""
         first = len(self.ts)
-        self.ts.extend([event.ts for event in events])
-        self.dur.extend([event.dur for event in events])
+        self.ts.fromlist([event.ts for event in events])
+        self.dur.fromlist([event.dur for event in events])
         names = self.names.of([event.name for event in events])
         categories = self.categories.of([event.cat for event in events])
         threads = self.threads.of([event.tid for event in events])
         self._look_at_new_names()
         linked = [row for row, code in enumerate(categories) if self.is_linked[code]]
         links = links_of([events[row].args for row in linked])
-        self.linked.extend([first + row for row in linked])
-        self.correlation.extend([_whole(link.correlation) for link in links])
+        self.linked.fromlist([first + row for row in linked])
+        self.correlation.fromlist([_whole(link.correlation) for link in links])
         for row, link in zip(linked, links, strict=True):
             if not self.is_device[categories[row]]:
                 continue
@@ -141,9 +141,9 @@ class _Builder:
                 if not self.is_device[code]
             )
             self.pid = _process_id(next(on_host, None))
-        self.name.extend(names)
-        self.category.extend(categories)
-        self.thread.extend(threads)
+        self.name.fromlist(names)
+        self.category.fromlist(categories)
+        self.thread.fromlist(threads)
 
     def _look_at_new_names(self) -> None:
         for name in self.names.since(len(self.speaks)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any, Final
@@ -23,9 +22,9 @@ class Codes(dict[Any, int]):
         newest_first = list(islice(reversed(self), len(self) - code))
         return newest_first[::-1]
 
-    def of(self, values: Iterable[Any]) -> array[int]:
-        """The number of each value, 32 bits each."""
-        return array("i", map(self.__getitem__, values))
+    def of(self, values: Iterable[Any]) -> list[int]:
+        """The number of each value."""
+        return list(map(self.__getitem__, values))
 
 
 def clean(value: Any, limit: int = MAX_NAME) -> str:
