@@ -53,12 +53,6 @@ def strings(values: Sequence[str]) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
 
 
-def memory_of(column: pa.Array) -> npt.NDArray[Any]:
-    """The values of a column of integers, without a copy; undefined where it is null."""
-    values: npt.NDArray[Any] = np.frombuffer(column.buffers()[1], dtype=_NUMPY[column.type])
-    return values[column.offset : column.offset + len(column)]
-
-
 def coded(
     field: str, codes: npt.NDArray[Any], values: Sequence[Any], missing: Missing | None = None
 ) -> pa.DictionaryArray:
