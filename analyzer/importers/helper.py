@@ -1,6 +1,6 @@
 """What a helper process does: reads the files that it is told to, and hands over what it found.
 
-Imports little, so that a helper is soon at work; what reads the files is imported when asked for.
+Imports little itself, so that a helper is soon at work.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from ddltrace.tracer.errors import TraceError
 _ALIGNMENT: Final = 64
 
 
-def serve() -> None:
-    """A helper's life: reads the files that stdin names, until it ends."""
+def serve(module: str, function: str) -> None:
+    """A helper's life: reads the files that stdin names with a function, until stdin ends."""
     # The one that started this process answers an interrupt.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    read = getattr(importlib.import_module(module), function)
+    pickle.dump("ready", answers)
+    answers.flush()
     while True:
         try:
-            module, function, path, file = pickle.load(sys.stdin.buffer)
+            path, file = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        read = getattr(importlib.import_module(module), function)
         answer: tuple[str | None, bytes, list[tuple[int, int]]]
         try:
             answer = None, *_hand_over(read(Path(path)), Path(file))

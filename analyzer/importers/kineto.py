@@ -44,8 +44,8 @@ _PHASE_MARKS: Final = {
     "optimizer": re.compile(r"Optimizer\.step#"),
 }
 _KINDS: Final = ("host", "kernel", "copy", "message", "step", "phase", "data", "marker")
-_SOME_TEXT: Final = 16 << 20
-"""From here on helpers pay that only decode: one starts in the time that 15 MB take."""
+_SOME_TEXT: Final = 32 << 20
+"""From here on helpers pay that only decode: one starts in the time that 20 MB take."""
 _MUCH_TEXT: Final = 128 << 20
 """From here on it pays to import in helpers what maps events, too: that takes as long as 60 MB."""
 _MAX_LISTED: Final = 20

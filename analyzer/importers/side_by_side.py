@@ -13,12 +13,12 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeVar
 
@@ -29,7 +29,12 @@ _MAX_PROCESSES: Final = 16
 
 _COMPRESSED: Final = ".gz"
 _USUAL_COMPRESSION: Final = 15
-_PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from {package}.helper import serve; serve()"
+_PROGRAM: Final = """
+import sys
+sys.path[:] = {path!r}
+from {package}.helper import serve
+serve({module!r}, {function!r})
+"""
 
 _Read = TypeVar("_Read")
 _Result = TypeVar("_Result")
@@ -111,34 +116,40 @@ class _Helpers:
     """Helpers that take one file after the other, for the time of a `with` block."""
 
     def __init__(self, read: Callable[[Path], Any], folder: Path, count: int) -> None:
+        self._function = read
+        self._folder = folder
         self._all: list[_Helper] = []
-        with suppress(OSError):  # too little memory for a helper: it goes without
-            for number in range(count):
-                self._all.append(_Helper(folder / str(number), read))
-        self._idle: SimpleQueue[_Helper] = SimpleQueue()
-        for helper in self._all:
-            self._idle.put(helper)
-        self._threads = ThreadPoolExecutor(max(1, len(self._all)))
+        self._closed = False
+        self._of_thread = threading.local()
+        # A thread for each, which takes its first file when its helper is ready: until then this
+        # process reads on.
+        self._threads = ThreadPoolExecutor(count, initializer=self._start)
 
     def ask(self, path: Path) -> Future[Any]:
-        """What one of them will read of a file; it fails with `_HelperGoneError` if that dies."""
+        """What one of them will read of a file; fails with `_HelperGoneError` if that dies."""
         return self._threads.submit(self._read, path)
 
+    def _start(self) -> None:
+        with suppress(OSError, _HelperGoneError):  # too little memory: it goes without
+            self._of_thread.helper = helper = _Helper(self._folder, self._function)
+            self._all.append(helper)
+            if self._closed:
+                helper.kill()
+            helper.wait_until_ready()
+
     def _read(self, path: Path) -> Any:
-        if not self._all:
+        helper = getattr(self._of_thread, "helper", None)
+        if helper is None:
             raise _HelperGoneError
-        helper = self._idle.get()
-        try:
-            return helper.read(path)
-        finally:
-            self._idle.put(helper)
+        return helper.read(path)
 
     def __enter__(self) -> _Helpers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # In this order: who waits for a helper's answer waits until it is gone.
+        self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
+        # Whoever waits for a helper's answer waits until it is gone.
         for helper in self._all:
             helper.kill()
         self._threads.shutdown()
@@ -147,30 +158,40 @@ class _Helpers:
 class _Helper:
     """A process that reads one file after the other."""
 
-    def __init__(self, file: Path, read: Callable[[Path], Any]) -> None:
-        self._file = file
-        self._function = read.__module__, read.__qualname__
-        program = _PROGRAM.format(path=sys.path, package=__package__)
+    def __init__(self, folder: Path, read: Callable[[Path], Any]) -> None:
+        program = _PROGRAM.format(
+            path=sys.path, package=__package__, module=read.__module__, function=read.__qualname__
+        )
         self._process = subprocess.Popen(
             [sys.executable, "-c", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
+        self._file = folder / str(self._process.pid)
+
+    def wait_until_ready(self) -> None:
+        """Returns when the process has imported what it needs."""
+        self._answer()
 
     def read(self, path: Path) -> Any:
         """What the function returns for a file."""
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
+        assert self._process.stdin is not None
         try:
-            pickle.dump((*self._function, os.fspath(path), os.fspath(self._file)), process.stdin)
-            process.stdin.flush()
-            failure, content, places = pickle.load(process.stdout)
-            if failure is not None:
-                raise TraceError(failure)
-            return pickle.loads(content, buffers=_mapped(self._file, places))
-        except (EOFError, OSError, pickle.UnpicklingError) as error:
+            pickle.dump((os.fspath(path), os.fspath(self._file)), self._process.stdin)
+            self._process.stdin.flush()
+        except (OSError, ValueError) as error:  # its pipe is broken, or closed here
+            raise _HelperGoneError from error
+        failure, content, places = self._answer()
+        if failure is not None:
+            raise TraceError(failure)
+        return pickle.loads(content, buffers=_mapped(self._file, places))
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        try:
+            return pickle.load(self._process.stdout)
+        except (EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
             raise _HelperGoneError from error
 
     def kill(self) -> None:

@@ -42,8 +42,10 @@ def write(tmp_path: Path, *texts: str) -> list[Path]:
 
 def test_results_stand_in_the_order_of_the_files(tmp_path: Path, folder: Path) -> None:
     texts = [f"file {number} print " + "x " * number for number in range(40)]
+    texts[-1] += "after-helper"
     found = read_side_by_side(write(tmp_path, *texts), words, as_read, 0)
     assert [table["word"].to_pylist() for _, table in found] == [text.split() for text in texts]
+    assert len({pid for pid, _ in found}) == 2
     assert list(folder.iterdir()) == []
 
 
@@ -52,9 +54,10 @@ def test_small_files_are_read_here(tmp_path: Path) -> None:
     assert {pid for pid, _ in found} == {os.getpid()}
 
 
-def test_helper_reads_one_file_after_the_other(tmp_path: Path) -> None:
+def test_helper_reads_one_file_after_the_other(tmp_path: Path, folder: Path) -> None:
     [path] = write(tmp_path, "one word")
-    helper = side_by_side._Helper(tmp_path / "result", words)
+    helper = side_by_side._Helper(folder, words)
+    helper.wait_until_ready()
     try:
         pid, table = helper.read(path)
         again, same = helper.read(path)
@@ -63,18 +66,19 @@ def test_helper_reads_one_file_after_the_other(tmp_path: Path) -> None:
     assert pid == again != os.getpid()
     assert same.equals(table)
     assert table["word"].to_pylist() == ["one", "word"]
-    assert not (tmp_path / "result").exists()
+    assert list(folder.iterdir()) == []
 
 
 def test_first_file_that_is_refused_is_named(tmp_path: Path, folder: Path) -> None:
-    paths = write(tmp_path, "good", "refuse", "good", "refuse", "refuse")
+    paths = write(tmp_path, "good", "refuse", "good", "refuse", "refuse after-helper")
     with pytest.raises(TraceError, match=r"^1\.txt is refused$"):
         read_side_by_side(paths, words, as_read, 0)
     assert list(folder.iterdir()) == []
 
 
 def test_helper_passes_an_error_on(tmp_path: Path) -> None:
-    helper = side_by_side._Helper(tmp_path / "result", words)
+    helper = side_by_side._Helper(tmp_path, words)
+    helper.wait_until_ready()
     try:
         with pytest.raises(TraceError, match=r"^0\.txt is refused$"):
             helper.read(write(tmp_path, "refuse")[0])
@@ -83,9 +87,9 @@ def test_helper_passes_an_error_on(tmp_path: Path) -> None:
 
 
 def test_file_whose_helper_dies_is_read_here(tmp_path: Path) -> None:
-    found = read_side_by_side(write(tmp_path, *["die-in-helper"] * 6), words, as_read, 0)
-    assert {pid for pid, _ in found} == {os.getpid()}
-    assert len(found) == 6
+    paths = write(tmp_path, *["die-in-helper"] * 5, "after-helper")
+    found = read_side_by_side(paths, words, as_read, 0)
+    assert [pid for pid, _ in found] == [os.getpid()] * 6
 
 
 def test_without_helpers_all_is_read_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,16 +98,20 @@ def test_without_helpers_all_is_read_here(tmp_path: Path, monkeypatch: pytest.Mo
     assert {pid for pid, _ in found} == {os.getpid()}
 
 
-def test_kineto_files_are_the_same_either_way(dlrm: Path) -> None:
-    paths = sorted(dlrm.glob("*.json.gz"))[:4]
-    here = [kineto.read_file(path) for path in paths]
-    for there in (
-        read_side_by_side(paths, kineto.read_file, as_read, 0),
-        read_side_by_side(paths, kineto_decode.decode_file, kineto.map_file, 0),
-    ):
-        for ours, theirs in zip(here, there, strict=True):
-            assert theirs.table.equals(ours.table)
-            assert {**vars(theirs), "table": None} == {**vars(ours), "table": None}
+@pytest.mark.parametrize("read", [kineto.read_file, kineto_decode.decode_file])
+def test_kineto_file_is_the_same_either_way(foreign: Path, folder: Path, read: Any) -> None:
+    path = foreign / "kineto-cpu" / "rank-0.json.gz"
+    ours = kineto.read_file(path)
+    helper = side_by_side._Helper(folder, read)
+    helper.wait_until_ready()
+    try:
+        theirs = helper.read(path)
+    finally:
+        helper.kill()
+    if read is kineto_decode.decode_file:
+        theirs = kineto.map_file(path, theirs)
+    assert theirs.table.equals(ours.table)
+    assert {**vars(theirs), "table": None} == {**vars(ours), "table": None}
 
 
 def test_script_without_a_main_guard_is_run_once(foreign: Path, tmp_path: Path) -> None:
