@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddltrace.analyzer.clock_fit import Bounds, IntArray
 from ddltrace.tracer.store import RankInfo
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 EventReader = Callable[[RankInfo], Iterable[pa.Table]]
 """Gives a process's events, on its own clock, some at a time."""
@@ -65,6 +67,8 @@ def message_times(
     Returns:
         Their messages; None if there are none.
     """
+    import pandas as pd
+
     frames = [
         _messages(info, events, generations.get(info.segment, info.attempt))
         for info in infos[:_MAX_SEGMENTS]
@@ -120,6 +124,8 @@ def _one_side(x: IntArray, value: IntArray, base: int, *, lower: bool) -> Bounds
 
 def _messages(info: RankInfo, events: pa.Table, generation: int) -> pd.DataFrame:
     """The completed messages among a process's events, and whether each gives or takes."""
+    import pandas as pd
+
     wanted = pc.and_(
         pc.equal(events["kind"], "message"),
         pc.and_(pc.is_valid(events["seq"]), pc.is_valid(events["end_ns"])),

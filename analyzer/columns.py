@@ -177,9 +177,25 @@ class Gathered:
         return self._room[: self._size]
 
 
+def memory_of(column: pa.Array) -> IntArray:
+    """The values of a column of integers, without a copy; undefined where it is null.
+
+    PyArrow's own conversions import pandas when they are first called.
+    """
+    kind, memory = np.dtype(column.type.to_pandas_dtype()), column.buffers()[1]
+    if memory is None:
+        return np.empty(0, dtype=kind)
+    values: IntArray = np.frombuffer(memory, dtype=kind)
+    return values[column.offset : column.offset + len(column)]
+
+
 def _numbers(array: Any, null: int) -> IntArray:
-    filled = array.fill_null(null) if array.null_count else array
-    return np.asarray(filled.to_numpy(zero_copy_only=False))
+    values = memory_of(array)
+    if not array.null_count:
+        return values
+    bits = np.frombuffer(array.buffers()[0], dtype=np.uint8)
+    known = np.unpackbits(bits, count=array.offset + len(array), bitorder="little")
+    return np.where(known[array.offset :], values, values.dtype.type(null))
 
 
 def _plausible(table: pa.Table) -> tuple[pa.Table, int]:

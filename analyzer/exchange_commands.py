@@ -41,13 +41,13 @@ def import_(source: Path, output: Path, force: bool) -> None:
     SOURCE is a file, or a folder with one file per rank: Kineto JSON (torch.profiler), Chrome
     JSON, a Horovod timeline, Flight Recorder dumps, NCCL Inspector files; plain or gzip.
     """
-    from ddltrace.analyzer import importers
+    from ddltrace.analyzer.importers import formats
     from ddltrace.analyzer.importers.store import save
     from ddltrace.tracer.errors import TraceError
 
     if not source.exists():
         raise TraceError(f"{source} does not exist")
-    trace = importers.read(source)
+    trace = formats.read(source)
     save(trace, output, force=force)
     for note in trace.run.notes:
         click.echo(f"ddltrace: note: {click.unstyle(note)}", err=True)

@@ -58,10 +58,10 @@ def open_trace(path: str | PathLike[str]) -> Trace:
         return Trace(path, _read_run(path))
     if not path.exists():
         raise TraceError(f"{path} does not exist")
-    from ddltrace.analyzer import importers
+    from ddltrace.analyzer.importers import formats
 
-    if importers.recognizes(path):
-        imported = importers.read(path)
+    if formats.recognizes(path):
+        imported = formats.read(path)
         return Trace(path, check_run(imported.run), imported.tables)
     if path.is_dir():
         read_run(path)  # raises, and says what is missing
@@ -319,7 +319,10 @@ def drop_superseded(table: pa.Table) -> pa.Table:
     Args:
         table: A rank's events, or its messages alone, in the order of recording.
     """
-    open_rows = np.flatnonzero(pc.equal(table["status"], "open").fill_null(False).to_numpy())
+    status = table["status"]
+    if not any("open" in chunk.dictionary.to_pylist() for chunk in status.chunks):
+        return table
+    open_rows = np.flatnonzero(pc.equal(status, "open").fill_null(False).to_numpy())
     if not len(open_rows):
         return table
     ids = table["id"].combine_chunks().fill_null(-1).to_numpy(zero_copy_only=False)

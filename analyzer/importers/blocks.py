@@ -1,10 +1,9 @@
-"""Bytes of a file that may be compressed, block by block, read ahead by a thread."""
+"""Bytes of a file that may be compressed, block by block."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +11,10 @@ from isal import igzip_lib, isal_zlib
 
 from ddltrace.tracer.errors import TraceError
 
-BLOCK_BYTES: Final = 1 << 18
+BLOCK_BYTES: Final = 1 << 17
+_COMPRESSED_BYTES: Final = 1 << 14
+"""Read at a time of a compressed file: what is left of it after each block is copied."""
+
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _GZIP_WBITS: Final = 31
 
@@ -32,17 +34,16 @@ class Blocks:
         self._block_bytes = block_bytes
 
     def __iter__(self) -> Iterator[bytes]:
-        content = self._content()
-        # One block ahead: decompression and reading run beside the parser.
-        with ThreadPoolExecutor(1) as pool:
-            pending = pool.submit(next, content, None)
-            while (block := pending.result()) is not None:
-                pending = pool.submit(next, content, None)
-                yield block
+        return self._content()
 
     def head(self, size: int) -> bytes:
         """The first bytes of the content, at most `size`."""
-        return next(Blocks(self._path, size)._content(), b"")[:size]
+        head = b""
+        for block in Blocks(self._path, min(size, self._block_bytes)):
+            head += block
+            if len(head) >= size:
+                break
+        return head[:size]
 
     def _content(self) -> Iterator[bytes]:
         try:
@@ -65,12 +66,14 @@ class Blocks:
             while True:
                 if machine.eof:
                     # A gzip file may consist of several members, one after the other.
-                    pending = machine.unused_data or read(self._block_bytes)
+                    pending = machine.unused_data
+                    if len(pending) < len(_GZIP_MAGIC):
+                        pending += read(_COMPRESSED_BYTES)
                     if not pending.startswith(_GZIP_MAGIC):
                         return
                     machine = isal_zlib.decompressobj(_GZIP_WBITS)
                 elif not pending:
-                    pending = read(self._block_bytes)
+                    pending = read(_COMPRESSED_BYTES)
                     if not pending:
                         self.damage = "the compressed file is cut off"
                         return

@@ -53,12 +53,6 @@ def strings(values: Sequence[str]) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
 
 
-def memory_of(column: pa.Array) -> npt.NDArray[Any]:
-    """The values of a column of integers, without a copy; undefined where it is null."""
-    values: npt.NDArray[Any] = np.frombuffer(column.buffers()[1], dtype=_NUMPY[column.type])
-    return values[column.offset : column.offset + len(column)]
-
-
 def coded(
     field: str, codes: npt.NDArray[Any], values: Sequence[Any], missing: Missing | None = None
 ) -> pa.DictionaryArray:
@@ -88,7 +82,7 @@ def coded_list(field: str, values: Sequence[str | None]) -> pa.DictionaryArray:
     """A dictionary-coded column from one value per row."""
     codes = Codes()
     missing = np.array([value is None for value in values], dtype=bool)
-    numbers = codes.of(values, len(values))
+    numbers = np.array(codes.of(values), dtype=np.int32)
     return coded(field, numbers, ["" if key is None else key for key in codes], missing)
 
 

@@ -26,15 +26,6 @@ _OPS: Final = (
 )
 _NOISE: Final = re.compile(r"[^a-z]")
 
-# A GPU kernel of a communication library. Every NCCL and RCCL release so far begins its
-# kernels' names with `nccl`; other libraries put their own name first.
-MESSAGE_KERNEL: Final = r"^nccl|^rccl|^hccl|^oneccl|^mscclpp|ncclKernel|ncclDevKernel"
-
-# Names that speak of communication but are of no library known here.
-SUSPECT_KERNEL: Final = (
-    r"(?i)nccl|n?v?shmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|multimem"
-)
-
 _DTYPES: Final = {
     "float": ("float32", 4),
     "float32": ("float32", 4),

@@ -13,23 +13,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ddltrace.analyzer.importers import kineto_events as rows_of
+from ddltrace.analyzer.importers import kineto_decode as rows_of
 from ddltrace.analyzer.importers.columns import coded, coded_list, events_table, integers
-from ddltrace.analyzer.importers.communication import (
-    MESSAGE_KERNEL,
-    SUSPECT_KERNEL,
-    count,
-    members,
-)
+from ddltrace.analyzer.importers.communication import count, members
 from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace
-from ddltrace.analyzer.importers.kineto_events import Intervals, read_intervals
+from ddltrace.analyzer.importers.kernel_names import is_message_kernel, is_suspect_kernel
+from ddltrace.analyzer.importers.kineto_decode import Decoded, decode_file
+from ddltrace.analyzer.importers.kineto_events import Intervals, intervals_of
 from ddltrace.analyzer.importers.kineto_messages import DEFAULT_GROUP, Describer, Message
 from ddltrace.analyzer.importers.names import Codes, clean
 from ddltrace.analyzer.importers.phases import Spans, backward_calls
 from ddltrace.analyzer.importers.rank_files import MAX_RANK, assign_ranks
 from ddltrace.analyzer.importers.sequence import number_messages
-from ddltrace.analyzer.importers.side_by_side import read_side_by_side
-from ddltrace.analyzer.importers.trace_events import EventFile
+from ddltrace.analyzer.importers.side_by_side import read_side_by_side, text_bytes
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.schema import PHASES
 from ddltrace.tracer.store import GroupInfo, RankInfo, RunInfo, segment_name
@@ -40,14 +36,18 @@ _MARKS: Final = re.compile(
     rb'"(?:deviceProperties|distributedInfo|baseTimeNanoseconds|traceName)"\s*:'
     rb'|"cat"\s*:\s*"(?:cpu_op|kernel|cuda_runtime|user_annotation|Operator|Runtime|Kernel)"'
 )
-_STEP: Final = re.compile(r"^ProfilerStep\s*#\s*(\d{1,9})$")
-_ENGINE: Final = r"^autograd::engine::evaluate_function"
+_STEP: Final = re.compile(r"ProfilerStep\s*#\s*(\d{1,9})$")
+_ENGINE: Final = re.compile(r"autograd::engine::evaluate_function")
 _PHASE_MARKS: Final = {
-    "data": r"^enumerate\(DataLoader\)#",
-    "forward": r"^(?:DistributedDataParallel|FullyShardedDataParallel)\.forward$",
-    "optimizer": r"^Optimizer\.step#",
+    "data": re.compile(r"enumerate\(DataLoader\)#"),
+    "forward": re.compile(r"(?:DistributedDataParallel|FullyShardedDataParallel)\.forward$"),
+    "optimizer": re.compile(r"Optimizer\.step#"),
 }
 _KINDS: Final = ("host", "kernel", "copy", "message", "step", "phase", "data", "marker")
+_SOME_TEXT: Final = 32 << 20
+"""From here on helpers pay that only decode: one starts in the time that 20 MB take."""
+_MUCH_TEXT: Final = 128 << 20
+"""From here on it pays to import in helpers what maps events, too: that takes as long as 60 MB."""
 _MAX_LISTED: Final = 20
 _MAX_COUNTED: Final = 1 << 20
 
@@ -88,7 +88,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     Raises:
         TraceError: None of the files holds an event.
     """
-    files = read_side_by_side(paths, read_file)
+    files = _read_files(paths)
     run = RunInfo(status="complete", level="op", source=NAME)
     whole = [file for file in files if file.table.num_rows]
     if not whole:
@@ -112,11 +112,22 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     return ImportedTrace(run, number_messages(tables, by_segment, run.notes))
 
 
+def _read_files(paths: Sequence[Path]) -> list[RankFile]:
+    """Reads files with the help that is soonest done."""
+    if text_bytes(paths) < _MUCH_TEXT:
+        return read_side_by_side(paths, decode_file, map_file, _SOME_TEXT)
+    return read_side_by_side(paths, read_file, lambda _, file: file, _MUCH_TEXT)
+
+
 def read_file(path: Path) -> RankFile:
     """Reads one file; what only all files together tell is still missing."""
-    source = EventFile(path)
-    intervals = read_intervals(source)
-    meta = source.meta
+    return map_file(path, decode_file(path))
+
+
+def map_file(path: Path, decoded: Decoded) -> RankFile:
+    """Turns what was decoded of a file into events."""
+    intervals = intervals_of(decoded)
+    meta = decoded.meta
     distributed = meta.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     base = count(meta.get("baseTimeNanoseconds")) or 0
@@ -154,17 +165,17 @@ def read_file(path: Path) -> RankFile:
         suspects=mapped.suspects,
         unknown_categories=mapped.unknown_categories,
     )
-    _note_losses(file, source, intervals)
+    _note_losses(file, decoded, intervals)
     if base == 0 and intervals.fractional and file.start_ns > 1 << 60:
         file.notes.append("absolute times with fractions: they are exact to 0.25 microseconds only")
     return file
 
 
-def _note_losses(file: RankFile, source: EventFile, intervals: Intervals) -> None:
-    if source.damage is not None:
-        file.notes.append(f"{source.damage}: what stands behind the damage is missing")
-    if source.unreadable:
-        file.notes.append(f"{source.unreadable} events are damaged and left out")
+def _note_losses(file: RankFile, decoded: Decoded, intervals: Intervals) -> None:
+    if decoded.damage is not None:
+        file.notes.append(f"{decoded.damage}: what stands behind the damage is missing")
+    if decoded.unreadable:
+        file.notes.append(f"{decoded.unreadable} events are damaged and left out")
     if intervals.left_out:
         file.notes.append(f"{intervals.left_out} intervals without a usable time are left out")
 
@@ -283,6 +294,7 @@ class _Mapper:
         self._backend = _text(distributed.get("backend"))
         self._groups = _configured_groups(distributed, self._backend)
         self._kernel = intervals.of_category(rows_of.KERNEL)
+        self._message_kernel = intervals.named(is_message_kernel, self._kernel)
         self._copy = intervals.of_category(rows_of.COPY)
         self._sync = intervals.of_category(rows_of.SYNC)
         self._device_mark = intervals.of_category(rows_of.DEVICE_MARK)
@@ -359,7 +371,7 @@ class _Mapper:
         intervals = self._in
         rows, labels = [], []
         for name, pattern in _PHASE_MARKS.items():
-            found = np.flatnonzero(intervals.matching(pattern) & self._host)
+            found = np.flatnonzero(intervals.named(pattern.match, self._host))
             kind[found] = _KINDS.index("data" if name == "data" else "phase")
             rows.append(found)
             labels.append(np.full(len(found), PHASES.index(name)))
@@ -373,7 +385,7 @@ class _Mapper:
 
     def _backward(self, kind: npt.NDArray[np.int32]) -> Spans:
         intervals = self._in
-        rows = np.flatnonzero(intervals.matching(_ENGINE) & self._host)
+        rows = np.flatnonzero(intervals.named(_ENGINE.match, self._host))
         label = np.full(len(rows), PHASES.index("backward"))
         engine = Spans.of(intervals.start[rows], intervals.end[rows], label, intervals.thread[rows])
         begins = np.isin(kind, [_KINDS.index(name) for name in ("step", "phase", "data")])
@@ -384,7 +396,7 @@ class _Mapper:
         describer = Describer(intervals, self._groups, self._backend)
         if not self._device.any():
             return describer.spans()
-        found = np.flatnonzero(self._kernel & intervals.matching(MESSAGE_KERNEL))
+        found = np.flatnonzero(self._message_kernel)
         rows = found.tolist()
         return rows, describer.kernels(rows, self._launch[found].tolist())
 
@@ -502,9 +514,7 @@ class _Mapper:
 
     def _unknown_kernels(self) -> tuple[int, Counter[str]]:
         intervals = self._in
-        unknown = (
-            self._kernel & intervals.matching(SUSPECT_KERNEL) & ~intervals.matching(MESSAGE_KERNEL)
-        )
+        unknown = intervals.named(is_suspect_kernel, self._kernel)
         times = np.bincount(intervals.name[unknown], minlength=len(intervals.names))
         found = {
             clean(intervals.names[code], 200): int(times[code]) for code in np.flatnonzero(times)
@@ -512,7 +522,7 @@ class _Mapper:
         return int(unknown.sum()), Counter(found)
 
     def _kernel_classes(self, unknown: int) -> dict[str, int]:
-        communication = int((self._kernel & self._in.matching(MESSAGE_KERNEL)).sum())
+        communication = int(self._message_kernel.sum())
         return {
             "computation": int(self._kernel.sum()) - communication - unknown,
             "communication": communication,

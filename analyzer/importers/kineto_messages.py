@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,10 +34,10 @@ from ddltrace.tracer.store import GroupInfo
 
 DEFAULT_GROUP: Final = "default"
 
-_EXECUTED: Final = r"^(?:gloo|mpi|ucc|nccl|xccl|hccl|rccl):"
-_ISSUED: Final = r"^c10d::"
-_LIBRARY_SPAN: Final = r"^(?:nccl|xccl|hccl|rccl):"
-_PARAMETER_SPAN: Final = r"^record_param_comms$"
+_EXECUTED: Final = re.compile(r"(?:gloo|mpi|ucc|nccl|xccl|hccl|rccl):").match
+_ISSUED: Final = re.compile(r"c10d::").match
+_LIBRARY_SPAN: Final = re.compile(r"(?:nccl|xccl|hccl|rccl):").match
+_PARAMETER_SPAN: Final = re.compile(r"record_param_comms$").match
 _PAIR: Final = re.compile(r"(?:send|recv)\s*\d+\s*(?:->|<-)\s*(\d+)")
 # Place of the peer or root among the inputs of a c10d operator, and of the tag.
 _PEER_INPUT: Final = {"c10d::send": 2, "c10d::recv_": 2, "c10d::broadcast_": 2}
@@ -93,12 +94,12 @@ class Describer:
     def spans(self) -> tuple[list[int], list[Message]]:
         """Finds and describes the messages of a file without device work."""
         intervals = self._intervals
-        executed = intervals.matching(_EXECUTED)
+        executed = intervals.named(_EXECUTED)
         if not executed.any():
-            executed = intervals.matching(_PARAMETER_SPAN)
+            executed = intervals.named(_PARAMETER_SPAN)
         rows = _by_start(intervals, executed)
         waiting: dict[str | None, deque[int]] = defaultdict(deque)
-        for row in _by_start(intervals, intervals.matching(_ISSUED)):
+        for row in _by_start(intervals, intervals.named(_ISSUED)):
             waiting[public_op(self._name(row))].append(row)
         messages = []
         for row in rows:
@@ -125,10 +126,10 @@ class Describer:
                 return candidate
         return -1
 
-    def _around(self, calls: np.ndarray[Any, Any], pattern: str) -> list[int]:
+    def _around(self, calls: np.ndarray[Any, Any], is_wanted: Callable[[str], object]) -> list[int]:
         """For each call the row of the matching span around it in its thread, or -1."""
         intervals = self._intervals
-        rows = np.flatnonzero(intervals.matching(pattern))
+        rows = np.flatnonzero(intervals.named(is_wanted))
         spans = Spans.of(intervals.start[rows], intervals.end[rows], rows, intervals.thread[rows])
         found = spans.at_in_thread(intervals.start[calls], intervals.thread[calls])
         return [int(row) for row in np.where(calls >= 0, found, -1)]

@@ -6,9 +6,6 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
 MAX_NAME: Final = 4096
 """Longer names are cut: no kernel's name is that long, and each is shown somewhere."""
 
@@ -25,9 +22,9 @@ class Codes(dict[Any, int]):
         newest_first = list(islice(reversed(self), len(self) - code))
         return newest_first[::-1]
 
-    def of(self, values: Iterable[Any], count: int) -> npt.NDArray[np.int32]:
-        """The number of each of `count` values."""
-        return np.fromiter(map(self.__getitem__, values), np.int32, count)
+    def of(self, values: Iterable[Any]) -> list[int]:
+        """The number of each value."""
+        return list(map(self.__getitem__, values))
 
 
 def clean(value: Any, limit: int = MAX_NAME) -> str:

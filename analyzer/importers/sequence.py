@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ddltrace.analyzer.importers.columns import integers, memory_of
+from ddltrace.analyzer.columns import memory_of
+from ddltrace.analyzer.importers.columns import integers
 from ddltrace.analyzer.importers.communication import first_mismatch
 from ddltrace.tracer.schema import EVENTS, P2P_OPS
 

@@ -8,34 +8,35 @@ memory, so that columns are neither copied nor sent through a pipe.
 
 from __future__ import annotations
 
-import importlib
 import mmap
 import os
 import pickle
-import signal
 import subprocess
 import sys
-from collections import deque
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeVar
 
 from ddltrace.tracer.errors import TraceError
 
-WORTHWHILE_BYTES: Final = 128 << 20
-"""Below this much text helpers do not pay: to start one takes about as long as to decode 60 MB."""
-
 _MAX_PROCESSES: Final = 16
 """Each holds the events of one file: this bounds memory on machines with many cores."""
 
 _COMPRESSED: Final = ".gz"
 _USUAL_COMPRESSION: Final = 15
-_ALIGNMENT: Final = 64
-_PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve()"
+_PROGRAM: Final = """
+import sys
+sys.path[:] = {path!r}
+from {package}.helper import serve
+serve({module!r}, {function!r})
+"""
 
+_Read = TypeVar("_Read")
 _Result = TypeVar("_Result")
 
 
@@ -44,13 +45,17 @@ class _HelperGoneError(Exception):
 
 
 def read_side_by_side(
-    paths: Sequence[Path], read: Callable[[Path], _Result], worthwhile_bytes: int = WORTHWHILE_BYTES
+    paths: Sequence[Path],
+    read: Callable[[Path], _Read],
+    finish: Callable[[Path, _Read], _Result],
+    worthwhile_bytes: int,
 ) -> list[_Result]:
     """Reads files on the cores that this process may use; small ones here, in turn.
 
     Args:
         paths: The files.
         read: Reads one; a function of a module, so that a helper can find it.
+        finish: Makes the result of a file and of what was read of it, in this process.
         worthwhile_bytes: Text from which on helpers are started.
 
     Returns:
@@ -59,48 +64,44 @@ def read_side_by_side(
     Raises:
         TraceError: Of the first file that `read` raised it for.
     """
-    processes = min(len(paths), len(os.sched_getaffinity(0)), _MAX_PROCESSES)
-    if processes < 2 or sum(map(_text_bytes, paths)) < worthwhile_bytes:
-        return [read(path) for path in paths]
-    pending = deque(range(len(paths)))
+    helpers = min(len(paths), len(os.sched_getaffinity(0)), _MAX_PROCESSES) - 1
+    if helpers < 1 or text_bytes(paths) < worthwhile_bytes:
+        return [finish(path, read(path)) for path in paths]
     results: dict[int, _Result] = {}
     failures: dict[int, TraceError] = {}
 
-    def drain(reader: Callable[[Path], _Result]) -> None:
-        while pending and not failures:
-            try:
-                number = pending.popleft()
-            except IndexError:
-                return
-            try:
-                results[number] = reader(paths[number])
-            except TraceError as error:
-                failures[number] = error
-            except _HelperGoneError:
-                pending.appendleft(number)
-                return
-
-    with TemporaryDirectory(prefix="ddltrace-") as folder, ThreadPoolExecutor(processes) as pool:
-        helpers: list[_Helper] = []
+    def take(number: int, found: Callable[[Path], _Read]) -> None:
         try:
-            with suppress(OSError):  # too little memory for a helper: it goes without
-                for number in range(processes - 1):
-                    helpers.append(_Helper(Path(folder) / str(number), read))
-                    pool.submit(drain, helpers[-1].read)
-            drain(read)
-        except BaseException:
-            pending.clear()
-            for helper in helpers:
-                helper.kill()
-            raise
-        pool.shutdown()
-        for helper in helpers:
-            helper.kill()
-        # What a helper gave back when this process had found nothing left to do.
-        drain(read)
+            results[number] = finish(paths[number], found(paths[number]))
+        except TraceError as error:
+            failures[number] = error
+        except _HelperGoneError:
+            take(number, read)
+
+    with (
+        TemporaryDirectory(prefix="ddltrace-") as folder,
+        _Helpers(read, Path(folder), helpers) as others,
+    ):
+        asked = [others.ask(path) for path in paths]
+        # What no helper has begun, from the end; then what they read, as it comes.
+        for number in reversed(range(len(paths))):
+            if asked[number].cancel():
+                take(number, read)
+        for number, answer in enumerate(asked):
+            if not answer.cancelled():
+                take(number, partial(_answered, answer))
     if failures:
         raise failures[min(failures)]
     return [results[number] for number in range(len(paths))]
+
+
+def _answered(answer: Future[_Read], _: Path) -> _Read:
+    return answer.result()
+
+
+def text_bytes(paths: Sequence[Path]) -> int:
+    """About how much text files hold, by their sizes."""
+    return sum(map(_text_bytes, paths))
 
 
 def _text_bytes(path: Path) -> int:
@@ -111,33 +112,86 @@ def _text_bytes(path: Path) -> int:
     return size * _USUAL_COMPRESSION if path.suffix == _COMPRESSED else size
 
 
+class _Helpers:
+    """Helpers that take one file after the other, for the time of a `with` block."""
+
+    def __init__(self, read: Callable[[Path], Any], folder: Path, count: int) -> None:
+        self._function = read
+        self._folder = folder
+        self._all: list[_Helper] = []
+        self._closed = False
+        self._of_thread = threading.local()
+        # A thread for each, which takes its first file when its helper is ready: until then this
+        # process reads on.
+        self._threads = ThreadPoolExecutor(count, initializer=self._start)
+
+    def ask(self, path: Path) -> Future[Any]:
+        """What one of them will read of a file; fails with `_HelperGoneError` if that dies."""
+        return self._threads.submit(self._read, path)
+
+    def _start(self) -> None:
+        with suppress(OSError, _HelperGoneError):  # too little memory: it goes without
+            self._of_thread.helper = helper = _Helper(self._folder, self._function)
+            self._all.append(helper)
+            if self._closed:
+                helper.kill()
+            helper.wait_until_ready()
+
+    def _read(self, path: Path) -> Any:
+        helper = getattr(self._of_thread, "helper", None)
+        if helper is None:
+            raise _HelperGoneError
+        return helper.read(path)
+
+    def __enter__(self) -> _Helpers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        # Whoever waits for a helper's answer waits until it is gone.
+        for helper in self._all:
+            helper.kill()
+        self._threads.shutdown()
+
+
 class _Helper:
     """A process that reads one file after the other."""
 
-    def __init__(self, file: Path, read: Callable[[Path], Any]) -> None:
-        self._file = file
-        self._function = read.__module__, read.__qualname__
-        program = _PROGRAM.format(path=sys.path, module=__name__)
+    def __init__(self, folder: Path, read: Callable[[Path], Any]) -> None:
+        program = _PROGRAM.format(
+            path=sys.path, package=__package__, module=read.__module__, function=read.__qualname__
+        )
         self._process = subprocess.Popen(
             [sys.executable, "-c", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
+        self._file = folder / str(self._process.pid)
+
+    def wait_until_ready(self) -> None:
+        """Returns when the process has imported what it needs."""
+        self._answer()
 
     def read(self, path: Path) -> Any:
         """What the function returns for a file."""
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
+        assert self._process.stdin is not None
         try:
-            pickle.dump((*self._function, os.fspath(path), os.fspath(self._file)), process.stdin)
-            process.stdin.flush()
-            failure, content, places = pickle.load(process.stdout)
-            if failure is not None:
-                raise TraceError(failure)
-            return pickle.loads(content, buffers=_mapped(self._file, places))
-        except (EOFError, OSError, pickle.UnpicklingError) as error:
+            pickle.dump((os.fspath(path), os.fspath(self._file)), self._process.stdin)
+            self._process.stdin.flush()
+        except (OSError, ValueError) as error:  # its pipe is broken, or closed here
+            raise _HelperGoneError from error
+        failure, content, places = self._answer()
+        if failure is not None:
+            raise TraceError(failure)
+        return pickle.loads(content, buffers=_mapped(self._file, places))
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        try:
+            return pickle.load(self._process.stdout)
+        except (EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
             raise _HelperGoneError from error
 
     def kill(self) -> None:
@@ -155,42 +209,3 @@ def _mapped(file: Path, places: list[tuple[int, int]]) -> list[memoryview]:
         content = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
     file.unlink()  # the mapping stays
     return [content[begin : begin + size] for begin, size in places]
-
-
-def serve() -> None:
-    """A helper's life: reads the files that stdin names, until it ends."""
-    # The one that started this process answers an interrupt.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    while True:
-        try:
-            module, function, path, file = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
-        read = getattr(importlib.import_module(module), function)
-        answer: tuple[str | None, bytes, list[tuple[int, int]]]
-        try:
-            answer = None, *_hand_over(read(Path(path)), Path(file))
-        except TraceError as error:
-            answer = str(error), b"", []
-        pickle.dump(answer, answers)
-        answers.flush()
-
-
-def _hand_over(result: Any, file: Path) -> tuple[bytes, list[tuple[int, int]]]:
-    """Writes the memory of a result's columns to a file.
-
-    Returns:
-        The result without that memory, and where in the file each piece of it begins, with
-        its size.
-    """
-    buffers: list[pickle.PickleBuffer] = []
-    content = pickle.dumps(result, protocol=5, buffer_callback=buffers.append)
-    places = []
-    with open(file, "wb") as out:
-        out.write(bytes(_ALIGNMENT))  # a file without content cannot be mapped
-        for buffer in buffers:
-            out.write(bytes(-out.tell() % _ALIGNMENT))
-            places.append((out.tell(), out.write(buffer)))
-    return content, places

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from ddltrace.analyzer.exchange_commands import export, import_
-from ddltrace.analyzer.importers import read
+from ddltrace.analyzer.importers.formats import read
 from ddltrace.analyzer.trace import open_trace
 from ddltrace.tracer.errors import TraceError, UsageError
 

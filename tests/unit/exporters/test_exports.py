@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from support.made_trace import HOSTILE, made_trace
 
-from ddltrace.analyzer import importers
 from ddltrace.analyzer.exporters import FORMATS, export
+from ddltrace.analyzer.importers import formats
 from ddltrace.analyzer.trace import Trace, open_trace
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.schema import EVENTS
@@ -110,7 +110,7 @@ def test_chrome_comes_back(trace: Trace, tmp_path: Path) -> None:
     path = tmp_path / "out.json.gz"
     export(trace, "chrome", path)
     assert gzip.decompress(path.read_bytes()).startswith(b"{")
-    again = importers.read(path)
+    again = formats.read(path)
     kept = ["start_ns", "kind", "name", "step", "phase", "op", "group", "seq", "peer", "bytes"]
     for info in again.run.ranks:
         before = trace.events(info.rank).select(kept).to_pylist()

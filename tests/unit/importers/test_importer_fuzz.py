@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddltrace.analyzer import importers
+from ddltrace.analyzer.importers import formats
 from ddltrace.tracer.errors import TraceError
 
 MUTATIONS = 500
@@ -157,7 +157,7 @@ def test_damage_is_survived(
             mutated = mutate(gzip.compress(mutated, 1), choice)
         file.write_bytes(mutated)
         try:
-            trace = importers.read(file)
+            trace = formats.read(file)
         except TraceError as error:
             messages.append(str(error))
             continue

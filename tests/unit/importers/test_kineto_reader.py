@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from ddltrace.analyzer import importers
-from ddltrace.analyzer.importers import trace_events
+from ddltrace.analyzer.importers import formats, trace_events
 from ddltrace.analyzer.importers.imported import ImportedTrace
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.schema import EVENTS, OPS
@@ -62,7 +61,7 @@ def write(path: Path, events: list[dict[str, Any]], **head: Any) -> Path:
 
 
 def test_real_cpu_job(foreign: Path) -> None:
-    trace = importers.read(foreign / "kineto-cpu")
+    trace = formats.read(foreign / "kineto-cpu")
     check(trace)
     assert trace.run.source == "kineto"
     assert [info.rank for info in trace.run.ranks] == [0, 1]
@@ -91,7 +90,7 @@ def test_real_cpu_job(foreign: Path) -> None:
 
 
 def test_real_cpu_job_joins_ranks(foreign: Path) -> None:
-    left, right = messages(importers.read(foreign / "kineto-cpu"))
+    left, right = messages(formats.read(foreign / "kineto-cpu"))
     keys = [
         {(row["group"], row["seq"], row["op"]) for row in side if row["op"] not in ("send", "recv")}
         for side in (left, right)
@@ -112,7 +111,7 @@ def test_real_cpu_job_joins_ranks(foreign: Path) -> None:
 
 
 def test_real_gpu_job(dlrm: Path) -> None:
-    trace = importers.read(dlrm)
+    trace = formats.read(dlrm)
     check(trace)
     assert [info.rank for info in trace.run.ranks] == list(range(8))
     assert {info.clock_domain for info in trace.run.ranks} == {"one host"}
@@ -148,8 +147,8 @@ def test_writing_styles_read_alike(foreign: Path, tmp_path: Path, style: str) ->
     else:
         text = json.dumps(value["traceEvents"])
         file.write_text(text if style == "bare" else text.removesuffix("]") + ",\n")
-    expected = next(iter(importers.read(original).tables.values()))
-    found = next(iter(importers.read(file).tables.values()))
+    expected = next(iter(formats.read(original).tables.values()))
+    found = next(iter(formats.read(file).tables.values()))
     if style in ("bare", "open"):
         # Without the head there is no base time and no group.
         assert found.num_rows == expected.num_rows
@@ -162,7 +161,7 @@ def test_writing_styles_read_alike(foreign: Path, tmp_path: Path, style: str) ->
 
 def test_pieces_join_without_a_seam(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = foreign / "kineto-cpu" / "rank-0.json.gz"
-    whole = next(iter(importers.read(file).tables.values()))
+    whole = next(iter(formats.read(file).tables.values()))
     pieces = []
 
     class Counted(trace_events.EventFile):
@@ -172,9 +171,9 @@ def test_pieces_join_without_a_seam(foreign: Path, monkeypatch: pytest.MonkeyPat
                 yield chunk
 
     monkeypatch.setattr(trace_events, "_CHUNK_BYTES", 5000)
-    monkeypatch.setattr("ddltrace.analyzer.importers.kineto.EventFile", Counted)
+    monkeypatch.setattr("ddltrace.analyzer.importers.kineto_decode.EventFile", Counted)
     monkeypatch.setattr("ddltrace.analyzer.importers.blocks.Blocks.__init__.__defaults__", (3000,))
-    cut = next(iter(importers.read(file).tables.values()))
+    cut = next(iter(formats.read(file).tables.values()))
     assert len(pieces) > 10
     assert cut.equals(whole)
 
@@ -201,7 +200,7 @@ def test_fields_of_newer_kernels(tmp_path: Path) -> None:
         baseTimeNanoseconds=base,
         distributedInfo={"rank": 2, "world_size": 8, "backend": "nccl"},
     )
-    trace = importers.read(file)
+    trace = formats.read(file)
     check(trace)
     [[message]] = messages(trace)
     assert message["op"] == "all_gather"
@@ -235,7 +234,7 @@ def test_send_and_receive_kernels(tmp_path: Path) -> None:
             for part in launched(name, number, ts=100 * number, dur=5, **fields)
         ]
         write(folder / f"rank{rank}.json", events, distributedInfo={"rank": rank})
-    [sends], [receives] = ([side] for side in messages(importers.read(folder)))
+    [sends], [receives] = ([side] for side in messages(formats.read(folder)))
     assert [(row["op"], row["peer"], row["seq"]) for row in sends] == [
         ("send", 1, 0),
         ("send", 1, 1),
@@ -261,7 +260,7 @@ def test_send_and_receive_kernels(tmp_path: Path) -> None:
     ],
 )
 def test_operation_from_the_kernel_alone(tmp_path: Path, name: str, op: str) -> None:
-    trace = importers.read(write(tmp_path / "a.json", launched(name, 1, ts=10, dur=1)))
+    trace = formats.read(write(tmp_path / "a.json", launched(name, 1, ts=10, dur=1)))
     [[message]] = messages(trace)
     assert message["op"] == op
     assert message["bytes"] is None
@@ -271,7 +270,7 @@ def test_operation_from_the_kernel_alone(tmp_path: Path, name: str, op: str) -> 
 def test_kernels_of_unknown_class_are_shown(tmp_path: Path) -> None:
     events = launched("my_allreduce_kernel<float>", 1, ts=10, dur=4)
     events += launched("gemm", 2, ts=20, dur=4)
-    trace = importers.read(write(tmp_path / "a.json", events))
+    trace = formats.read(write(tmp_path / "a.json", events))
     assert trace.run.labels["kernel_classes"] == {
         "computation": 1,
         "communication": 0,
@@ -291,7 +290,7 @@ def test_device_work_belongs_to_the_step_that_launched_it(tmp_path: Path) -> Non
     ]
     events += launched("late", 1, ts=99, dur=50)
     events[-1]["ts"] = 120  # launched in step 4, runs in step 5
-    trace = importers.read(write(tmp_path / "a.json", events))
+    trace = formats.read(write(tmp_path / "a.json", events))
     [kernel] = of_kind(next(iter(trace.tables.values())), "kernel")
     assert kernel["step"] == 4
     assert kernel["start_ns"] == 120_000
@@ -305,7 +304,7 @@ def test_orders_that_differ_between_ranks_are_told(tmp_path: Path) -> None:
             for part in launched(f"ncclDevKernel_{name}_RING", number, ts=10 + 10 * number, dur=1)
         ]
         write(tmp_path / f"r{rank}.json", events, distributedInfo={"rank": rank})
-    trace = importers.read(tmp_path)
+    trace = formats.read(tmp_path)
     assert any("ranks disagree at collective 0" in note for note in trace.run.notes)
 
 
@@ -318,7 +317,7 @@ def test_numbering_by_order_begins_at_a_common_step(tmp_path: Path) -> None:
             events.append(event(f"ProfilerStep#{step}", "user_annotation", ts, 1000, pid=9, tid=9))
             events += launched("ncclDevKernel_AllReduce", step, ts=ts + 10, dur=1)
         write(tmp_path / f"r{rank}.json", events, distributedInfo={"rank": rank})
-    left, right = messages(importers.read(tmp_path))
+    left, right = messages(formats.read(tmp_path))
     assert {row["step"]: row["seq"] for row in left} == {0: 0, 1: 1, 2: 2}
     assert {row["step"]: row["seq"] for row in right} == {1: 1, 2: 2}
 
@@ -326,7 +325,7 @@ def test_numbering_by_order_begins_at_a_common_step(tmp_path: Path) -> None:
 def test_rank_from_the_name_of_the_file(tmp_path: Path) -> None:
     for rank in (3, 11):
         write(tmp_path / f"worker{rank}.pt.trace.json", launched("gemm", 1, ts=1, dur=1))
-    trace = importers.read(tmp_path)
+    trace = formats.read(tmp_path)
     assert [info.rank for info in trace.run.ranks] == [3, 11]
     assert any("names of the files" in note for note in trace.run.notes)
 
@@ -338,7 +337,7 @@ def test_windows_of_one_rank_are_joined(tmp_path: Path) -> None:
             launched("gemm", 1, ts=ts, dur=1),
             distributedInfo={"rank": 0, "world_size": 1},
         )
-    trace = importers.read(tmp_path)
+    trace = formats.read(tmp_path)
     check(trace)
     [table] = trace.tables.values()
     assert len(of_kind(table, "kernel")) == 2
@@ -347,22 +346,22 @@ def test_windows_of_one_rank_are_joined(tmp_path: Path) -> None:
         launched("gemm", 1, ts=500, dur=600),
         distributedInfo={"rank": 0, "world_size": 1},
     )
-    assert any("left out" in note for note in importers.read(tmp_path).run.notes)
+    assert any("left out" in note for note in formats.read(tmp_path).run.notes)
 
 
 def test_a_cut_file_gives_what_stands_before_the_cut(foreign: Path, tmp_path: Path) -> None:
     original = foreign / "kineto-cpu" / "rank-0.json.gz"
     content = gzip.decompress(original.read_bytes())
     (tmp_path / "rank-0.json").write_bytes(content[: len(content) // 2])
-    whole = next(iter(importers.read(original).tables.values())).num_rows
-    trace = importers.read(tmp_path / "rank-0.json")
+    whole = next(iter(formats.read(original).tables.values())).num_rows
+    trace = formats.read(tmp_path / "rank-0.json")
     check(trace)
     found = next(iter(trace.tables.values())).num_rows
     assert whole / 4 < found < whole
     assert trace.run.status == "partial"
     assert any("cut off" in note for note in trace.run.notes)
     (tmp_path / "rank-0.json.gz").write_bytes(original.read_bytes()[:-2000])
-    trace = importers.read(tmp_path / "rank-0.json.gz")
+    trace = formats.read(tmp_path / "rank-0.json.gz")
     assert any("compressed file is cut off" in note for note in trace.run.notes)
 
 
@@ -373,7 +372,7 @@ def test_one_event_of_wrong_types_costs_only_itself(tmp_path: Path) -> None:
     events.append({"ph": "X", "name": "c", "cat": "kernel", "ts": "12.5", "dur": "2"})
     events.append({"ph": "X", "name": "d", "cat": "kernel", "ts": 1e300, "dur": 1})
     events.append({"ph": "X", "name": "e", "cat": "kernel", "ts": 1, "dur": -4})
-    trace = importers.read(write(tmp_path / "a.json", events))
+    trace = formats.read(write(tmp_path / "a.json", events))
     names = {row["name"] for row in of_kind(next(iter(trace.tables.values())), "kernel")}
     assert names == {"gemm", "c"}
     assert any("2 events are damaged" in note for note in trace.run.notes)
@@ -399,7 +398,7 @@ def test_useless_files_are_refused_in_one_line(tmp_path: Path, content: bytes) -
     file = tmp_path / "a.json"
     file.write_bytes(content)
     with pytest.raises(TraceError) as error:
-        importers.read(file)
+        formats.read(file)
     assert "\n" not in str(error.value)
 
 
@@ -410,7 +409,7 @@ def test_an_endless_event_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     file = tmp_path / "bomb.json.gz"
     file.write_bytes(gzip.compress(head + b"a" * (64 << 20)))
     with pytest.raises(TraceError, match="without an end of an event"):
-        importers.read(file)
+        formats.read(file)
 
 
 def test_the_work_on_a_long_event_is_linear(
@@ -427,7 +426,7 @@ def test_the_work_on_a_long_event_is_linear(
     file = tmp_path / "bomb.json.gz"
     file.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (64 << 20) + b"]}", 1))
     with pytest.raises(TraceError, match="no interval"):
-        importers.read(file)
+        formats.read(file)
     assert 0 < sum(looks) <= 2 * (64 << 20)
 
 
@@ -447,7 +446,7 @@ def test_hostile_names_are_kept_as_text(tmp_path: Path) -> None:
         for number, name in enumerate(names)
         for part in launched(name, number + 1, ts=10 * number + 5, dur=1)
     ]
-    trace = importers.read(write(tmp_path / "a.json", events))
+    trace = formats.read(write(tmp_path / "a.json", events))
     check(trace)
     found = {row["name"] for row in of_kind(next(iter(trace.tables.values())), "kernel")}
     assert {name[:4096] for name in names} == found
@@ -455,6 +454,6 @@ def test_hostile_names_are_kept_as_text(tmp_path: Path) -> None:
 
 def test_many_lanes_share_an_entry(tmp_path: Path) -> None:
     events = [event("aten::mm", "cpu_op", number, 1, pid=1, tid=number) for number in range(40_000)]
-    trace = importers.read(write(tmp_path / "a.json", events))
+    trace = formats.read(write(tmp_path / "a.json", events))
     check(trace)
     assert "(other)" in next(iter(trace.tables.values()))["lane"].unique().to_pylist()

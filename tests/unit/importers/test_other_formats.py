@@ -14,8 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ddltrace.analyzer import importers
-from ddltrace.analyzer.importers import plain_pickle
+from ddltrace.analyzer.importers import formats, plain_pickle
 from ddltrace.analyzer.importers.imported import ImportedTrace
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.schema import EVENTS
@@ -46,7 +45,7 @@ def test_chrome_begin_end_and_asynchronous(tmp_path: Path) -> None:
         {"ph": "X", "name": "nccl:all_reduce", "pid": 1, "tid": 3, "ts": 30, "dur": 4},
     ]
     file.write_text(json.dumps({"traceEvents": events}))
-    trace = importers.read(file)
+    trace = formats.read(file)
     assert trace.run.source == "chrome"
     found = {row["name"]: row for row in rows(trace)}
     assert (found["outer"]["start_ns"], found["outer"]["end_ns"]) == (10_000, 20_000)
@@ -104,7 +103,7 @@ def timeline(path: Path, *, closed: bool) -> None:
 @pytest.mark.parametrize("closed", [True, False])
 def test_horovod_timeline(tmp_path: Path, closed: bool) -> None:
     timeline(tmp_path / "timeline.json", closed=closed)
-    trace = importers.read(tmp_path / "timeline.json")
+    trace = formats.read(tmp_path / "timeline.json")
     assert trace.run.source == "horovod"
     assert [info.rank for info in trace.run.ranks] == [0, 1]
     epoch = 1_700_000_000_000_000_000
@@ -146,7 +145,7 @@ def test_horovod_operations_that_change_shape(tmp_path: Path) -> None:
                 end["args"] = {"dtype": "float16", "shape": "[4, 3]"}
             events.append(end)
     (tmp_path / "timeline.json").write_text(json.dumps(events))
-    trace = importers.read(tmp_path / "timeline.json")
+    trace = formats.read(tmp_path / "timeline.json")
     for rank in (0, 1):
         messages = [row for row in rows(trace, rank) if row["kind"] == "message"]
         assert [(row["op"], row["bytes"], row["out_bytes"]) for row in messages] == [
@@ -179,7 +178,7 @@ def test_horovod_tensors_in_one_fusion_buffer_are_one_message(tmp_path: Path) ->
         end = {"dtype": "float32", "shape": "[8]"}
         events += [{"ph": "E", "ts": start + 20, "pid": pid, "args": end} for pid in batch]
     (tmp_path / "timeline.json").write_text(json.dumps(events))
-    trace = importers.read(tmp_path / "timeline.json")
+    trace = formats.read(tmp_path / "timeline.json")
     for rank, ready in ((0, 30), (1, 20)):
         fused, alone = [row for row in rows(trace, rank) if row["kind"] == "message"]
         assert (fused["name"], fused["bytes"], fused["tensors"]) == ("t1 + 1", 64, [0, 1])
@@ -190,7 +189,7 @@ def test_horovod_tensors_in_one_fusion_buffer_are_one_message(tmp_path: Path) ->
 
 
 def test_flight_recorder_of_a_real_job(foreign: Path) -> None:
-    trace = importers.read(foreign / "flight-recorder")
+    trace = formats.read(foreign / "flight-recorder")
     assert trace.run.source == "flight-recorder"
     assert [info.rank for info in trace.run.ranks] == [0, 1]
     sides = [rows(trace, rank) for rank in (0, 1)]
@@ -239,7 +238,7 @@ def test_flight_recorder_of_a_hang(tmp_path: Path, text: bool) -> None:
     }
     content = json.dumps(dump).encode() if text else pickle.dumps(dump)
     (tmp_path / "trace_rank_0").write_bytes(content)
-    trace = importers.read(tmp_path)
+    trace = formats.read(tmp_path)
     first, send, hanging = rows(trace)
     assert (first["status"], first["end_ns"]) == ("ok", 1_700_000_000_000_009_000)
     assert (first["bytes"], first["dtype"], first["seq"]) == (64, "bfloat16", 1)
@@ -284,7 +283,7 @@ def test_flight_recorder_of_calls_that_were_issued_as_one(tmp_path: Path) -> Non
         ]
         content = pickle.dumps(dump(entries))
         (tmp_path / f"nccl_trace_rank_{2 + place}").write_bytes(content)
-    trace = importers.read(tmp_path)
+    trace = formats.read(tmp_path)
     for rank in (2, 3):
         first, send, receive, gather, hanging = rows(trace, rank)
         assert (first["op"], first["seq"], first["status"]) == ("all_reduce", 1, "ok")
@@ -302,7 +301,7 @@ def test_flight_recorder_of_an_older_version(tmp_path: Path) -> None:
     old["seq_id"] = old.pop("collective_seq_id")
     del old["p2p_seq_id"]
     (tmp_path / "trace_rank_0").write_bytes(pickle.dumps(dump([old])))
-    [row] = rows(importers.read(tmp_path))
+    [row] = rows(formats.read(tmp_path))
     assert (row["seq"], row["status"], row["end_ns"]) == (1, "ok", None)
 
 
@@ -325,7 +324,7 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path: Path, protocol: int) -> No
     proof.unlink()
     (tmp_path / "trace_rank_0").write_bytes(bad)
     with pytest.raises(TraceError, match="no pickle of plain containers"):
-        importers.read(tmp_path / "trace_rank_0")
+        formats.read(tmp_path / "trace_rank_0")
     assert not proof.exists()
 
 
@@ -352,7 +351,7 @@ def test_a_deep_pickle_is_no_dump(tmp_path: Path) -> None:
     file = tmp_path / "entries"
     file.write_bytes(b"\x80\x04" + b"]" * 100_000 + b"a" * 99_999 + b".version")
     with pytest.raises(TraceError):
-        importers.read(file)
+        formats.read(file)
 
 
 def header(rank: int, communicator: str = "0x9e7a", size: int = 2) -> dict[str, Any]:
@@ -423,7 +422,7 @@ def test_nccl_inspector(tmp_path: Path) -> None:
             for rank in (0, 1)
         ],
     )
-    trace = importers.read(tmp_path)
+    trace = formats.read(tmp_path)
     assert trace.run.source == "nccl-inspector"
     sides = [rows(trace, rank) for rank in (0, 1)]
     for side in sides:
@@ -469,7 +468,7 @@ def test_nccl_inspector_with_several_communicators(tmp_path: Path) -> None:
     # Ranks 0 and 2 are one pair, 1 and 3 the other.
     files = [[everyone(rank, 1), pair(rank // 2, rank, 5)] for rank in range(4)]
     inspector_files(tmp_path, files)
-    trace = importers.read(tmp_path)
+    trace = formats.read(tmp_path)
     assert [info.rank for info in trace.run.ranks] == [0, 1, 2, 3]
     assert {info.world_size for info in trace.run.ranks} == {4}
     for rank in range(4):
@@ -486,7 +485,7 @@ def test_nccl_inspector_with_several_communicators(tmp_path: Path) -> None:
     assert {info.clock_domain for info in trace.run.ranks} == {"node-a"}
     for file in tmp_path.iterdir():
         file.write_text("\n".join(line for line in file.read_text().splitlines()[1:]))
-    trace = importers.read(tmp_path)
+    trace = formats.read(tmp_path)
     assert [info.rank for info in trace.run.ranks] == [0, 1, 2, 3]
     assert any("no communicator has a record of every process" in note for note in trace.run.notes)
 
@@ -501,7 +500,7 @@ def test_nccl_inspector_whose_records_share_a_header(tmp_path: Path) -> None:
         records = [{"coll_perf": collective(n, **ran("coll", n))} for n in (1, 2)]
         files.append([marker, *records, proxy, marker])
     inspector_files(tmp_path, files)
-    trace = importers.read(tmp_path)
+    trace = formats.read(tmp_path)
     assert [[row["seq"] for row in rows(trace, rank)] for rank in (0, 1)] == [[1, 2], [1, 2]]
     assert trace.run.ranks[1].groups[0].ranks == (0, 1)
     [note] = trace.run.notes
@@ -515,7 +514,7 @@ def test_nccl_inspector_of_a_process_with_two_devices(tmp_path: Path) -> None:
         for rank in (0, 1)
     ]
     inspector_files(tmp_path, [both])
-    trace = importers.read(tmp_path)
+    trace = formats.read(tmp_path)
     assert [info.rank for info in trace.run.ranks] == [0, 1]
     assert [len(rows(trace, rank)) for rank in (0, 1)] == [2, 2]
 
@@ -527,7 +526,7 @@ def test_a_folder_of_several_formats(foreign: Path, tmp_path: Path) -> None:
     timeline(tmp_path / "timeline.json", closed=True)
     (tmp_path / "empty.json").write_text("")
     (tmp_path / "notes.txt").write_text("hello")
-    trace = importers.read(tmp_path)
+    trace = formats.read(tmp_path)
     assert trace.run.source == "kineto"
     assert any("1 files of other formats" in note for note in trace.run.notes)
     assert any("'empty.json'" in note for note in trace.run.notes)
@@ -535,8 +534,8 @@ def test_a_folder_of_several_formats(foreign: Path, tmp_path: Path) -> None:
 
 def test_what_is_no_trace_is_not_recognized(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
-    assert not importers.recognizes(tmp_path)
-    assert not importers.recognizes(tmp_path / "notes.txt")
-    assert not importers.recognizes(tmp_path / "missing")
+    assert not formats.recognizes(tmp_path)
+    assert not formats.recognizes(tmp_path / "notes.txt")
+    assert not formats.recognizes(tmp_path / "missing")
     with pytest.raises(TraceError, match="no format that can be imported"):
-        importers.read(tmp_path)
+        formats.read(tmp_path)

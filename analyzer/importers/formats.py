@@ -1,0 +1,106 @@
+"""The formats that can be imported: which one a file is of, and its reader."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ddltrace.analyzer.importers import (
+    chrome,
+    flight_recorder,
+    horovod,
+    kineto,
+    nccl_inspector,
+)
+from ddltrace.analyzer.importers.blocks import Blocks
+from ddltrace.analyzer.importers.imported import ImportedTrace
+from ddltrace.tracer.errors import TraceError
+
+_HEAD_BYTES: Final = 1 << 18
+_MAX_FILES: Final = 1 << 16
+
+
+class _Format(NamedTuple):
+    name: str
+    recognizes: Callable[[bytes], bool]
+    read: Callable[[Sequence[Path]], ImportedTrace]
+
+
+# In the order in which they are tried. Kineto's marks stand at the beginning of a file, where they
+# are found at once; to a reader that knows no better, its files and Horovod's are Chrome traces.
+_FORMATS: Final = tuple(
+    _Format(module.NAME, module.recognizes, module.read)
+    for module in (kineto, horovod, nccl_inspector, flight_recorder, chrome)
+)
+
+
+def recognizes(path: Path) -> bool:
+    """Whether a file, or any file of a folder, is of a format that can be imported."""
+    return any(_format_of(file) is not None for file in _files(path))
+
+
+def read(path: Path) -> ImportedTrace:
+    """Reads a file, or the files of a folder as the ranks of one job.
+
+    Args:
+        path: A file or a folder.
+
+    Returns:
+        The trace. Its `notes` tell what was left out or guessed.
+
+    Raises:
+        TraceError: There is nothing of a known format, or it is damaged beyond use.
+    """
+    by_format: dict[_Format, list[Path]] = defaultdict(list)
+    others = []
+    for file in _files(path):
+        found = _format_of(file)
+        if found is None:
+            others.append(file)
+        else:
+            by_format[found].append(file)
+    if not by_format:
+        known = ", ".join(each.name for each in _FORMATS)
+        raise TraceError(f"{path} is of no format that can be imported ({known})")
+    chosen = max(by_format, key=lambda each: len(by_format[each]))
+    trace = chosen.read(by_format[chosen])
+    left_out = sum(len(files) for each, files in by_format.items() if each is not chosen)
+    if left_out:
+        trace.run.notes.append(
+            f"{left_out} files of other formats in the folder are left out: read them one by one"
+        )
+    # A trace file that is empty or unreadable must not go missing silently.
+    suspects = [file.name for file in others if file.name.endswith((".json", ".json.gz"))]
+    if suspects and path.is_dir():
+        shown = suspects[0][:60]
+        trace.run.notes.append(f"{len(suspects)} files are of no known format: {shown!r} and on")
+        trace.run.status = "partial"
+    return trace
+
+
+def _files(path: Path) -> list[Path]:
+    """The path itself, or the visible files of a folder, ``rank10`` behind ``rank2``."""
+    if not path.is_dir():
+        return [path] if path.is_file() else []
+    files = [entry for entry in path.iterdir() if entry.is_file() and entry.name[0] != "."]
+    if len(files) > _MAX_FILES:
+        raise TraceError(f"{path} holds {len(files)} files: choose a folder of one job's traces")
+    return sorted(files, key=_natural)
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    return [
+        (int(part), "") if part.isdecimal() and len(part) < 19 else (-1, part)
+        for part in re.split(r"(\d+)", path.name)
+    ]
+
+
+def _format_of(file: Path) -> _Format | None:
+    try:
+        head = Blocks(file).head(_HEAD_BYTES)
+    except TraceError:
+        return None
+    return next((each for each in _FORMATS if each.recognizes(head)), None)
