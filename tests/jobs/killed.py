@@ -61,6 +61,15 @@ def train(shared):
         struct.pack_into("<q", shared, 0, step + 1)
 
 
+def facts_of_death(shared, killed):
+    """How many steps had ended, how many of them are sure to be in the trace, what may be lost."""
+    steps, taken = struct.unpack_from("<qq", shared, 0)
+    ends = struct.unpack_from(f"<{steps}q", shared, 16)
+    sure = sum(end < taken for end in ends)
+    lost_ms = (killed - taken) / 1e6 if taken else None
+    return {"steps": steps, "sure": sure, "lost_ms": lost_ms}
+
+
 def main():
     base, count, rng = Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3]))
     torch.set_num_threads(1)
@@ -82,12 +91,7 @@ def main():
         os.kill(child, signal.SIGKILL)
         killed = time.monotonic_ns()
         os.waitpid(child, 0)
-        steps, taken = struct.unpack_from("<qq", shared, 0)
-        ends = struct.unpack_from(f"<{steps}q", shared, 16)
-        sure = sum(end < taken for end in ends)
-        lost_ms = (killed - taken) / 1e6 if taken else None
-        line = {"number": number, "steps": steps, "sure": sure, "lost_ms": lost_ms}
-        print(json.dumps(line), flush=True)
+        print(json.dumps({"number": number, **facts_of_death(shared, killed)}), flush=True)
 
 
 if __name__ == "__main__":
