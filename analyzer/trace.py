@@ -5,7 +5,9 @@ Reading is lazy: opening a trace reads what is known of the run, never the event
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -99,9 +101,29 @@ class Trace:
         self.ranks = sorted({info.rank for info in run.ranks})
         self.notes = list(dict.fromkeys(str(note) for note in run.notes))
         self._tables = tables
-        self._cache: RecentCache[int, pa.Table] = RecentCache(
-            self._load, lambda table: int(table.nbytes), _CACHE_BYTES
-        )
+        self._steps: range | None = None
+        self._cache = self._new_cache()
+
+    def _new_cache(self) -> RecentCache[int, pa.Table]:
+        return RecentCache(self._load, lambda table: int(table.nbytes), _CACHE_BYTES)
+
+    def within(self, steps: range) -> Trace:
+        """The same trace with the events of some steps only.
+
+        Events of no step come with them where they were recorded after the first of these
+        steps.
+
+        Args:
+            steps: Numbers of steps, as events of this trace have them.
+        """
+        view = copy.copy(self)
+        # These are of the whole trace.
+        view.__dict__["clocks"] = self.clocks
+        if max(self._generations.values(), default=0):
+            view.__dict__["_first_steps"] = self._first_steps
+        view._steps = steps
+        view._cache = view._new_cache()
+        return view
 
     @cached_property
     def clocks(self) -> dict[str, RankClock]:
@@ -224,6 +246,24 @@ class Trace:
                 yield placed
             last_id += highest + 1
 
+    def read_columns(self, info: RankInfo, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Some columns of a process's events as it recorded them, as much as can be read.
+
+        Args:
+            info: The process.
+            names: Names of the columns; a few are read many times faster than all.
+        """
+        if self._tables is not None:
+            yield from self._tables[info.segment].select(list(names)).to_batches()
+            return
+        with contextlib.suppress(TraceError):
+            yield from EventReader(self.path, info.segment, names)
+
+    def first_step(self, info: RankInfo) -> int:
+        """What the steps of a process's events count from in this trace."""
+        generation = self._generations[info.segment]
+        return self._first_steps[generation] if generation else 0
+
     def _load(self, rank: int) -> pa.Table:
         return _sort(pa.concat_tables(self._aligned(rank)).unify_dictionaries())
 
@@ -241,7 +281,7 @@ class Trace:
         table = _align_times(table, self.clocks[info.segment])
         generation = self._generations[info.segment]
         if generation:
-            table = _shift(table, "step", self._first_steps[generation])
+            table = _shift(table, "step", self.first_step(info))
             table = _shift(_shift(table, "id", last_id), "parent", last_id)
             table = _mark_groups(table, generation)
         return table
@@ -254,6 +294,20 @@ class Trace:
 
     def _read_windows(self, info: RankInfo) -> Iterator[pa.Table]:
         """A process's events on its own clock, as much as can be read; notes what cannot."""
+        if self._steps is None:
+            yield from self._read_all(info)
+            return
+        first, began = self.first_step(info), False
+        for table in self._read_all(info):
+            step = table["step"].to_numpy()  # NaN where an event is of no step
+            inside = (step >= self._steps.start - first) & (step < self._steps.stop - first)
+            if began or inside.any():
+                since = 0 if began else int(np.argmax(inside))
+                inside[since:] |= np.isnan(step[since:])
+                began = True
+                yield table.filter(pa.array(inside))
+
+    def _read_all(self, info: RankInfo) -> Iterator[pa.Table]:
         if self._tables is not None:
             yield self._tables[info.segment]
             return

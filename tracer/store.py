@@ -23,7 +23,7 @@ import platform
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -501,13 +501,21 @@ def event_path(directory: Path, segment: str) -> Path:
 class EventReader:
     """Iterates over the batches of one event file or stream, stopping at the first damage.
 
+    Args:
+        directory: The trace directory.
+        segment: Base name of the process's files.
+        columns: Read only these, which is several times faster; all by default.
+
     Attributes:
         lost_bytes: After the iteration: bytes that could not be read.
     """
 
-    def __init__(self, directory: Path, segment: str) -> None:
+    def __init__(
+        self, directory: Path, segment: str, columns: Collection[str] = tuple(EVENTS.names)
+    ) -> None:
         self.lost_bytes = 0
         self._path = event_path(directory, segment)
+        self._columns = [number for number, name in enumerate(EVENTS.names) if name in columns]
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         try:
@@ -537,14 +545,16 @@ class EventReader:
         source = pa.BufferReader(data)
         good = 0
         try:
-            reader = pa.ipc.open_stream(source)
-            self._check_schema(reader.schema)
+            self._check_schema(pa.ipc.read_schema(data))
+            options = pa.ipc.IpcReadOptions(included_fields=self._columns)
+            reader = pa.ipc.open_stream(source, options=options)
             while True:
                 good = source.tell()
                 batch = reader.read_next_batch()
                 batch.validate(full=True)
-                if batch["start_ns"].null_count or batch["kind"].null_count:
-                    raise pa.ArrowInvalid("null where none may be")
+                for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                    if column.null_count and not EVENTS.field(name).nullable:
+                        raise pa.ArrowInvalid("null where none may be")
                 yield batch
                 if isinstance(content, mmap.mmap):
                     # Read once: without this the whole file would count as memory in use.

@@ -1,0 +1,113 @@
+"""Which steps of a long trace are analyzed: as many as fit in a bounded memory.
+
+What an analysis keeps grows with events and messages. Of a trace of hundreds of millions of
+them the last steps are analyzed, which hold the end of the run, or those that were asked for;
+the others are read over. The report says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddltrace.analyzer.columns import NULL, Gathered, IntArray
+from ddltrace.analyzer.measures.steps import RULE_ASKED
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace import Trace
+
+MOST_BYTES: Final = 4 << 30
+"""Memory that what is kept of the analyzed steps may take, about."""
+
+_EVENT_BYTES: Final = 70
+"""What an analysis takes at its peak for an event of a deep model: measured."""
+_MESSAGE_BYTES: Final = 500
+
+_LATEST_NS: Final = np.iinfo(np.int64).max
+
+RULE: Final = "the last steps, as many as are analyzed at once"
+
+
+@dataclass(frozen=True)
+class Portion:
+    """Some steps of a trace that is too long to be analyzed as a whole.
+
+    Attributes:
+        steps: The steps to analyze.
+        rule: How they were chosen.
+        whole: All steps that the trace has.
+        events: How many events the trace has.
+        origin_ns: The earliest time of the whole trace, on rank 0's clock.
+    """
+
+    steps: range
+    rule: str
+    whole: range
+    events: int
+    origin_ns: int
+
+    @property
+    def note(self) -> str:
+        """What a reader of the report must know."""
+        return (
+            f"{self.events:,} events are too many to analyze at once: of steps "
+            f"{_ends(self.whole)}, {_ends(self.steps)} are analyzed; choose others with --steps A:B"
+        )
+
+
+def find_portion(trace: Trace, wanted: range | None = None) -> Portion | None:
+    """The steps of a long trace that are analyzed at once.
+
+    Args:
+        trace: The trace.
+        wanted: The steps that were asked for; by default the last ones for which `MOST_BYTES` is
+            enough.
+
+    Returns:
+        The portion; None for a trace that is analyzed as a whole.
+    """
+    counts = [info.events for info in trace.run.ranks]
+    if None not in counts and sum(filter(None, counts)) * _MESSAGE_BYTES <= MOST_BYTES:
+        return None
+    step, size = Gathered(np.int64), Gathered(np.int64)
+    events, origin = 0, _LATEST_NS
+    for info in trace.run.ranks:
+        clock, first_step = trace.clocks[info.segment], trace.first_step(info)
+        for batch in trace.read_columns(info, ("start_ns", "kind", "step")):
+            if not batch.num_rows:
+                continue
+            events += batch.num_rows
+            start, number, kept = _columns(batch, first_step)
+            origin = min(origin, int(clock.apply(start.min(keepdims=True))[0]))
+            begins = np.flatnonzero(np.append(True, number[1:] != number[:-1]))
+            step.add(number[begins])
+            size.add(np.add.reduceat(kept, begins))
+    if int(size.values().sum()) <= MOST_BYTES:
+        return None
+    numbers, place = np.unique(step.values(), return_inverse=True)
+    sizes = np.bincount(place, weights=size.values())[numbers != NULL]
+    numbers = numbers[numbers != NULL]
+    if not len(numbers):
+        return None
+    whole = range(int(numbers[0]), int(numbers[-1]) + 1)
+    if wanted is not None:
+        return Portion(wanted, RULE_ASKED, whole, events, origin)
+    fit = int(np.searchsorted(np.cumsum(sizes[::-1]), MOST_BYTES, side="right"))
+    return Portion(range(int(numbers[-max(fit, 1)]), whole.stop), RULE, whole, events, origin)
+
+
+def _ends(steps: range) -> str:
+    return f"{steps.start} to {steps.stop - 1}"
+
+
+def _columns(batch: pa.RecordBatch, first_step: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Start and step of every event, and how many bytes are kept of it."""
+    start = batch["start_ns"].to_numpy()
+    step = batch["step"].fill_null(NULL - first_step).to_numpy()
+    is_message = pc.equal(batch["kind"], "message").to_numpy(zero_copy_only=False)
+    size = np.where(is_message, _MESSAGE_BYTES, _EVENT_BYTES)
+    return start, step.astype(np.int64) + first_step, size
