@@ -7,18 +7,22 @@ the others are read over. The report says so.
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddltrace.analyzer.columns import NULL, Gathered, IntArray
 from ddltrace.analyzer.measures.steps import RULE_ASKED
 
 if TYPE_CHECKING:
+    from ddltrace.analyzer.align import RankClock
     from ddltrace.analyzer.trace import Trace
+    from ddltrace.tracer.store import RankInfo
 
 MOST_BYTES: Final = 4 << 30
 """Memory that what is kept of the analyzed steps may take, about."""
@@ -73,26 +77,22 @@ def find_portion(trace: Trace, wanted: range | None = None) -> Portion | None:
     counts = [info.events for info in trace.run.ranks]
     if None not in counts and sum(filter(None, counts)) * _MESSAGE_BYTES <= MOST_BYTES:
         return None
-    step, size = Gathered(np.int64), Gathered(np.int64)
-    events, origin = 0, _LATEST_NS
-    for info in trace.run.ranks:
-        clock, first_step = trace.clocks[info.segment], trace.first_step(info)
-        for batch in trace.read_columns(info, ("start_ns", "kind", "step")):
-            if not batch.num_rows:
-                continue
-            events += batch.num_rows
-            start, number, kept = _columns(batch, first_step)
-            origin = min(origin, int(clock.apply(start.min(keepdims=True))[0]))
-            begins = np.flatnonzero(np.append(True, number[1:] != number[:-1]))
-            step.add(number[begins])
-            size.add(np.add.reduceat(kept, begins))
-    if int(size.values().sum()) <= MOST_BYTES:
+    infos = trace.run.ranks
+    clocks = [trace.clocks[info.segment] for info in infos]
+    first_steps = [trace.first_step(info) for info in infos]
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, max(len(infos), 1))) as pool:
+        parts = list(pool.map(partial(_count, trace), infos, clocks, first_steps))
+    if not parts:
         return None
-    numbers, place = np.unique(step.values(), return_inverse=True)
-    sizes = np.bincount(place, weights=size.values())[numbers != NULL]
+    sizes = np.concatenate([part.size for part in parts])
+    if int(sizes.sum()) <= MOST_BYTES:
+        return None
+    numbers, place = np.unique(np.concatenate([part.step for part in parts]), return_inverse=True)
+    sizes = np.bincount(place, weights=sizes)[numbers != NULL]
     numbers = numbers[numbers != NULL]
     if not len(numbers):
         return None
+    events, origin = sum(part.events for part in parts), min(part.first_ns for part in parts)
     whole = range(int(numbers[0]), int(numbers[-1]) + 1)
     if wanted is not None:
         return Portion(wanted, RULE_ASKED, whole, events, origin)
@@ -104,10 +104,35 @@ def _ends(steps: range) -> str:
     return f"{steps.start} to {steps.stop - 1}"
 
 
-def _columns(batch: pa.RecordBatch, first_step: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Start and step of every event, and how many bytes are kept of it."""
-    start = batch["start_ns"].to_numpy()
-    step = batch["step"].fill_null(NULL - first_step).to_numpy()
-    is_message = pc.equal(batch["kind"], "message").to_numpy(zero_copy_only=False)
-    size = np.where(is_message, _MESSAGE_BYTES, _EVENT_BYTES)
-    return start, step.astype(np.int64) + first_step, size
+class _Count(NamedTuple):
+    """What a process recorded, counted.
+
+    Attributes:
+        events: All its events.
+        first_ns: When the earliest began, on rank 0's clock.
+        step: Numbers of steps, in the order of recording; one may occur many times.
+        size: Bytes that are kept of the events in each.
+    """
+
+    events: int
+    first_ns: int
+    step: IntArray
+    size: IntArray
+
+
+def _count(trace: Trace, info: RankInfo, clock: RankClock, first_step: int) -> _Count:
+    events, first_ns = 0, _LATEST_NS
+    step, size = Gathered(np.int64), Gathered(np.int64)
+    for batch in trace.read_columns(info, ("start_ns", "kind", "step")):
+        if not batch.num_rows:
+            continue
+        events += batch.num_rows
+        starts = batch["start_ns"].to_numpy()
+        first_ns = min(first_ns, int(clock.apply(starts.min(keepdims=True))[0]))
+        number = batch["step"].fill_null(NULL - first_step).to_numpy().astype(np.int64)
+        is_message = pc.equal(batch["kind"], "message").to_numpy(zero_copy_only=False)
+        kept = np.where(is_message, _MESSAGE_BYTES, _EVENT_BYTES)
+        begins = np.flatnonzero(np.append(True, number[1:] != number[:-1]))
+        step.add(number[begins] + first_step)
+        size.add(np.add.reduceat(kept, begins))
+    return _Count(events, first_ns, step.values(), size.values())

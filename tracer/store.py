@@ -50,6 +50,7 @@ PART_LABEL: Final = "part"
 _SEGMENT_NAME = re.compile(r"rank-\d{5,9}-\d+-\d+\Z")
 _ROWS_PER_BATCH: Final = 1 << 16
 _MAX_JSON_BYTES: Final = 256 << 20
+_KEPT_BYTES: Final = 4 << 20
 _RESERVED_BYTES: Final = 256 << 10
 _MAX_RANK: Final = 1 << 24
 _MAX_COUNT: Final = 1 << 53
@@ -531,7 +532,7 @@ class EventReader:
         if is_file and content[:6] != _FILE_MAGIC:
             self.lost_bytes = max(1, size)
             return
-        scan = scan_stream(memoryview(content), start)
+        scan = scan_stream(memoryview(content), start, _Passed(content))
         if is_file and not scan.marked:
             self.lost_bytes = max(1, size - scan.end)
         elif not scan.marked:
@@ -543,7 +544,7 @@ class EventReader:
     def _read_stream(self, content: _Content, start: int, end: int) -> Iterator[pa.RecordBatch]:
         data = pa.py_buffer(content).slice(start, end - start)
         source = pa.BufferReader(data)
-        good = 0
+        good, passed = 0, _Passed(content)
         try:
             self._check_schema(pa.ipc.read_schema(data))
             options = pa.ipc.IpcReadOptions(included_fields=self._columns)
@@ -556,10 +557,7 @@ class EventReader:
                     if column.null_count and not EVENTS.field(name).nullable:
                         raise pa.ArrowInvalid("null where none may be")
                 yield batch
-                if isinstance(content, mmap.mmap):
-                    # Read once: without this the whole file would count as memory in use.
-                    done = (start + source.tell()) // mmap.PAGESIZE * mmap.PAGESIZE
-                    content.madvise(mmap.MADV_DONTNEED, 0, done)
+                passed(start + source.tell())
         except StopIteration:
             return
         except _DECODING_ERRORS:
@@ -572,6 +570,21 @@ class EventReader:
                 f"{self._path}: schema {found!r:.80} is not {SCHEMA_NAME!r}; "
                 "read it with the version of ddltrace that wrote it"
             )
+
+
+class _Passed:
+    """Lets go of what has been read of a mapped file, which else counts as memory in use."""
+
+    def __init__(self, content: _Content) -> None:
+        self._content = content
+        self._done = 0
+
+    def __call__(self, end: int) -> None:
+        """Nothing before `end` is needed now; it can be read again."""
+        done = end // mmap.PAGESIZE * mmap.PAGESIZE
+        if isinstance(self._content, mmap.mmap) and done - self._done >= _KEPT_BYTES:
+            self._content.madvise(mmap.MADV_DONTNEED, self._done, done - self._done)
+            self._done = done
 
 
 def _map(path: Path) -> _Content:
