@@ -21,10 +21,13 @@ import mmap
 import os
 import platform
 import re
+import shutil
 import stat
 import time
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -50,6 +53,7 @@ PART_LABEL: Final = "part"
 _SEGMENT_NAME = re.compile(r"rank-\d{5,9}-\d+-\d+\Z")
 _ROWS_PER_BATCH: Final = 1 << 16
 _MAX_JSON_BYTES: Final = 256 << 20
+_MOST_AT_ONCE: Final = 4
 _KEPT_BYTES: Final = 4 << 20
 _RESERVED_BYTES: Final = 256 << 10
 _MAX_RANK: Final = 1 << 24
@@ -679,11 +683,27 @@ def finalize_runs_ranks(directory: Path, run: RunInfo) -> RunInfo:
     """Makes the final files of the ranks of a run, and writes ``run.json``."""
     for info in run.ranks:
         release(directory / (info.segment + SIDECAR_SUFFIX))
-        finalize_rank(directory, info)
+    with ThreadPoolExecutor(_finalized_at_once(directory, run)) as pool:
+        for _ in pool.map(partial(finalize_rank, directory), run.ranks):
+            pass
     _account(run)
     write_run(directory, run)
     release(directory / RUN_FILE)
     return run
+
+
+def _finalized_at_once(directory: Path, run: RunInfo) -> int:
+    """As many streams as there are cores; where the disk is short of room, one after the other."""
+    most, sizes = min(os.cpu_count() or 1, _MOST_AT_ONCE), []
+    for info in run.ranks:
+        with contextlib.suppress(OSError):
+            sizes.append((directory / (info.segment + STREAM_SUFFIX)).stat().st_size)
+    try:
+        free = shutil.disk_usage(directory).free
+    except OSError:
+        return 1
+    # A final file is smaller than its stream.
+    return most if free > sum(sorted(sizes)[-most:]) else 1
 
 
 def _account(run: RunInfo) -> None:
