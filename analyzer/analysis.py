@@ -44,13 +44,13 @@ from ddltrace.analyzer.model import (
     Summary,
     TraceFacts,
 )
-from ddltrace.analyzer.portion import Portion, find_portion
 from ddltrace.analyzer.scan import RankScan, scan_ranks, timeline_of
 from ddltrace.analyzer.timeline import Timeline
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.store import PARTS_LABEL
 
 if TYPE_CHECKING:
+    from ddltrace.analyzer.portion import Portion
     from ddltrace.analyzer.trace import Trace
 
 _TIMELINE_BYTES: Final = 512 << 20
@@ -62,13 +62,14 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
     Args:
         trace: The trace.
         wanted: Only these steps; by default the whole trace, summarized over steady steps. Of a
-            trace too long for that, the last steps, as many as `find_portion` lets through.
+            trace too long for that, the last steps, see `Trace.portion`.
 
     Raises:
         TraceError: The trace has none of the steps wanted.
     """
-    portion = find_portion(trace, wanted)
+    portion = trace.portion
     if portion is not None:
+        portion = portion if wanted is None else portion.asked(wanted)
         # A step more on both sides: ranks are not in the same step at the same time.
         trace = trace.within(range(portion.steps.start - 1, portion.steps.stop + 1))
         wanted = portion.steps

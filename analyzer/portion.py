@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -59,17 +59,17 @@ class Portion:
         """What a reader of the report must know."""
         return (
             f"{self.events:,} events are too many to analyze at once: of steps "
-            f"{_ends(self.whole)}, {_ends(self.steps)} are analyzed; choose others with --steps A:B"
+            f"{_ends(self.whole)}, {_ends(self.steps)} are analyzed "
+            "(others: ddltrace analyze --steps A:B)"
         )
 
+    def asked(self, steps: range) -> Portion:
+        """The steps that were asked for, of the same trace."""
+        return replace(self, steps=steps, rule=RULE_ASKED)
 
-def find_portion(trace: Trace, wanted: range | None = None) -> Portion | None:
-    """The steps of a long trace that are analyzed at once.
 
-    Args:
-        trace: The trace.
-        wanted: The steps that were asked for; by default the last ones for which `MOST_BYTES` is
-            enough.
+def find_portion(trace: Trace) -> Portion | None:
+    """The last steps of a long trace, as many as `MOST_BYTES` is enough for.
 
     Returns:
         The portion; None for a trace that is analyzed as a whole.
@@ -94,8 +94,6 @@ def find_portion(trace: Trace, wanted: range | None = None) -> Portion | None:
         return None
     events, origin = sum(part.events for part in parts), min(part.first_ns for part in parts)
     whole = range(int(numbers[0]), int(numbers[-1]) + 1)
-    if wanted is not None:
-        return Portion(wanted, RULE_ASKED, whole, events, origin)
     fit = int(np.searchsorted(np.cumsum(sizes[::-1]), MOST_BYTES, side="right"))
     return Portion(range(int(numbers[-max(fit, 1)]), whole.stop), RULE, whole, events, origin)
 

@@ -35,6 +35,7 @@ from ddltrace.tracer.store import (
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.model import Analysis
+    from ddltrace.analyzer.portion import Portion
 
 _CACHE_BYTES: Final = 512 << 20
 _WINDOW_ROWS: Final = 1 << 16
@@ -132,6 +133,13 @@ class Trace:
         Reads the events if the trace has several clocks: its messages tell of them, too.
         """
         return align(self.run, self._read_windows, self._generations)
+
+    @cached_property
+    def portion(self) -> Portion | None:
+        """The steps that are analyzed at once if the trace is too long for all; else None."""
+        from ddltrace.analyzer.portion import find_portion
+
+        return find_portion(self)
 
     def infos(self, rank: int) -> list[RankInfo]:
         """What each process of a rank recorded of itself, in the order of generations.

@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from ddltrace.analyzer import portion
+from ddltrace.analyzer.commands import compare, query
 from ddltrace.analyzer.trace import open_trace
 from ddltrace.tracer.errors import TraceError
 
@@ -60,16 +62,20 @@ def test_bytes_and_messages_are_those_of_the_gradients(synthetic, tmp_path):
 
 def test_of_a_trace_too_long_the_last_steps_are_analyzed(synthetic, tmp_path, monkeypatch):
     shape = synthetic.Shape(ranks=3, steps=40, layers=40, buckets=4)
-    trace = open_trace(synthetic.write_trace(tmp_path / "trace", shape))
-    asked = trace.analyze(range(30, 40))
+    path = synthetic.write_trace(tmp_path / "trace", shape)
+    asked = open_trace(path).analyze(range(30, 40))
     step = shape.ranks * (shape.events * portion._EVENT_BYTES + shape.buckets * 430)
     monkeypatch.setattr(portion, "MOST_BYTES", 10 * step)
+    trace = open_trace(path)
     last = trace.analyze()
     assert [row.step for row in last.steps] == list(range(30, 40))
     assert last.summary.rule == portion.RULE
     assert last.trace.events == shape.events * shape.ranks * shape.steps
-    note = "of steps 0 to 39, 30 to 39 are analyzed; choose others with --steps A:B"
+    note = "of steps 0 to 39, 30 to 39 are analyzed"
     assert [text for text in last.trace.notes if note in text]
+    for command, arguments in ((compare, [path, path]), (query, [path, "FROM steps"])):
+        done = CliRunner().invoke(command, list(map(str, arguments)))
+        assert (done.exit_code, note in done.stderr) == (0, True)
     # Read alone or among all others, the same steps say the same.
     assert last.steps == asked.steps
     assert last.stragglers == asked.stragglers
