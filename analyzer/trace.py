@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -254,6 +255,38 @@ class Trace:
                 yield placed
             last_id += highest + 1
 
+    def event_tables(self, rank: int) -> Iterator[pa.Table]:
+        """The rows of `events`: all at once, sorted; of a trace too long for that, as they come.
+
+        Raises:
+            TraceError: The trace has nothing of that rank.
+        """
+        if self.portion is None:
+            yield self.events(rank)
+        else:
+            yield from self.event_windows(rank)
+
+    def event_windows(self, rank: int) -> Iterator[pa.Table]:
+        """The rows of `events`, some ten thousand at a time, in the order of recording.
+
+        For what needs all events of a trace that is too long to be held: events are read twice.
+
+        Raises:
+            TraceError: The trace has nothing of that rank.
+        """
+        seen_open = np.empty(0, np.int64)
+        completed = [seen_open]
+        for table in self.windows(rank):
+            ids = table["id"].fill_null(-1).to_numpy()
+            is_open = _is_open(table) & (ids >= 0)
+            completed.append(ids[~is_open & np.isin(ids, seen_open)])
+            seen_open = np.concatenate([seen_open, ids[is_open]])
+        superseded = np.concatenate(completed)
+        for window in self.windows(rank):
+            table = drop_superseded(window)
+            ids = table["id"].fill_null(-1).to_numpy()
+            yield table.filter(pa.array(~(_is_open(table) & np.isin(ids, superseded))))
+
     def read_columns(self, info: RankInfo, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Some columns of a process's events as it recorded them, as much as can be read.
 
@@ -381,8 +414,7 @@ def drop_superseded(table: pa.Table) -> pa.Table:
     Args:
         table: A rank's events, or its messages alone, in the order of recording.
     """
-    open_rows = np.flatnonzero(pc.equal(table["status"], "open").fill_null(False).to_numpy())
-    if not len(open_rows):
+    if not _is_open(table).any():
         return table
     ids = table["id"].combine_chunks().fill_null(-1).to_numpy(zero_copy_only=False)
     is_message = pc.equal(table["kind"], "message").fill_null(False).to_numpy()
@@ -392,6 +424,11 @@ def drop_superseded(table: pa.Table) -> pa.Table:
     keep[rows] = False
     keep[rows[::-1][first_from_end]] = True
     return table.filter(pa.array(keep))
+
+
+def _is_open(table: pa.Table) -> npt.NDArray[np.bool_]:
+    """Which rows are messages that had not completed when they were written."""
+    return np.asarray(pc.equal(table["status"], "open").fill_null(False).to_numpy())
 
 
 def _align_times(table: pa.Table, clock: RankClock) -> pa.Table:

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from ddltrace.analyzer import portion
 from ddltrace.analyzer.commands import compare, query
+from ddltrace.analyzer.query import run_query
 from ddltrace.analyzer.trace import open_trace
 from ddltrace.tracer.errors import TraceError
 
@@ -76,6 +77,8 @@ def test_of_a_trace_too_long_the_last_steps_are_analyzed(synthetic, tmp_path, mo
     for command, arguments in ((compare, [path, path]), (query, [path, "FROM steps"])):
         done = CliRunner().invoke(command, list(map(str, arguments)))
         assert (done.exit_code, note in done.stderr) == (0, True)
+    count = run_query(trace, "SELECT count(*) AS n FROM events")["n"].to_pylist()
+    assert count == [shape.events * shape.ranks * shape.steps]
     # Read alone or among all others, the same steps say the same.
     assert last.steps == asked.steps
     assert last.stragglers == asked.stragglers
