@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 from pathlib import Path
 
@@ -57,9 +56,8 @@ def test_ranks_that_the_kernel_kills_for_want_of_memory(tmp_path: Path) -> None:
     assert done.status == 40 + victims, done.stderr
     deaths = {line["rank"]: line for line in map(json.loads, done.stdout.splitlines())}
     assert [deaths[rank]["status"] for rank in range(victims + 1)] == [0, *[-9] * victims]
-    # As of any kill, on a machine with nothing else to do.
     lost_ms = [deaths[rank]["lost_ms"] for rank in range(1, victims + 1)]
-    assert statistics.median(lost_ms) < 250, lost_ms
+    assert max(lost_ms) < 250, lost_ms
     report = run([*DDLTRACE, "analyze", str(trace)], cwd=tmp_path)
     assert report.status == 0, report.stderr
     for info in read_run(trace).ranks:

@@ -8,7 +8,6 @@ and, as `killed.py` does, what of its steps must be in the trace.
 import json
 import mmap
 import os
-import struct
 import sys
 import tempfile
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from killed import MAX_STEPS, facts_of_death, note_writes
+from killed import SHARED_BYTES, facts_of_death, note_step, note_writes
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -41,8 +40,7 @@ def train(rank, world, store, shared, turn):
             model.module(torch.ones(2, 8)).sum().backward()
             hoard.append(bytearray(b"x" * BYTES_A_STEP))
         optimizer.step()
-        struct.pack_into("<q", shared, 16 + 8 * step, time.monotonic_ns())
-        struct.pack_into("<q", shared, 0, step + 1)
+        note_step(shared, step)
 
 
 def main():
@@ -51,7 +49,7 @@ def main():
     notes, rank_of, turn = [], {}, mmap.mmap(-1, 1)
     turn[0] = 1
     for rank in range(victims + 1):
-        notes.append(mmap.mmap(-1, 16 + 8 * MAX_STEPS))
+        notes.append(mmap.mmap(-1, SHARED_BYTES))
         child = os.fork()
         if child == 0:
             if rank:
@@ -62,7 +60,7 @@ def main():
     killed = 0
     while rank_of:
         child, status = os.wait()
-        facts = facts_of_death(notes[rank_of[child]], time.monotonic_ns())
+        facts = facts_of_death(notes[rank_of[child]])
         status = os.waitstatus_to_exitcode(status)
         rank = rank_of.pop(child)
         print(json.dumps({"rank": rank, "status": status, **facts}), flush=True)
