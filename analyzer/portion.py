@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from ddltrace.analyzer.columns import NULL, Gathered, IntArray
+from ddltrace.analyzer.measures.breakdown import FloatArray
 from ddltrace.analyzer.measures.steps import RULE_ASKED
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Portion:
         whole: All steps that the trace has.
         events: How many events the trace has.
         origin_ns: The earliest time of the whole trace, on rank 0's clock.
+        numbers: The numbers of all its steps, ascending.
+        sizes: What is kept of each in an analysis, bytes.
     """
 
     steps: range
@@ -53,6 +56,8 @@ class Portion:
     whole: range
     events: int
     origin_ns: int
+    numbers: IntArray = field(repr=False)
+    sizes: FloatArray = field(repr=False)
 
     @property
     def note(self) -> str:
@@ -66,6 +71,18 @@ class Portion:
     def asked(self, steps: range) -> Portion:
         """The steps that were asked for, of the same trace."""
         return replace(self, steps=steps, rule=RULE_ASKED)
+
+    def last(self, times: int = 1) -> Portion:
+        """The last steps that fit in `MOST_BYTES`, one at least.
+
+        Args:
+            times: Of what takes so many times as much memory as an analysis.
+        """
+        sizes = np.cumsum(self.sizes[::-1]) * times
+        fit = int(np.searchsorted(sizes, MOST_BYTES, side="right"))
+        return replace(
+            self, steps=range(int(self.numbers[-max(fit, 1)]), self.whole.stop), rule=RULE
+        )
 
 
 def find_portion(trace: Trace) -> Portion | None:
@@ -94,8 +111,7 @@ def find_portion(trace: Trace) -> Portion | None:
         return None
     events, origin = sum(part.events for part in parts), min(part.first_ns for part in parts)
     whole = range(int(numbers[0]), int(numbers[-1]) + 1)
-    fit = int(np.searchsorted(np.cumsum(sizes[::-1]), MOST_BYTES, side="right"))
-    return Portion(range(int(numbers[-max(fit, 1)]), whole.stop), RULE, whole, events, origin)
+    return Portion(whole, RULE, whole, events, origin, numbers, sizes).last()
 
 
 def _ends(steps: range) -> str:

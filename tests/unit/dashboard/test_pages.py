@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
-from ddltrace.analyzer import palette
+from ddltrace.analyzer import palette, portion
 from ddltrace.analyzer.palette import ROLES, SURFACES
 from ddltrace.analyzer.trace import open_trace
 from ddltrace.dashboard import compare, overview, theme
@@ -101,6 +101,19 @@ def test_the_headline_says_what_the_comparison_finds(write_run_of, steps, step_m
     paths = [write_run_of("first", steps=steps), write_run_of("second", steps=8, step_ms=step_ms)]
     workspace = Workspace([open_trace(path) for path in paths])
     assert says in as_json(compare.compare_page(workspace, 0, 1))
+
+
+def test_of_a_trace_too_long_the_analyzed_steps_are_shown(write_run_of, monkeypatch):
+    path = write_run_of("run", steps=8)
+    monkeypatch.setattr(portion, "MOST_BYTES", 20_000)
+    opened = Workspace([open_trace(path)]).get(0)
+    shown = [row.step for row in opened.analysis.steps]
+    assert 0 < len(shown) < 8
+    assert shown[-1] == 7
+    assert {step for step in opened.events(0)["step"].to_pylist() if step is not None} == set(shown)
+    assert opened.timeline.rows
+    page = as_json(overview.overview_page(opened))
+    assert page.count("are too many to analyze at once: of steps 0 to 7") == 1
 
 
 def test_what_is_dear_is_made_once_for_everybody():
