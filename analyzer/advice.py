@@ -5,7 +5,7 @@ critical path of the steady steps holds of it: removing it altogether cannot sav
 
 A finding comes with what would test it: an experiment with other strategies, where one changes
 what it is about, on a model that sends as much; else the job once more after the change, and its
-comparison with this trace.
+comparison with this trace. Who recorded the job with another tool records it again with that.
 """
 
 from __future__ import annotations
@@ -183,6 +183,7 @@ def _host(analysis: Analysis, held: dict[str, float], wall: float) -> Iterable[F
     share = held["host"]
     top = _largest(analysis, "host")
     where = "" if top is None else f", most of it on rank {top.rank}"
+    record = "" if analysis.trace.source == "ddltrace" else "record it with ddltrace run and "
     yield Finding(
         kind="host",
         saves_us=share * wall,
@@ -192,8 +193,8 @@ def _host(analysis: Analysis, held: dict[str, float], wall: float) -> Iterable[F
             f"backward, optimizer and data loading{where}"
         ),
         advice=(
-            "look for logging, .item(), checkpoints or sleeps between steps; mark regions with "
-            "ddltrace.annotate to see which"
+            "look for logging, .item(), checkpoints or sleeps between steps; "
+            f"{record}mark regions with ddltrace.annotate to see which"
         ),
         command=None,
         unsure=False,
@@ -258,16 +259,18 @@ def _experiment(analysis: Analysis, *strategies: str) -> str:
 
 
 def _again(analysis: Analysis, path: Path | None) -> str | None:
-    """Records the job once more and compares; None if the trace does not tell its command."""
+    """Records the job once more, where the trace tells its command, and compares with this trace.
+
+    None if it neither tells the command nor lies in one place.
+    """
     trace = analysis.trace
+    compare = None if path is None else f"ddltrace compare {shlex.quote(str(path))} after"
     job = shlex.join(trace.command)
     if trace.source != "ddltrace" or not job or len(job) > _MAX_COMMAND:
-        return None
+        return compare
     level = f" --level {trace.level}" if trace.level in ("comm", "op") else ""
     record = f"ddltrace run{level} -o after -- {job}"
-    return (
-        record if path is None else f"{record} && ddltrace compare {shlex.quote(str(path))} after"
-    )
+    return record if compare is None else f"{record} && {compare}"
 
 
 def _largest(analysis: Analysis, category: str) -> PathPart | None:

@@ -26,7 +26,7 @@ from ddltrace.analyzer.measures.breakdown import (
     rank_sets,
 )
 from ddltrace.analyzer.measures.collectives import collective_rows, in_steps, joining, p2p_rows
-from ddltrace.analyzer.measures.hangs import find_hangs, origin
+from ddltrace.analyzer.measures.hangs import find_hangs
 from ddltrace.analyzer.measures.idle import idle_row, idle_shares
 from ddltrace.analyzer.measures.path_parts import path_parts, path_totals
 from ddltrace.analyzer.measures.slow_steps import slow_steps
@@ -50,6 +50,7 @@ from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.store import PARTS_LABEL
 
 if TYPE_CHECKING:
+    from ddltrace.analyzer.portion import Portion
     from ddltrace.analyzer.trace import Trace
 
 _TIMELINE_BYTES: Final = 512 << 20
@@ -60,16 +61,26 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
 
     Args:
         trace: The trace.
-        wanted: Only these steps; by default the whole trace, summarized over steady steps.
+        wanted: Only these steps; by default the whole trace, summarized over steady steps. Of a
+            trace too long for that, the last steps, see `Trace.portion`.
 
     Raises:
         TraceError: The trace has none of the steps wanted.
     """
+    portion = trace.portion
+    if portion is not None:
+        portion = portion if wanted is None else portion.asked(wanted)
+        # A step more on both sides: ranks are not in the same step at the same time.
+        trace = trace.within(range(portion.steps.start - 1, portion.steps.stop + 1))
+        wanted = portion.steps
     scans = scan_ranks(trace)
+    origin_ns = _origin(scans) if portion is None else portion.origin_ns
     joined = join(trace, {rank: scan.messages for rank, scan in scans.items()})
     steps = find_steps(scans, joined, wanted)
+    if portion is not None:
+        steps = replace(steps, rule=portion.rule)
     if wanted is not None and not len(steps):
-        raise TraceError(_no_such_steps(trace, scans, wanted))
+        raise TraceError(_no_such_steps(trace, scans, portion, wanted))
     sets = {rank: rank_sets(scan, joined) for rank, scan in scans.items()}
     rank_steps = _rank_steps(sets, steps)
     windows = {
@@ -92,7 +103,7 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
         tensors = beside.submit(tensor_rows, trace, scans, steady)
         paths = find_paths(trace, scans, joined, steps)
     analysis = Analysis(
-        trace=_trace_facts(trace, scans, steps),
+        trace=_trace_facts(trace, scans, steps, portion),
         clock=_clock_facts(trace, residual),
         summary=_summary(steps, rank_steps, window),
         joining=joining(joined),
@@ -107,7 +118,7 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
             )
             for rank in scans
         ),
-        steps=_step_rows(steps, rank_steps, paths, origin(scans)),
+        steps=_step_rows(steps, rank_steps, paths, origin_ns),
         collectives=collective_rows(joined, chosen, residual),
         stragglers=straggler_rows(joined, steady_collectives, rank_steps, window, residual),
         tensors=tensors.result()[0],
@@ -119,7 +130,7 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
         critical_path=path_parts(
             [paths[number] for number in steady.tolist()], steps.lead[steps.steady].tolist(), joined
         ),
-        hangs=find_hangs(trace, scans, joined),
+        hangs=find_hangs(trace, scans, joined, origin_ns),
         paths=paths,
         joined=joined,
         findings=(),
@@ -140,11 +151,21 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
     return replace(analysis, findings=find_findings(analysis, path))
 
 
-def _no_such_steps(trace: Trace, scans: Mapping[int, RankScan], wanted: range) -> str:
+def _origin(scans: Mapping[int, RankScan]) -> int:
+    """The earliest time of the trace, ns on rank 0's clock."""
+    return min((scan.first for scan in scans.values() if scan.events), default=0)
+
+
+def _no_such_steps(
+    trace: Trace, scans: Mapping[int, RankScan], portion: Portion | None, wanted: range
+) -> str:
     numbers = [scan.step for scan in scans.values() if len(scan.step)]
-    if not numbers:
+    if portion is not None:
+        low, high = portion.whole.start, portion.whole.stop - 1
+    elif numbers:
+        low, high = min(int(n[0]) for n in numbers), max(int(n[-1]) for n in numbers)
+    else:
         return f"{trace.name} has no completed steps: leave out --steps"
-    low, high = min(int(n[0]) for n in numbers), max(int(n[-1]) for n in numbers)
     return (
         f"{trace.name} has steps {low} to {high}, none of {wanted.start}:{wanted.stop}; "
         f"try --steps {low}:{high + 1}"
@@ -349,9 +370,13 @@ def find_paths(
     return dict(zip(steps.number.tolist(), finder.find(windows), strict=True))
 
 
-def _trace_facts(trace: Trace, scans: Mapping[int, RankScan], steps: Steps) -> TraceFacts:
+def _trace_facts(
+    trace: Trace, scans: Mapping[int, RankScan], steps: Steps, portion: Portion | None
+) -> TraceFacts:
     run = trace.run
     notes = list(trace.notes)
+    if portion is not None:
+        notes.append(portion.note)
     for scan in scans.values():
         if scan.damaged:
             notes.append(f"rank {scan.rank}: {scan.damaged} events left out: impossible times")
@@ -384,7 +409,7 @@ def _trace_facts(trace: Trace, scans: Mapping[int, RankScan], steps: Steps) -> T
         status=run.status,
         level=run.level,
         command=tuple(map(str, run.command)),
-        events=sum(scan.events for scan in scans.values()),
+        events=sum(scan.events for scan in scans.values()) if portion is None else portion.events,
         dropped=sum(info.dropped for info in run.ranks),
         lost_bytes=sum(info.lost_bytes for info in run.ranks),
         notes=tuple(dict.fromkeys(notes)),

@@ -100,6 +100,7 @@ _OF_RANK: Final[dict[str, Callable[[Any], bool]]] = {
     "clock_domain": _is_text,
     "status": _is_text,
     "level": _is_text,
+    "events": _optional(_is_count),
     "dropped": _is_count,
     "lost_bytes": _is_count,
 }

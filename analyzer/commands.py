@@ -157,7 +157,10 @@ def compare(before: Path, after: Path, as_json: bool) -> None:
     from ddltrace.analyzer.compare import render_comparison
     from ddltrace.analyzer.trace import open_trace
 
-    comparison = compare_analyses(open_trace(before).analyze(), open_trace(after).analyze())
+    traces = open_trace(before), open_trace(after)
+    for trace in traces:
+        _tell_portion(trace)
+    comparison = compare_analyses(*(trace.analyze() for trace in traces))
     if as_json:
         click.echo(json.dumps(comparison.to_json(), indent=1, allow_nan=False))
     else:
@@ -193,4 +196,14 @@ def query(trace: Path, sql: str, form: str) -> None:
     from ddltrace.analyzer.query import render_rows, run_query
     from ddltrace.analyzer.trace import open_trace
 
-    click.echo(render_rows(run_query(open_trace(trace), sql), form))
+    opened = open_trace(trace)
+    _tell_portion(opened)
+    click.echo(render_rows(run_query(opened, sql), form))
+
+
+def _tell_portion(trace: Trace) -> None:
+    """Says on stderr what of a trace that is too long is left out: only reports have notes."""
+    from ddltrace.analyzer.units import printable
+
+    if trace.portion is not None:
+        click.echo(f"ddltrace: {printable(trace.name)}: {trace.portion.note}", err=True)

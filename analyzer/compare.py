@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -82,7 +82,7 @@ def compare(before: Analysis, after: Analysis) -> Comparison:
         before=before.trace.name,
         after=after.trace.name,
         level=LEVEL,
-        step_us=of_steps("step", lambda row: row.wall_us),
+        step_us=compare_steps(before, after),
         shares=(
             of_steps("overlap_ratio", lambda row: row.overlap_ratio),
             of_steps("compute_share", lambda row: row.compute_share),
@@ -95,6 +95,13 @@ def compare(before: Analysis, after: Analysis) -> Comparison:
         ),
         ranks=_ranks(before, after),
         tensors=_tensors(before, after),
+    )
+
+
+def compare_steps(before: Analysis, after: Analysis) -> Difference:
+    """Compares the wall times of the steady steps of two analyses, microseconds."""
+    return _difference(
+        "step", *([row.wall_us for row in _steady(part)] for part in (before, after))
     )
 
 
@@ -157,7 +164,9 @@ def _steady(analysis: Analysis) -> list[StepRow]:
     return [row for row in analysis.steps if row.steady]
 
 
-def _difference(name: str, before: list[float | None], after: list[float | None]) -> Difference:
+def _difference(
+    name: str, before: Sequence[float | None], after: Sequence[float | None]
+) -> Difference:
     first, second = _numbers(before), _numbers(after)
     if first is None or second is None:
         means = [None if part is None else float(part.mean()) for part in (first, second)]
@@ -172,7 +181,7 @@ def _difference(name: str, before: list[float | None], after: list[float | None]
     return Difference(name, float(first.mean()), float(second.mean()), change, low, high, verdict)
 
 
-def _numbers(values: list[float | None]) -> npt.NDArray[np.float64] | None:
+def _numbers(values: Sequence[float | None]) -> npt.NDArray[np.float64] | None:
     known = [value for value in values if value is not None]
     return np.array(known) if known else None
 

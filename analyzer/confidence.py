@@ -1,7 +1,8 @@
 """How sure a difference of means is, over steps that resemble their neighbours.
 
-Means, because the parts of a step then differ by what adds up to the step's own difference. The
-experiments compare whole steps only, by medians (`ddltrace.experiments.confidence`).
+Means, because the parts of a step then differ by what adds up to the step's own difference. Only
+the experiments, which compare nothing but whole steps, take medians
+(`ddltrace.experiments.confidence`).
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import numpy.typing as npt
 LEVEL: Final = 0.95
 """Confidence level of every interval."""
 
+MIN_STEPS: Final = 5
+"""Fewer steps than this on either side have no interval."""
+
 _Z: Final = 1.959964
 """Of a normal variable, (1 + LEVEL) / 2 lies below this."""
 
-_MIN_STEPS: Final = 5
 _MOST_ALIKE: Final = 0.9
 
 
@@ -30,7 +33,7 @@ def difference_interval(
     a slow step is seldom alone, and steps that are counted one by one would make the interval
     too narrow.
     """
-    if min(len(before), len(after)) < _MIN_STEPS:
+    if min(len(before), len(after)) < MIN_STEPS:
         return None
     difference = float(np.mean(after) - np.mean(before))
     (first, first_freedom), (second, second_freedom) = map(_of_mean, (before, after))

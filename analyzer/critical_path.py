@@ -23,6 +23,7 @@ from ddltrace.analyzer.model import CATEGORIES
 from ddltrace.analyzer.timeline import CATEGORY, Timeline
 
 _WINDOWS_AT_ONCE = 128
+_PIECES_AT_ONCE = 1 << 18
 _LOCAL = -1
 """Category of a stretch that follows the rank's own timeline."""
 
@@ -210,13 +211,21 @@ class PathFinder:
         costs little each, and what it needs at a time is bounded.
         """
         paths: list[Path] = []
-        for first in range(0, len(windows), _WINDOWS_AT_ONCE):
-            some = windows[first : first + _WINDOWS_AT_ONCE]
+        at_once = self._windows_at_once(windows)
+        for first in range(0, len(windows), at_once):
+            some = windows[first : first + at_once]
             found = _Stretches([], [], [], [], [], [])
             for number, window in enumerate(some):
                 self._walk(window, number, found)
             paths += self._describe(found, len(some))
         return paths
+
+    def _windows_at_once(self, windows: Sequence[Window]) -> int:
+        """So few that the pieces of their paths, one for each segment passed, stay few enough."""
+        if not windows:
+            return 1
+        segments = len(self._timeline(windows[0].last_rank).segments.time)
+        return min(1 + _PIECES_AT_ONCE * len(windows) // segments, _WINDOWS_AT_ONCE)
 
     def _walk(self, window: Window, number: int, found: _Stretches) -> None:
         start, end, rank = window

@@ -633,6 +633,10 @@ class Hang:
     called: dict[int, str] = field(default_factory=dict)
 
 
+_RECORDS: Final = "ddltrace run "
+_OF_JOB: Final = (_RECORDS, "ddltrace compare ")
+
+
 @dataclass(frozen=True)
 class Finding:
     """Something to act on, with the number that says so.
@@ -645,7 +649,9 @@ class Finding:
         evidence: What was measured, one sentence.
         advice: What to try, one sentence.
         command: What would test it: an experiment, or recording the job again after the change
-            and comparing; None where the trace does not tell the job's command.
+            and comparing. Where the trace does not tell the job's command, as one of another
+            tool, only the comparison with `after`, its new trace; None where such a trace lies
+            in several places.
         unsure: It rests on differences below what the clocks can tell.
     """
 
@@ -659,8 +665,17 @@ class Finding:
 
     @property
     def is_of_job(self) -> bool:
-        """Whether `command` records the job again, and is the same for all such findings."""
-        return self.command is not None and self.command.startswith("ddltrace run ")
+        """Whether `command` compares with the job after a change; it is then the same for all."""
+        return self.command is not None and self.command.startswith(_OF_JOB)
+
+    @property
+    def instruction(self) -> str:
+        """What to do with `command`, to be followed by it."""
+        if not self.is_of_job:
+            return "Test it"
+        told = self.command is not None and self.command.startswith(_RECORDS)
+        how = "" if told else ", record it again into 'after' as this trace was recorded"
+        return f"To test a change of the job{how}"
 
 
 @dataclass(frozen=True)

@@ -355,10 +355,10 @@ def _findings(analysis: Analysis) -> list[str]:
         )
         lines += _wrapped(text, indent="   ")
         if finding.command is not None and not finding.is_of_job:
-            lines += _wrapped(f"   Test it: {finding.command}", indent="     ")
-    again = [finding.command for finding in analysis.findings if finding.is_of_job]
+            lines += _wrapped(f"   {finding.instruction}: {finding.command}", indent="     ")
+    again = [finding for finding in analysis.findings if finding.is_of_job]
     if again:
-        lines += _wrapped(f"To test a change of the job: {again[0]}", indent="  ")
+        lines += _wrapped(f"{again[0].instruction}: {again[0].command}", indent="  ")
     return ["What could make the step shorter", *lines] if lines else []
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +24,7 @@ class EventStream:
     """The events of all ranks, with a column ``rank`` before those of the schema.
 
     Whoever takes Arrow streams can read it, as often as it likes: rank after rank, so that
-    never more than one is held for it.
+    never more than one is held for it, and of a trace too long for that not even one.
     """
 
     schema: Final = pa.schema([pa.field("rank", pa.int32()), *EVENTS])
@@ -37,7 +38,8 @@ class EventStream:
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         for rank in self._trace.ranks:
-            for batch in self._trace.events(rank).to_batches():
+            tables = self._trace.event_tables(rank)
+            for batch in chain.from_iterable(table.to_batches() for table in tables):
                 ranks = pa.array(np.full(batch.num_rows, rank, dtype=np.int32))
                 yield pa.RecordBatch.from_arrays([ranks, *batch.columns], schema=self.schema)
 

@@ -5,13 +5,16 @@ Reading is lazy: opening a trace reads what is known of the run, never the event
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -33,6 +36,7 @@ from ddltrace.tracer.store import (
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.model import Analysis
+    from ddltrace.analyzer.portion import Portion
 
 _CACHE_BYTES: Final = 512 << 20
 _WINDOW_ROWS: Final = 1 << 16
@@ -99,9 +103,29 @@ class Trace:
         self.ranks = sorted({info.rank for info in run.ranks})
         self.notes = list(dict.fromkeys(str(note) for note in run.notes))
         self._tables = tables
-        self._cache: RecentCache[int, pa.Table] = RecentCache(
-            self._load, lambda table: int(table.nbytes), _CACHE_BYTES
-        )
+        self._steps: range | None = None
+        self._cache = self._new_cache()
+
+    def _new_cache(self) -> RecentCache[int, pa.Table]:
+        return RecentCache(self._load, lambda table: int(table.nbytes), _CACHE_BYTES)
+
+    def within(self, steps: range) -> Trace:
+        """The same trace with the events of some steps only.
+
+        Events of no step come with them where they were recorded after the first of these
+        steps.
+
+        Args:
+            steps: Numbers of steps, as events of this trace have them.
+        """
+        view = copy.copy(self)
+        # These are of the whole trace.
+        view.__dict__["clocks"] = self.clocks
+        if max(self._generations.values(), default=0):
+            view.__dict__["_first_steps"] = self._first_steps
+        view._steps = steps
+        view._cache = view._new_cache()
+        return view
 
     @cached_property
     def clocks(self) -> dict[str, RankClock]:
@@ -110,6 +134,13 @@ class Trace:
         Reads the events if the trace has several clocks: its messages tell of them, too.
         """
         return align(self.run, self._read_windows, self._generations)
+
+    @cached_property
+    def portion(self) -> Portion | None:
+        """The steps that are analyzed at once if the trace is too long for all; else None."""
+        from ddltrace.analyzer.portion import find_portion
+
+        return find_portion(self)
 
     def infos(self, rank: int) -> list[RankInfo]:
         """What each process of a rank recorded of itself, in the order of generations.
@@ -224,6 +255,56 @@ class Trace:
                 yield placed
             last_id += highest + 1
 
+    def event_tables(self, rank: int) -> Iterator[pa.Table]:
+        """The rows of `events`: all at once, sorted; of a trace too long for that, as they come.
+
+        Raises:
+            TraceError: The trace has nothing of that rank.
+        """
+        if self.portion is None:
+            yield self.events(rank)
+        else:
+            yield from self.event_windows(rank)
+
+    def event_windows(self, rank: int) -> Iterator[pa.Table]:
+        """The rows of `events`, some ten thousand at a time, in the order of recording.
+
+        For what needs all events of a trace that is too long to be held: events are read twice.
+
+        Raises:
+            TraceError: The trace has nothing of that rank.
+        """
+        seen_open = np.empty(0, np.int64)
+        completed = [seen_open]
+        for table in self.windows(rank):
+            ids = table["id"].fill_null(-1).to_numpy()
+            is_open = _is_open(table) & (ids >= 0)
+            completed.append(ids[~is_open & np.isin(ids, seen_open)])
+            seen_open = np.concatenate([seen_open, ids[is_open]])
+        superseded = np.concatenate(completed)
+        for window in self.windows(rank):
+            table = drop_superseded(window)
+            ids = table["id"].fill_null(-1).to_numpy()
+            yield table.filter(pa.array(~(_is_open(table) & np.isin(ids, superseded))))
+
+    def read_columns(self, info: RankInfo, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Some columns of a process's events as it recorded them, as much as can be read.
+
+        Args:
+            info: The process.
+            names: Names of the columns; a few are read many times faster than all.
+        """
+        if self._tables is not None:
+            yield from self._tables[info.segment].select(list(names)).to_batches()
+            return
+        with contextlib.suppress(TraceError):
+            yield from EventReader(self.path, info.segment, names)
+
+    def first_step(self, info: RankInfo) -> int:
+        """What the steps of a process's events count from in this trace."""
+        generation = self._generations[info.segment]
+        return self._first_steps[generation] if generation else 0
+
     def _load(self, rank: int) -> pa.Table:
         return _sort(pa.concat_tables(self._aligned(rank)).unify_dictionaries())
 
@@ -241,7 +322,7 @@ class Trace:
         table = _align_times(table, self.clocks[info.segment])
         generation = self._generations[info.segment]
         if generation:
-            table = _shift(table, "step", self._first_steps[generation])
+            table = _shift(table, "step", self.first_step(info))
             table = _shift(_shift(table, "id", last_id), "parent", last_id)
             table = _mark_groups(table, generation)
         return table
@@ -254,6 +335,20 @@ class Trace:
 
     def _read_windows(self, info: RankInfo) -> Iterator[pa.Table]:
         """A process's events on its own clock, as much as can be read; notes what cannot."""
+        if self._steps is None:
+            yield from self._read_all(info)
+            return
+        first, began = self.first_step(info), False
+        for table in self._read_all(info):
+            step = table["step"].to_numpy()  # NaN where an event is of no step
+            inside = (step >= self._steps.start - first) & (step < self._steps.stop - first)
+            if began or inside.any():
+                since = 0 if began else int(np.argmax(inside))
+                inside[since:] |= np.isnan(step[since:])
+                began = True
+                yield table.filter(pa.array(inside))
+
+    def _read_all(self, info: RankInfo) -> Iterator[pa.Table]:
         if self._tables is not None:
             yield self._tables[info.segment]
             return
@@ -319,11 +414,9 @@ def drop_superseded(table: pa.Table) -> pa.Table:
     Args:
         table: A rank's events, or its messages alone, in the order of recording.
     """
-    status = table["status"]
-    if not any("open" in chunk.dictionary.to_pylist() for chunk in status.chunks):
+    if not any("open" in chunk.dictionary.to_pylist() for chunk in table["status"].chunks):
         return table
-    open_rows = np.flatnonzero(pc.equal(status, "open").fill_null(False).to_numpy())
-    if not len(open_rows):
+    if not _is_open(table).any():
         return table
     ids = table["id"].combine_chunks().fill_null(-1).to_numpy(zero_copy_only=False)
     is_message = pc.equal(table["kind"], "message").fill_null(False).to_numpy()
@@ -333,6 +426,11 @@ def drop_superseded(table: pa.Table) -> pa.Table:
     keep[rows] = False
     keep[rows[::-1][first_from_end]] = True
     return table.filter(pa.array(keep))
+
+
+def _is_open(table: pa.Table) -> npt.NDArray[np.bool_]:
+    """Which rows are messages that had not completed when they were written."""
+    return np.asarray(pc.equal(table["status"], "open").fill_null(False).to_numpy())
 
 
 def _align_times(table: pa.Table, clock: RankClock) -> pa.Table:

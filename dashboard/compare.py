@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from dash import dcc, html
 
+from ddltrace.analyzer.compare import compare_steps
+from ddltrace.analyzer.confidence import LEVEL, MIN_STEPS
 from ddltrace.analyzer.units import NOT_KNOWN, bytes_text, share_text, time_text
 from ddltrace.dashboard import charts
 from ddltrace.dashboard.components import Timeline
@@ -21,55 +22,7 @@ if TYPE_CHECKING:
     from ddltrace.analyzer.model import Analysis
     from ddltrace.dashboard.workspace import OpenTrace, Workspace
 
-_RESAMPLES: Final = 2000
-_MIN_STEPS: Final = 5
-
 Pair = tuple["OpenTrace", "OpenTrace"]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How much the median step of the second run differs from the first's.
-
-    Attributes:
-        us: Difference of the medians, microseconds; negative: the second is faster.
-        low_us: Lower end of its 95 % interval.
-        high_us: Upper end.
-    """
-
-    us: float
-    low_us: float
-    high_us: float
-
-    @property
-    def is_noise(self) -> bool:
-        """Whether the interval holds zero: the steps do not tell the runs apart."""
-        return self.low_us <= 0 <= self.high_us
-
-
-def median_difference(first: Sequence[float], second: Sequence[float]) -> Difference | None:
-    """Compares step times by a percentile bootstrap of the difference of their medians.
-
-    The bootstrap is that of Efron and Tibshirani, An Introduction to the Bootstrap (1993),
-    chapter 13; its random numbers are fixed, so that one pair of runs has one answer.
-
-    Args:
-        first: Wall times of the first run's steady steps, microseconds.
-        second: The second run's.
-
-    Returns:
-        The difference, or None with fewer than 5 steps in either.
-    """
-    if min(len(first), len(second)) < _MIN_STEPS:
-        return None
-    rng = np.random.default_rng(0)
-    a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    medians = [
-        np.array([np.median(rng.choice(values, len(values))) for _ in range(_RESAMPLES)])
-        for values in (a, b)
-    ]
-    low, high = np.percentile(medians[1] - medians[0], [2.5, 97.5])
-    return Difference(float(np.median(b) - np.median(a)), float(low), float(high))
 
 
 def steady_times(analysis: Analysis) -> list[float]:
@@ -188,24 +141,22 @@ def _chooser(workspace: Workspace, pair: Pair) -> Component:
 
 def _verdict(pair: Pair) -> Component:
     """One sentence: which is faster, and whether the steps can tell."""
-    difference = median_difference(*(steady_times(opened.analysis) for opened in pair))
-    before = pair[0].analysis.summary.step_us.p50
-    if difference is None or not before:
-        text = f"Too few steady steps to compare step times: each trace needs {_MIN_STEPS}."
+    step = compare_steps(pair[0].analysis, pair[1].analysis)
+    if step.change is None or step.low is None or step.high is None or not step.before:
+        text = f"Too few steady steps to compare step times: each trace needs {MIN_STEPS}."
         return html.Section([html.H1(text)], className="headline")
-    interval = f"{_signed_time(difference.low_us)} to {_signed_time(difference.high_us)}"
-    share = abs(difference.us) / before
-    if difference.is_noise:
+    if step.verdict == "same":
         text = "The step times do not tell A and B apart."
-    elif difference.us < 0:
-        text = f"B's median step is {time_text(-difference.us)} ({share_text(share)}) shorter."
     else:
-        text = f"B's median step is {time_text(difference.us)} ({share_text(share)}) longer."
+        word = "shorter" if step.verdict == "less" else "longer"
+        share = share_text(abs(step.change) / step.before)
+        text = f"B's mean step is {time_text(abs(step.change))} ({share}) {word}."
     return html.Section(
         [
             html.H1(text),
             html.P(
-                f"95 % interval of the difference of the medians: {interval}, over "
+                f"{LEVEL:.0%} interval of the difference of the means: "
+                f"{_signed_time(step.low)} to {_signed_time(step.high)}, over "
                 f"{len(steady_times(pair[0].analysis))} and "
                 f"{len(steady_times(pair[1].analysis))} steady steps.",
                 className="lead",
@@ -237,6 +188,7 @@ _Show = Callable[[float | None], str]
 _Read = Callable[["OpenTrace"], "float | None"]
 
 _MEASURES: Final[tuple[tuple[str, _Read, _Show, bool | None], ...]] = (
+    ("Step, mean", lambda a: a.analysis.summary.step_us.mean, time_text, True),
     ("Step, median", lambda a: a.analysis.summary.step_us.p50, time_text, True),
     ("Step, 95th percentile", lambda a: a.analysis.summary.step_us.p95, time_text, True),
     ("Overlap ratio", lambda a: a.analysis.summary.overlap_ratio, share_text, False),

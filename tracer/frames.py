@@ -11,7 +11,7 @@ offset checked against the header's bounds.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,12 +38,15 @@ class Scan:
     marked: bool = False
 
 
-def scan_stream(data: memoryview, start: int) -> Scan:
+def scan_stream(
+    data: memoryview, start: int, passed: Callable[[int], None] = lambda end: None
+) -> Scan:
     """Walks the messages of a stream.
 
     Args:
         data: The file's bytes.
         start: Where the stream begins in them.
+        passed: Is told after each message where it ends: nothing before that is read again.
     """
     at, size, declared = start, len(data), 0
     while at < size:
@@ -66,6 +69,7 @@ def scan_stream(data: memoryview, start: int) -> Scan:
         if declared > _FREE_BYTES + _MAX_RATIO * (end - start):
             return Scan(at)
         at = end
+        passed(at)
     return Scan(at)
 
 

@@ -77,19 +77,22 @@ def write_csv(trace: Trace, path: Path) -> int:
 def _parts(trace: Trace) -> Iterator[pa.Table]:
     """Every rank's events in bounded parts, dictionaries decoded."""
     for rank in trace.ranks:
-        table = trace.events(rank)
         names = {tensor.id: tensor.name for tensor in trace.tensors(rank)}
-        for first in range(0, table.num_rows, _BATCH):
-            part = table.slice(first, _BATCH)
-            columns = [pa.array([rank], pa.int32()).take(pa.array([0] * part.num_rows))]
-            columns += [
-                column.cast(_PARQUET_SCHEMA.field(field.name).type)
-                if pa.types.is_dictionary(field.type)
-                else column
-                for field, column in zip(part.schema, part.columns, strict=True)
-            ]
-            columns.append(_tensor_names(part["tensors"], names))
-            yield pa.Table.from_arrays(columns, schema=_PARQUET_SCHEMA)
+        for table in trace.event_tables(rank):
+            for first in range(0, table.num_rows, _BATCH):
+                yield _part(table.slice(first, _BATCH), rank, names)
+
+
+def _part(part: pa.Table, rank: int, names: dict[int, str]) -> pa.Table:
+    columns = [pa.array([rank], pa.int32()).take(pa.array([0] * part.num_rows))]
+    columns += [
+        column.cast(_PARQUET_SCHEMA.field(field.name).type)
+        if pa.types.is_dictionary(field.type)
+        else column
+        for field, column in zip(part.schema, part.columns, strict=True)
+    ]
+    columns.append(_tensor_names(part["tensors"], names))
+    return pa.Table.from_arrays(columns, schema=_PARQUET_SCHEMA)
 
 
 def _tensor_names(lists: pa.ChunkedArray, names: dict[int, str]) -> pa.Array:

@@ -30,7 +30,9 @@ _DOINGS: Final = ("phase", "layer", "data", "wait", "codec", "marker")
 _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
 
 
-def find_hangs(trace: Trace, scans: Mapping[int, RankScan], joined: Joined) -> tuple[Hang, ...]:
+def find_hangs(
+    trace: Trace, scans: Mapping[int, RankScan], joined: Joined, origin_ns: int
+) -> tuple[Hang, ...]:
     """Finds what never completed, that with the most missing ranks first.
 
     A member is *missing* when the trace has events of it and it never entered the collective,
@@ -73,7 +75,7 @@ def find_hangs(trace: Trace, scans: Mapping[int, RankScan], joined: Joined) -> t
                 seq=int(collectives.seq[i]),
                 entered=tuple(sorted(called)),
                 missing=tuple(sorted(set(members) - set(called))),
-                since_us=(last - origin(scans)) / 1e3,
+                since_us=(last - origin_ns) / 1e3,
                 waited_us=waited_us(last),
                 called=dict(sorted(called.items())) if len(set(called.values())) > 1 else {},
             )
@@ -88,17 +90,12 @@ def find_hangs(trace: Trace, scans: Mapping[int, RankScan], joined: Joined) -> t
                     seq=None if messages.seq[row] == NULL else int(messages.seq[row]),
                     entered=(int(messages.rank[row]),),
                     missing=(int(messages.peer[row]),),
-                    since_us=(start - origin(scans)) / 1e3,
+                    since_us=(start - origin_ns) / 1e3,
                     waited_us=waited_us(start),
                 )
             )
     hangs.sort(key=lambda hang: (-len(hang.missing), hang.since_us))
     return tuple(_with_doings(trace, hang) for hang in hangs[:_MAX_SHOWN])
-
-
-def origin(scans: Mapping[int, RankScan]) -> int:
-    """The earliest time of the trace, ns on rank 0's clock."""
-    return min((scan.first for scan in scans.values() if scan.events), default=0)
 
 
 def _with_doings(trace: Trace, hang: Hang) -> Hang:

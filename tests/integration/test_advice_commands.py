@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from ddltrace.analyzer.model import Finding
 from ddltrace.experiments.workloads import digits
 
 STEPS = 30
+FOREIGN = Path(__file__).parents[1] / "data" / "foreign"
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +55,19 @@ def test_the_job_is_recorded_again_and_compared(
     again = ddltrace.open(folder / "after").analyze()
     assert again.trace.world_size == 2
     assert again.trace.steps == STEPS
+
+
+def test_a_trace_of_another_tool_is_compared_with_the_next_one(tmp_path: Path) -> None:
+    before = tmp_path / "a profile"
+    shutil.copytree(FOREIGN / "kineto-cpu", before)
+    found = ddltrace.open(before).analyze().findings
+    assert {finding.kind for finding in found} == {"host", "straggler", "compute"}
+    [command] = {finding.command for finding in found}
+    assert command is not None
+    report = " ".join(in_shell(f"ddltrace analyze {shlex.quote(str(before))}", tmp_path).split())
+    assert f"record it again into 'after' as this trace was recorded: {command}" in report
+    shutil.copytree(before, tmp_path / "after")
+    assert "A step and its critical path" in in_shell(command, tmp_path)
 
 
 def test_the_experiment_runs(findings: tuple[Path, tuple[Finding, ...]]) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from support.jobs import DDLTRACE, JOBS, run, traced
+from support.memory_cgroup import memory_cgroup
 
 from ddltrace.tracer.store import read_events, read_run
 
@@ -43,3 +44,30 @@ def test_each_rank_dies_in_its_own_way(tmp_path: Path) -> None:
         assert (done.stderr.count(line), report.stdout.count(line)) == (killed, killed), way
         table, lost = read_events(trace, infos[rank].segment)
         assert (lost, table["name"].to_pylist().count("optimizer")) == (0, STEPS), way
+
+
+def test_ranks_that_the_kernel_kills_for_want_of_memory(tmp_path: Path) -> None:
+    """All but rank 0 share a cgroup of too little memory, and run out of it one after the other."""
+    trace, victims = tmp_path / "trace", 3
+    with memory_cgroup(384 << 20) as cgroup:
+        job = [sys.executable, str(JOBS / "out_of_memory.py"), str(cgroup), str(victims)]
+        done = run(traced(trace, job, "--measure-cost", "0"), cwd=tmp_path)
+    assert not cgroup.exists()
+    assert done.status == 40 + victims, done.stderr
+    deaths = {line["rank"]: line for line in map(json.loads, done.stdout.splitlines())}
+    assert [deaths[rank]["status"] for rank in range(victims + 1)] == [0, *[-9] * victims]
+    lost_ms = [deaths[rank]["lost_ms"] for rank in range(1, victims + 1)]
+    assert max(lost_ms) < 250, lost_ms
+    report = run([*DDLTRACE, "analyze", str(trace)], cwd=tmp_path)
+    assert report.status == 0, report.stderr
+    for info in read_run(trace).ranks:
+        table, _ = read_events(trace, info.segment)
+        table.validate(full=True)
+        updates, death = table["name"].to_pylist().count("optimizer"), deaths[info.rank]
+        assert death["sure"] <= updates <= death["steps"] + 1, death
+        assert info.errors == []
+        killed = info.rank > 0
+        assert info.status == ("killed" if killed else "complete")
+        assert killed or updates == death["steps"]
+        line = f"rank {info.rank} ended without closing its trace"
+        assert (done.stderr.count(line), report.stdout.count(line)) == (killed, killed)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,9 +63,9 @@ def test_killed_ranks_lose_only_what_was_not_written(tmp_path: Path) -> None:
     job = [sys.executable, str(JOBS / "killed.py"), str(tmp_path), str(KILLS), "7"]
     deaths = lines(job, tmp_path, timeout=60 + 15 * KILLS)
     assert len(deaths) == KILLS
-    # On a machine with nothing else to do, all of them: the writer waits for its turn like others.
+    # Where nothing was written yet, nothing is sure.
     lost_ms = [death["lost_ms"] for death in deaths if death["lost_ms"] is not None]
-    assert statistics.median(lost_ms) < 250, lost_ms
+    assert max(lost_ms) < 250, lost_ms
     for death in deaths:
         trace = tmp_path / str(death["number"])
         for reading in ("as it lies", "finalized"):

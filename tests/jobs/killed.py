@@ -2,7 +2,8 @@
 
 Each child trains and writes the time at which each optimizer step ended into shared memory;
 the parent kills it and prints how many of them were over when the last events were taken that the
-writer had written, and how many milliseconds before the kill that was.
+writer had written, and for how many milliseconds the child had worked on since: of its processors'
+time, which others on the machine do not stretch.
 """
 
 import json
@@ -30,22 +31,33 @@ from ddltrace.tracer.store import RunInfo, write_run
 from ddltrace.tracer.writer import WriterThread
 
 MAX_STEPS = 1 << 17
+# Shared memory: how many steps, when the last written events were taken, the processors' time then
+# and at the end of the last step; from there on, the end of each step.
+HEAD = 32
+SHARED_BYTES = HEAD + 8 * MAX_STEPS
 
 
 def note_writes(shared):
     """Notes, after each write, when the events that it took were taken."""
     take, write = Recorder.take, WriterThread._write
-    began = [0]
+    began = [0, 0]
 
     def noted_take(recorder):
-        began[0] = time.monotonic_ns()
+        began[:] = time.monotonic_ns(), time.process_time_ns()
         return take(recorder)
 
     def noted_write(writer, taken, *, last):
         write(writer, taken, last=last)
-        struct.pack_into("<q", shared, 8, began[0])
+        struct.pack_into("<qq", shared, 8, *began)
 
     Recorder.take, WriterThread._write = noted_take, noted_write
+
+
+def note_step(shared, step):
+    """Notes that a step has ended."""
+    struct.pack_into("<q", shared, HEAD + 8 * step, time.monotonic_ns())
+    struct.pack_into("<q", shared, 24, time.process_time_ns())
+    struct.pack_into("<q", shared, 0, step + 1)
 
 
 def train(shared):
@@ -58,8 +70,16 @@ def train(shared):
         optimizer.zero_grad()
         model(torch.ones(2, 8)).sum().backward()
         optimizer.step()
-        struct.pack_into("<q", shared, 16 + 8 * step, time.monotonic_ns())
-        struct.pack_into("<q", shared, 0, step + 1)
+        note_step(shared, step)
+
+
+def facts_of_death(shared):
+    """How many steps had ended, how many of them are sure to be in the trace, what may be lost."""
+    steps, taken, worked_then, worked = struct.unpack_from("<4q", shared, 0)
+    ends = struct.unpack_from(f"<{steps}q", shared, HEAD)
+    sure = sum(end < taken for end in ends)
+    lost_ms = max(worked - worked_then, 0) / 1e6 if taken else None
+    return {"steps": steps, "sure": sure, "lost_ms": lost_ms}
 
 
 def main():
@@ -69,7 +89,7 @@ def main():
         trace = base / str(number)
         trace.mkdir(parents=True)
         write_run(trace, RunInfo())
-        shared = mmap.mmap(-1, 16 + 8 * MAX_STEPS)
+        shared = mmap.mmap(-1, SHARED_BYTES)
         child = os.fork()
         if child == 0:
             # What is measured of the cost would leave out some steps.
@@ -81,14 +101,8 @@ def main():
             time.sleep(0.005)
         time.sleep(rng.uniform(0, 1.2))
         os.kill(child, signal.SIGKILL)
-        killed = time.monotonic_ns()
         os.waitpid(child, 0)
-        steps, taken = struct.unpack_from("<qq", shared, 0)
-        ends = struct.unpack_from(f"<{steps}q", shared, 16)
-        sure = sum(end < taken for end in ends)
-        lost_ms = (killed - taken) / 1e6 if taken else None
-        line = {"number": number, "steps": steps, "sure": sure, "lost_ms": lost_ms}
-        print(json.dumps(line), flush=True)
+        print(json.dumps({"number": number, **facts_of_death(shared)}), flush=True)
 
 
 if __name__ == "__main__":

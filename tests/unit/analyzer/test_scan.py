@@ -55,6 +55,20 @@ def test_windows_of_any_size_give_the_same(name, rows):
     assert scanned(cut(open_trace(_SAMPLES / name), rows)) == scanned(open_trace(_SAMPLES / name))
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 100])
+def test_windows_hold_a_message_once_like_the_whole(build, rows):
+    built = build(1)
+    done = built[0].message("all_reduce", 0, None)
+    still_open = built[0].message("barrier", 5, None)
+    built[0].add("phase", 1, 2, name="forward")
+    built[0].message("all_reduce", 6, None, id=None)
+    built[0].message("all_reduce", 0, 9, id=done)
+    trace = cut(built.trace(), rows)
+    found = pa.concat_tables(trace.event_windows(0)).sort_by("start_ns")
+    assert found.to_pylist() == trace.events(0).to_pylist()
+    assert found["id"].to_pylist() == [done, None, still_open, None]
+
+
 def _two_steps(build, name):
     trace = build(1, name)
     rank = trace[0]

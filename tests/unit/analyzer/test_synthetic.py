@@ -7,8 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from ddltrace.analyzer import portion
+from ddltrace.analyzer.commands import compare, query
+from ddltrace.analyzer.query import run_query
 from ddltrace.analyzer.trace import open_trace
+from ddltrace.tracer.errors import TraceError
 
 _FILE = Path(__file__).parents[3] / "benchmarks" / "synthetic.py"
 
@@ -54,3 +59,35 @@ def test_bytes_and_messages_are_those_of_the_gradients(synthetic, tmp_path):
     assert all(one.bytes_sent == sent for one in analysis.ranks)
     assert len(analysis.tensors) == shape.layers
     assert all(one.bucket == 10 and one.messages == 1 for one in analysis.tensors)
+
+
+def test_of_a_trace_too_long_the_last_steps_are_analyzed(synthetic, tmp_path, monkeypatch):
+    shape = synthetic.Shape(ranks=3, steps=40, layers=40, buckets=4)
+    path = synthetic.write_trace(tmp_path / "trace", shape)
+    asked = open_trace(path).analyze(range(30, 40))
+    step = shape.ranks * (shape.events * portion._EVENT_BYTES + shape.buckets * 430)
+    monkeypatch.setattr(portion, "MOST_BYTES", 10 * step)
+    trace = open_trace(path)
+    last = trace.analyze()
+    assert [row.step for row in last.steps] == list(range(30, 40))
+    assert last.summary.rule == portion.RULE
+    assert last.trace.events == shape.events * shape.ranks * shape.steps
+    note = "of steps 0 to 39, 30 to 39 are analyzed"
+    assert [text for text in last.trace.notes if note in text]
+    for command, arguments in ((compare, [path, path]), (query, [path, "FROM steps"])):
+        done = CliRunner().invoke(command, list(map(str, arguments)))
+        assert (done.exit_code, note in done.stderr) == (0, True)
+    count = run_query(trace, "SELECT count(*) AS n FROM events")["n"].to_pylist()
+    assert count == [shape.events * shape.ranks * shape.steps]
+    # Read alone or among all others, the same steps say the same.
+    assert last.steps == asked.steps
+    assert last.stragglers == asked.stragglers
+    for mine, other in zip(last.tensors, asked.tensors, strict=True):
+        assert vars(mine) == pytest.approx(vars(other))
+    assert last.critical_path == asked.critical_path
+    assert last.slow_steps == asked.slow_steps
+    first = trace.analyze(range(3))
+    assert [row.step for row in first.steps] == [0, 1, 2]
+    assert [row.messages for row in first.ranks] == [3 * shape.buckets] * shape.ranks
+    with pytest.raises(TraceError, match="has steps 0 to 39, none of 50:60"):
+        trace.analyze(range(50, 60))

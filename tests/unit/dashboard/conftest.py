@@ -20,7 +20,6 @@ from ddltrace.tracer.store import (
 
 MS = 1_000_000
 BASE = 5_000 * MS
-STEP = 100 * MS
 LAYERS = ("net.conv", "net.fc")
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m\u202e"
 
@@ -40,15 +39,15 @@ def event(start, end, kind, **columns):
     )
 
 
-def rank_events(rank, *, steps=4, late_ms=10, name_of_marker=HOSTILE):
+def rank_events(rank, *, steps=4, step_ms=100, late_ms=10, name_of_marker=HOSTILE):
     """One rank's job: rank 1 computes `late_ms` longer before each all_reduce."""
-    rows = []
+    rows, length = [], step_ms * MS
     for step in range(steps):
-        t = step * STEP
+        t = step * length
         late = late_ms * MS if rank == 1 else 0
         common = {"step": step}
         rows += [
-            event(t, t + STEP, "step", name="step", **common),
+            event(t, t + length, "step", name="step", **common),
             event(t, t + 5 * MS, "data", phase="data", name="batch", **common),
             event(t + 5 * MS, t + 30 * MS, "phase", name="forward", phase="forward", **common),
             event(t + 6 * MS, t + 15 * MS, "layer", name=LAYERS[0], phase="forward", **common),
@@ -92,8 +91,8 @@ def rank_events(rank, *, steps=4, late_ms=10, name_of_marker=HOSTILE):
     src, dst = 0, 1
     rows.append(
         event(
-            steps * STEP,
-            steps * STEP + 3 * MS,
+            steps * length,
+            steps * length + 3 * MS,
             "message",
             lane="comm/0",
             op="send" if rank == src else "recv",
@@ -107,7 +106,7 @@ def rank_events(rank, *, steps=4, late_ms=10, name_of_marker=HOSTILE):
     )
     rows.append(
         event(
-            steps * STEP + 4 * MS,
+            steps * length + 4 * MS,
             None,
             "message",
             lane="comm/0",
@@ -150,8 +149,18 @@ def write_trace(directory: Path, rows_of_rank: dict[int, list[dict]]) -> Path:
 
 
 @pytest.fixture
-def trace_path(tmp_path):
-    return write_trace(tmp_path / "run", {rank: rank_events(rank) for rank in (0, 1)})
+def write_run_of(tmp_path):
+    """Writes a trace of two ranks: its name, and what `rank_events` takes."""
+
+    def write(name, **shape):
+        return write_trace(tmp_path / name, {rank: rank_events(rank, **shape) for rank in (0, 1)})
+
+    return write
+
+
+@pytest.fixture
+def trace_path(write_run_of):
+    return write_run_of("run")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
-from ddltrace.analyzer import palette
+from ddltrace.analyzer import palette, portion
 from ddltrace.analyzer.palette import ROLES, SURFACES
 from ddltrace.analyzer.trace import open_trace
 from ddltrace.dashboard import compare, overview, theme
@@ -89,15 +89,31 @@ def test_a_trace_compared_with_itself_does_not_differ(trace_path):
         compare.compare_page(workspace, 0, 5)
 
 
-def test_a_real_difference_is_told_from_noise():
-    fast = [100.0 + step % 7 for step in range(60)]
-    slow = [value + 20 for value in fast]
-    difference = compare.median_difference(fast, slow)
-    assert difference.us == 20
-    assert difference.low_us <= 20 <= difference.high_us
-    assert not difference.is_noise
-    assert compare.median_difference(fast, fast[::-1]).is_noise
-    assert compare.median_difference(fast[:4], slow) is None
+@pytest.mark.parametrize(
+    ("steps", "step_ms", "says"),
+    [
+        (8, 100, "The step times do not tell A and B apart."),
+        (8, 120, "B's mean step is 20.0 ms (20.0 %) longer."),
+        (4, 120, "Too few steady steps to compare step times: each trace needs 5."),
+    ],
+)
+def test_the_headline_says_what_the_comparison_finds(write_run_of, steps, step_ms, says):
+    paths = [write_run_of("first", steps=steps), write_run_of("second", steps=8, step_ms=step_ms)]
+    workspace = Workspace([open_trace(path) for path in paths])
+    assert says in as_json(compare.compare_page(workspace, 0, 1))
+
+
+def test_of_a_trace_too_long_the_analyzed_steps_are_shown(write_run_of, monkeypatch):
+    path = write_run_of("run", steps=8)
+    monkeypatch.setattr(portion, "MOST_BYTES", 20_000)
+    opened = Workspace([open_trace(path)]).get(0)
+    shown = [row.step for row in opened.analysis.steps]
+    assert 0 < len(shown) < 8
+    assert shown[-1] == 7
+    assert {step for step in opened.events(0)["step"].to_pylist() if step is not None} == set(shown)
+    assert opened.timeline.rows
+    page = as_json(overview.overview_page(opened))
+    assert page.count("are too many to analyze at once: of steps 0 to 7") == 1
 
 
 def test_what_is_dear_is_made_once_for_everybody():
