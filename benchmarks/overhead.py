@@ -3,13 +3,14 @@
 Two runs of the same job differ by some percent on a shared machine, more than what is to be
 measured. So all modes of a job are started at once, on two ranks each, and take turns: one of
 them trains for a second while the others wait for their turn. Every round holds each mode once,
-in an order of its own; the ratios are taken round by round, and their median is printed with a
-95 % interval. What a mode leaves to do for its threads falls into its own turn, or into the
-pause after it. The modes: untraced, `ddltrace run` at each level, `torch.profiler`. Prints the
-numbers that stand in the README::
+in an order of its own, and ratios are taken round by round. Two processes of the same code differ
+by a percent, too, for as long as they live (where their memory came to lie): the whole is started
+several times, and the interval is that of the starts. What a mode leaves to do for its threads
+falls into its own turn, or into the pause after it. The modes: untraced, `ddltrace run` at each
+level, `torch.profiler`. Prints the numbers that stand in the README::
 
     python benchmarks/overhead.py                      # all three jobs, some twenty minutes
-    python benchmarks/overhead.py --job cnn --rounds 10
+    python benchmarks/overhead.py --job cnn --starts 2
 
 The jobs: `cnn`, a residual CNN under DistributedDataParallel; `messages`, a step that makes
 1,000 small all-reduces; `layers`, a model of 2,000 layers.
@@ -224,49 +225,89 @@ class RunningJob:
         sys.exit(f"a job failed:\n{Path(self._log.name).read_text()[-2000:]}")
 
 
-def measure(job: str, rounds: int, seconds: float) -> None:
-    """Measures one job in all modes and prints its table."""
+@dataclass
+class Start:
+    """What was measured of all modes of a job that were started together.
+
+    Attributes:
+        steps: Steps of a turn.
+        turns: Of each mode: its turns, one in each round.
+        peaks_kb: Of each mode: the most memory that a rank held.
+        event_bytes: Of each traced mode: bytes that an event takes on disk.
+    """
+
+    steps: int
+    turns: dict[str, list[Turn]]
+    peaks_kb: dict[str, int]
+    event_bytes: dict[str, float]
+
+    def ratio(self, mode: str, what: Callable[[Turn], float]) -> float:
+        """A mode's median ratio to the untraced one in the same round."""
+        pairs = zip(self.turns[mode], self.turns["untraced"], strict=True)
+        return statistics.median(what(own) / what(plain) for own, plain in pairs)
+
+    def step_ms(self, mode: str) -> float:
+        """The median length of a mode's steps."""
+        return statistics.median(turn.seconds for turn in self.turns[mode]) / self.steps * 1e3
+
+
+def take_turns(job: str, rounds: int, seconds: float, told: str) -> Start:
+    """Starts a job in all modes and lets them take turns.
+
+    Args:
+        job: Which.
+        rounds: In each of which every mode has one turn.
+        seconds: Length of a turn.
+        told: What to show beside the progress.
+    """
     turns: dict[str, list[Turn]] = {mode: [] for mode in MODES}
     with tempfile.TemporaryDirectory(prefix="ddltrace-") as name, ExitStack() as started:
         directory = Path(name)
         running = {}
         for mode in MODES:
-            print(f"{job}: starting {mode}", file=sys.stderr)
+            print(f"\r{job}: {told}: starting {mode:<9}", end="", file=sys.stderr)
             running[mode] = RunningJob(job, mode, directory)
             started.callback(running[mode].stop)
         usual = running["untraced"].train(10).seconds / 10
         steps = max(5, math.ceil(seconds / usual))
         order = list(MODES)
         for number in range(rounds):
-            random.Random(number).shuffle(order)
+            random.shuffle(order)
             for mode in order:
-                print(f"\r{job}: round {number + 1}/{rounds}: {mode:<9}", end="", file=sys.stderr)
+                progress = f"round {number + 1}/{rounds}: {mode:<9}"
+                print(f"\r{job}: {told}: {progress}", end="", file=sys.stderr)
                 turns[mode].append(running[mode].train(steps))
                 time.sleep(PAUSE_S)
-        print(file=sys.stderr)
         peaks = {mode: running[mode].end() for mode in MODES}
         sizes = {mode: event_sizes(directory / f"trace-{mode}") for mode in TRACED}
+    return Start(steps, turns, peaks, sizes)
 
-    plain = turns["untraced"]
+
+def measure(job: str, starts: int, rounds: int, seconds: float) -> None:
+    """Measures one job in all modes and prints its table."""
+    found = [
+        take_turns(job, rounds, seconds, f"start {number + 1}/{starts}") for number in range(starts)
+    ]
+    print(file=sys.stderr)
     print(
-        f"\n{job}: {NUM_RANKS} ranks, {rounds} rounds of {steps} steps in each mode; "
-        "median ratio to untraced in the same round, 95 % interval"
+        f"\n{job}: {NUM_RANKS} ranks, {starts} starts of {rounds} rounds of {found[0].steps} steps "
+        "in each mode; ratio to untraced in the same round, its median in each start, and of these "
+        "the median and 95 % interval"
     )
     print(
         "mode       step ms   time (interval)          processor time (interval)  MB more  B/event"
     )
     for mode in MODES:
-        own = turns[mode]
-        time_ratio = interval([t.seconds / p.seconds for t, p in zip(own, plain, strict=True)])
-        cpu_ratio = interval(
-            [t.cpu_seconds / p.cpu_seconds for t, p in zip(own, plain, strict=True)]
+        time_ratio = interval([start.ratio(mode, lambda turn: turn.seconds) for start in found])
+        cpu_ratio = interval([start.ratio(mode, lambda turn: turn.cpu_seconds) for start in found])
+        step_ms = statistics.median(start.step_ms(mode) for start in found)
+        more_mb = statistics.median(
+            (start.peaks_kb[mode] - start.peaks_kb["untraced"]) / 1024 for start in found
         )
-        size = f"{sizes[mode]:8.1f}" if mode in sizes else ""
-        print(
-            f"{mode:<9} {statistics.median(t.seconds for t in own) / steps * 1e3:8.2f}   "
-            f"{time_ratio:<24} {cpu_ratio:<26} "
-            f"{(peaks[mode] - peaks['untraced']) / 1024:7.1f} {size}"
-        )
+        size = ""
+        if mode in TRACED:
+            size = f"{statistics.median(start.event_bytes[mode] for start in found):8.1f}"
+        print(f"{mode:<9} {step_ms:8.2f}   {time_ratio:<24} {cpu_ratio:<26} {more_mb:7.1f} {size}")
 
 
 def interval(values: Sequence[float]) -> str:
@@ -281,7 +322,7 @@ def interval(values: Sequence[float]) -> str:
         low += 1
     middle = f"{statistics.median(ordered):.3f}"
     if low == 0:
-        return f"{middle} (too few rounds)"
+        return f"{middle} (too few)"
     return f"{middle} ({ordered[low - 1]:.3f} to {ordered[count - low]:.3f})"
 
 
@@ -361,7 +402,8 @@ def main() -> None:
     """Parses the options and measures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--job", choices=JOBS, action="append", help="default: all")
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--starts", type=int, default=6, help="6 give a 95 %% interval")
+    parser.add_argument("--rounds", type=int, default=8, help="in each start")
     parser.add_argument("--seconds", type=float, default=0.8, help="length of a turn (0.8)")
     parser.add_argument("--rank-of", choices=JOBS, help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
@@ -377,7 +419,7 @@ def main() -> None:
         f"{costs['launch'] / 1000:.1f} us (launch of an asynchronous one)"
     )
     for job in options.job or JOBS:
-        measure(job, options.rounds, options.seconds)
+        measure(job, options.starts, options.rounds, options.seconds)
 
 
 if __name__ == "__main__":
