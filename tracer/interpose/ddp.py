@@ -228,11 +228,11 @@ class DdpBuckets:
                 model.backward, model.launched = state.started, 0
                 model.assigned.clear()
             if model.launched < len(model.known):
-                numel, found, carried = model.known[model.launched]
+                numel, indices, carried = model.known[model.launched]
                 if numel == tensor.numel():
                     state.bucket_messages += 1
                     model.launched += 1
-                    model.assigned.update(found)
+                    model.assigned.update(indices)
                     return carried
             found = self._match(model, tensor)
             if found is None and not tensor.is_floating_point():
