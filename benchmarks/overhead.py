@@ -3,7 +3,8 @@
 Two runs of the same job differ by some percent on a shared machine, more than what is to be
 measured. So all modes of a job are started at once, on two ranks each, and take turns: one of
 them trains for a second while the others wait for their turn. Every round holds each mode once,
-in an order of its own, and ratios are taken round by round. Two processes of the same code differ
+in an order of its own; the median step of a mode is taken over all rounds, processor time round
+by round. Two processes of the same code differ
 by a percent, too, for as long as they live (where their memory came to lie): the whole is started
 several times, and the interval is that of the starts. What a mode leaves to do for its threads
 falls into its own turn, or into the pause after it. The modes: untraced, `ddltrace run` at each
@@ -138,10 +139,13 @@ def work(job: str, address: str, with_profiler: bool) -> None:
                 profiler.start()
             for _ in range(SETTLING_STEPS):
                 step()
-            began, cpu = time.perf_counter(), time.process_time()
+            cpu = time.process_time()
+            times = [time.perf_counter()]
             for _ in range(steps):
                 step()
-            turn = Turn(time.perf_counter() - began, time.process_time() - cpu)
+                times.append(time.perf_counter())
+            cpu = time.process_time() - cpu
+            turn = Turn([end - start for start, end in pairwise(times)], cpu)
             if profiler:
                 profiler.stop()
             told.send(turn)
@@ -151,9 +155,14 @@ def work(job: str, address: str, with_profiler: bool) -> None:
 
 @dataclass(frozen=True)
 class Turn:
-    """What some steps took on a rank, or on average over ranks."""
+    """What some steps took.
 
-    seconds: float
+    Attributes:
+        step_seconds: Each of them; of several ranks, those of all.
+        cpu_seconds: Processor time of all of them, of a rank or on average over ranks.
+    """
+
+    step_seconds: list[float]
     cpu_seconds: float
 
 
@@ -194,7 +203,7 @@ class RunningJob:
         """Gives it a turn of some steps."""
         turns: list[Turn] = self._ask(steps)
         return Turn(
-            statistics.mean(turn.seconds for turn in turns),
+            [seconds for turn in turns for seconds in turn.step_seconds],
             statistics.mean(turn.cpu_seconds for turn in turns),
         )
 
@@ -230,25 +239,24 @@ class Start:
     """What was measured of all modes of a job that were started together.
 
     Attributes:
-        steps: Steps of a turn.
         turns: Of each mode: its turns, one in each round.
         peaks_kb: Of each mode: the most memory that a rank held.
         event_bytes: Of each traced mode: bytes that an event takes on disk.
     """
 
-    steps: int
     turns: dict[str, list[Turn]]
     peaks_kb: dict[str, int]
     event_bytes: dict[str, float]
 
-    def ratio(self, mode: str, what: Callable[[Turn], float]) -> float:
-        """A mode's median ratio to the untraced one in the same round."""
+    def cpu_ratio(self, mode: str) -> float:
+        """A mode's median ratio of processor time to the untraced one in the same round."""
         pairs = zip(self.turns[mode], self.turns["untraced"], strict=True)
-        return statistics.median(what(own) / what(plain) for own, plain in pairs)
+        return statistics.median(own.cpu_seconds / plain.cpu_seconds for own, plain in pairs)
 
     def step_ms(self, mode: str) -> float:
         """The median length of a mode's steps."""
-        return statistics.median(turn.seconds for turn in self.turns[mode]) / self.steps * 1e3
+        steps = [seconds for turn in self.turns[mode] for seconds in turn.step_seconds]
+        return statistics.median(steps) * 1e3
 
 
 def take_turns(job: str, rounds: int, seconds: float, told: str) -> Start:
@@ -268,7 +276,7 @@ def take_turns(job: str, rounds: int, seconds: float, told: str) -> Start:
             print(f"\r{job}: {told}: starting {mode:<9}", end="", file=sys.stderr)
             running[mode] = RunningJob(job, mode, directory)
             started.callback(running[mode].stop)
-        usual = running["untraced"].train(10).seconds / 10
+        usual = statistics.mean(running["untraced"].train(10).step_seconds)
         steps = max(5, math.ceil(seconds / usual))
         order = list(MODES)
         for number in range(rounds):
@@ -280,7 +288,7 @@ def take_turns(job: str, rounds: int, seconds: float, told: str) -> Start:
                 time.sleep(PAUSE_S)
         peaks = {mode: running[mode].end() for mode in MODES}
         sizes = {mode: event_sizes(directory / f"trace-{mode}") for mode in TRACED}
-    return Start(steps, turns, peaks, sizes)
+    return Start(turns, peaks, sizes)
 
 
 def measure(job: str, starts: int, rounds: int, seconds: float) -> None:
@@ -290,16 +298,15 @@ def measure(job: str, starts: int, rounds: int, seconds: float) -> None:
     ]
     print(file=sys.stderr)
     print(
-        f"\n{job}: {NUM_RANKS} ranks, {starts} starts of {rounds} rounds of {found[0].steps} steps "
-        "in each mode; ratio to untraced in the same round, its median in each start, and of these "
-        "the median and 95 % interval"
+        f"\n{job}: {NUM_RANKS} ranks, {starts} starts of {rounds} rounds; ratios to untraced of the "
+        "median step and of processor time: in each start, and of these the median, 95 % interval"
     )
     print(
         "mode       step ms   time (interval)          processor time (interval)  MB more  B/event"
     )
     for mode in MODES:
-        time_ratio = interval([start.ratio(mode, lambda turn: turn.seconds) for start in found])
-        cpu_ratio = interval([start.ratio(mode, lambda turn: turn.cpu_seconds) for start in found])
+        time_ratio = interval([start.step_ms(mode) / start.step_ms("untraced") for start in found])
+        cpu_ratio = interval([start.cpu_ratio(mode) for start in found])
         step_ms = statistics.median(start.step_ms(mode) for start in found)
         more_mb = statistics.median(
             (start.peaks_kb[mode] - start.peaks_kb["untraced"]) / 1024 for start in found
