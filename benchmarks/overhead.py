@@ -10,8 +10,8 @@ several times, and the interval is that of the starts. What a mode leaves to do 
 falls into its own turn, or into the pause after it. The modes: untraced, `ddltrace run` at each
 level, `torch.profiler`. Prints the numbers that stand in the README::
 
-    python benchmarks/overhead.py                      # all three jobs, some twenty minutes
-    python benchmarks/overhead.py --job cnn --starts 2
+    python benchmarks/overhead.py                      # all three jobs, an hour
+    python benchmarks/overhead.py --job cnn           # eight minutes
 
 The jobs: `cnn`, a residual CNN under DistributedDataParallel; `messages`, a step that makes
 1,000 small all-reduces; `layers`, a model of 2,000 layers.
@@ -298,8 +298,8 @@ def measure(job: str, starts: int, rounds: int, seconds: float) -> None:
     ]
     print(file=sys.stderr)
     print(
-        f"\n{job}: {NUM_RANKS} ranks, {starts} starts of {rounds} rounds; ratios to untraced of the "
-        "median step and of processor time: in each start, and of these the median, 95 % interval"
+        f"\n{job}: {NUM_RANKS} ranks, {starts} starts of {rounds} rounds; ratios of the median step "
+        "and of processor time to untraced: in each start, and of these the median, 95 % interval"
     )
     print(
         "mode       step ms   time (interval)          processor time (interval)  MB more  B/event"
