@@ -298,8 +298,8 @@ def measure(job: str, starts: int, rounds: int, seconds: float) -> None:
     ]
     print(file=sys.stderr)
     print(
-        f"\n{job}: {NUM_RANKS} ranks, {starts} starts of {rounds} rounds; ratios of the median step "
-        "and of processor time to untraced: in each start, and of these the median, 95 % interval"
+        f"\n{job}: {NUM_RANKS} ranks, {starts} starts of {rounds} rounds; ratios of the median "
+        "step and of processor time to untraced: in each start; of these median, 95 % interval"
     )
     print(
         "mode       step ms   time (interval)          processor time (interval)  MB more  B/event"
