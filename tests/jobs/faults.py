@@ -293,7 +293,7 @@ def case(job, point, after, trace):
     shutil.rmtree(scratch)
     told = ""
     if trace is not None:
-        told = "".join(path.read_text() for path in trace.iterdir() if path.suffix != ".arrows")
+        told = "".join(p.read_text() for p in trace.iterdir() if p.suffix in (".json", ".txt"))
     line = {
         "job": job,
         "point": point,
