@@ -259,26 +259,27 @@ class Start:
         return statistics.median(steps) * 1e3
 
 
-def take_turns(job: str, rounds: int, seconds: float, told: str) -> Start:
-    """Starts a job in all modes and lets them take turns.
+def take_turns(job: str, modes: Sequence[str], rounds: int, seconds: float, *, told: str) -> Start:
+    """Starts a job in some modes and lets them take turns.
 
     Args:
         job: Which.
+        modes: Which of `MODES`.
         rounds: In each of which every mode has one turn.
         seconds: Length of a turn.
         told: What to show beside the progress.
     """
-    turns: dict[str, list[Turn]] = {mode: [] for mode in MODES}
+    turns: dict[str, list[Turn]] = {mode: [] for mode in modes}
     with tempfile.TemporaryDirectory(prefix="ddltrace-") as name, ExitStack() as started:
         directory = Path(name)
         running = {}
-        for mode in MODES:
+        for mode in modes:
             print(f"\r{job}: {told}: starting {mode:<9}", end="", file=sys.stderr)
             running[mode] = RunningJob(job, mode, directory)
             started.callback(running[mode].stop)
         usual = statistics.mean(running["untraced"].train(10).step_seconds)
         steps = max(5, math.ceil(seconds / usual))
-        order = list(MODES)
+        order = list(modes)
         for number in range(rounds):
             random.shuffle(order)
             for mode in order:
@@ -286,8 +287,8 @@ def take_turns(job: str, rounds: int, seconds: float, told: str) -> Start:
                 print(f"\r{job}: {told}: {progress}", end="", file=sys.stderr)
                 turns[mode].append(running[mode].train(steps))
                 time.sleep(PAUSE_S)
-        peaks = {mode: running[mode].end() for mode in MODES}
-        sizes = {mode: event_sizes(directory / f"trace-{mode}") for mode in TRACED}
+        peaks = {mode: running[mode].end() for mode in modes}
+        sizes = {mode: event_sizes(directory / f"trace-{mode}") for mode in modes if mode in TRACED}
     return Start(turns, peaks, sizes)
 
 
