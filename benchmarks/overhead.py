@@ -292,10 +292,11 @@ def take_turns(job: str, modes: Sequence[str], rounds: int, seconds: float, *, t
     return Start(turns, peaks, sizes)
 
 
-def measure(job: str, starts: int, rounds: int, seconds: float) -> None:
-    """Measures one job in all modes and prints its table."""
+def measure(job: str, modes: Sequence[str], starts: int, rounds: int, seconds: float) -> None:
+    """Measures one job in some modes and prints its table."""
     found = [
-        take_turns(job, rounds, seconds, f"start {number + 1}/{starts}") for number in range(starts)
+        take_turns(job, modes, rounds, seconds, told=f"start {number + 1}/{starts}")
+        for number in range(starts)
     ]
     print(file=sys.stderr)
     print(
@@ -305,7 +306,7 @@ def measure(job: str, starts: int, rounds: int, seconds: float) -> None:
     print(
         "mode       step ms   time (interval)          processor time (interval)  MB more  B/event"
     )
-    for mode in MODES:
+    for mode in modes:
         time_ratio = interval([start.step_ms(mode) / start.step_ms("untraced") for start in found])
         cpu_ratio = interval([start.cpu_ratio(mode) for start in found])
         step_ms = statistics.median(start.step_ms(mode) for start in found)
@@ -410,6 +411,7 @@ def main() -> None:
     """Parses the options and measures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--job", choices=JOBS, action="append", help="default: all")
+    parser.add_argument("--mode", choices=MODES[1:], action="append", help="default: all")
     parser.add_argument("--starts", type=int, default=6, help="6 give a 95 %% interval")
     parser.add_argument("--rounds", type=int, default=8, help="in each start")
     parser.add_argument("--seconds", type=float, default=0.8, help="length of a turn (0.8)")
@@ -426,8 +428,9 @@ def main() -> None:
         f"one message: {costs['message'] / 1000:.1f} us (blocking all_reduce), "
         f"{costs['launch'] / 1000:.1f} us (launch of an asynchronous one)"
     )
+    modes = MODES if options.mode is None else (MODES[0], *options.mode)
     for job in options.job or JOBS:
-        measure(job, options.starts, options.rounds, options.seconds)
+        measure(job, modes, options.starts, options.rounds, options.seconds)
 
 
 if __name__ == "__main__":
