@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support.jobs import JOBS, Done, run, torchrun, traced
+from support.jobs import JOBS, ONE_RANK, Done, run, torchrun, traced
 
 from ddltrace.tracer.store import RunInfo, read_events, read_run
 
@@ -213,10 +213,7 @@ def test_plain_python_with_rank_in_the_environment(tmp_path: Path) -> None:
     done = run(
         traced(tmp_path / "trace", [sys.executable, str(JOBS / "fails.py")]),
         cwd=tmp_path,
-        RANK="0",
-        WORLD_SIZE="1",
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT="29417",
+        **ONE_RANK,
     )
     assert done.status == 0, done.stderr
     assert [r.rank for r in read_run(tmp_path / "trace").ranks] == [0]

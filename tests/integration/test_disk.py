@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.jobs import DDLTRACE, JOBS, free_port, run, start, torchrun, traced
+from support.jobs import DDLTRACE, JOBS, ONE_RANK, run, start, torchrun, traced
 
 from ddltrace.tracer.store import read_events, read_run
 
@@ -20,11 +20,6 @@ t = torch.ones(3)
 dist.all_reduce(t)
 print(t.tolist())
 """
-
-
-def one_rank() -> dict[str, str]:
-    port = str(free_port())
-    return {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
 @pytest.fixture
@@ -53,7 +48,7 @@ def test_a_full_disk_costs_events_all_counted(
 ) -> None:
     trace, count = mounted("size=1500k") / "trace", 300_000
     job = [sys.executable, str(JOBS / "noisy.py"), str(count)]
-    done = run(traced(trace, job), cwd=tmp_path, **one_rank())
+    done = run(traced(trace, job), cwd=tmp_path, **ONE_RANK)
     assert (done.status, done.stdout) == (0, f"done {count}\n")
     assert "Traceback" not in done.stderr
     run_info = read_run(trace)
@@ -79,7 +74,7 @@ def test_a_disk_that_takes_nothing_from_the_start(
     trace = mounted(options) / "trace"
     job = [sys.executable, "-c", f"{JOB}raise SystemExit({status})"]
     for shared in ([], ["--part", "a"]):
-        done = run(traced(trace, job, *shared), cwd=tmp_path, **one_rank())
+        done = run(traced(trace, job, *shared), cwd=tmp_path, **ONE_RANK)
         assert (done.status, done.stdout) == (status, "[1.0, 1.0, 1.0]\n")
         (line,) = done.stderr.splitlines()
         assert line.startswith("ddltrace: nothing is recorded, the job runs untraced: ")
@@ -89,7 +84,7 @@ def test_a_disk_that_takes_nothing_from_the_start(
 def test_a_directory_that_vanishes_before_the_job_records(tmp_path: Path, status: int) -> None:
     trace = tmp_path / "trace"
     code = f"import shutil; shutil.rmtree({str(trace)!r})\n{JOB}raise SystemExit({status})"
-    done = run(traced(trace, [sys.executable, "-c", code]), cwd=tmp_path, **one_rank())
+    done = run(traced(trace, [sys.executable, "-c", code]), cwd=tmp_path, **ONE_RANK)
     assert (done.status, done.stdout) == (status, "[1.0, 1.0, 1.0]\n")
     assert "Traceback" not in done.stderr
 
@@ -128,7 +123,7 @@ for step in range(10):
 print("immutable" if status == 0 else "not")
 """
     try:
-        done = run(traced(trace, [sys.executable, "-c", code]), cwd=tmp_path, **one_rank())
+        done = run(traced(trace, [sys.executable, "-c", code]), cwd=tmp_path, **ONE_RANK)
         if "immutable" not in done.stdout:
             pytest.skip("directories cannot be made immutable here")
         assert (done.status, done.stdout) == (0, "[1.0, 1.0, 1.0]\nimmutable\n")
@@ -190,7 +185,7 @@ print("trained", flush=True)
 subprocess.run(["fsfreeze", "-u", {str(freezable)!r}], check=True)
 """
     trace = freezable / "trace"
-    done = run(traced(trace, [sys.executable, "-c", code]), cwd=tmp_path, **one_rank())
+    done = run(traced(trace, [sys.executable, "-c", code]), cwd=tmp_path, **ONE_RANK)
     assert (done.status, done.stdout) == (0, "[1.0, 1.0, 1.0]\ntrained\n"), done.stderr
     run_info = read_run(trace)
     assert (run_info.status, run_info.notes) == ("complete", [])

@@ -11,15 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
-from support.jobs import DDLTRACE, JOBS, Done, environment, run, start, torchrun, traced
+from support.jobs import DDLTRACE, JOBS, ONE_RANK, Done, environment, run, start, torchrun, traced
 
 from ddltrace.tracer.store import read_events, read_run
 
 
 def test_the_jobs_status_comes_back(tmp_path: Path) -> None:
     job = [sys.executable, str(JOBS / "fails.py"), "7"]
-    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29418"}
-    done = run(traced(tmp_path / "trace", job), cwd=tmp_path, **rank)
+    done = run(traced(tmp_path / "trace", job), cwd=tmp_path, **ONE_RANK)
     assert done.status == 7
     assert read_run(tmp_path / "trace").exit_status == 7
 

@@ -14,7 +14,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.jobs import DDLTRACE, JOBS, Done, environment, free_port, run, start, torchrun, traced
+from support.jobs import (
+    DDLTRACE,
+    JOBS,
+    ONE_RANK,
+    Done,
+    environment,
+    free_port,
+    run,
+    start,
+    torchrun,
+    traced,
+)
 from support.traces import Recorded
 
 import ddltrace
@@ -216,7 +227,6 @@ def test_children_and_helpers_of_a_rank_are_no_ranks(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_replaces_itself_is_recorded_twice(tmp_path: Path) -> None:
-    base = 20_000 + os.getpid() % 20_000
     done = run(
         traced(
             tmp_path / "trace",
@@ -229,7 +239,7 @@ def test_a_rank_that_replaces_itself_is_recorded_twice(tmp_path: Path) -> None:
         ),
         cwd=tmp_path,
         WORLD_SIZE="2",
-        BASE_PORT=str(base),
+        STORES=str(tmp_path),
     )
     assert done.status == 0, done.stderr
     info = read_run(tmp_path / "trace")
@@ -272,9 +282,8 @@ def test_installed_in_code_and_told_where_by_the_environment(tmp_path: Path) -> 
 
 
 def test_an_isolated_python_says_what_to_do_and_that_helps(tmp_path: Path) -> None:
-    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     job = [sys.executable, "-I", str(JOBS / "fails.py")]
-    done = run(traced(tmp_path / "a", job), cwd=tmp_path, **rank, MASTER_PORT=str(free_port()))
+    done = run(traced(tmp_path / "a", job), cwd=tmp_path, **ONE_RANK)
     assert done.status == 1
     assert "Python was started with -I" in done.stderr
     assert "ddltrace.tracer.install()" in done.stderr
@@ -282,7 +291,7 @@ def test_an_isolated_python_says_what_to_do_and_that_helps(tmp_path: Path) -> No
         "import ddltrace.tracer; ddltrace.tracer.install()\n" + (JOBS / "fails.py").read_text()
     )
     job = [sys.executable, "-I", str(tmp_path / "train.py")]
-    done = run(traced(tmp_path / "b", job), cwd=tmp_path, **rank, MASTER_PORT=str(free_port()))
+    done = run(traced(tmp_path / "b", job), cwd=tmp_path, **ONE_RANK)
     assert done.status == 0, done.stderr
     assert [r.rank for r in read_run(tmp_path / "b").ranks] == [0]
 
@@ -351,8 +360,7 @@ def test_ctrl_c_twice_on_a_terminal(tmp_path: Path) -> None:
         sys.exit(5)
         """)
     )
-    port = str(free_port())
-    command = ["env", "RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1", f"MASTER_PORT={port}"]
+    command = ["env", *(f"{name}={value}" for name, value in ONE_RANK.items())]
     command += traced(tmp_path / "trace", [sys.executable, "train.py"])
     process, leader = on_terminal(command, tmp_path)
     seen = []
@@ -369,7 +377,6 @@ def test_ctrl_c_twice_on_a_terminal(tmp_path: Path) -> None:
 
 def test_output_into_a_pipe_that_closes_early(tmp_path: Path) -> None:
     """`ddltrace run ... | head -1`: the trace is finished and told of on stderr."""
-    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     job = " ".join(
         map(
             shlex.quote,
@@ -387,8 +394,7 @@ def test_output_into_a_pipe_that_closes_early(tmp_path: Path) -> None:
     done = run(
         ["bash", "-c", f"{command} {job} | head -1"],
         cwd=tmp_path,
-        **rank,
-        MASTER_PORT=str(free_port()),
+        **ONE_RANK,
     )
     assert done.stdout == "one\n"
     assert "ddltrace: trace of 1 rank in trace" in done.stderr

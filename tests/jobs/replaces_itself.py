@@ -10,7 +10,7 @@ import torch.distributed as dist
 round_ = int(sys.argv[1]) if len(sys.argv) > 1 else 0
 dist.init_process_group(
     "gloo",
-    init_method=f"tcp://127.0.0.1:{int(os.environ['BASE_PORT']) + round_}",
+    init_method=f"file://{os.environ['STORES']}/store-{round_}",
     rank=int(os.environ["RANK"]),
     world_size=int(os.environ["WORLD_SIZE"]),
 )

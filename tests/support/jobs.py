@@ -13,6 +13,8 @@ from typing import IO
 JOBS = Path(__file__).resolve().parent.parent / "jobs"
 DDLTRACE = [sys.executable, "-m", "ddltrace"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+# A job of one rank without a launcher. The only process of a job can take any free port.
+ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
 @dataclass
