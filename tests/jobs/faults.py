@@ -19,6 +19,7 @@ import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
+from types import FunctionType
 
 # As the launcher sets it: the profiler's library would print.
 os.environ["KINETO_LOG_LEVEL"] = "99"
@@ -70,10 +71,10 @@ MODULES = [
 LEFT_OUT = (
     # They read or set one attribute: there is nothing in them that can fail.
     *("session:current_session", "interpose.ddp:_InitialBuckets"),
-    *("interpose.collectives:Observer.launched", "interpose.collectives:Observer.abandon"),
+    "interpose.collectives:Observer.launched",
     # They are what catches the faults of others.
     *("session:Session.fault", "session:Session.carrying", "config:CaptureConfig.leave_word"),
-    *("writer:WriterThread.run", "reaper:_Reaper.run", "clock_exchange:Responder.run"),
+    *("writer:WriterThread.run", "reaper:_GroupReapers._run", "clock_exchange:Responder.run"),
     *("clock_exchange:Asker.run", "interpose.operators:OperatorWindow._fold"),
     "interpose.waits:Waits._follows",
     # Of the launcher, or of a process that records without one.
@@ -184,6 +185,14 @@ def job_of(point):
 
 
 def points():
+    """The functions and methods to break, one after the other."""
+    every = list(functions())
+    for name in LEFT_OUT:
+        assert any(point.startswith(name) for point in every), f"there is no {name}"
+    return [point for point in every if not point.startswith(LEFT_OUT)]
+
+
+def functions():
     """Every function and method of the tracer's modules that run inside a job."""
     for name in MODULES:
         module = importlib.import_module(PACKAGE + name)
@@ -196,12 +205,12 @@ def points():
                 found = [
                     f"{name}:{attribute}.{method}"
                     for method, function in sorted(vars(value).items())
-                    if inspect.isfunction(function) or isinstance(function, property)
+                    if isinstance(function, (FunctionType, property, staticmethod, classmethod))
                     if not method.startswith("__") or method in ("__init__", "__call__")
                 ]
             else:
                 continue
-            yield from (point for point in found if not point.startswith(LEFT_OUT))
+            yield from found
 
 
 def break_function(point, after, reached):
@@ -212,8 +221,12 @@ def break_function(point, after, reached):
     for part in classes:
         owner = getattr(owner, part)
     original = vars(owner)[name]
-    is_property = isinstance(original, property)
-    function = original.fget if is_property else original
+    if isinstance(original, property):
+        function, wrap = original.fget, lambda broken: property(broken, original.fset)
+    elif isinstance(original, (staticmethod, classmethod)):
+        function, wrap = original.__func__, type(original)
+    else:
+        function, wrap = original, lambda broken: broken
 
     @functools.wraps(function)
     def broken(*args, **kwargs):
@@ -222,7 +235,7 @@ def break_function(point, after, reached):
             raise InjectedError(point)
         return function(*args, **kwargs)
 
-    setattr(owner, name, property(broken, original.fset) if is_property else broken)
+    setattr(owner, name, wrap(broken))
     # Modules that imported the function by its name hold it, too.
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith(PACKAGE) and not classes:
