@@ -6,6 +6,12 @@
 // it is they learn from a piece of thread-local debug information, which PyTorch carries from
 // the thread that launches a message to the thread that runs it.
 //
+// The callbacks are those of the launching thread, for as long as it launches; the message keeps
+// them. A global one would be simpler, but PyTorch copies the list of the global ones under a
+// lock, whenever Gloo's threads take over a thread's state. If that list is not empty the copy
+// allocates memory, which waits while another thread forks: the child is born with the lock
+// held by nobody, and hangs in its first backward pass.
+//
 // Compiled once for each PyTorch by gloo_times_build.py and called by gloo_times.py.
 
 #include <ATen/record_function.h>
@@ -109,18 +115,25 @@ void on_end(const at::RecordFunction& function, at::ObserverContext*) {
   }
 }
 
+// Of this thread: how many launches are under way within each other, and what listens to them.
+thread_local int depth = 0;
+thread_local at::CallbackHandle listener{0};
+
+void push(int64_t slot) {
+  c10::ThreadLocalDebugInfo::_push(
+      c10::DebugInfoKind::TEST_INFO, std::make_shared<Launch>(slot));
+}
+
+void pop() {
+  c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::TEST_INFO);
+}
+
 } // namespace
 
 extern "C" {
 
-// Begins to listen. Returns the slots, or null if PyTorch does not let us.
-int64_t* ddltrace_install(int64_t* num_slots) {
-  try {
-    at::addGlobalCallback(at::RecordFunctionCallback(on_begin, on_end)
-                              .scopes({at::RecordScope::USER_SCOPE}));
-  } catch (...) {
-    return nullptr;
-  }
+// The slots, and how many they are.
+int64_t* ddltrace_slots(int64_t* num_slots) {
   *num_slots = kNumSlots;
   return reinterpret_cast<int64_t*>(slots);
 }
@@ -128,18 +141,30 @@ int64_t* ddltrace_install(int64_t* num_slots) {
 // What this thread launches from now on is the message of a slot. Returns whether it is.
 int ddltrace_begin_launch(int64_t slot) {
   try {
-    c10::ThreadLocalDebugInfo::_push(
-        c10::DebugInfoKind::TEST_INFO, std::make_shared<Launch>(slot & (kNumSlots - 1)));
-    return 1;
+    push(slot & (kNumSlots - 1));
   } catch (...) {
     return 0;
   }
+  if (depth == 0) {
+    try {
+      listener = at::addThreadLocalCallback(at::RecordFunctionCallback(on_begin, on_end)
+                                                .scopes({at::RecordScope::USER_SCOPE}));
+    } catch (...) {
+      pop();
+      return 0;
+    }
+  }
+  ++depth;
+  return 1;
 }
 
 // The launch is over.
 void ddltrace_end_launch() {
   try {
-    c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::TEST_INFO);
+    pop();
+    if (--depth == 0) {
+      at::removeCallback(listener);
+    }
   } catch (...) {
   }
 }

@@ -11,14 +11,13 @@ from __future__ import annotations
 import ctypes
 import itertools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from ddltrace.tracer.recorder import Message, Recorder
 
 _FIELDS: Final = 4  # of a slot: owner, began, ended, state; see gloo_times.cpp
-_BEGAN: Final = 1
-_ENDED: Final = 2
 _STATE: Final = 3
 _OPEN: Final = 0
 _FAILED: Final = 2
@@ -32,6 +31,11 @@ class GlooTimes:
         library: What `gloo_times_build.build` made.
         recorder: Whose messages to complete.
 
+    Attributes:
+        listens: Whether launches are followed; not before a job's first message of Gloo.
+        end_launch: Ends what `begin_launch` has begun. C++ alone: it runs in the way of whatever
+            the launch raises, and cannot raise itself.
+
     Raises:
         OSError: The library does not fit this PyTorch.
     """
@@ -39,21 +43,20 @@ class GlooTimes:
     def __init__(self, library: Path, recorder: Recorder) -> None:
         loaded = ctypes.PyDLL(str(library))
         try:
-            install = loaded.ddltrace_install
+            slots = loaded.ddltrace_slots
             self._begin_launch = loaded.ddltrace_begin_launch
-            self._end_launch = loaded.ddltrace_end_launch
+            self.end_launch: Callable[[], None] = loaded.ddltrace_end_launch
         except AttributeError as error:
             raise OSError(f"{library} is not what was built: {error}") from error
-        install.restype = ctypes.c_void_p
+        slots.restype = ctypes.c_void_p
         self._begin_launch.argtypes = [ctypes.c_int64]
-        self._end_launch.restype = None
+        loaded.ddltrace_end_launch.restype = None
         num_slots = ctypes.c_int64()
-        address = install(ctypes.byref(num_slots))
-        if not address:
-            raise OSError("PyTorch takes no callback")
-        integers = ctypes.c_int64 * (num_slots.value * _FIELDS)
-        self._slots = memoryview(integers.from_address(address)).cast("B").cast("q")
+        address = slots(ctypes.byref(num_slots))
         self._num_slots = num_slots.value
+        integers = ctypes.c_int64 * (self._num_slots * _FIELDS)
+        self._slots = memoryview(integers.from_address(address)).cast("B").cast("q")
+        self.listens = False
         self._recorder = recorder
         self._numbers = itertools.count()
         self._followed: dict[int, Message] = {}
@@ -62,14 +65,12 @@ class GlooTimes:
         """What this thread launches until `end_launch` is one message.
 
         Returns:
-            The message's slot; -1 if there is none left, and then no `end_launch` is due.
+            The message's slot; -1 if there is none, and then no `end_launch` is due.
         """
+        if not self.listens:
+            return -1
         slot = next(self._numbers) % self._num_slots
         return slot if slot not in self._followed and self._begin_launch(slot) else -1
-
-    def end_launch(self) -> None:
-        """The launch is over."""
-        self._end_launch()
 
     def follow(self, slot: int, message: Message) -> bool:
         """Completes a message when its end is known.

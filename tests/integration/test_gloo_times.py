@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support.jobs import DDLTRACE, Done, run, torchrun, traced
+from support.jobs import DDLTRACE, ONE_RANK, Done, run, torchrun, traced
 
 from ddltrace.tracer import gloo_times_build
 from ddltrace.tracer.store import RankInfo, read_events, read_run
@@ -36,6 +36,24 @@ if dist.get_rank() == 1:
     os._exit(0)
 work = dist.all_reduce(torch.ones(1 << 20), async_op=True)
 time.sleep(2)
+"""
+
+FORKS = """
+import os, signal
+import torch, torch.distributed as dist
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+tensor, weights = torch.ones(4), torch.ones(8, requires_grad=True)
+for _ in range(300):
+    works = [dist.all_reduce(tensor, async_op=True) for _ in range(40)]
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        weights.sum().backward()
+        os._exit(0)
+    for work in works:
+        work.wait()
+    assert os.waitpid(child, 0)[1] == 0
 """
 
 needs_compiler = pytest.mark.skipif(
@@ -122,6 +140,17 @@ def test_a_message_that_fails_is_marked(tmp_path: Path, native: str) -> None:
     found = messages(tmp_path, infos[0]).set_index("op")
     assert found.status["all_reduce"] == "failed"
     assert found.end_ns["all_reduce"] - found.start_ns["all_reduce"] < 1.9e9
+
+
+def test_children_forked_while_gloo_works_can_train(tmp_path: Path) -> None:
+    """Gloo's threads hold no lock that a child would wait for."""
+    (tmp_path / "job.py").write_text(FORKS)
+    job = traced(tmp_path / "trace", [sys.executable, str(tmp_path / "job.py")])
+    done = run(job, cwd=tmp_path, **ONE_RANK)
+    assert done.status == 0, done.stderr
+    info = read_run(tmp_path / "trace").ranks[0]
+    assert info.gloo_times == (gloo_times_build.compiler() is not None)
+    assert len(messages(tmp_path, info)) == 12_000
 
 
 def test_what_cannot_be_loaded_is_left(tmp_path: Path) -> None:

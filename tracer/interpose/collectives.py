@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ddltrace.tracer import gloo_times_build
 from ddltrace.tracer.gloo_times import GlooTimes
+from ddltrace.tracer.guard import quiet
 from ddltrace.tracer.interpose.cuda import MessageTimer, asking_from_any_thread, can_record
 from ddltrace.tracer.interpose.groups import Group
 from ddltrace.tracer.interpose.waits import Waits
@@ -133,7 +134,7 @@ def install(session: Session) -> None:
         if hasattr(torch.ops.c10d, name):
             library.impl(name, observer.kernel(name, operator), "BackendSelect", with_keyset=True)
     session.on_close(observer.stop)
-    os.register_at_fork(after_in_child=observer.abandon)
+    os.register_at_fork(after_in_child=quiet(observer.abandon, session.fault))
     functional.install(session, observer)
 
 
@@ -162,8 +163,7 @@ class Observer:
             self.waits.works.release,
             session.fault,
         )
-        self._gloo: GlooTimes | None = None
-        self._gloo_seen = False
+        self._gloo = _gloo_times(session)
         self._recorder.collectors.append(self._collect)
         self._launched = threading.local()
         self._coalescing = threading.local()
@@ -286,7 +286,7 @@ class Observer:
         if operator.outputs == operator.inputs:
             # A broadcast's receivers and a reduction's contributors hold the same tensor. What
             # comes of sparse tensors is known only when they have been summed.
-            sparse = bool(tensors) and tensors[0].is_sparse
+            sparse = any(tensor.is_sparse for tensor in tensors)
             message.out_bytes = None if sparse else message.bytes
         elif operator.outputs is not None:
             outputs = _flatten(args[operator.outputs])
@@ -388,9 +388,10 @@ class Observer:
 
     def _is_told(self, launch: _Launch, message: Message) -> bool:
         """Whether Gloo's own threads will tell the end of a message on the CPU."""
-        if not self._gloo_seen:
-            self._gloo_seen = True
-            self._gloo = gloo_times(self._session)
+        if self._gloo is not None and not self._gloo.listens:
+            self._gloo.listens = True
+            self._session.info.gloo_times = True
+            self._session.save_info()
         return launch.gloo is not None and launch.gloo.follow(launch.slot, message)
 
     def _collect(self) -> None:
@@ -446,15 +447,17 @@ class Observer:
             message.name = self._registry.name_of(message.tensors)
 
 
-def gloo_times(session: Session) -> GlooTimes | None:
-    """What Gloo tells of its messages, if that was compiled for this PyTorch."""
+def _gloo_times(session: Session) -> GlooTimes | None:
+    """What Gloo tells of its messages, if that was compiled for this PyTorch.
+
+    To be called at the start: later, the job's threads are to keep off the disk.
+    """
     library = gloo_times_build.installed()
-    if library is None:
+    try:
+        return None if library is None else GlooTimes(library, session.recorder)
+    except OSError as error:
+        session.fault("times of Gloo", error)
         return None
-    times = GlooTimes(library, session.recorder)
-    session.info.gloo_times = True
-    session.save_info()
-    return times
 
 
 def _called_by_engine() -> bool:
