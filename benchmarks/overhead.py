@@ -4,14 +4,13 @@ Two runs of the same job differ by some percent on a shared machine, more than w
 measured. So all modes of a job are started at once, on two ranks each, and take turns: one of
 them trains for a second while the others wait for their turn. Every round holds each mode once,
 in an order of its own; the median step of a mode is taken over all rounds, processor time round
-by round. Two processes of the same code differ
-by a percent, too, for as long as they live (where their memory came to lie): the whole is started
-several times, and the interval is that of the starts. What a mode leaves to do for its threads
-falls into its own turn, or into the pause after it. The modes: untraced, `ddltrace run` at each
-level, `torch.profiler`. Prints the numbers that stand in the README::
+by round. Two processes of the same code differ by some percent, too, for as long as they live: the
+whole is started several times, and the interval is that of the starts. What a mode leaves to do
+for its threads falls into its own turn, or into the pause after it. The modes: untraced,
+`ddltrace run` at each level, `torch.profiler`. Prints the numbers that stand in the README::
 
     python benchmarks/overhead.py                      # all three jobs, an hour
-    python benchmarks/overhead.py --job cnn           # eight minutes
+    python benchmarks/overhead.py --job cnn            # ten minutes
 
 The jobs: `cnn`, a residual CNN under DistributedDataParallel; `messages`, a step that makes
 1,000 small all-reduces; `layers`, a model of 2,000 layers.

@@ -336,4 +336,4 @@ class Session:
                 self._stream.abandon()
         if self._tail is not None:
             with contextlib.suppress(OSError):
-                self._tail.abandon()
+                self._tail.close()

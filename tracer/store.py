@@ -556,6 +556,8 @@ class EventReader:
             for batch in self._read_stream(content, start, scan.end):
                 count, newest = count + 1, batch
                 yield batch
+        if not tail:
+            return
         try:
             last, lost = read_tail(tail, count, _words_of(newest))
         except ValueError:

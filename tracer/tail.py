@@ -38,8 +38,10 @@ _MESSAGE_FIELDS: Final = (
     *("id", "op", "group", "enqueue_ns", "start_ns", "end_ns", "name", "seq", "peer", "tag"),
     *("bytes", "out_bytes", "dtype", "status", "tensors", "step", "phase"),
 )
-_REQUIRED: Final = {"id", "enqueue_ns", "start_ns", "phase"}
 _WORDS: Final = {"op", "group", "name", "dtype", "status"}
+_NULLABLE: Final = {
+    *("end_ns", "seq", "peer", "tag", "bytes", "out_bytes", "dtype", "tensors", "step"),
+}
 _DAMAGE: Final = (
     *(pa.ArrowException, OSError, MemoryError, OverflowError, RecursionError),
     *(ValueError, KeyError, TypeError, IndexError, AttributeError),
@@ -75,7 +77,7 @@ class TailWriter:
             "context": [context.steps, context.phases],
         }
         if self._raw is not None:
-            self._close()
+            self.close()
             self._path.unlink(missing_ok=True)
 
     def append(self, taken: Taken) -> None:
@@ -105,15 +107,12 @@ class TailWriter:
 
     def remove(self) -> None:
         """Removes it: nothing will follow the stream's last batch."""
-        self._close()
+        self.close()
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
-    def abandon(self) -> None:
-        """Drops it without a trace, for a forked child, whose parent goes on."""
-        self._close()
-
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Lets go of the file as it is: in a forked child, whose parent goes on."""
         raw, self._raw, self._writer = self._raw, None, None
         self._told = set()
         if raw is not None:
@@ -214,16 +213,15 @@ def _row(message: Message) -> list[Any]:
 
 
 def _message(values: Sequence[Any]) -> Message:
-    found = dict(zip(_MESSAGE_FIELDS, values, strict=True))
     message = Message(0, "", "", 0)
-    for name, value in found.items():
-        if value is None and name not in _REQUIRED:
-            known = name in {"op", "group", "name", "status"}
+    for name, value in zip(_MESSAGE_FIELDS, values, strict=True):
+        if value is None:
+            valid = name in _NULLABLE
         elif name == "tensors":
-            known = not all(type(tensor) is int for tensor in value)
+            valid = all(type(tensor) is int for tensor in value)
         else:
-            known = type(value) is not (str if name in _WORDS else int)
-        if known:
+            valid = type(value) is (str if name in _WORDS else int)
+        if not valid:
             raise ValueError(f"message {name}")
         setattr(message, name, value)
     if message.status not in STATUSES:

@@ -96,18 +96,15 @@ def _observed(session: Session, original: Callable[..., Any]) -> Callable[..., A
 
 def _waited(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
     """Records the host's wait in a function that blocks in C++ until its messages are done."""
-    registry = session.registry
 
     @functools.wraps(original)
     def broadcast_coalesced(*args: Any, **kwargs: Any) -> Any:
         start = _now()
-        former = registry.carried
-        # It copies what it sends together: no use to look for that among the parameters.
-        registry.carried = (None, None)
         try:
-            return original(*args, **kwargs)
+            # It copies what it sends together: no use to look for that among the parameters.
+            with session.carrying(None, [None]):
+                return original(*args, **kwargs)
         finally:
-            registry.carried = former
             try:
                 if not session.recorder.paused:
                     session.recorder.add_wait(start, _now(), -1, "broadcast_coalesced")
@@ -155,8 +152,6 @@ class _Model:
         self.index_of_tensor = {t: i for i, t in enumerate(ids) if t is not None}
         self.buckets: list[list[int]] | None = None
         self.settled = False
-        # Of each bucket, once they are settled: elements, parameter indices, name and ids.
-        self.known: list[tuple[int, list[int], tuple[str, list[int] | None]]] = []
         self.asked = 0
         self.backward = -1  # number of the backward pass that `launched` counts in
         self.launched = 0
@@ -205,10 +200,6 @@ class DdpBuckets:
             if rebuilt:
                 model.buckets = [[int(i) for i in b.split()] for b in rebuilt.split(",")]
                 model.settled = True
-                model.known = [
-                    (self._numel(model, indices), indices, _carried(model, number, indices))
-                    for number, indices in enumerate(model.buckets)
-                ]
 
     def bucket_of(self, group: str, tensor: torch.Tensor) -> tuple[str, list[int] | None] | None:
         """Name and parameters of the bucket that a message of C++ code carries.
@@ -227,13 +218,6 @@ class DdpBuckets:
             if model.backward != state.started:
                 model.backward, model.launched = state.started, 0
                 model.assigned.clear()
-            if model.launched < len(model.known):
-                numel, indices, carried = model.known[model.launched]
-                if numel == tensor.numel():
-                    state.bucket_messages += 1
-                    model.launched += 1
-                    model.assigned.update(indices)
-                    return carried
             found = self._match(model, tensor)
             if found is None and not tensor.is_floating_point():
                 state.bucket_messages += 1
@@ -241,18 +225,17 @@ class DdpBuckets:
             if found is None:
                 continue
             state.bucket_messages += 1
-            carried = _carried(model, model.launched, found)
+            name = f"bucket {model.launched}"
             model.launched += 1
             model.assigned.update(found)
-            return carried
+            ids = [model.ids[i] for i in found]
+            return name, None if None in ids else ids  # type: ignore[return-value]
         return None
 
     def _senders(self, group: str) -> list[_Model]:
         """The models whose reducer may send now: a gradient of theirs has just become ready."""
         ready = self._session.registry.ready_in_backward
         models = [m for m in self._models if m.group == group and m.ddp() is not None]
-        if len(models) == 1 and models[0].known and ready:
-            return models
         newest = [m for m in models if ready and ready[-1] in m.index_of_tensor]
         # At the end of backward a reducer also sends what got no gradient.
         return newest or [m for m in models if any(t in m.index_of_tensor for t in ready)]
@@ -286,12 +269,6 @@ class DdpBuckets:
     @staticmethod
     def _numel(model: _Model, indices: Sequence[int]) -> int:
         return sum(model.numel[i] for i in indices)
-
-
-def _carried(model: _Model, number: int, found: Sequence[int]) -> tuple[str, list[int] | None]:
-    """Name and parameters of a bucket; None if one of them is not registered."""
-    ids = [t for i in found if (t := model.ids[i]) is not None]
-    return f"bucket {number}", ids if len(ids) == len(found) else None
 
 
 def _prefix(order: list[int], numel_of: list[int], numel: int) -> list[int] | None:
