@@ -1,0 +1,152 @@
+"""Tells what each part of the tracer costs a job at level `layer`.
+
+Two processes of the same code differ by more than the tracer costs, so here the parts are
+switched off and on inside one job while it trains: a turn of some steps for each setting, in an
+order of its own in every round. Of each setting the mean step is compared with that of the same
+round with everything off; the mean, because the writer's work comes in pieces. Prints the
+numbers that stand in the README::
+
+    python benchmarks/overhead_parts.py                # six minutes
+
+The job is the residual CNN of `overhead.py` under DistributedDataParallel, two ranks over Gloo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from overhead import NUM_RANKS, SAME_FOR_ALL, interval, make_step
+
+WARM_UP_STEPS = 30
+SETTLING_STEPS = 2  # of each turn, not counted
+EVERYTHING = frozenset({"layers", "phases", "gradients", "messages", "writer"})
+SETTINGS: dict[str, frozenset[str]] = {
+    "nothing": frozenset(),
+    "everything": EVERYTHING,
+    **{f"all but {part}": EVERYTHING - {part} for part in sorted(EVERYTHING)},
+    "writer alone": frozenset({"writer"}),
+}
+
+
+class Switches:
+    """Switches parts of the recording session of this process."""
+
+    def __init__(self) -> None:
+        import torch
+        from torch import nn
+        from torch.nn.parallel import DistributedDataParallel
+        from torch.optim import optimizer
+
+        from ddltrace.tracer.session import current_session
+
+        session: Any = current_session()
+        self._writer = session._writer
+        self._flush: Callable[..., None] = self._writer._flush
+        stoppers = (getattr(stop, "__self__", None) for stop in session._stoppers)
+        self._observer: Any = next(s for s in stoppers if type(s).__name__ == "Observer")
+        models = (m for m in gc.get_objects() if isinstance(m, DistributedDataParallel))
+        self._parameters: list[Any] = list(next(models).parameters())
+        self._hooks = [p._post_accumulate_grad_hooks for p in self._parameters]
+        self._module: Any = nn.Module
+        self._call: Any = nn.Module.__call__
+        self._autograd: Any = torch.autograd
+        self._backward: Any = torch.autograd.backward
+        self._of_optimizers: list[dict[Any, Any]] = [
+            optimizer._global_optimizer_pre_hooks,
+            optimizer._global_optimizer_post_hooks,
+        ]
+        self._optimizer_hooks = [dict(hooks) for hooks in self._of_optimizers]
+
+    def set(self, parts: frozenset[str]) -> None:
+        """Leaves on what is named."""
+        self._module.__call__ = self._call if "layers" in parts else self._call.__wrapped__
+        phases = "phases" in parts
+        self._autograd.backward = self._backward if phases else self._backward.__wrapped__
+        for hooks, kept in zip(self._of_optimizers, self._optimizer_hooks, strict=True):
+            hooks.clear()
+            hooks.update(kept if phases else {})
+        for parameter, hooks in zip(self._parameters, self._hooks, strict=True):
+            parameter._post_accumulate_grad_hooks = hooks if "gradients" in parts else None
+        self._observer._active = "messages" in parts
+        self._writer._flush = self._flush if "writer" in parts else lambda **_: None
+
+
+def work(rounds: int, steps: int) -> None:
+    """The job, on one rank."""
+    import torch
+    import torch.distributed as dist
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    step = make_step("cnn")
+    for _ in range(WARM_UP_STEPS):
+        step()
+    switches = Switches()
+    means: dict[str, list[float]] = {setting: [] for setting in SETTINGS}
+    order, rng = list(SETTINGS), random.Random(0)  # all ranks take the same turns
+    rank = dist.get_rank()
+    for number in range(rounds):
+        rng.shuffle(order)
+        for setting in order:
+            switches.set(SETTINGS[setting])
+            for _ in range(SETTLING_STEPS):
+                step()
+            start = time.perf_counter()
+            for _ in range(steps):
+                step()
+            means[setting].append((time.perf_counter() - start) / steps)
+        if rank == 0:
+            print(f"\rround {number + 1}/{rounds}", end="", file=sys.stderr, flush=True)
+    switches.set(EVERYTHING)
+    dist.destroy_process_group()
+    if rank == 0:
+        report(means)
+
+
+def report(means: dict[str, list[float]]) -> None:
+    """Prints the table."""
+    off = means["nothing"]
+    print(
+        f"\n\nmean step, {len(off)} rounds; ratio to the same round with nothing on; 95 % interval"
+    )
+    print(f"{'on':<22} {'ms':>7}   ratio")
+    for setting, own in means.items():
+        ratios = interval([value / plain for value, plain in zip(own, off, strict=True)])
+        print(f"{setting:<22} {statistics.median(own) * 1e3:7.2f}   {ratios}")
+
+
+def main() -> None:
+    """Parses the options and measures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=8, help="of each setting in a round")
+    parser.add_argument("--rank-of", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank_of:
+        work(options.rounds, options.steps)
+        return
+    with tempfile.TemporaryDirectory(prefix="ddltrace-") as name:
+        command = [sys.executable, "-m", "ddltrace", "run", "--measure-cost", "0"]
+        command += ["-o", str(Path(name) / "trace"), "--"]
+        command += [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc-per-node={NUM_RANKS}", __file__, "--rank-of"]
+        command += ["--rounds", str(options.rounds), "--steps", str(options.steps)]
+        sys.exit(
+            subprocess.run(command, env={**os.environ, **SAME_FOR_ALL}, check=False).returncode
+        )
+
+
+if __name__ == "__main__":
+    main()
