@@ -77,14 +77,12 @@ class _Launch(NamedTuple):
     Attributes:
         start: When the operator was called.
         mark: Where the device comes to it; None on the CPU.
-        slot: Where Gloo's threads note its times, if they are asked to.
-        gloo: Who reads them; None if Gloo was not asked.
+        slot: Where Gloo's threads note its times; -1 if they were not asked to.
     """
 
     start: int
     mark: Mark | None = None
     slot: int = -1
-    gloo: GlooTimes | None = None
 
 
 _OPERATORS: Final = {
@@ -205,6 +203,7 @@ class Observer:
         redispatch = getattr(torch.ops.c10d, name).default.redispatch
         below = _dispatch_keyset_full_after(DispatchKey.BackendSelect)
         fault = self._session.fault
+        end_launch = None if self._gloo is None else self._gloo.end_launch
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             start = _now()
@@ -216,8 +215,8 @@ class Observer:
             try:
                 result = redispatch(keyset & below, *args, **kwargs)
             finally:
-                if launch is not None and launch.gloo is not None:
-                    launch.gloo.end_launch()
+                if launch is not None and launch.slot >= 0 and end_launch is not None:
+                    end_launch()
             if launch is not None:
                 try:
                     self._record(operator, args, kwargs, result, launch)
@@ -229,7 +228,7 @@ class Observer:
             message = None
             if self._active:
                 try:
-                    if not self._passes(operator, args):
+                    if not (self._recorder.paused and self._passes(operator, args)):
                         # Before the call: one that hangs is to be seen.
                         group = self._groups.of(self._unbox_group(args[operator.group]))
                         message = self._describe(operator, args, group, _now(), by_engine=False)
@@ -253,7 +252,7 @@ class Observer:
 
     def _begin(self, operator: _Operator, args: Sequence[Any], start: int) -> _Launch | None:
         """To be called right before a launch: how its times will be known; None: not at all."""
-        if not self._active or self._passes(operator, args):
+        if not self._active or (self._recorder.paused and self._passes(operator, args)):
             return None
         mark = None
         if self._timer.in_use():
@@ -263,12 +262,11 @@ class Observer:
         gloo = self._gloo
         if gloo is None or operator.composed or operator.op in P2P_OPS:
             return _Launch(start, mark)
-        slot = gloo.begin_launch()
-        return _Launch(start, mark, slot, gloo if slot >= 0 else None)
+        return _Launch(start, mark, gloo.begin_launch())
 
     def _passes(self, operator: _Operator, args: Sequence[Any]) -> bool:
-        """Whether a call is left unrecorded now; it is counted, so that later numbers agree."""
-        if not self._recorder.paused or operator is _OPERATORS["recv_any_source_"]:
+        """Whether a call is left unrecorded in a pause; it is counted: later numbers agree."""
+        if operator is _OPERATORS["recv_any_source_"]:
             return False  # the number of a receive from anyone is known only when it has come
         group = self._groups.of(self._unbox_group(args[operator.group]))
         self._number(Message(-1, operator.op, group.name, 0), operator, args, group)
@@ -280,17 +278,17 @@ class Observer:
         """A message with all that its call tells of it."""
         message = self._recorder.new_message(operator.op, group.name, start)
         tensors: list[torch.Tensor] = []
+        sparse = False
         if operator.inputs is not None:
             tensors = _flatten(args[operator.inputs])
-            message.bytes = _num_bytes(tensors)
+            message.bytes, sparse = _num_bytes(tensors)
         if operator.outputs == operator.inputs:
             # A broadcast's receivers and a reduction's contributors hold the same tensor. What
             # comes of sparse tensors is known only when they have been summed.
-            sparse = any(tensor.is_sparse for tensor in tensors)
             message.out_bytes = None if sparse else message.bytes
         elif operator.outputs is not None:
             outputs = _flatten(args[operator.outputs])
-            message.out_bytes = _num_bytes(outputs)
+            message.out_bytes, _ = _num_bytes(outputs)
             tensors = tensors or outputs
         if operator.inputs is None and operator.outputs is None:
             message.bytes = message.out_bytes = 0
@@ -314,13 +312,13 @@ class Observer:
             operator.op == "all_reduce" and self._session.ddp is not None and _called_by_engine()
         )
         message = self._describe(operator, args, group, launch.start, by_engine=by_engine)
-        device = _first_tensor(args[: operator.group]).device
-        blocking = self._groups.wait_blocks(process_group, group, device)
+        first = _first_tensor(args[: operator.group])
+        blocking = self._groups.wait_blocks(process_group, group, first)
         together = getattr(self._coalescing, "messages", None)
         if together is not None:
             together.append((message, launch.mark))
             return  # begins and ends with the others
-        told = blocking and device.type == "cpu" and self._is_told(launch, message)
+        told = blocking and first.is_cpu and self._is_told(launch, message)
         if told and by_engine:
             return  # nobody holds it but C++ code
         work = self._work(result)
@@ -345,7 +343,7 @@ class Observer:
             self.waits.stream_ordered.add(message.id)
         if asynchronous or not blocking:
             # On another device the wait would put a stream of the job's into order.
-            self._reapers.follow(work, message, poll=not blocking or device.type != "cpu")
+            self._reapers.follow(work, message, poll=not (blocking and first.is_cpu))
 
     def _begins(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``_start_coalescing``: what follows is launched as one by ``_end_coalescing``."""
@@ -388,11 +386,13 @@ class Observer:
 
     def _is_told(self, launch: _Launch, message: Message) -> bool:
         """Whether Gloo's own threads will tell the end of a message on the CPU."""
-        if self._gloo is not None and not self._gloo.listens:
-            self._gloo.listens = True
-            self._session.info.gloo_times = True
+        gloo = self._gloo
+        if gloo is None:
+            return False
+        if not gloo.listens:
+            gloo.listens = self._session.info.gloo_times = True
             self._session.save_info()
-        return launch.gloo is not None and launch.gloo.follow(launch.slot, message)
+        return launch.slot >= 0 and gloo.follow(launch.slot, message)
 
     def _collect(self) -> None:
         """On the writer's thread: takes up what Gloo has told."""
@@ -466,7 +466,7 @@ def _called_by_engine() -> bool:
     DDP's reducer calls so: no Python frame lies between the kernel and the engine (or none at
     all, on an engine thread).
     """
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(2)  # the kernel's, or above that
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
     return frame is None or frame.f_code.co_name == "_engine_run_backward"
@@ -490,15 +490,16 @@ def _first_tensor(arguments: Sequence[Any]) -> torch.Tensor:
     raise AssertionError("an operator without tensors")
 
 
-def _num_bytes(tensors: list[torch.Tensor]) -> int:
-    """Bytes of the elements of some tensors; of sparse ones, of what they hold."""
-    total = 0
+def _num_bytes(tensors: list[torch.Tensor]) -> tuple[int, bool]:
+    """Bytes of the elements of some tensors, or of what sparse ones hold; whether one is sparse."""
+    total, sparse = 0, False
     for tensor in tensors:
         if tensor.is_sparse:
-            total += _num_bytes([tensor._indices(), tensor._values()])
+            sparse = True
+            total += tensor._indices().nbytes + tensor._values().nbytes
         else:
             total += tensor.nbytes
-    return total
+    return total, sparse
 
 
 @functools.cache

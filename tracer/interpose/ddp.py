@@ -12,7 +12,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ddltrace.tracer.interpose.autograd import watch_gradients
 
@@ -139,6 +139,20 @@ class _InitialBuckets:
         self._dist._compute_bucket_assignment_by_size = self._original
 
 
+class _Bucket(NamedTuple):
+    """What one message of a reducer carries.
+
+    Attributes:
+        indices: Of its parameters, among the model's.
+        numel: Elements of them all.
+        tensors: Their ids; None if one of them is not registered.
+    """
+
+    indices: list[int]
+    numel: int
+    tensors: list[int] | None
+
+
 class _Model:
     """One wrapped model and what is known of its buckets."""
 
@@ -150,13 +164,18 @@ class _Model:
         self.numel = [p.numel() for p in parameters]
         self.ids = ids
         self.index_of_tensor = {t: i for i, t in enumerate(ids) if t is not None}
-        self.buckets: list[list[int]] | None = None
+        self.buckets: list[_Bucket] | None = None
         self.settled = False
         self.asked = 0
         self.backward = -1  # number of the backward pass that `launched` counts in
-        self.launched = 0
-        self.assigned: set[int] = set()
+        self.launched: list[_Bucket] = []
         self.ready_order: list[int] | None = None
+
+    def bucket(self, indices: list[int]) -> _Bucket:
+        """The bucket of some parameters."""
+        ids = [i for index in indices if (i := self.ids[index]) is not None]
+        numel = sum(self.numel[index] for index in indices)
+        return _Bucket(indices, numel, ids if len(ids) == len(indices) else None)
 
 
 class DdpBuckets:
@@ -177,7 +196,7 @@ class DdpBuckets:
         ids = [self._session.registry.tensor_id(p) for p in parameters]
         group = self._session.groups.of(ddp.process_group)
         model = _Model(ddp, group.name, parameters, ids)
-        model.buckets = initial
+        model.buckets = None if initial is None else [model.bucket(b) for b in initial]
         self._models = [m for m in self._models if m.ddp() is not None]
         self._models.append(model)
 
@@ -198,7 +217,9 @@ class DdpBuckets:
             if order:
                 model.ready_order = [int(i) for i in order.replace(",", " ").split()]
             if rebuilt:
-                model.buckets = [[int(i) for i in b.split()] for b in rebuilt.split(",")]
+                model.buckets = [
+                    model.bucket([int(i) for i in bucket.split()]) for bucket in rebuilt.split(",")
+                ]
                 model.settled = True
 
     def bucket_of(self, group: str, tensor: torch.Tensor) -> tuple[str, list[int] | None] | None:
@@ -216,8 +237,7 @@ class DdpBuckets:
             return None
         for model in self._senders(group):
             if model.backward != state.started:
-                model.backward, model.launched = state.started, 0
-                model.assigned.clear()
+                model.backward, model.launched = state.started, []
             found = self._match(model, tensor)
             if found is None and not tensor.is_floating_point():
                 state.bucket_messages += 1
@@ -225,50 +245,50 @@ class DdpBuckets:
             if found is None:
                 continue
             state.bucket_messages += 1
-            name = f"bucket {model.launched}"
-            model.launched += 1
-            model.assigned.update(found)
-            ids = [model.ids[i] for i in found]
-            return name, None if None in ids else ids  # type: ignore[return-value]
+            name = f"bucket {len(model.launched)}"
+            model.launched.append(found)
+            return name, found.tensors
         return None
 
     def _senders(self, group: str) -> list[_Model]:
         """The models whose reducer may send now: a gradient of theirs has just become ready."""
         ready = self._session.registry.ready_in_backward
-        models = [m for m in self._models if m.group == group and m.ddp() is not None]
-        newest = [m for m in models if ready and ready[-1] in m.index_of_tensor]
+        newest: list[_Model] = []
+        others: list[_Model] = []
+        for model in self._models:
+            if model.group == group and model.ddp() is not None:
+                sends = ready and ready[-1] in model.index_of_tensor
+                (newest if sends else others).append(model)
         # At the end of backward a reducer also sends what got no gradient.
-        return newest or [m for m in models if any(t in m.index_of_tensor for t in ready)]
+        return newest or [m for m in others if any(t in m.index_of_tensor for t in ready)]
 
-    def _match(self, model: _Model, tensor: torch.Tensor) -> list[int] | None:
+    def _match(self, model: _Model, tensor: torch.Tensor) -> _Bucket | None:
         """The parameters whose sizes add up to the bucket's, by the surest source first."""
         numel = tensor.numel()
         known = None
-        if model.buckets is not None and model.launched < len(model.buckets):
-            known = model.buckets[model.launched]
-        if model.settled and known is not None and self._numel(model, known) == numel:
+        if model.buckets is not None and len(model.launched) < len(model.buckets):
+            known = model.buckets[len(model.launched)]
+        fits = known is not None and known.numel == numel
+        if fits and model.settled:
             return known
         # All that has become ready and was not sent yet.
-        ready = [
-            index
-            for t in self._session.registry.ready_in_backward
-            if (index := model.index_of_tensor.get(t)) is not None and index not in model.assigned
-        ]
-        if ready and self._numel(model, ready) == numel:
+        sent = {index for bucket in model.launched for index in bucket.indices}
+        ready = model.bucket(
+            [
+                index
+                for t in self._session.registry.ready_in_backward
+                if (index := model.index_of_tensor.get(t)) is not None and index not in sent
+            ]
+        )
+        if ready.indices and ready.numel == numel:
             return ready
-        if known is not None and self._numel(model, known) == numel:
+        if fits:
             return known
         if model.ready_order is not None:
-            prefix = _prefix(
-                [i for i in model.ready_order if i not in model.assigned], model.numel, numel
-            )
+            prefix = _prefix([i for i in model.ready_order if i not in sent], model.numel, numel)
             if prefix is not None:
-                return prefix
+                return model.bucket(prefix)
         return None
-
-    @staticmethod
-    def _numel(model: _Model, indices: Sequence[int]) -> int:
-        return sum(model.numel[i] for i in indices)
 
 
 def _prefix(order: list[int], numel_of: list[int], numel: int) -> list[int] | None:

@@ -94,15 +94,16 @@ class Groups:
         return self._by_name[name]
 
     @staticmethod
-    def wait_blocks(process_group: Any, group: Group, device: torch.device) -> bool:
-        """Whether ``Work.wait`` returns only when a message on this device is complete."""
-        known = group.blocking.get(device.type)
+    def wait_blocks(process_group: Any, group: Group, tensor: torch.Tensor) -> bool:
+        """Whether ``Work.wait`` returns only when a message of such a tensor is complete."""
+        device_type = "cpu" if tensor.is_cpu else tensor.device.type
+        known = group.blocking.get(device_type)
         if known is None:
             try:
-                backend = process_group._get_backend(device).name()
+                backend = process_group._get_backend(tensor.device).name()
             except RuntimeError:  # a backend of the job's own
                 backend = process_group.name()
-            known = group.blocking[device.type] = backend.lower() in _BLOCKING_BACKENDS
+            known = group.blocking[device_type] = backend.lower() in _BLOCKING_BACKENDS
         return known
 
     def _add(self, process_group: Any) -> Group:
