@@ -228,7 +228,7 @@ class Recorder:
         number = next(self._message_numbers)
         message = Message(number, op, group, enqueue_ns)
         message.step = self.step
-        message.phase = self._phase_stack[-1]
+        message.phase = self.phase
         if len(self.open) + len(self.finished) < self.buffer_rows:
             self.open[number] = message
         else:
