@@ -55,6 +55,8 @@ class Switches:
         self._flush: Callable[..., None] = self._writer._flush
         stoppers = (getattr(stop, "__self__", None) for stop in session._stoppers)
         self._observer: Any = next(s for s in stoppers if type(s).__name__ == "Observer")
+        self._known: Any = session.known
+        self._sees = self._known is not None and self._known._sees
         models = (m for m in gc.get_objects() if isinstance(m, DistributedDataParallel))
         self._parameters: list[Any] = list(next(models).parameters())
         self._hooks = [p._post_accumulate_grad_hooks for p in self._parameters]
@@ -79,6 +81,8 @@ class Switches:
         for parameter, hooks in zip(self._parameters, self._hooks, strict=True):
             parameter._post_accumulate_grad_hooks = hooks if "gradients" in parts else None
         self._observer._active = "messages" in parts
+        if self._sees:
+            self._known._sees = "messages" in parts
         self._writer._flush = self._flush if "writer" in parts else lambda **_: None
 
 

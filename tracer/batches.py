@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ddltrace.tracer import arrays
-from ddltrace.tracer.recorder import KIND_CODE, Message, Site, Taken, Wait
+from ddltrace.tracer.recorder import BY_TIME, KIND_CODE, Message, Site, Taken, Wait
 from ddltrace.tracer.schema import EVENTS, KINDS, OPS, PHASES, STATUSES
 
 _KEPT_CHANGES: Final = 4096
@@ -226,11 +226,13 @@ class BatchBuilder:
             rows = np.array([self._wait_row(*wait) for wait in waits], np.int64)
             table[_WAIT_COLUMNS, first_wait:] = rows.T
         start = table[_ROW_OF["start_ns"]]
-        told = slice(first_message, first_wait)  # a message knows its own step and phase
+        told = slice(first_message, first_wait)  # a message may know its own step and phase
+        by_time = table[_ROW_OF["phase"], told] == BY_TIME
+        enqueued = table[_ROW_OF["enqueue_ns"], told]
         for name, history in (("step", self._steps), ("phase", self._phases)):
             own = table[_ROW_OF[name], told].copy()
             table[_ROW_OF[name]] = history.at(start)
-            table[_ROW_OF[name], told] = own
+            table[_ROW_OF[name], told] = np.where(by_time, history.at(enqueued), own)
 
         lengths = np.zeros(len(start), np.int64)
         of_site = site[:, 2] >= 0

@@ -1,23 +1,22 @@
 """When Gloo began and ended each message, told by Gloo's own threads.
 
 A thread of Python that waits for a message wakes up some five times until it is complete, and
-each time takes a core and the interpreter from the job. A few lines of C++ (`gloo_times.cpp`)
+each time takes a core and the interpreter from the job. A few lines of C++ (`gloo_messages.cpp`)
 take down the same two times where they happen, wake nobody, and know what Python cannot: when a
 message left Gloo's queue. Without them (no compiler, another PyTorch) there are the reapers.
 """
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
+from ddltrace.tracer.gloo_messages import GlooLibrary
 from ddltrace.tracer.recorder import Message, Recorder
 
-_FIELDS: Final = 4  # of a slot: owner, began, ended, state; see gloo_times.cpp
+_FIELDS: Final = GlooLibrary.SLOT_FIELDS  # owner, began, ended, state
 _STATE: Final = 3
 _OPEN: Final = 0
 _FAILED: Final = 2
@@ -28,34 +27,22 @@ class GlooTimes:
     """Follows messages of Gloo to their end.
 
     Args:
-        library: What `gloo_times_build.build` made.
+        library: What takes down the times.
         recorder: Whose messages to complete.
 
     Attributes:
         listens: Whether launches are followed; not before a job's first message of Gloo.
         end_launch: Ends what `begin_launch` has begun. C++ alone: it runs in the way of whatever
             the launch raises, and cannot raise itself.
-
-    Raises:
-        OSError: The library does not fit this PyTorch.
     """
 
-    def __init__(self, library: Path, recorder: Recorder) -> None:
-        loaded = ctypes.PyDLL(str(library))
-        try:
-            slots = loaded.ddltrace_slots
-            self._begin_launch = loaded.ddltrace_begin_launch
-            self.end_launch: Callable[[], None] = loaded.ddltrace_end_launch
-        except AttributeError as error:
-            raise OSError(f"{library} is not what was built: {error}") from error
-        slots.restype = ctypes.c_void_p
-        self._begin_launch.argtypes = [ctypes.c_int64]
-        loaded.ddltrace_end_launch.restype = None
-        num_slots = ctypes.c_int64()
-        address = slots(ctypes.byref(num_slots))
-        self._num_slots = num_slots.value
-        integers = ctypes.c_int64 * (self._num_slots * _FIELDS)
-        self._slots = memoryview(integers.from_address(address)).cast("B").cast("q")
+    def __init__(self, library: GlooLibrary, recorder: Recorder) -> None:
+        self._begin_launch = library.begin_launch
+        self.end_launch: Callable[[], None] = library.end_launch
+        self._slots = library.slots
+        # Those before are taken by C++.
+        self._first_slot = len(library.ring) // library.RING_FIELDS
+        self._num_slots = len(library.slots) // _FIELDS - self._first_slot
         self.listens = False
         self._recorder = recorder
         self._numbers = itertools.count()
@@ -69,7 +56,7 @@ class GlooTimes:
         """
         if not self.listens:
             return -1
-        slot = next(self._numbers) % self._num_slots
+        slot = self._first_slot + next(self._numbers) % self._num_slots
         return slot if slot not in self._followed and self._begin_launch(slot) else -1
 
     def follow(self, slot: int, message: Message) -> bool:
@@ -84,26 +71,38 @@ class GlooTimes:
         """
         if self._slots[slot * _FIELDS + _STATE] == _GONE:
             return False
+        self.adopt(slot, message)
+        return True
+
+    def adopt(self, slot: int, message: Message) -> None:
+        """The same for a message that nobody else can follow.
+
+        Args:
+            slot: Of its launch.
+            message: The message.
+        """
         message.slot = slot
         message.settle = self._settle
         self._followed[slot] = message
-        return True
 
-    def collect(self) -> None:
-        """Completes the messages that have ended since the last call."""
-        for slot, message in list(self._followed.items()):
-            if self._slots[slot * _FIELDS + _STATE] != _OPEN:
-                # What nobody told the end of is over by now.
-                self._recorder.complete(message, time.monotonic_ns())
-                del self._followed[slot]
+    def collect(self) -> list[int]:
+        """Completes the messages that have ended since the last call.
 
-    def stop(self, timeout_s: float) -> None:
-        """Lets the messages launched so far end, but not for longer than the time-out."""
-        deadline = time.monotonic() + timeout_s
-        self.collect()
-        while self._followed and time.monotonic() < deadline:
-            time.sleep(0.001)
-            self.collect()
+        Returns:
+            Their slots.
+        """
+        slots = self._slots
+        ended = [slot for slot in list(self._followed) if slots[slot * _FIELDS + _STATE] != _OPEN]
+        for slot in ended:
+            # What nobody told the end of is over by now.
+            self._recorder.complete(self._followed[slot], time.monotonic_ns())
+            del self._followed[slot]
+        return ended
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no message is being followed."""
+        return not self._followed
 
     def abandon(self) -> None:
         """In a forked child, where nothing ends any more."""

@@ -21,6 +21,9 @@ PHASE_CODE: Final = {phase: code for code, phase in enumerate(PHASES)}
 _OTHER: Final = PHASE_CODE["other"]
 _MAX_SITES: Final = 1 << 18
 
+BY_TIME: Final = -1
+"""Phase of a message whose step and phase are those that held when it was enqueued."""
+
 
 class Message:
     """One collective, send or receive of this rank, from enqueue to completion."""

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ddltrace.tracer.device_clock import DeviceTimer
     from ddltrace.tracer.interpose.ddp import DdpBuckets
     from ddltrace.tracer.interpose.waits import Waits
+    from ddltrace.tracer.known_messages import KnownMessages
 
 _MAX_FAULTS: Final = 20
 _BEYOND_PIDS: Final = 10_000_000
@@ -97,6 +98,7 @@ class Session:
         device: Times device work, once the job is known to use a device.
         groups: The process groups that messages were seen in.
         waits: Where the host's waits are recorded.
+        known: What is recorded without Python, where that can be.
         ddp: The buckets of DistributedDataParallel, once a model is wrapped in it.
         info: What the trace says of this process.
     """
@@ -131,6 +133,7 @@ class Session:
         self.backward = Backward()
         self.groups = Groups(self)
         self.waits: Waits | None = None
+        self.known: KnownMessages | None = None
         self.ddp: DdpBuckets | None = None
         self.device: DeviceTimer | None = None
         self._meter: CostMeter | None = None

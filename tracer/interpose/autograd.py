@@ -33,7 +33,7 @@ class Backward:
         started: Number of outermost backward passes so far.
         last_gradient_ns: When the newest gradient became ready.
         bucket_messages: Messages that DDP's reducer launched in this pass and waits for at
-            its end.
+            its end, of those that Python recorded.
     """
 
     def __init__(self) -> None:
@@ -70,6 +70,8 @@ def _timed(session: Session, original: Callable[..., Any]) -> Callable[..., Any]
             watch_gradients(session, session.registry.thawed())
         if session.ddp is not None:
             session.ddp.begin_backward()
+        if session.known is not None:
+            session.known.begin_backward()
         session.steps.begin_training(start)
         recorder.enter_phase(PHASE_CODE["backward"], start)
         state.device_mark = None
@@ -77,6 +79,7 @@ def _timed(session: Session, original: Callable[..., Any]) -> Callable[..., Any]
             state.device_mark = session.device.mark()
 
     def end(start: int, end_ns: int) -> None:
+        known = 0 if session.known is None else session.known.end_backward()
         recorder.leave_phase(end_ns)
         if state.bucket_messages and session.device is None:
             # The reducer has waited for its buckets; a reaper that was kept from running would
@@ -90,7 +93,7 @@ def _timed(session: Session, original: Callable[..., Any]) -> Callable[..., Any]
         if recorder.paused:
             return
         recorder.add(site, start, end_ns, threading.get_ident())
-        if state.bucket_messages and state.last_gradient_ns:
+        if (known or state.bucket_messages) and state.last_gradient_ns:
             recorder.add_wait(state.last_gradient_ns, end_ns, -1, "backward")
 
     @functools.wraps(original)

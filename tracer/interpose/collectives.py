@@ -25,12 +25,14 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ddltrace.tracer import gloo_times_build
+from ddltrace.tracer import gloo_messages_build
+from ddltrace.tracer.gloo_messages import GlooLibrary
 from ddltrace.tracer.gloo_times import GlooTimes
 from ddltrace.tracer.guard import quiet
 from ddltrace.tracer.interpose.cuda import MessageTimer, asking_from_any_thread, can_record
 from ddltrace.tracer.interpose.groups import Group
 from ddltrace.tracer.interpose.waits import Waits
+from ddltrace.tracer.known_messages import KnownMessages
 from ddltrace.tracer.reaper import Reapers
 from ddltrace.tracer.recorder import Message
 from ddltrace.tracer.schema import P2P_OPS
@@ -161,7 +163,14 @@ class Observer:
             self.waits.works.release,
             session.fault,
         )
-        self._gloo = _gloo_times(session)
+        library = _gloo_library(session)
+        self._gloo = None if library is None else GlooTimes(library, self._recorder)
+        self._known = (
+            None
+            if library is None or self._gloo is None
+            else KnownMessages(library, self._gloo, self._recorder)
+        )
+        session.known = self._known
         self._recorder.collectors.append(self._collect)
         self._launched = threading.local()
         self._coalescing = threading.local()
@@ -176,14 +185,14 @@ class Observer:
         self._active = False
         deadline = time.monotonic() + timeout_s
         self._reapers.stop(timeout_s)
-        if self._gloo is not None:
-            self._gloo.stop(max(0.0, deadline - time.monotonic()))
+        if self._known is not None:
+            self._known.stop(max(0.0, deadline - time.monotonic()))
 
     def abandon(self) -> None:
         """In a forked child, which has no reapers: holds on to nothing of the job's."""
         self._active = False
-        if self._gloo is not None:
-            self._gloo.abandon()
+        if self._known is not None:
+            self._known.abandon()
 
     @contextmanager
     def launched(self) -> Iterator[list[Message]]:
@@ -319,8 +328,10 @@ class Observer:
             together.append((message, launch.mark))
             return  # begins and ends with the others
         told = blocking and first.is_cpu and self._is_told(launch, message)
-        if told and by_engine:
-            return  # nobody holds it but C++ code
+        if told:
+            self._make_known(message, group, by_engine=by_engine)
+            if by_engine:
+                return  # nobody holds it but C++ code
         work = self._work(result)
         collecting = getattr(self._launched, "messages", None)
         if collecting is not None:
@@ -394,10 +405,22 @@ class Observer:
             self._session.save_info()
         return launch.slot >= 0 and gloo.follow(launch.slot, message)
 
+    def _make_known(self, message: Message, group: Group, *, by_engine: bool) -> None:
+        """Has messages like this one recorded without Python, if C++ launches it in each step."""
+        known, ddp = self._known, self._session.ddp
+        if known is None or ddp is None:
+            return
+        if by_engine:
+            following = ddp.following(message.tensors)
+            if following is not None:
+                known.add(message, group, following)
+        elif message.op == "broadcast" and known.broadcasts():
+            known.add(message, group)
+
     def _collect(self) -> None:
         """On the writer's thread: takes up what Gloo has told."""
-        if self._gloo is not None:
-            self._gloo.collect()
+        if self._known is not None:
+            self._known.collect()
             self.waits.works.release_served()
 
     def _work(self, result: Any) -> Any:
@@ -447,16 +470,16 @@ class Observer:
             message.name = self._registry.name_of(message.tensors)
 
 
-def _gloo_times(session: Session) -> GlooTimes | None:
-    """What Gloo tells of its messages, if that was compiled for this PyTorch.
+def _gloo_library(session: Session) -> GlooLibrary | None:
+    """What Gloo's own threads tell their messages to, if that was compiled for this PyTorch.
 
     To be called at the start: later, the job's threads are to keep off the disk.
     """
-    library = gloo_times_build.installed()
+    library = gloo_messages_build.installed()
     try:
-        return None if library is None else GlooTimes(library, session.recorder)
+        return None if library is None else GlooLibrary(library)
     except OSError as error:
-        session.fault("times of Gloo", error)
+        session.fault("messages of Gloo", error)
         return None
 
 

@@ -65,6 +65,8 @@ def _register(session: Session, ddp: Any, initial: _InitialBuckets) -> None:
     watch_gradients(session, session.registry.add_model(ddp))
     if session.ddp is None:
         session.ddp = DdpBuckets(session)
+        if session.known is not None:
+            session.known.see_launches()
     session.ddp.add(ddp, initial.indices)
     if session.registry.changed:
         session.save_info()
@@ -97,19 +99,32 @@ def _observed(session: Session, original: Callable[..., Any]) -> Callable[..., A
 def _waited(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
     """Records the host's wait in a function that blocks in C++ until its messages are done."""
 
+    def begin() -> None:
+        try:
+            if session.known is not None:
+                session.known.begin_broadcasts()
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            session.fault("broadcast_coalesced", error)
+
+    def end(start: int) -> None:
+        try:
+            if session.known is not None:
+                session.known.end_broadcasts()
+            if not session.recorder.paused:
+                session.recorder.add_wait(start, _now(), -1, "broadcast_coalesced")
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            session.fault("broadcast_coalesced", error)
+
     @functools.wraps(original)
     def broadcast_coalesced(*args: Any, **kwargs: Any) -> Any:
         start = _now()
+        begin()
         try:
             # It copies what it sends together: no use to look for that among the parameters.
             with session.carrying(None, [None]):
                 return original(*args, **kwargs)
         finally:
-            try:
-                if not session.recorder.paused:
-                    session.recorder.add_wait(start, _now(), -1, "broadcast_coalesced")
-            except Exception as error:  # noqa: BLE001 - the job goes on
-                session.fault("broadcast_coalesced", error)
+            end(start)
 
     return broadcast_coalesced
 
@@ -235,19 +250,40 @@ class DdpBuckets:
         state = self._session.backward
         if not state.depth:
             return None
+        known = self._session.known
+        like = None if known is None else known.passing()
+        if like is not None:
+            state.bucket_messages += 1
+            return like.name, like.tensors
         for model in self._senders(group):
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                state.bucket_messages += 1
+                return "unused parameters", None
             if model.backward != state.started:
                 model.backward, model.launched = state.started, []
             found = self._match(model, tensor)
-            if found is None and not tensor.is_floating_point():
-                state.bucket_messages += 1
-                return "unused parameters", None
             if found is None:
                 continue
             state.bucket_messages += 1
             name = f"bucket {len(model.launched)}"
             model.launched.append(found)
             return name, found.tensors
+        return None
+
+    def following(self, tensors: list[int] | None) -> int | None:
+        """How many buckets come after one, in every backward pass from now on.
+
+        Args:
+            tensors: What `bucket_of` has told of it.
+
+        Returns:
+            None if that can change.
+        """
+        for model in self._models:
+            if model.settled and model.buckets is not None and tensors is not None:
+                for place, bucket in enumerate(model.buckets, 1):
+                    if bucket.tensors is tensors:
+                        return len(model.buckets) - place
         return None
 
     def _senders(self, group: str) -> list[_Model]:

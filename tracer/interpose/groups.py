@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +32,8 @@ class Group:
         ranks: Global ranks of its members; empty if the job made it without registering it.
         own: Place of this rank in `ranks`, or None.
         blocking: Whether the end of ``Work.wait`` is the completion, by type of device.
-        collectives: Collectives so far.
+        collectives: Collectives so far, unless they are counted elsewhere.
+        next_elsewhere: Counts them in the place of `collectives`.
         messages: Sends and receives so far, by source and destination, and there by tag.
     """
 
@@ -40,6 +42,7 @@ class Group:
     own: int | None
     blocking: dict[str, bool] = field(default_factory=dict)
     collectives: int = 0
+    next_elsewhere: Callable[[], int] | None = None
     messages: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
 
     def global_rank(self, rank: int) -> int | None:
@@ -48,6 +51,8 @@ class Group:
 
     def next_collective(self) -> int:
         """The number of a collective that begins."""
+        if self.next_elsewhere is not None:
+            return self.next_elsewhere()
         number = self.collectives
         self.collectives += 1
         return number
@@ -125,6 +130,9 @@ class Groups:
             own = process_group.rank() if ranks else None
             group = Group(shown, ranks, own)
             self._by_name[shown] = group
+            if self._session.known is not None:
+                # The new group may have the address of one that is no more.
+                self._session.known.forget()
             description = process_group.group_desc
             self._session.add_group(GroupInfo(shown, description, backend, ranks))
         self._known[name] = (weakref.ref(process_group), group)

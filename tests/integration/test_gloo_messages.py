@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from support.jobs import DDLTRACE, ONE_RANK, Done, run, torchrun, traced
 
-from ddltrace.tracer import gloo_times_build
+from ddltrace.tracer import gloo_messages_build
 from ddltrace.tracer.store import RankInfo, read_events, read_run
 
 QUEUE = """
@@ -57,7 +57,7 @@ for _ in range(300):
 """
 
 needs_compiler = pytest.mark.skipif(
-    gloo_times_build.compiler() is None, reason="no C++ compiler on this machine"
+    gloo_messages_build.compiler() is None, reason="no C++ compiler on this machine"
 )
 
 
@@ -149,13 +149,13 @@ def test_children_forked_while_gloo_works_can_train(tmp_path: Path) -> None:
     done = run(job, cwd=tmp_path, **ONE_RANK)
     assert done.status == 0, done.stderr
     info = read_run(tmp_path / "trace").ranks[0]
-    assert info.gloo_times == (gloo_times_build.compiler() is not None)
+    assert info.gloo_times == (gloo_messages_build.compiler() is not None)
     assert len(messages(tmp_path, info)) == 12_000
 
 
 def test_what_cannot_be_loaded_is_left(tmp_path: Path) -> None:
     """Something has damaged what was compiled: to load it could end the job."""
-    library = gloo_times_build.installed()
+    library = gloo_messages_build.installed()
     if library is None:
         pytest.skip("nothing was compiled")
     cache = tmp_path / "cache" / "ddltrace"
@@ -175,7 +175,7 @@ def test_nothing_of_torch_is_imported_to_compile() -> None:
         [
             sys.executable,
             "-c",
-            "import sys; from ddltrace.tracer import gloo_times_build as b; b.is_wanted(); "
+            "import sys; from ddltrace.tracer import gloo_messages_build as b; b.is_wanted(); "
             "b.installed(); assert 'torch' not in sys.modules",
         ],
         cwd=Path.cwd(),

@@ -1,4 +1,4 @@
-"""Compiles `gloo_times.cpp` for the PyTorch that is installed, once.
+"""Compiles `gloo_messages.cpp` for the PyTorch that is installed, once.
 
 PyTorch's C++ interface changes from version to version, so what is compiled serves only the
 very library that it was compiled for; it lies in the user's cache under a name that says so.
@@ -24,7 +24,7 @@ from ddltrace.tracer.errors import MissingCapabilityError
 SWITCH: Final = "DDLTRACE_NATIVE"
 """Environment variable; 0 leaves out what is compiled."""
 
-_SOURCE: Final = Path(__file__).with_name("gloo_times.cpp")
+_SOURCE: Final = Path(__file__).with_name("gloo_messages.cpp")
 _COMPILERS: Final = ("c++", "g++", "clang++")
 _STANDARDS: Final = ("c++20", "c++17")  # newer PyTorch needs the first, older compilers the other
 _TIMEOUT_S: Final = 120
@@ -127,7 +127,7 @@ def _stem() -> Path:
     core = (torch / "lib" / "libtorch_cpu.so").stat()
     parts = (version, _SOURCE.read_bytes(), f"{core.st_size} {core.st_mtime_ns}".encode())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "ddltrace" / f"gloo_times-{_digest(b''.join(parts))}"
+    return cache / "ddltrace" / f"gloo_messages-{_digest(b''.join(parts))}"
 
 
 def _digest(content: bytes) -> str:

@@ -1,0 +1,446 @@
+// What Python cannot know of Gloo's messages, or not without harm: their times, and those of C++.
+//
+// Times. PyTorch reports every message of Gloo to its RecordFunction callbacks: `before` when
+// one of Gloo's threads takes the message up, `end` when it is done. The callbacks below store
+// the two times and nothing else: no lock, no interpreter, no thread of ours to be woken. Which
+// message it is they learn from a piece of thread-local debug information, which PyTorch carries
+// from the thread that launches a message to the thread that runs it.
+//
+// The callbacks are those of the launching thread, for as long as it launches; the message keeps
+// them. A global one would be simpler, but PyTorch copies the list of the global ones under a
+// lock, whenever Gloo's threads take over a thread's state. If that list is not empty the copy
+// allocates memory, which waits while another thread forks: the child is born with the lock
+// held by nobody, and hangs in its first backward pass.
+//
+// Messages of C++. DistributedDataParallel launches the same few messages in every step, from
+// C++. To call Python for each of them costs more than all else that is recorded: the code is in
+// no cache any more. So a kernel right above the one of Python takes down, in a ring, what is new
+// of a message that it knows; the writer's thread makes the rest of it later. It knows what
+// Python has told it after it had recorded the same message itself. All others pass on to Python.
+//
+// Compiled once for each PyTorch by gloo_messages_build.py and called by gloo_messages.py.
+
+#include <ATen/core/stack.h>
+#include <ATen/record_function.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/library.h>
+
+#include <pthread.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <ctime>
+#include <exception>
+#include <memory>
+#include <optional>
+
+namespace {
+
+using Shared = std::atomic<int64_t>; // read and written by Python, too
+static_assert(sizeof(Shared) == sizeof(int64_t), "read as plain integers");
+
+constexpr int64_t kRingSize = 1 << 12;
+constexpr int64_t kNumSlots = 1 << 14;
+constexpr int64_t kMaxKnown = 1 << 10;
+constexpr int64_t kMaxGroups = 64;
+
+enum State : int64_t { kOpen = 0, kOk = 1, kFailed = 2, kGone = 3 };
+
+// The times of a message. The first slots are those of the ring's messages.
+struct Slot {
+  Shared owner;
+  Shared began_ns;
+  Shared ended_ns;
+  Shared state;
+};
+
+// What is new of a message that is known; `what` is one of these, or from kFirst on what it is.
+enum What : int64_t { kFree = 0, kLaunching = 1, kLeftOut = 2, kFirst = 3 };
+struct Message {
+  Shared what;
+  Shared enqueue_ns;
+  Shared number; // among the collectives of its group
+  Shared bytes;
+  Shared root;
+};
+
+struct Control {
+  Shared backward_thread; // whose all-reduces may be known: it runs a backward pass
+  Shared broadcast_thread; // the same of broadcasts: it is inside of `_broadcast_coalesced`
+  Shared paused; // known messages are to be counted only
+  Shared launched; // messages of the ring so far
+  Shared buckets; // all-reduces among them
+};
+
+Control control;
+Shared collectives[kMaxGroups]; // of each group: how many it has had
+Slot slots[kRingSize + kNumSlots];
+Message ring[kRingSize];
+
+std::atomic<int64_t> launches{0};
+
+int64_t now_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+// Goes with a message from its launch to its end; PyTorch drops it with the message.
+class Launch : public c10::DebugInfoBase {
+ public:
+  explicit Launch(int64_t slot) : slot_(slots[slot]), number_(++launches) {
+    slot_.began_ns = 0;
+    slot_.ended_ns = 0;
+    slot_.state = kOpen;
+    slot_.owner = number_;
+  }
+
+  ~Launch() override {
+    // Nobody will tell its end any more.
+    if (owns()) {
+      int64_t open = kOpen;
+      slot_.state.compare_exchange_strong(open, kGone);
+    }
+  }
+
+  void begin() {
+    int64_t unset = 0;
+    if (owns()) {
+      slot_.began_ns.compare_exchange_strong(unset, now_ns());
+    }
+  }
+
+  void end() {
+    if (!owns() || slot_.state.load() != kOpen) {
+      return;
+    }
+    slot_.ended_ns = now_ns();
+    // A message that failed is ended inside the handler of its exception.
+    slot_.state = std::current_exception() ? kFailed : kOk;
+  }
+
+ private:
+  // The slot can have been given to another message, if this one was not to be followed.
+  bool owns() const {
+    return slot_.owner.load() == number_;
+  }
+
+  Slot& slot_;
+  int64_t number_;
+};
+
+constexpr const char kGloo[] = "gloo:";
+
+Launch* launch_of(const at::RecordFunction& function) {
+  if (std::strncmp(function.name(), kGloo, sizeof(kGloo) - 1) != 0) {
+    return nullptr;
+  }
+  return dynamic_cast<Launch*>(
+      c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::TEST_INFO));
+}
+
+std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& function) {
+  if (Launch* launch = launch_of(function)) {
+    launch->begin();
+  }
+  return nullptr;
+}
+
+void on_end(const at::RecordFunction& function, at::ObserverContext*) {
+  if (Launch* launch = launch_of(function)) {
+    launch->end();
+  }
+}
+
+// Of this thread: how many launches are under way within each other, and what listens to them.
+thread_local int depth = 0;
+thread_local at::CallbackHandle listener{0};
+
+void push(int64_t slot) {
+  c10::ThreadLocalDebugInfo::_push(
+      c10::DebugInfoKind::TEST_INFO, std::make_shared<Launch>(slot));
+}
+
+void pop() {
+  c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::TEST_INFO);
+}
+
+// What this thread launches from now on is the message of a slot. Returns whether it is.
+bool begin_launch(int64_t slot) {
+  try {
+    push(slot);
+  } catch (...) {
+    return false;
+  }
+  if (depth == 0) {
+    try {
+      listener = at::addThreadLocalCallback(at::RecordFunctionCallback(on_begin, on_end)
+                                                .scopes({at::RecordScope::USER_SCOPE}));
+    } catch (...) {
+      pop();
+      return false;
+    }
+  }
+  ++depth;
+  return true;
+}
+
+// The launch is over.
+void end_launch() {
+  try {
+    pop();
+    if (--depth == 0) {
+      at::removeCallback(listener);
+    }
+  } catch (...) {
+  }
+}
+
+enum class Kind { kBucket, kBroadcast };
+
+// A message of one dense tensor on the CPU. A bucket is known by its memory: the reducer keeps
+// it from step to step. What `_broadcast_coalesced` sends is made anew each time: any will do.
+struct Call {
+  Kind kind;
+  const void* group;
+  c10::ScalarType dtype;
+  const c10::StorageImpl* storage;
+  int64_t offset;
+  int64_t bytes;
+  int64_t root;
+
+  bool same_as(const Call& other) const {
+    return kind == other.kind && group == other.group && dtype == other.dtype &&
+        (kind == Kind::kBroadcast ||
+         (storage == other.storage && offset == other.offset && bytes == other.bytes));
+  }
+};
+
+struct Known {
+  Call call;
+  // No other storage can be in this one's place for as long as we point to it.
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  int64_t group;
+  int64_t what;
+};
+
+// Only ever appended to, by threads that hold the interpreter; read by any.
+std::array<std::optional<Known>, kMaxKnown> known;
+std::atomic<int64_t> num_known{0};
+std::atomic<int64_t> num_forgotten{0};
+
+// They come in the same order in every step: the search begins behind the last one found.
+const Known* find(const Call& call) {
+  thread_local int64_t last = 0;
+  const int64_t first = num_forgotten.load(), count = num_known.load() - first;
+  for (int64_t i = 1; i <= count; ++i) {
+    const int64_t place = first + (last + i) % count;
+    if (known[place]->call.same_as(call)) {
+      last = place - first;
+      return &*known[place];
+    }
+  }
+  return nullptr;
+}
+
+// The call that this thread is passing on to Python, which may make it known or ask what it is.
+struct Passing {
+  const Call& call;
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  const Known* message;
+};
+thread_local const Passing* passing = nullptr;
+
+std::optional<Call> read(const c10::OperatorHandle& op, torch::jit::Stack& stack, Kind kind) {
+  const size_t count = op.schema().arguments().size();
+  const c10::IValue& tensors = torch::jit::peek(stack, 0, count);
+  const c10::IValue& group = torch::jit::peek(stack, 1, count);
+  if (!tensors.isTensorList() || !group.isObject()) {
+    return std::nullopt;
+  }
+  const auto list = tensors.toTensorList();
+  if (list.size() != 1) {
+    return std::nullopt;
+  }
+  const at::Tensor tensor = list.get(0);
+  if (!tensor.defined() || !tensor.is_cpu() || tensor.layout() != c10::kStrided ||
+      !tensor.has_storage() || tensor.unsafeGetTensorImpl()->is_python_dispatch()) {
+    return std::nullopt;
+  }
+  return Call{
+      kind,
+      group.toObjectRef().getSlot(0).toCapsule().get(),
+      tensor.scalar_type(),
+      tensor.storage().unsafeGetStorageImpl(),
+      tensor.storage_offset(),
+      static_cast<int64_t>(tensor.nbytes()),
+      kind == Kind::kBroadcast ? torch::jit::peek(stack, 2, count).toInt() : -1};
+}
+
+// The place of a new message in the ring; -1 if the one that was there is not over.
+int64_t claim() {
+  int64_t position = control.launched.load();
+  do {
+    if (ring[position % kRingSize].what.load() != kFree) {
+      return -1;
+    }
+  } while (!control.launched.compare_exchange_weak(position, position + 1));
+  return position % kRingSize;
+}
+
+using Keys = c10::DispatchKeySet;
+constexpr Keys kPython(Keys::FULL_AFTER, c10::DispatchKey::ADInplaceOrView);
+constexpr Keys kBackend(Keys::FULL_AFTER, c10::DispatchKey::BackendSelect);
+
+// Launches a known message; returns false if Python has to.
+bool launch(
+    const Known& message,
+    const c10::OperatorHandle& op,
+    Keys keys,
+    torch::jit::Stack* stack,
+    const Call& call) {
+  if (control.paused.load()) {
+    op.redispatchBoxed(keys & kBackend, stack);
+    ++collectives[message.group];
+    return true;
+  }
+  const int64_t place = claim();
+  if (place < 0) {
+    return false;
+  }
+  Message& noted = ring[place];
+  noted.what = kLaunching;
+  noted.enqueue_ns = now_ns();
+  noted.bytes = call.bytes;
+  noted.root = call.root;
+  if (!begin_launch(place)) {
+    noted.what = kLeftOut;
+    return false;
+  }
+  try {
+    op.redispatchBoxed(keys & kBackend, stack);
+  } catch (...) {
+    end_launch();
+    noted.what = kLeftOut;
+    throw;
+  }
+  end_launch();
+  noted.number = collectives[message.group]++;
+  noted.what = message.what;
+  if (call.kind == Kind::kBucket) {
+    ++control.buckets;
+  }
+  return true;
+}
+
+template <Kind kind>
+void kernel(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) {
+  const Shared& thread =
+      kind == Kind::kBucket ? control.backward_thread : control.broadcast_thread;
+  if (thread.load() != static_cast<int64_t>(pthread_self())) {
+    op.redispatchBoxed(keys & kPython, stack);
+    return;
+  }
+  std::optional<Call> call;
+  try {
+    call = read(op, *stack, kind);
+  } catch (...) {
+  }
+  if (!call) {
+    op.redispatchBoxed(keys & kPython, stack);
+    return;
+  }
+  const Known* message = find(*call);
+  if (message != nullptr && launch(*message, op, keys, stack, *call)) {
+    return;
+  }
+  struct Restore {
+    const Passing* former = passing;
+    ~Restore() {
+      passing = former;
+    }
+  } restore;
+  const at::Tensor tensor = torch::jit::peek(*stack, 0, op.schema().arguments().size())
+                                .toTensorList()
+                                .get(0);
+  const Passing now{*call, tensor.storage().getWeakStorageImpl(), message};
+  passing = &now;
+  op.redispatchBoxed(keys & kPython, stack);
+}
+
+} // namespace
+
+extern "C" {
+
+// The memory shared with Python, and how many integers of 64 bits each piece has.
+void ddltrace_memory(void* pieces[4], int64_t lengths[4]) {
+  constexpr int64_t kInteger = sizeof(int64_t);
+  pieces[0] = &control;
+  lengths[0] = sizeof(control) / kInteger;
+  pieces[1] = slots;
+  lengths[1] = sizeof(slots) / kInteger;
+  pieces[2] = ring;
+  lengths[2] = sizeof(ring) / kInteger;
+  pieces[3] = collectives;
+  lengths[3] = sizeof(collectives) / kInteger;
+}
+
+int ddltrace_begin_launch(int64_t slot) {
+  return begin_launch(slot);
+}
+
+void ddltrace_end_launch() {
+  end_launch();
+}
+
+// From now on the kernels see what is launched. Returns whether they do.
+int ddltrace_see_launches() {
+  try {
+    // Never destroyed: taking kernels out at exit, with messages in flight, would be a risk.
+    auto* library = new torch::Library(
+        torch::Library::IMPL, "c10d", c10::DispatchKey::ADInplaceOrView, __FILE__, __LINE__);
+    library->impl(
+        "allreduce_", torch::CppFunction::makeFromBoxedFunction<&kernel<Kind::kBucket>>());
+    library->impl(
+        "broadcast_", torch::CppFunction::makeFromBoxedFunction<&kernel<Kind::kBroadcast>>());
+    return 1;
+  } catch (...) {
+    return 0;
+  }
+}
+
+// Makes known the message that this thread is launching, and all like it. Returns whether it is.
+int ddltrace_make_known(int64_t group, int64_t what) {
+  const int64_t place = num_known.load();
+  if (passing == nullptr || passing->message != nullptr || place == kMaxKnown) {
+    return 0;
+  }
+  known[place].emplace(Known{passing->call, passing->storage, group, what});
+  num_known = place + 1;
+  return 1;
+}
+
+// How many messages can still be made known.
+int64_t ddltrace_room() {
+  return kMaxKnown - num_known.load();
+}
+
+// What the message is that this thread is launching, known but left to Python; 0: not known.
+int64_t ddltrace_passing() {
+  return passing == nullptr || passing->message == nullptr ? 0 : passing->message->what;
+}
+
+// Nothing is known any more.
+void ddltrace_forget() {
+  num_forgotten = num_known.load();
+}
+
+// The number of a collective of Python's.
+int64_t ddltrace_next_collective(int64_t group) {
+  return collectives[group]++;
+}
+
+} // extern "C"

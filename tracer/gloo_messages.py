@@ -1,0 +1,58 @@
+"""The library that `gloo_messages.cpp` is compiled to: its functions, and the memory it shares."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any, Final
+
+_NUM_PIECES: Final = 4
+
+
+class GlooLibrary:
+    """What `gloo_messages_build.build` made, loaded.
+
+    Args:
+        path: Where it lies.
+
+    Attributes:
+        control: Five integers; see `Control` in the source.
+        slots: The times of messages, `SLOT_FIELDS` integers each; see `Slot`.
+        ring: What C++ has recorded of messages, `RING_FIELDS` integers each; see `Message`. The
+            first slots are theirs, in the same order.
+        collectives: Of each group that C++ counts for: how many collectives it has had.
+
+    Raises:
+        OSError: It does not fit this PyTorch.
+    """
+
+    SLOT_FIELDS: Final = 4
+    RING_FIELDS: Final = 5
+
+    def __init__(self, path: Path) -> None:
+        # The interpreter stays ours during a call: what is only read and written under it is safe.
+        library = ctypes.PyDLL(str(path))
+        try:
+            self.begin_launch = _typed(library.ddltrace_begin_launch, ctypes.c_int, 1)
+            self.end_launch = _typed(library.ddltrace_end_launch, None, 0)
+            self.see_launches = _typed(library.ddltrace_see_launches, ctypes.c_int, 0)
+            self.make_known = _typed(library.ddltrace_make_known, ctypes.c_int, 2)
+            self.room = _typed(library.ddltrace_room, ctypes.c_int64, 0)
+            self.passing = _typed(library.ddltrace_passing, ctypes.c_int64, 0)
+            self.forget = _typed(library.ddltrace_forget, None, 0)
+            self.next_collective = _typed(library.ddltrace_next_collective, ctypes.c_int64, 1)
+            memory = library.ddltrace_memory
+        except AttributeError as error:
+            raise OSError(f"{path} is not what was built: {error}") from error
+        pieces, lengths = (ctypes.c_void_p * _NUM_PIECES)(), (ctypes.c_int64 * _NUM_PIECES)()
+        memory(pieces, lengths)
+        self.control, self.slots, self.ring, self.collectives = (
+            memoryview((ctypes.c_int64 * length).from_address(piece)).cast("B").cast("q")
+            for piece, length in zip(pieces, lengths, strict=True)
+        )
+
+
+def _typed(function: Any, result: Any, num_integers: int) -> Any:
+    function.restype = result
+    function.argtypes = [ctypes.c_int64] * num_integers
+    return function

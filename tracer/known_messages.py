@@ -1,0 +1,185 @@
+"""Messages that C++ launches again and again, recorded without Python.
+
+DistributedDataParallel sends the same buckets and buffers in every step. To call Python for each
+of them costs the job more than all else that is recorded: between two layers the code is in no
+cache any more. So a message that Python has recorded once is made known to `gloo_messages.cpp`,
+which from then on takes down only what is new of it, when it was launched and its number; the
+writer's thread makes the rest here.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ddltrace.tracer.recorder import BY_TIME, Message, Recorder
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.gloo_messages import GlooLibrary
+    from ddltrace.tracer.gloo_times import GlooTimes
+    from ddltrace.tracer.interpose.groups import Group
+
+# Of GlooLibrary.control.
+_BACKWARD_THREAD: Final = 0
+_BROADCAST_THREAD: Final = 1
+_PAUSED: Final = 2
+_LAUNCHED: Final = 3
+_BUCKETS: Final = 4
+# Of GlooLibrary.ring.
+_WHAT: Final = 0
+_FREE: Final = 0
+_LAUNCHING: Final = 1
+_LEFT_OUT: Final = 2
+_FIRST: Final = 3
+
+
+class _Known(NamedTuple):
+    """What messages that are alike have in common.
+
+    Attributes:
+        like: The one that Python has recorded.
+        group: Their group.
+    """
+
+    like: Message
+    group: Group
+
+
+class KnownMessages:
+    """Makes messages of what C++ has recorded.
+
+    Args:
+        library: What records them.
+        times: What follows them to their end.
+        recorder: Where they go.
+    """
+
+    def __init__(self, library: GlooLibrary, times: GlooTimes, recorder: Recorder) -> None:
+        self._library = library
+        self._control = library.control
+        self._ring = library.ring
+        self._fields = library.RING_FIELDS
+        self._size = len(library.ring) // library.RING_FIELDS
+        self._times = times
+        self._recorder = recorder
+        self._sees = False
+        self._taken = self._control[_LAUNCHED]
+        self._buckets = 0
+        self._known: list[_Known] = []
+        self._groups: list[Group] = []
+        self._collecting = threading.Lock()
+
+    def see_launches(self) -> None:
+        """Has C++ see what C++ launches."""
+        self._sees = self._sees or bool(self._library.see_launches())
+
+    def begin_backward(self) -> None:
+        """From now on this thread's all-reduces may be known ones."""
+        self._buckets = self._control[_BUCKETS]
+        self._begin(_BACKWARD_THREAD)
+
+    def end_backward(self) -> int:
+        """They no longer are.
+
+        Returns:
+            How many were recorded without Python since the beginning.
+        """
+        self._control[_BACKWARD_THREAD] = 0
+        return self._control[_BUCKETS] - self._buckets
+
+    def begin_broadcasts(self) -> None:
+        """From now on this thread's broadcasts are launched by C++ and may be known ones."""
+        self._begin(_BROADCAST_THREAD)
+
+    def end_broadcasts(self) -> None:
+        """They no longer are."""
+        self._control[_BROADCAST_THREAD] = 0
+
+    def broadcasts(self) -> bool:
+        """Whether this thread's broadcasts are launched by C++ and may be known ones."""
+        return self._control[_BROADCAST_THREAD] == threading.get_ident()
+
+    def add(self, message: Message, group: Group, following: int = 0) -> None:
+        """Has messages like the one that this thread is launching recorded without Python.
+
+        Args:
+            message: As Python has recorded it.
+            group: Its group.
+            following: How many more there must be room for: all of a sequence are known or none.
+        """
+        if not self._sees or self._library.room() <= following:
+            return
+        if group.next_elsewhere is None:
+            place = len(self._groups)
+            if place == len(self._library.collectives):
+                return
+            self._library.collectives[place] = group.collectives
+            group.next_elsewhere = functools.partial(self._library.next_collective, place)
+            self._groups.append(group)
+        place = next(i for i, known in enumerate(self._groups) if known is group)
+        self._known.append(_Known(message, group))
+        self._library.make_known(place, _FIRST + len(self._known) - 1)
+
+    def passing(self) -> Message | None:
+        """What is like the known message that this thread launches and C++ has no room for."""
+        what = self._library.passing() if self._sees else 0
+        return self._known[what - _FIRST].like if what else None
+
+    def forget(self) -> None:
+        """Has all messages recorded by Python again, until they are added again."""
+        self._library.forget()
+
+    def collect(self) -> None:
+        """Makes what C++ has recorded, and completes all that has ended."""
+        if not self._collecting.acquire(blocking=False):
+            return  # another thread is at it
+        try:
+            self._make()
+            for slot in self._times.collect():
+                if slot < self._size:
+                    self._ring[slot * self._fields + _WHAT] = _FREE
+        finally:
+            self._collecting.release()
+
+    def stop(self, timeout_s: float) -> None:
+        """Lets the messages launched so far end, but not for longer than the time-out."""
+        self.forget()
+        deadline = time.monotonic() + timeout_s
+        self.collect()
+        while not self._times.is_done and time.monotonic() < deadline:
+            time.sleep(0.001)
+            self.collect()
+
+    def abandon(self) -> None:
+        """In a forked child, where nothing ends any more."""
+        self.forget()
+        self._times.abandon()
+
+    def _begin(self, thread: int) -> None:
+        if self._sees:
+            self._control[_PAUSED] = self._recorder.paused
+            self._control[thread] = threading.get_ident()
+
+    def _make(self) -> None:
+        """Takes what has been launched out of the ring, in order."""
+        launched = self._control[_LAUNCHED]
+        while self._taken < launched:
+            slot = self._taken % self._size
+            at = slot * self._fields
+            what, enqueue_ns, number, num_bytes, root = self._ring[at : at + self._fields]
+            if what in (_FREE, _LAUNCHING):
+                return  # a thread is at it
+            self._taken += 1
+            if what == _LEFT_OUT:
+                self._ring[at + _WHAT] = _FREE
+                continue
+            like, group = self._known[what - _FIRST]
+            message = self._recorder.new_message(like.op, like.group, enqueue_ns)
+            message.step, message.phase = None, BY_TIME
+            message.name, message.tensors, message.dtype = like.name, like.tensors, like.dtype
+            message.seq = number
+            message.bytes = message.out_bytes = num_bytes
+            message.peer = group.global_rank(root)
+            self._times.adopt(slot, message)
