@@ -76,8 +76,8 @@ class Vocabulary:
 class History:
     """What held when: changes in time order, looked up for many times at once.
 
-    Only the newest changes are kept; rows reach the writer within a flush interval of their
-    end, and what started before the kept past gets the oldest value.
+    Only the last changes and the newest of those before are kept; rows reach the writer within
+    a flush interval of their end, and what started before the kept past gets the oldest value.
     """
 
     def __init__(self, initial: int) -> None:
@@ -89,13 +89,13 @@ class History:
         if not changes:
             return
         new = np.array(changes, np.int64)
-        times = np.concatenate([self._times, new[::2]])
-        values = np.concatenate([self._values, new[1::2]])
+        times = np.concatenate([self._times[-_KEPT_CHANGES:], new[::2]])
+        values = np.concatenate([self._values[-_KEPT_CHANGES:], new[1::2]])
         if (times[1:] < times[:-1]).any():
             # Two threads may note their changes a moment out of order.
             order = np.argsort(times, kind="stable")
             times, values = times[order], values[order]
-        self._times, self._values = times[-_KEPT_CHANGES:], values[-_KEPT_CHANGES:]
+        self._times, self._values = times, values
 
     def newest(self) -> list[int]:
         """The last changes, as `extend` takes them: what rows that started lately need."""

@@ -1,0 +1,103 @@
+"""What DDP launches in every step, recorded without Python, is what Python would have recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from support.jobs import Done, run, torchrun, traced
+
+from ddltrace.tracer import gloo_messages_build
+from ddltrace.tracer.store import read_events, read_run
+
+SAME = [
+    *("op", "name", "seq", "peer", "tag", "bytes", "out_bytes", "dtype", "status", "tensors"),
+    *("step", "phase", "group", "lane"),
+]
+
+pytestmark = pytest.mark.skipif(
+    gloo_messages_build.compiler() is None, reason="no C++ compiler on this machine"
+)
+
+
+@dataclass
+class Recorded:
+    """A job of `known.py` and its trace."""
+
+    done: Done
+    trace: Path
+
+    def events(self, rank: int) -> pd.DataFrame:
+        info = next(info for info in read_run(self.trace).ranks if info.rank == rank)
+        assert info.errors == []
+        table, lost = read_events(self.trace, info.segment)
+        assert lost == 0
+        return table.to_pandas()
+
+    def messages(self, rank: int) -> pd.DataFrame:
+        """In the order of their launch."""
+        frame = self.events(rank)
+        frame = frame[frame.kind == "message"].drop_duplicates("id", keep="last")
+        frame["tensors"] = [None if ids is None else tuple(ids) for ids in frame.tensors]
+        return frame.sort_values(["group", "seq"]).reset_index(drop=True)
+
+    def without_python(self) -> list[int]:
+        """Of each rank: how many messages C++ has recorded."""
+        lines = [x for x in self.done.stdout.splitlines() if x.startswith("without Python")]
+        return [int(line.split()[-1]) for line in lines]
+
+
+def record(
+    tmp_path: Path, way: str, steps: int, *options: str, native: bool = True, status: int = 0
+) -> Recorded:
+    """With what is compiled or without."""
+    trace = tmp_path / f"trace-{native}"
+    command = torchrun("known.py", way, str(steps))
+    done = run(traced(trace, command, *options), cwd=tmp_path, DDLTRACE_NATIVE=str(int(native)))
+    assert (done.status == 0) == (status == 0), done.stderr
+    return Recorded(done, trace)
+
+
+@pytest.mark.parametrize(("way", "steps"), [("alone", 40), ("beside", 40), ("full", 2500)])
+def test_the_same_is_recorded_as_by_python(tmp_path: Path, way: str, steps: int) -> None:
+    native = record(tmp_path, way, steps, "--measure-cost", "0")
+    plain = record(tmp_path, way, steps, "--measure-cost", "0", native=False)
+    assert plain.without_python() == []
+    # Most messages of C++, from where PyTorch has told of the buckets; or all that fit.
+    assert min(native.without_python()) > (4096 if way == "full" else steps)
+    assert native.done.losses() == plain.done.losses()
+    for rank in (0, 1):
+        found, expected = native.messages(rank), plain.messages(rank)
+        assert found[SAME].equals(expected[SAME])
+        assert (found.start_ns >= found.enqueue_ns).all()
+        assert (found.end_ns > found.start_ns).all()
+        # Of the memory of a bucket, but the job's own: it was waited for by the job.
+        own = found[(found.op == "all_reduce") & ~found.name.str.startswith("bucket")]
+        events = native.events(rank)
+        assert set(own.id) <= set(events[events.kind == "wait"].parent)
+
+
+def test_what_is_not_to_be_recorded_is_counted(tmp_path: Path) -> None:
+    """Where a step is left out to measure the cost, the numbers go on."""
+    recorded = record(tmp_path, "alone", 260, "--measure-cost", "40")
+    assert min(recorded.without_python()) > 3 * 200
+    first, second = (recorded.messages(rank)[SAME] for rank in (0, 1))
+    assert first.equals(second)
+    steps = first[first.step < 260].groupby("step").size()
+    assert len(steps) == 240
+    assert steps.iloc[20:].nunique() == 1  # what one step sends does not change
+    # As many numbers are missing as the steps had that were left out.
+    assert first.seq.max() + 1 - len(first) == 20 * steps.iloc[-1]
+
+
+def test_a_rank_that_dies_leaves_what_it_was_in(tmp_path: Path) -> None:
+    recorded = record(tmp_path, "stops", 60, status=1)
+    found = recorded.messages(0)
+    last = found[found.status == "open"]
+    assert list(last.name) == ["bucket 0"]
+    assert list(last.step) == [59]
+    assert list(last.phase) == ["backward"]
+    assert list(last.seq) == [found.seq.max()]
+    assert recorded.messages(1).seq.max() == found.seq.max() - 1
