@@ -412,25 +412,26 @@ int ddltrace_see_launches() {
   }
 }
 
-// Makes known the message that this thread is launching, and all like it. Returns whether it is.
-int ddltrace_make_known(int64_t group, int64_t what) {
-  const int64_t place = num_known.load();
-  if (passing == nullptr || passing->message != nullptr || place == kMaxKnown) {
-    return 0;
+// What the message is that this thread is passing on to Python; 0: not known, -1: there is none.
+int64_t ddltrace_passing() {
+  if (passing == nullptr) {
+    return -1;
   }
-  known[place].emplace(Known{passing->call, passing->storage, group, what});
-  num_known = place + 1;
-  return 1;
+  return passing->message == nullptr ? 0 : passing->message->what;
+}
+
+// Makes that message known, and all like it.
+void ddltrace_make_known(int64_t group, int64_t what) {
+  const int64_t place = num_known.load();
+  if (passing != nullptr && place < kMaxKnown) {
+    known[place].emplace(Known{passing->call, passing->storage, group, what});
+    num_known = place + 1;
+  }
 }
 
 // How many messages can still be made known.
 int64_t ddltrace_room() {
   return kMaxKnown - num_known.load();
-}
-
-// What the message is that this thread is launching, known but left to Python; 0: not known.
-int64_t ddltrace_passing() {
-  return passing == nullptr || passing->message == nullptr ? 0 : passing->message->what;
 }
 
 // Nothing is known any more.

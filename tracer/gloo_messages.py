@@ -36,7 +36,7 @@ class GlooLibrary:
             self.begin_launch = _typed(library.ddltrace_begin_launch, ctypes.c_int, 1)
             self.end_launch = _typed(library.ddltrace_end_launch, None, 0)
             self.see_launches = _typed(library.ddltrace_see_launches, ctypes.c_int, 0)
-            self.make_known = _typed(library.ddltrace_make_known, ctypes.c_int, 2)
+            self.make_known = _typed(library.ddltrace_make_known, None, 2)
             self.room = _typed(library.ddltrace_room, ctypes.c_int64, 0)
             self.passing = _typed(library.ddltrace_passing, ctypes.c_int64, 0)
             self.forget = _typed(library.ddltrace_forget, None, 0)

@@ -27,12 +27,13 @@ _BROADCAST_THREAD: Final = 1
 _PAUSED: Final = 2
 _LAUNCHED: Final = 3
 _BUCKETS: Final = 4
-# Of GlooLibrary.ring.
+# Of GlooLibrary.ring, and of what is passed on to Python.
 _WHAT: Final = 0
 _FREE: Final = 0
 _LAUNCHING: Final = 1
 _LEFT_OUT: Final = 2
 _FIRST: Final = 3
+_UNKNOWN: Final = 0
 
 
 class _Known(NamedTuple):
@@ -97,7 +98,7 @@ class KnownMessages:
         """They no longer are."""
         self._control[_BROADCAST_THREAD] = 0
 
-    def broadcasts(self) -> bool:
+    def is_broadcasting(self) -> bool:
         """Whether this thread's broadcasts are launched by C++ and may be known ones."""
         return self._control[_BROADCAST_THREAD] == threading.get_ident()
 
@@ -109,7 +110,7 @@ class KnownMessages:
             group: Its group.
             following: How many more there must be room for: all of a sequence are known or none.
         """
-        if not self._sees or self._library.room() <= following:
+        if self._library.passing() != _UNKNOWN or self._library.room() <= following:
             return
         if group.next_elsewhere is None:
             place = len(self._groups)
@@ -124,8 +125,8 @@ class KnownMessages:
 
     def passing(self) -> Message | None:
         """What is like the known message that this thread launches and C++ has no room for."""
-        what = self._library.passing() if self._sees else 0
-        return self._known[what - _FIRST].like if what else None
+        what = self._library.passing()
+        return self._known[what - _FIRST].like if what >= _FIRST else None
 
     def forget(self) -> None:
         """Has all messages recorded by Python again, until they are added again."""

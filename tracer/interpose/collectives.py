@@ -414,7 +414,7 @@ class Observer:
             following = ddp.following(message.tensors)
             if following is not None:
                 known.add(message, group, following)
-        elif message.op == "broadcast" and known.broadcasts():
+        elif message.op == "broadcast" and known.is_broadcasting():
             known.add(message, group)
 
     def _collect(self) -> None:
