@@ -7,6 +7,7 @@ round with everything off; the mean, because the writer's work comes in pieces. 
 numbers that stand in the README::
 
     python benchmarks/overhead_parts.py                # six minutes
+    python benchmarks/overhead_parts.py --only everything --rounds 600 --steps 4
 
 The job is the residual CNN of `overhead.py` under DistributedDataParallel, two ranks over Gloo.
 """
@@ -39,6 +40,18 @@ SETTINGS: dict[str, frozenset[str]] = {
 }
 
 
+class Paused:
+    """A recorder that leaves out what C++ would record: it is launched as if untraced."""
+
+    paused = True
+
+    def __init__(self, recorder: Any) -> None:
+        self._recorder = recorder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._recorder, name)
+
+
 class Switches:
     """Switches parts of the recording session of this process."""
 
@@ -53,10 +66,10 @@ class Switches:
         session: Any = current_session()
         self._writer = session._writer
         self._flush: Callable[..., None] = self._writer._flush
-        stoppers = (getattr(stop, "__self__", None) for stop in session._stoppers)
-        self._observer: Any = next(s for s in stoppers if type(s).__name__ == "Observer")
         self._known: Any = session.known
-        self._sees = self._known is not None and self._known._sees
+        if self._known is None:
+            sys.exit("needs a C++ compiler: without, even what is not recorded goes through Python")
+        self._recorder: Any = session.recorder
         models = (m for m in gc.get_objects() if isinstance(m, DistributedDataParallel))
         self._parameters: list[Any] = list(next(models).parameters())
         self._hooks = [p._post_accumulate_grad_hooks for p in self._parameters]
@@ -70,23 +83,30 @@ class Switches:
         ]
         self._optimizer_hooks = [dict(hooks) for hooks in self._of_optimizers]
 
+    def _bare_backward(self, *args: Any, **kwargs: Any) -> None:
+        """Only says that it runs: else C++ would leave its messages to Python."""
+        self._known.begin_backward()
+        try:
+            self._backward.__wrapped__(*args, **kwargs)
+        finally:
+            self._known.end_backward()
+
     def set(self, parts: frozenset[str]) -> None:
         """Leaves on what is named."""
         self._module.__call__ = self._call if "layers" in parts else self._call.__wrapped__
         phases = "phases" in parts
-        self._autograd.backward = self._backward if phases else self._backward.__wrapped__
+        self._autograd.backward = self._backward if phases else self._bare_backward
         for hooks, kept in zip(self._of_optimizers, self._optimizer_hooks, strict=True):
             hooks.clear()
             hooks.update(kept if phases else {})
         for parameter, hooks in zip(self._parameters, self._hooks, strict=True):
             parameter._post_accumulate_grad_hooks = hooks if "gradients" in parts else None
-        self._observer._active = "messages" in parts
-        if self._sees:
-            self._known._sees = "messages" in parts
+        messages = "messages" in parts
+        self._known._recorder = self._recorder if messages else Paused(self._recorder)
         self._writer._flush = self._flush if "writer" in parts else lambda **_: None
 
 
-def work(rounds: int, steps: int) -> None:
+def work(rounds: int, steps: int, settings: list[str]) -> None:
     """The job, on one rank."""
     import torch
     import torch.distributed as dist
@@ -98,8 +118,8 @@ def work(rounds: int, steps: int) -> None:
     for _ in range(WARM_UP_STEPS):
         step()
     switches = Switches()
-    means: dict[str, list[float]] = {setting: [] for setting in SETTINGS}
-    order, rng = list(SETTINGS), random.Random(0)  # all ranks take the same turns
+    means: dict[str, list[float]] = {setting: [] for setting in settings}
+    order, rng = list(settings), random.Random(0)  # all ranks take the same turns
     rank = dist.get_rank()
     for number in range(rounds):
         rng.shuffle(order)
@@ -136,10 +156,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--steps", type=int, default=8, help="of each setting in a round")
+    parser.add_argument("--only", choices=list(SETTINGS), help="default: all settings")
     parser.add_argument("--rank-of", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of:
-        work(options.rounds, options.steps)
+        settings = list(SETTINGS) if options.only is None else ["nothing", options.only]
+        work(options.rounds, options.steps, settings)
         return
     with tempfile.TemporaryDirectory(prefix="ddltrace-") as name:
         command = [sys.executable, "-m", "ddltrace", "run", "--measure-cost", "0"]
@@ -147,6 +169,7 @@ def main() -> None:
         command += [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={NUM_RANKS}", __file__, "--rank-of"]
         command += ["--rounds", str(options.rounds), "--steps", str(options.steps)]
+        command += [] if options.only is None else ["--only", options.only]
         sys.exit(
             subprocess.run(command, env={**os.environ, **SAME_FOR_ALL}, check=False).returncode
         )

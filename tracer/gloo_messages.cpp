@@ -36,6 +36,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <utility>
 
 namespace {
 
@@ -219,12 +220,18 @@ struct Call {
   }
 };
 
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
 struct Known {
-  Call call;
+  Known(const Call& call, WeakStorage storage, int64_t group, int64_t what)
+      : call(call), storage(std::move(storage)), group(group), what(what) {}
+
+  const Call call;
   // No other storage can be in this one's place for as long as we point to it.
-  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-  int64_t group;
-  int64_t what;
+  const WeakStorage storage;
+  const int64_t group;
+  const int64_t what;
+  std::atomic<bool> active{false}; // until then it is passed on
 };
 
 // Only ever appended to, by threads that hold the interpreter; read by any.
@@ -238,7 +245,7 @@ const Known* find(const Call& call) {
   const int64_t first = num_forgotten.load(), count = num_known.load() - first;
   for (int64_t i = 1; i <= count; ++i) {
     const int64_t place = first + (last + i) % count;
-    if (known[place]->call.same_as(call)) {
+    if (known[place]->active.load() && known[place]->call.same_as(call)) {
       last = place - first;
       return &*known[place];
     }
@@ -249,7 +256,7 @@ const Known* find(const Call& call) {
 // The call that this thread is passing on to Python, which may make it known or ask what it is.
 struct Passing {
   const Call& call;
-  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  WeakStorage storage;
   const Known* message;
 };
 thread_local const Passing* passing = nullptr;
@@ -420,18 +427,20 @@ int64_t ddltrace_passing() {
   return passing->message == nullptr ? 0 : passing->message->what;
 }
 
-// Makes that message known, and all like it.
-void ddltrace_make_known(int64_t group, int64_t what) {
+// Makes that message known, and all like it. Returns its place; -1: there are too many.
+int64_t ddltrace_make_known(int64_t group, int64_t what) {
   const int64_t place = num_known.load();
-  if (passing != nullptr && place < kMaxKnown) {
-    known[place].emplace(Known{passing->call, passing->storage, group, what});
-    num_known = place + 1;
+  if (passing == nullptr || place == kMaxKnown) {
+    return -1;
   }
+  known[place].emplace(passing->call, passing->storage, group, what);
+  num_known = place + 1;
+  return place;
 }
 
-// How many messages can still be made known.
-int64_t ddltrace_room() {
-  return kMaxKnown - num_known.load();
+// From now on what is known there is no longer passed on.
+void ddltrace_activate(int64_t place) {
+  known[place]->active = true;
 }
 
 // Nothing is known any more.

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ddltrace.tracer.recorder import BY_TIME, Message, Recorder
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ddltrace.tracer.gloo_messages import GlooLibrary
     from ddltrace.tracer.gloo_times import GlooTimes
     from ddltrace.tracer.interpose.groups import Group
@@ -70,6 +72,7 @@ class KnownMessages:
         self._buckets = 0
         self._known: list[_Known] = []
         self._groups: list[Group] = []
+        self._adding = threading.RLock()
         self._collecting = threading.Lock()
 
     def see_launches(self) -> None:
@@ -102,26 +105,49 @@ class KnownMessages:
         """Whether this thread's broadcasts are launched by C++ and may be known ones."""
         return self._control[_BROADCAST_THREAD] == threading.get_ident()
 
-    def add(self, message: Message, group: Group, following: int = 0) -> None:
-        """Has messages like the one that this thread is launching recorded without Python.
+    def add(self, message: Message, group: Group) -> int | None:
+        """Makes known the message that this thread is launching, and all like it.
 
         Args:
             message: As Python has recorded it.
             group: Its group.
-            following: How many more there must be room for: all of a sequence are known or none.
+
+        Returns:
+            What `activate` is to be given; None if it cannot be known.
         """
-        if self._library.passing() != _UNKNOWN or self._library.room() <= following:
-            return
-        if group.next_elsewhere is None:
-            place = len(self._groups)
-            if place == len(self._library.collectives):
-                return
-            self._library.collectives[place] = group.collectives
-            group.next_elsewhere = functools.partial(self._library.next_collective, place)
-            self._groups.append(group)
-        place = next(i for i, known in enumerate(self._groups) if known is group)
-        self._known.append(_Known(message, group))
-        self._library.make_known(place, _FIRST + len(self._known) - 1)
+        if self._library.passing() != _UNKNOWN:
+            return None
+        with self._adding:
+            counter = self._counter(group)
+            if counter is None:
+                return None
+            self._known.append(_Known(message, group))
+            place: int = self._library.make_known(counter, _FIRST + len(self._known) - 1)
+            if place < 0:
+                self._known.pop()
+        return place if place >= 0 else None
+
+    def activate(self, places: Iterable[int]) -> None:
+        """From now on known messages are recorded without Python.
+
+        Args:
+            places: What `add` has returned for them.
+        """
+        for place in places:
+            self._library.activate(place)
+
+    def _counter(self, group: Group) -> int | None:
+        """Where C++ counts the collectives of a group; None if there are too many groups."""
+        for counter, counted in enumerate(self._groups):
+            if counted is group:
+                return counter
+        counter = len(self._groups)
+        if counter == len(self._library.collectives):
+            return None
+        self._library.collectives[counter] = group.collectives
+        group.next_elsewhere = functools.partial(self._library.next_collective, counter)
+        self._groups.append(group)
+        return counter
 
     def passing(self) -> Message | None:
         """What is like the known message that this thread launches and C++ has no room for."""

@@ -39,6 +39,8 @@ def keep_full(session, step):
         session._writer.pause()
     elif step == STEPS - 500:
         session._writer.resume()
+        while session.known._taken < session.known._control[3]:
+            time.sleep(0.01)
 
 
 def stop_for_good():
@@ -56,6 +58,8 @@ def communicate(models, other, step):
     if step % 3 == 0:
         dist.barrier()
         dist.broadcast(torch.ones(2), src=1)
+    if step == 25:  # whatever was known of groups may be wrong now
+        dist.all_reduce(torch.ones(1), group=dist.new_group())
     if step % 4 == 0:
         dist.all_reduce(torch.ones(5), group=other)
         with models[0].no_sync():

@@ -411,11 +411,10 @@ class Observer:
         if known is None or ddp is None:
             return
         if by_engine:
-            following = ddp.following(message.tensors)
-            if following is not None:
-                known.add(message, group, following)
+            ddp.make_known(known, message, group)
         elif message.op == "broadcast" and known.is_broadcasting():
-            known.add(message, group)
+            place = known.add(message, group)
+            known.activate([] if place is None else [place])
 
     def _collect(self) -> None:
         """On the writer's thread: takes up what Gloo has told."""

@@ -19,6 +19,9 @@ from ddltrace.tracer.interpose.autograd import watch_gradients
 if TYPE_CHECKING:
     import torch
 
+    from ddltrace.tracer.interpose.groups import Group
+    from ddltrace.tracer.known_messages import KnownMessages
+    from ddltrace.tracer.recorder import Message
     from ddltrace.tracer.session import Session
 
 _now = time.monotonic_ns
@@ -185,6 +188,7 @@ class _Model:
         self.backward = -1  # number of the backward pass that `launched` counts in
         self.launched: list[_Bucket] = []
         self.ready_order: list[int] | None = None
+        self.known: list[int] = []  # places of its first buckets among the known messages
 
     def bucket(self, indices: list[int]) -> _Bucket:
         """The bucket of some parameters."""
@@ -270,21 +274,30 @@ class DdpBuckets:
             return name, found.tensors
         return None
 
-    def following(self, tensors: list[int] | None) -> int | None:
-        """How many buckets come after one, in every backward pass from now on.
+    def make_known(self, known: KnownMessages, message: Message, group: Group) -> None:
+        """Has a bucket recorded without Python from now on, if it will be sent again as it is.
+
+        All buckets of a model or none: the others are named by their order.
 
         Args:
-            tensors: What `bucket_of` has told of it.
-
-        Returns:
-            None if that can change.
+            known: What records it.
+            message: The bucket's, which this thread is launching.
+            group: Its group.
         """
         for model in self._models:
-            if model.settled and model.buckets is not None and tensors is not None:
-                for place, bucket in enumerate(model.buckets, 1):
-                    if bucket.tensors is tensors:
-                        return len(model.buckets) - place
-        return None
+            if not model.settled or model.buckets is None or message.tensors is None:
+                continue
+            for number, bucket in enumerate(model.buckets):
+                if bucket.tensors is not message.tensors:
+                    continue
+                if number == 0:
+                    model.known = []
+                place = known.add(message, group) if number == len(model.known) else None
+                if place is not None:
+                    model.known.append(place)
+                    if len(model.known) == len(model.buckets):
+                        known.activate(model.known)
+                return
 
     def _senders(self, group: str) -> list[_Model]:
         """The models whose reducer may send now: a gradient of theirs has just become ready."""
