@@ -89,7 +89,7 @@ class Switches:
         try:
             self._backward.__wrapped__(*args, **kwargs)
         finally:
-            self._known.end_backward()
+            self._known.end_backward(time.monotonic_ns())
 
     def set(self, parts: frozenset[str]) -> None:
         """Leaves on what is named."""

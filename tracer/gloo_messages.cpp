@@ -66,6 +66,7 @@ struct Message {
   Shared number; // among the collectives of its group
   Shared bytes;
   Shared root;
+  Shared waited_ns; // when it was over at the latest; Python's to tell
 };
 
 struct Control {
@@ -323,6 +324,7 @@ bool launch(
   noted.enqueue_ns = now_ns();
   noted.bytes = call.bytes;
   noted.root = call.root;
+  noted.waited_ns = 0;
   if (!begin_launch(place)) {
     noted.what = kLeftOut;
     return false;

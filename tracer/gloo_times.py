@@ -82,7 +82,7 @@ class GlooTimes:
             message: The message.
         """
         message.slot = slot
-        message.settle = self._settle
+        message.settle = self.settle
         self._followed[slot] = message
 
     def collect(self) -> list[int]:
@@ -108,7 +108,7 @@ class GlooTimes:
         """In a forked child, where nothing ends any more."""
         self._followed.clear()
 
-    def _settle(self, message: Message) -> None:
+    def settle(self, message: Message) -> None:
         """Puts in the times that Gloo's threads took down."""
         _, began, ended, state = self._slots[message.slot * _FIELDS :][:_FIELDS]
         if ended:

@@ -31,6 +31,7 @@ _LAUNCHED: Final = 3
 _BUCKETS: Final = 4
 # Of GlooLibrary.ring, and of what is passed on to Python.
 _WHAT: Final = 0
+_WAITED_NS: Final = 5
 _FREE: Final = 0
 _LAUNCHING: Final = 1
 _LEFT_OUT: Final = 2
@@ -70,6 +71,7 @@ class KnownMessages:
         self._sees = False
         self._taken = self._control[_LAUNCHED]
         self._buckets = 0
+        self._launched_before = {_BACKWARD_THREAD: 0, _BROADCAST_THREAD: 0}
         self._known: list[_Known] = []
         self._groups: list[Group] = []
         self._adding = threading.RLock()
@@ -84,22 +86,29 @@ class KnownMessages:
         self._buckets = self._control[_BUCKETS]
         self._begin(_BACKWARD_THREAD)
 
-    def end_backward(self) -> int:
-        """They no longer are.
+    def end_backward(self, now_ns: int) -> int:
+        """They no longer are, and all of them are over.
+
+        Args:
+            now_ns: The time.
 
         Returns:
             How many were recorded without Python since the beginning.
         """
-        self._control[_BACKWARD_THREAD] = 0
+        self._end(_BACKWARD_THREAD, "all_reduce", now_ns)
         return self._control[_BUCKETS] - self._buckets
 
     def begin_broadcasts(self) -> None:
         """From now on this thread's broadcasts are launched by C++ and may be known ones."""
         self._begin(_BROADCAST_THREAD)
 
-    def end_broadcasts(self) -> None:
-        """They no longer are."""
-        self._control[_BROADCAST_THREAD] = 0
+    def end_broadcasts(self, now_ns: int) -> None:
+        """They no longer are, and all of them are over.
+
+        Args:
+            now_ns: The time.
+        """
+        self._end(_BROADCAST_THREAD, "broadcast", now_ns)
 
     def is_broadcasting(self) -> bool:
         """Whether this thread's broadcasts are launched by C++ and may be known ones."""
@@ -186,8 +195,20 @@ class KnownMessages:
 
     def _begin(self, thread: int) -> None:
         if self._sees:
+            self._launched_before[thread] = self._control[_LAUNCHED]
             self._control[_PAUSED] = self._recorder.paused
             self._control[thread] = threading.get_ident()
+
+    def _end(self, thread: int, op: str, now_ns: int) -> None:
+        if self._control[thread] != threading.get_ident():
+            return  # it never began, or another thread has begun since
+        self._control[thread] = 0
+        # The job has waited for them. Gloo's thread may come to say so only later.
+        for position in range(self._launched_before[thread], self._control[_LAUNCHED]):
+            at = position % self._size * self._fields
+            what = self._ring[at + _WHAT]
+            if what >= _FIRST and self._known[what - _FIRST].like.op == op:
+                self._ring[at + _WAITED_NS] = now_ns
 
     def _make(self) -> None:
         """Takes what has been launched out of the ring, in order."""
@@ -195,7 +216,7 @@ class KnownMessages:
         while self._taken < launched:
             slot = self._taken % self._size
             at = slot * self._fields
-            what, enqueue_ns, number, num_bytes, root = self._ring[at : at + self._fields]
+            what, enqueue_ns, number, num_bytes, root = self._ring[at : at + _WAITED_NS]
             if what in (_FREE, _LAUNCHING):
                 return  # a thread is at it
             self._taken += 1
@@ -210,3 +231,12 @@ class KnownMessages:
             message.bytes = message.out_bytes = num_bytes
             message.peer = group.global_rank(root)
             self._times.adopt(slot, message)
+            message.settle = self._settle
+
+    def _settle(self, message: Message) -> None:
+        """Puts in the times that Gloo's threads took down, or when the job had waited for it."""
+        self._times.settle(message)
+        waited_ns = self._ring[message.slot * self._fields + _WAITED_NS]
+        if waited_ns and message.end_ns is not None and message.end_ns > waited_ns:
+            message.end_ns = waited_ns
+            message.start_ns = min(message.start_ns, waited_ns)

@@ -79,7 +79,7 @@ def _timed(session: Session, original: Callable[..., Any]) -> Callable[..., Any]
             state.device_mark = session.device.mark()
 
     def end(start: int, end_ns: int) -> None:
-        known = 0 if session.known is None else session.known.end_backward()
+        known = 0 if session.known is None else session.known.end_backward(end_ns)
         recorder.leave_phase(end_ns)
         if state.bucket_messages and session.device is None:
             # The reducer has waited for its buckets; a reaper that was kept from running would

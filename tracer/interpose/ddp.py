@@ -109,12 +109,12 @@ def _waited(session: Session, original: Callable[..., Any]) -> Callable[..., Any
         except Exception as error:  # noqa: BLE001 - the job goes on
             session.fault("broadcast_coalesced", error)
 
-    def end(start: int) -> None:
+    def end(start: int, end_ns: int) -> None:
         try:
             if session.known is not None:
-                session.known.end_broadcasts()
+                session.known.end_broadcasts(end_ns)
             if not session.recorder.paused:
-                session.recorder.add_wait(start, _now(), -1, "broadcast_coalesced")
+                session.recorder.add_wait(start, end_ns, -1, "broadcast_coalesced")
         except Exception as error:  # noqa: BLE001 - the job goes on
             session.fault("broadcast_coalesced", error)
 
@@ -127,7 +127,7 @@ def _waited(session: Session, original: Callable[..., Any]) -> Callable[..., Any
             with session.carrying(None, [None]):
                 return original(*args, **kwargs)
         finally:
-            end(start)
+            end(start, _now())
 
     return broadcast_coalesced
 
