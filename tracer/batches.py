@@ -76,8 +76,8 @@ class Vocabulary:
 class History:
     """What held when: changes in time order, looked up for many times at once.
 
-    Only the last changes and the newest of those before are kept; rows reach the writer within
-    a flush interval of their end, and what started before the kept past gets the oldest value.
+    Kept are the changes that came last and the newest of those before; rows reach the writer
+    within a flush interval of their end, and what started earlier gets the oldest value kept.
     """
 
     def __init__(self, initial: int) -> None:

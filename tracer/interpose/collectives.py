@@ -164,13 +164,11 @@ class Observer:
             session.fault,
         )
         library = _gloo_library(session)
-        self._gloo = None if library is None else GlooTimes(library, self._recorder)
-        self._known = (
-            None
-            if library is None or self._gloo is None
-            else KnownMessages(library, self._gloo, self._recorder)
-        )
-        session.known = self._known
+        self._gloo: GlooTimes | None = None
+        self._known: KnownMessages | None = None
+        if library is not None:
+            self._gloo = GlooTimes(library, self._recorder)
+            self._known = session.known = KnownMessages(library, self._gloo, self._recorder)
         self._recorder.collectors.append(self._collect)
         self._launched = threading.local()
         self._coalescing = threading.local()

@@ -196,6 +196,14 @@ class _Model:
         numel = sum(self.numel[index] for index in indices)
         return _Bucket(indices, numel, ids if len(ids) == len(indices) else None)
 
+    def lasting(self, tensors: list[int] | None) -> int | None:
+        """Which bucket of every backward pass from now on has this very list of tensors."""
+        if self.settled and self.buckets is not None and tensors is not None:
+            for number, bucket in enumerate(self.buckets):
+                if bucket.tensors is tensors:
+                    return number
+        return None
+
 
 class DdpBuckets:
     """Tells which parameters an all-reduce of DDP's reducer carries."""
@@ -285,19 +293,17 @@ class DdpBuckets:
             group: Its group.
         """
         for model in self._models:
-            if not model.settled or model.buckets is None or message.tensors is None:
+            number = model.lasting(message.tensors)
+            if number is None:
                 continue
-            for number, bucket in enumerate(model.buckets):
-                if bucket.tensors is not message.tensors:
-                    continue
-                if number == 0:
-                    model.known = []
-                place = known.add(message, group) if number == len(model.known) else None
-                if place is not None:
-                    model.known.append(place)
-                    if len(model.known) == len(model.buckets):
-                        known.activate(model.known)
-                return
+            if number == 0:
+                model.known = []
+            place = known.add(message, group) if number == len(model.known) else None
+            if place is not None:
+                model.known.append(place)
+            if place is not None and len(model.known) == len(model.buckets or ()):
+                known.activate(model.known)
+            return
 
     def _senders(self, group: str) -> list[_Model]:
         """The models whose reducer may send now: a gradient of theirs has just become ready."""
