@@ -265,7 +265,8 @@ class DeviceTimer:
     def abandon(self) -> None:
         """Counts what will not be resolved any more."""
         self.unresolved += len(self._pending)
-        self._recorder.dropped += len(self._pending)
+        lost = len(self._pending)  # before the addition; see `WriterThread._write`
+        self._recorder.dropped += lost
         self._pending.clear()
 
 

@@ -4,6 +4,7 @@ To build a batch of `EVENTS` costs a busy machine a millisecond, most of it to g
 columns into its caches, and a rank that is killed may lose a quarter of a second at most. So the
 writer notes five times a second only what it took out of the recorder, which costs a third, and
 makes batches of it later; a reader of what is left makes the last one itself, with the same code.
+What no batch can be made of, on a full disk or for want of memory, is left here for good.
 
 The tail is an Arrow IPC stream of its own. A batch of it is what was taken at one time: the first
 of its two values holds the flat rows as 64-bit integers, the second all else as JSON. The first
@@ -14,7 +15,9 @@ of that.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import struct
 from array import array
 from collections.abc import Mapping, Sequence
@@ -34,6 +37,7 @@ _SCHEMA: Final = pa.schema(
     metadata={b"ddltrace.schema": b"ddltrace.tail/1"},
 )
 _MAX_BYTES: Final = 256 << 20
+_FRAME_BYTES: Final = 4096
 _MESSAGE_FIELDS: Final = (
     *("id", "op", "group", "enqueue_ns", "start_ns", "end_ns", "name", "seq", "peer", "tag"),
     *("bytes", "out_bytes", "dtype", "status", "tensors", "step", "phase"),
@@ -81,7 +85,7 @@ class TailWriter:
             self._path.unlink(missing_ok=True)
 
     def append(self, taken: Taken) -> None:
-        """Notes what was taken.
+        """Notes what was taken, whole or not at all.
 
         Raises:
             OSError: It cannot be written.
@@ -103,13 +107,15 @@ class TailWriter:
             self._writer = pa.ipc.new_stream(self._raw, _SCHEMA, options=options)
             row |= self._head
         values = _two_values(cells.tobytes(), json.dumps(row).encode())
-        self._writer.write_batch(pa.RecordBatch.from_arrays([values], schema=_SCHEMA))
-
-    def remove(self) -> None:
-        """Removes it: nothing will follow the stream's last batch."""
-        self.close()
-        with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
+        good = self._raw.tell()
+        if good + values.nbytes > _MAX_BYTES - _FRAME_BYTES:
+            raise OSError(errno.EFBIG, "the tail is longer than its readers allow")
+        try:
+            self._writer.write_batch(pa.RecordBatch.from_arrays([values], schema=_SCHEMA))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.truncate(self._path, good)
+            raise
 
     def close(self) -> None:
         """Lets go of the file as it is: in a forked child, whose parent goes on."""

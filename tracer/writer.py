@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import threading
 import time
 from collections.abc import Callable
 from typing import Final
-
-import pyarrow as pa
 
 from ddltrace.tracer.batches import BatchBuilder
 from ddltrace.tracer.recorder import Recorder, Taken
@@ -21,12 +20,16 @@ _MAX_PAUSE_S: Final = 1.0
 _ROWS_PER_BATCH: Final = 1 << 13
 """Rows that make a batch at once: then the cost of building it is theirs, not its own."""
 
+_BALLAST_BYTES: Final = 32 << 20
+"""Of address space, for the writes of a rank that gets no more of it."""
+
 
 class WriterThread(threading.Thread):
     """Writes at every interval until it is stopped: into the tail, or a batch.
 
     A full or vanished disk ends the writing, never the job: what cannot be written is counted
-    as dropped.
+    as dropped. So is what there is no memory for, but some is set aside: a job whose arrays have
+    become too many ends with an error, and its last moments tell why.
 
     Args:
         recorder: What to write.
@@ -72,6 +75,8 @@ class WriterThread(threading.Thread):
         self._writing = threading.RLock()
         self._broken = False
         self._tail_broken = False
+        # Never touched, so it is no memory; only limits of what a process may ask for count it.
+        self._ballast = mmap.mmap(-1, _BALLAST_BYTES)
         self.rows = 0
         self.busy_ns = 0
 
@@ -87,7 +92,7 @@ class WriterThread(threading.Thread):
             self._flush(last=True)
             self._on_end(self.rows)
         except Exception as error:  # noqa: BLE001 - a thread that ends so would print
-            self._on_fault("writer", error)
+            self._fault("writer", error)
 
     def stop(self, timeout_s: float) -> bool:
         """Asks for the last write and waits for it.
@@ -113,6 +118,8 @@ class WriterThread(threading.Thread):
 
     def _flush(self, *, last: bool = False) -> None:
         before = time.thread_time_ns()
+        if last:
+            self._ballast.close()
         with self._writing:
             try:
                 self._collect()
@@ -122,69 +129,87 @@ class WriterThread(threading.Thread):
                 self._watchdog.tick(active=taken.rows > 0 or self._recorder.paused)
                 self._write(taken, last=last)
             except Exception as error:  # noqa: BLE001 - the job goes on, the fault is recorded
-                self._on_fault("flush", error)
+                self._fault("flush", error)
         self.busy_ns += time.thread_time_ns() - before
+
+    def _fault(self, where: str, error: Exception) -> None:
+        if isinstance(error, MemoryError):
+            self._ballast.close()
+        self._on_fault(where, error)
 
     def _collect(self) -> None:
         for collect in self._recorder.collectors:
             try:
                 collect()
             except Exception as error:  # noqa: BLE001 - what has ended shows as open
-                self._on_fault("collect", error)
+                self._fault("collect", error)
 
     def _beat(self) -> None:
         try:
             self._on_beat()
         except Exception as error:  # noqa: BLE001 - the rows are to be written
-            self._on_fault("save", error)
+            self._fault("save", error)
 
     def _write(self, taken: Taken, *, last: bool) -> None:
+        """Puts what was taken into the tail, or with all that is pending there into a batch.
+
+        The tail keeps what no batch could be made of: only what fits neither is dropped.
+        """
         self._pending.extend(taken)
         now_s = time.monotonic()
         due = last or now_s >= self._batch_due_s or self._pending.rows >= _ROWS_PER_BATCH
-        if due or not self._note(taken):
+        written = due and self._write_batch()
+        if not written and not self._note(taken):
+            written = not due and self._write_batch()
+            if not written:
+                # Counted first: a call in the middle of the addition would let the job's threads,
+                # which count, too, run there.
+                lost = taken.rows
+                self._recorder.dropped += lost
+                self.rows -= lost
+        if written or self._broken:
+            self.rows += self._pending.rows
+            self._pending = Taken()
+        if written:
             self._batch_due_s = now_s + self._batch_interval_s
-            self._write_batch()
+            self._begin_tail()
         if last:
-            self._tail.remove()
+            self._tail.close()
+
+    def _begin_tail(self) -> None:
+        """Empties the tail: all of it is in the stream now."""
+        try:
+            self._tail.begin(self._batches, self._builder.context())
+        except Exception as error:  # noqa: BLE001 - the stream can do without
+            self._tail_broken = True
+            self._fault("tail", error)
 
     def _note(self, taken: Taken) -> bool:
-        """Notes what was taken in the tail; once that has failed, all goes into batches."""
+        """Notes what was taken in the tail; one that it could not take is the last."""
         if self._tail_broken:
             return False
         if taken.rows or taken.step_changes or taken.phase_changes:
             try:
                 self._tail.append(taken)
-            except Exception as error:  # noqa: BLE001 - nothing is lost by it
+            except Exception as error:  # noqa: BLE001 - the job goes on, the fault is recorded
                 self._tail_broken = True
-                self._on_fault("tail", error)
+                self._fault("tail", error)
                 return False
         return True
 
-    def _write_batch(self) -> None:
-        """Makes a batch of all that is pending; what cannot be written is counted as dropped."""
-        pending, self._pending = self._pending, Taken()
-        lost = pending.rows
-        try:
-            batch = self._builder.build(pending)
-            if batch is None or self._put(batch):
-                lost = 0
-        except Exception as error:  # noqa: BLE001 - of memory, for example, there may be too little
-            self._on_fault("build", error)
-        self._recorder.dropped += lost
-        self._tail.begin(self._batches, self._builder.context())
-
-    def _put(self, batch: pa.RecordBatch) -> bool:
-        """Writes a batch into the stream; the first that cannot be written is the last."""
+    def _write_batch(self) -> bool:
+        """Makes a batch of all that is pending; one that cannot be made or written is the last."""
         if self._broken:
             return False
+        where = "build"
         try:
-            self._stream.write(batch)
-        except (OSError, pa.ArrowException) as error:
+            batch = self._builder.build(self._pending)
+            where = "write"
+            if batch is not None:
+                self._stream.write(batch)
+                self._batches += 1
+        except Exception as error:  # noqa: BLE001 - of memory, for example, there may be too little
             self._broken = True
+            self._fault(where, error)
             self._stream.cut()
-            self._on_fault("write", error)
-            return False
-        self._batches += 1
-        self.rows += batch.num_rows
-        return True
+        return not self._broken

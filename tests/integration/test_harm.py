@@ -22,8 +22,8 @@ KILLS = int(os.environ.get("DDLTRACE_KILLS", "10"))
 WAYS = (
     *("returns", "sys_exit", "raises", "exit_in_thread", "raises_in_thread", "pending"),
     *("pending_kept", "destroyed", "at_exit", "os_exit", "abort", "segfault", "sigterm"),
-    *("sigterm_handled", "sigint", "handler_communicates", "out_of_memory", "forks"),
-    *("environment", "vanished"),
+    *("sigterm_handled", "sigint", "handler_communicates", "out_of_memory"),
+    *("out_of_memory_unwritten", "forks", "environment", "vanished"),
 )
 # These leave without the interpreter's end: the trace cannot be closed.
 CUT_SHORT = {"os_exit", "abort", "segfault", "sigterm", "sigint"}

@@ -93,7 +93,7 @@ def ways(how):  # noqa: PLR0912
         for _ in range(500):
             dist.all_reduce(torch.ones(2))
         signal.setitimer(signal.ITIMER_REAL, 0)
-    elif how == "out_of_memory":
+    elif how in ("out_of_memory", "out_of_memory_unwritten"):
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + (64 << 20), resource.RLIM_INFINITY))
         hoard = []
@@ -152,7 +152,8 @@ def main():
                 trace.mkdir()
                 write_run(trace, RunInfo())
                 os.environ["EXITS_TRACE"] = str(trace)
-                arm(CaptureConfig(directory=trace, flush_interval_s=0.01))
+                interval_s = 60 if how == "out_of_memory_unwritten" else 0.01
+                arm(CaptureConfig(directory=trace, flush_interval_s=interval_s))
             ways(how)
             return
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

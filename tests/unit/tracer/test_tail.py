@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -157,6 +158,40 @@ def test_every_cut_of_a_tail_keeps_what_was_written_before(tmp_path: Path) -> No
         table, lost = read_events(tmp_path, SEGMENT)
         assert table["start_ns"].to_pylist() == list(range(sum(cut >= size for size in sizes)))
         assert (lost == 0) == (cut in (0, *sizes))
+
+
+def test_what_a_full_disk_cuts_leaves_what_was_noted_before(tmp_path: Path) -> None:
+    rank, path = Rank(tmp_path), tmp_path / (SEGMENT + TAIL_SUFFIX)
+    rank.recorder.record("layer", "x", 0, 1)
+    rank.note()
+    size = path.stat().st_size
+    for number in range(1, 100):
+        rank.recorder.record("layer", "x", number, number + 1)
+    former = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 1000, former[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            rank.note()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, former)
+    assert path.stat().st_size == size
+    table, lost = read_events(tmp_path, SEGMENT)
+    assert (table.num_rows, lost) == (1, 0)
+
+
+def test_a_tail_grows_no_longer_than_its_readers_allow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddltrace.tracer.tail._MAX_BYTES", 20_000)
+    rank = Rank(tmp_path)
+    rank.recorder.record("layer", "x", 0, 1)
+    rank.note()
+    for number in range(1000):
+        rank.recorder.record("layer", "x", number, number + 1)
+    with pytest.raises(OSError, match="longer"):
+        rank.note()
+    table, lost = read_events(tmp_path, SEGMENT)
+    assert (table.num_rows, lost) == (1, 0)
 
 
 def test_damage_to_a_tail_is_never_a_traceback(tmp_path: Path) -> None:

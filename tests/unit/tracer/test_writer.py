@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,9 @@ import pytest
 
 from ddltrace.tracer import arrays
 from ddltrace.tracer.batches import BatchBuilder, History, Vocabulary
-from ddltrace.tracer.recorder import Recorder
+from ddltrace.tracer.recorder import Recorder, Taken
 from ddltrace.tracer.schema import EVENTS
-from ddltrace.tracer.store import StreamWriter, read_events
+from ddltrace.tracer.store import RankInfo, StreamWriter, finalize_rank, read_events
 from ddltrace.tracer.tail import TailWriter
 from ddltrace.tracer.watchdog import Watchdog, main_thread_stack
 from ddltrace.tracer.writer import WriterThread
@@ -163,6 +164,17 @@ class GatedStream:
         pass
 
 
+class FullStream(StreamWriter):
+    """A stream on a disk that can be full."""
+
+    full = False
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if self.full:
+            raise OSError(28, "No space left on device")
+        super().write(batch)
+
+
 def writer_on(
     recorder: Recorder, stream: object, faults: list[str], directory: Path
 ) -> WriterThread:
@@ -199,18 +211,59 @@ def test_a_writer_that_cannot_keep_up_costs_events_and_every_one_is_counted(
     assert stream.rows + recorder.dropped == 1 + 1000 + 200
 
 
-def test_a_full_disk_is_told_once_and_what_it_could_not_take_is_counted(tmp_path: Path) -> None:
-    recorder, stream, faults = Recorder(1000), GatedStream(), []
-    stream.gate.set()
-    stream.error = OSError(28, "No space left on device")
+def test_what_no_batch_takes_is_kept_in_the_tail(tmp_path: Path) -> None:
+    recorder, faults = Recorder(1000), []
+    stream = FullStream(tmp_path / f"{SEGMENT}.arrows")
     writer = writer_on(recorder, stream, faults, tmp_path)
     writer.start()
-    for number in range(100):
-        recorder.record("layer", "x", number, number + 1)
+    for number in range(300):
+        recorder.record("layer", f"layer-{number % 7}", number, number + 1)
+        if number % 100 == 50:
+            stream.full = number > 200
+            time.sleep(0.05)  # so that there are batches before
     assert writer.stop(60)
-    assert recorder.dropped == 100
-    assert writer.rows == 0
+    stream.close()
+    table, lost = read_events(tmp_path, SEGMENT)
+    assert (table.num_rows, lost, recorder.dropped, writer.rows) == (300, 0, 0, 300)
+    assert table["start_ns"].to_pylist() == list(range(300))
+    assert table["name"].to_pylist() == [f"layer-{number % 7}" for number in range(300)]
     assert faults == ["write: [Errno 28] No space left on device"]
+    info = RankInfo(rank=0, segment=SEGMENT, world_size=1)
+    finalize_rank(tmp_path, info)
+    assert (info.events, info.lost_bytes) == (300, 0)
+    assert {path.name for path in tmp_path.iterdir()} == {f"{SEGMENT}.arrow"}
+
+
+def test_a_full_disk_is_told_once_and_what_it_could_not_take_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, faults = Recorder(1000), []
+    stream = FullStream(tmp_path / f"{SEGMENT}.arrows")
+    stream.full = True
+    writer = writer_on(recorder, stream, faults, tmp_path)
+    append = TailWriter.append
+    noted = threading.Semaphore(0)
+
+    def until_full(tail: TailWriter, taken: Taken) -> None:
+        if recorder.sites[-1][1] == "late":
+            raise OSError(28, "No space left on device")
+        append(tail, taken)
+        noted.release(taken.rows)
+
+    monkeypatch.setattr(TailWriter, "append", until_full)
+    writer.start()
+    for number in range(50):
+        recorder.record("layer", "early", number, number + 1)
+    for _ in range(50):
+        assert noted.acquire(timeout=60)
+    for number in range(50):
+        recorder.record("layer", "late", number, number + 1)
+    assert writer.stop(60)
+    stream.close()
+    table, lost = read_events(tmp_path, SEGMENT)
+    assert (set(table["name"].to_pylist()), table.num_rows, lost) == ({"early"}, 50, 0)
+    assert (recorder.dropped, writer.rows) == (50, 50)
+    assert faults == [f"{where}: [Errno 28] No space left on device" for where in ("write", "tail")]
 
 
 def test_a_stream_written_by_the_thread_is_read_back(tmp_path: Path) -> None:
@@ -271,26 +324,29 @@ def test_the_stack_names_the_function_that_runs() -> None:
     assert len(stack) <= 24
 
 
-def test_rows_that_cannot_be_built_are_counted(
+def test_rows_that_cannot_be_built_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder, faults = Recorder(100), []
-    stream = GatedStream()
-    stream.gate.set()
+    stream = StreamWriter(tmp_path / f"{SEGMENT}.arrows")
     writer = writer_on(recorder, stream, faults, tmp_path)
 
     def no_memory(*_: object) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr("ddltrace.tracer.arrays.integer_columns", no_memory)
+    monkeypatch.setattr("ddltrace.tracer.writer.BatchBuilder.build", no_memory)
     for number in range(30):
         recorder.record("layer", "x", number, number + 1)
     recorder.complete(recorder.new_message("send", "0", 1), 2)
     recorder.add_wait(1, 2, 0, "send")
     writer.start()
     assert writer.stop(60)
-    assert (recorder.dropped, writer.rows) == (32, 0)
+    stream.close()
+    assert (recorder.dropped, writer.rows) == (0, 32)
     assert faults == ["build: no room"]
+    monkeypatch.undo()
+    table, lost = read_events(tmp_path, SEGMENT)
+    assert (table.num_rows, lost) == (32, 0)
 
 
 def test_steps_and_phases_are_unknown_where_there_was_no_room_to_note_them() -> None:
