@@ -15,7 +15,6 @@ The job is the residual CNN of `overhead.py` under DistributedDataParallel, two 
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import random
 import statistics
@@ -58,7 +57,6 @@ class Switches:
     def __init__(self) -> None:
         import torch
         from torch import nn
-        from torch.nn.parallel import DistributedDataParallel
         from torch.optim import optimizer
 
         from ddltrace.tracer.session import current_session
@@ -70,9 +68,8 @@ class Switches:
         if self._known is None:
             sys.exit("needs a C++ compiler: without, even what is not recorded goes through Python")
         self._recorder: Any = session.recorder
-        models = (m for m in gc.get_objects() if isinstance(m, DistributedDataParallel))
-        self._parameters: list[Any] = list(next(models).parameters())
-        self._hooks = [p._post_accumulate_grad_hooks for p in self._parameters]
+        self._gradients: Any = session.gradients
+        self._pause: Callable[[bool], None] = self._gradients.pause
         self._module: Any = nn.Module
         self._call: Any = nn.Module.__call__
         self._autograd: Any = torch.autograd
@@ -99,8 +96,9 @@ class Switches:
         for hooks, kept in zip(self._of_optimizers, self._optimizer_hooks, strict=True):
             hooks.clear()
             hooks.update(kept if phases else {})
-        for parameter, hooks in zip(self._parameters, self._hooks, strict=True):
-            parameter._post_accumulate_grad_hooks = hooks if "gradients" in parts else None
+        gradients = "gradients" in parts
+        self._pause(not gradients)
+        self._gradients.pause = self._pause if gradients else lambda _: None
         messages = "messages" in parts
         self._known._recorder = self._recorder if messages else Paused(self._recorder)
         self._writer._flush = self._flush if "writer" in parts else lambda **_: None

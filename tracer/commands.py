@@ -101,7 +101,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
         config = CaptureConfig(
             directory=directory.resolve(), level=level, op_steps=window, measure_cost=measure_cost
         )
-        _build_gloo_messages()
+        _build_native()
         result = run_job(command, config, {PART_LABEL: found.name} if found else {})
     except UnwritableError as error:
         # A job that has waited for its machines is not to be stopped by a disk.
@@ -128,19 +128,19 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     return result.exit_status
 
 
-def _build_gloo_messages() -> None:
-    """Compiles, before the first job, what makes the record of Gloo's messages cheap and exact."""
-    from ddltrace.tracer import gloo_messages_build
+def _build_native() -> None:
+    """Compiles, before the first job, what makes recording on the CPU cheap and exact."""
+    from ddltrace.tracer.native import build as native_build
 
-    if not gloo_messages_build.is_wanted():
+    if not native_build.is_wanted():
         return
     click.echo("ddltrace: compiling for this PyTorch, once (some seconds)", err=True)
     try:
-        gloo_messages_build.build()
+        native_build.build()
     except MissingCapabilityError as error:
         click.echo(
             f"ddltrace: recording will cost more than it could: {error} "
-            f"({gloo_messages_build.SWITCH}=0 leaves this out)",
+            f"({native_build.SWITCH}=0 leaves this out)",
             err=True,
         )
 

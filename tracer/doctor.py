@@ -52,16 +52,16 @@ print(json.dumps(found))
 
 _BUILD = """
 import json
-from ddltrace.tracer import gloo_messages_build
+from ddltrace.tracer.native import build as native_build
 from ddltrace.tracer.errors import MissingCapabilityError
-library, why = gloo_messages_build.installed(), None
+library, why = native_build.installed(), None
 if library is None:
     try:
-        library = gloo_messages_build.build()
+        library = native_build.build()
         why = None if library else "another process compiles it right now"
     except MissingCapabilityError as error:
         why = str(error)
-no_compiler = gloo_messages_build.compiler() is None
+no_compiler = native_build.compiler() is None
 print(json.dumps({"library": str(library), "why": why, "no_compiler": no_compiler}))
 """
 
@@ -99,7 +99,7 @@ def examine(interpreter: str) -> list[Finding]:
     path = shutil.which(interpreter)
     if path is None:
         raise UsageError(f"no such interpreter: {interpreter}")
-    return [*_packages(), *_torch(path), *_injection(path), *_gloo_messages(path), *_machine()]
+    return [*_packages(), *_torch(path), *_injection(path), *_native(path), *_machine()]
 
 
 def _packages() -> Iterator[Finding]:
@@ -178,9 +178,9 @@ def _injection(python: str) -> Iterator[Finding]:
         yield Finding("capture", "ok", f"a probe job was traced: {', '.join(sorted(wanted))}")
 
 
-def _gloo_messages(python: str) -> Iterator[Finding]:
-    """Whether the job's Python has, or can make, what takes down the times of Gloo's messages."""
-    subject = "cheap times of Gloo"
+def _native(python: str) -> Iterator[Finding]:
+    """Whether the job's Python has, or can make, what records without the interpreter."""
+    subject = "recording in C++"
     output = _run([python, "-c", _BUILD], os.environ.copy())
     try:
         found = json.loads(output.splitlines()[-1])
@@ -192,7 +192,7 @@ def _gloo_messages(python: str) -> Iterator[Finding]:
         yield Finding(
             subject,
             "absent",
-            f"{found['why']}: recording a message costs twice as much",
+            f"{found['why']}: recording on the CPU costs more",
             "install a C++ compiler (Debian: apt-get install g++)" if found["no_compiler"] else "",
         )
 

@@ -1,9 +1,9 @@
 """When Gloo began and ended each message, told by Gloo's own threads.
 
 A thread of Python that waits for a message wakes up some five times until it is complete, and
-each time takes a core and the interpreter from the job. A few lines of C++ (`gloo_messages.cpp`)
-take down the same two times where they happen, wake nobody, and know what Python cannot: when a
-message left Gloo's queue. Without them (no compiler, another PyTorch) there are the reapers.
+each time takes a core and the interpreter from the job. `native/gloo_messages.cpp` takes down the
+same two times where they happen, wakes nobody, and knows what Python cannot: when a message left
+Gloo's queue. Without them (no compiler, another PyTorch) there are the reapers.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from ddltrace.tracer.gloo_messages import GlooLibrary
+from ddltrace.tracer.native.library import NativeLibrary
 from ddltrace.tracer.recorder import Message, Recorder
 
-_FIELDS: Final = GlooLibrary.SLOT_FIELDS  # owner, began, ended, state
+_FIELDS: Final = NativeLibrary.SLOT_FIELDS  # owner, began, ended, state
 _STATE: Final = 3
 _OPEN: Final = 0
 _FAILED: Final = 2
@@ -36,7 +36,7 @@ class GlooTimes:
             the launch raises, and cannot raise itself.
     """
 
-    def __init__(self, library: GlooLibrary, recorder: Recorder) -> None:
+    def __init__(self, library: NativeLibrary, recorder: Recorder) -> None:
         self._begin_launch = library.begin_launch
         self.end_launch: Callable[[], None] = library.end_launch
         self._slots = library.slots

@@ -2,9 +2,9 @@
 
 DistributedDataParallel sends the same buckets and buffers in every step. To call Python for each
 of them costs the job more than all else that is recorded: between two layers the code is in no
-cache any more. So a message that Python has recorded once is made known to `gloo_messages.cpp`,
-which from then on takes down only what is new of it, when it was launched and its number; the
-writer's thread makes the rest here.
+cache any more. So a message that Python has recorded once is made known to
+`native/gloo_messages.cpp`, which from then on takes down only what is new of it, when it was
+launched and its number; the writer's thread makes the rest here.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ddltrace.tracer.recorder import BY_TIME, Message, Recorder
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddltrace.tracer.gloo_messages import GlooLibrary
     from ddltrace.tracer.gloo_times import GlooTimes
     from ddltrace.tracer.interpose.groups import Group
+    from ddltrace.tracer.native.library import NativeLibrary
 
-# Of GlooLibrary.control.
+# Of NativeLibrary.control.
 _BACKWARD_THREAD: Final = 0
 _BROADCAST_THREAD: Final = 1
 _PAUSED: Final = 2
 _LAUNCHED: Final = 3
 _BUCKETS: Final = 4
-# Of GlooLibrary.ring, and of what is passed on to Python.
+# Of NativeLibrary.ring, and of what is passed on to Python.
 _WHAT: Final = 0
 _WAITED_NS: Final = 5
 _FREE: Final = 0
@@ -60,7 +60,7 @@ class KnownMessages:
         recorder: Where they go.
     """
 
-    def __init__(self, library: GlooLibrary, times: GlooTimes, recorder: Recorder) -> None:
+    def __init__(self, library: NativeLibrary, times: GlooTimes, recorder: Recorder) -> None:
         self._library = library
         self._control = library.control
         self._ring = library.ring

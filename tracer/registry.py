@@ -42,6 +42,7 @@ class Registry:
         trained: Ids of parameters that ever had a gradient.
         frozen: Parameters that wanted no gradient when last seen, by id.
         unnamed: Parameters beyond those that are kept; messages do not name them.
+        collect_ready: Notes as ready what is, where that is taken down elsewhere first.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -55,6 +56,7 @@ class Registry:
         self._id_of: dict[int, int] = {}
         self._id_of_name: dict[str, int] = {}
         self.unnamed = 0
+        self.collect_ready: Callable[[], object] = _nothing
         self.ready: list[int] = []
         self.ready_in_backward: list[int] = []
         self._by_address: dict[int, int] = {}
@@ -127,6 +129,7 @@ class Registry:
         while (former := self._id_of_name.get(info.name)) is not None:
             same = (self.tensors[former].shape, self.tensors[former].dtype)
             if self._parameters[former]() is None and same == (info.shape, info.dtype):
+                self.collect_ready()
                 self.trained.discard(former)
                 self.frozen.pop(former, None)
                 return former
@@ -223,6 +226,7 @@ class Registry:
 
     def model_is_trained(self, model: nn.Module) -> bool:
         """Whether a gradient of one of the model's parameters was ever seen."""
+        self.collect_ready()
         return any(self.tensor_id(p) in self.trained for p in model.parameters())
 
     def tensors_at(self, tensors: Iterable[torch.Tensor]) -> list[int] | None:
@@ -239,8 +243,15 @@ class Registry:
             found.append(number)
         return found or None
 
+    def note_ready(self, tensors: Sequence[int]) -> None:
+        """Gradients have become ready, in this order."""
+        self.ready.extend(tensors)
+        self.ready_in_backward.extend(tensors)
+        self.trained.update(tensors)
+
     def begin_backward(self) -> None:
         """A new backward pass begins."""
+        self.collect_ready()
         self.ready_in_backward.clear()
         most = 2 * len(self.tensors)
         if len(self.ready) > most or len(self._by_address) > 2 * most:
@@ -248,6 +259,7 @@ class Registry:
 
     def forget_gradients(self) -> None:
         """Gradients may be freed and their memory reused: at the end of a step."""
+        self.collect_ready()
         self._by_address.clear()
         self.ready.clear()
         self._scanned = False
@@ -278,6 +290,7 @@ class Registry:
         return None
 
     def _index_ready(self) -> None:
+        self.collect_ready()
         while self.ready:
             number = self.ready.pop()
             parameter = self._parameters[number]()
@@ -308,6 +321,10 @@ class Registry:
 
         self._modules[key] = weakref.ref(module, forget)
         self.layer_site[key] = self._recorder.site("layer", name or type(module).__name__)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -40,9 +40,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ddltrace.tracer.device_clock import DeviceTimer
+    from ddltrace.tracer.gradients import NativeGradients
     from ddltrace.tracer.interpose.ddp import DdpBuckets
     from ddltrace.tracer.interpose.waits import Waits
     from ddltrace.tracer.known_messages import KnownMessages
+    from ddltrace.tracer.native.library import NativeLibrary
 
 _MAX_FAULTS: Final = 20
 _BEYOND_PIDS: Final = 10_000_000
@@ -98,7 +100,9 @@ class Session:
         device: Times device work, once the job is known to use a device.
         groups: The process groups that messages were seen in.
         waits: Where the host's waits are recorded.
-        known: What is recorded without Python, where that can be.
+        native: What records without Python, where that can be.
+        known: The messages that it records.
+        gradients: The gradients that it records.
         ddp: The buckets of DistributedDataParallel, once a model is wrapped in it.
         info: What the trace says of this process.
     """
@@ -133,7 +137,9 @@ class Session:
         self.backward = Backward()
         self.groups = Groups(self)
         self.waits: Waits | None = None
+        self.native: NativeLibrary | None = None
         self.known: KnownMessages | None = None
+        self.gradients: NativeGradients | None = None
         self.ddp: DdpBuckets | None = None
         self.device: DeviceTimer | None = None
         self._meter: CostMeter | None = None

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from support.jobs import DDLTRACE, ONE_RANK, Done, run, torchrun, traced
 
-from ddltrace.tracer import gloo_messages_build
+from ddltrace.tracer.native import build as native_build
 from ddltrace.tracer.store import RankInfo, read_events, read_run
 
 QUEUE = """
@@ -56,8 +56,25 @@ for _ in range(300):
     assert os.waitpid(child, 0)[1] == 0
 """
 
+SPARSE = """
+import time
+import torch, torch.distributed as dist
+from ddltrace.tracer.interpose.collectives import Observer
+describe = Observer._describe
+def late(*args, **kwargs):
+    time.sleep(0.05)  # so that Gloo is done before
+    return describe(*args, **kwargs)
+Observer._describe = late
+dist.init_process_group("gloo")
+for count in range(2, 6):
+    indices = torch.zeros(1, count, dtype=torch.long)
+    tensor = torch.sparse_coo_tensor(indices, torch.ones(count), (5,), check_invariants=True)
+    dist.all_reduce(tensor)
+    assert tensor._indices().numel() == 1
+"""
+
 needs_compiler = pytest.mark.skipif(
-    gloo_messages_build.compiler() is None, reason="no C++ compiler on this machine"
+    native_build.compiler() is None, reason="no C++ compiler on this machine"
 )
 
 
@@ -142,6 +159,14 @@ def test_a_message_that_fails_is_marked(tmp_path: Path, native: str) -> None:
     assert found.end_ns["all_reduce"] - found.start_ns["all_reduce"] < 1.9e9
 
 
+def test_of_a_sparse_tensor_is_told_what_was_sent(tmp_path: Path) -> None:
+    """Gloo puts the sum in its place, which may have another size."""
+    _, infos = record(tmp_path, SPARSE)
+    for info in infos:
+        found = messages(tmp_path, info)
+        assert list(found.bytes) == [count * (8 + 4) for count in range(2, 6)]
+
+
 def test_children_forked_while_gloo_works_can_train(tmp_path: Path) -> None:
     """Gloo's threads hold no lock that a child would wait for."""
     (tmp_path / "job.py").write_text(FORKS)
@@ -149,13 +174,13 @@ def test_children_forked_while_gloo_works_can_train(tmp_path: Path) -> None:
     done = run(job, cwd=tmp_path, **ONE_RANK)
     assert done.status == 0, done.stderr
     info = read_run(tmp_path / "trace").ranks[0]
-    assert info.gloo_times == (gloo_messages_build.compiler() is not None)
+    assert info.gloo_times == (native_build.compiler() is not None)
     assert len(messages(tmp_path, info)) == 12_000
 
 
 def test_what_cannot_be_loaded_is_left(tmp_path: Path) -> None:
     """Something has damaged what was compiled: to load it could end the job."""
-    library = gloo_messages_build.installed()
+    library = native_build.installed()
     if library is None:
         pytest.skip("nothing was compiled")
     cache = tmp_path / "cache" / "ddltrace"
@@ -175,7 +200,7 @@ def test_nothing_of_torch_is_imported_to_compile() -> None:
         [
             sys.executable,
             "-c",
-            "import sys; from ddltrace.tracer import gloo_messages_build as b; b.is_wanted(); "
+            "import sys; from ddltrace.tracer.native import build as b; b.is_wanted(); "
             "b.installed(); assert 'torch' not in sys.modules",
         ],
         cwd=Path.cwd(),

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from support.jobs import Done, run, torchrun, traced
 
-from ddltrace.tracer import gloo_messages_build
+from ddltrace.tracer.native import build as native_build
 from ddltrace.tracer.store import read_events, read_run
 
 SAME = [
@@ -18,7 +18,7 @@ SAME = [
 ]
 
 pytestmark = pytest.mark.skipif(
-    gloo_messages_build.compiler() is None, reason="no C++ compiler on this machine"
+    native_build.compiler() is None, reason="no C++ compiler on this machine"
 )
 
 

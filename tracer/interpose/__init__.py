@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ddltrace.tracer.native.library import NativeLibrary
     from ddltrace.tracer.session import Session
 
 
@@ -30,6 +31,7 @@ def install(session: Session) -> None:
         optimizers,
     )
 
+    session.native = _native_library(session)
     patches = [collectives, autograd, optimizers, data_loader, modules, ddp, fsdp]
     if session.config.level == "op":
         patches.append(operators)
@@ -38,3 +40,19 @@ def install(session: Session) -> None:
             patch.install(session)
         except Exception as error:  # noqa: BLE001 - one missing patch must not cost the others
             session.fault(f"install {patch.__name__}", error)
+
+
+def _native_library(session: Session) -> NativeLibrary | None:
+    """What records without Python, if it was compiled for this PyTorch.
+
+    To be loaded at the start: later, the job's threads are to keep off the disk.
+    """
+    from ddltrace.tracer.native import build
+    from ddltrace.tracer.native.library import NativeLibrary
+
+    path = build.installed()
+    try:
+        return None if path is None else NativeLibrary(path)
+    except OSError as error:
+        session.fault("native library", error)
+        return None

@@ -7,12 +7,15 @@ touching the graph; full backward hooks would insert functions into it.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from ddltrace.tracer.gradients import NativeGradients
+from ddltrace.tracer.guard import quiet
 from ddltrace.tracer.interpose.cuda import can_record
 from ddltrace.tracer.recorder import PHASE_CODE
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from ddltrace.tracer.device_clock import Mark
+    from ddltrace.tracer.native.library import NativeLibrary
     from ddltrace.tracer.session import Session
 
 _now = time.monotonic_ns
@@ -54,6 +58,51 @@ def install(session: Session) -> None:
 
     for name in ("backward", "grad"):
         setattr(torch.autograd, name, _timed(session, getattr(torch.autograd, name)))
+    if session.native is not None:
+        _watch_without_python(session, session.native)
+
+
+def _watch_without_python(session: Session, library: NativeLibrary) -> None:
+    """Has C++ take down when gradients become ready, where a parameter has no hook of the job's."""
+    import torch
+
+    gradients = session.gradients = NativeGradients(
+        library,
+        session.recorder,
+        session.registry,
+        session.backward,
+        detailed=session.config.level != "comm",
+    )
+    session.registry.collect_ready = gradients.collect
+    session.recorder.collectors.append(gradients.collect)
+    os.register_at_fork(after_in_child=quiet(gradients.abandon, session.fault))
+    tensor_class: Any = torch.Tensor
+    original = tensor_class.register_post_accumulate_grad_hook
+
+    @functools.wraps(original)
+    def register_post_accumulate_grad_hook(self: torch.Tensor, hook: Any) -> Any:
+        try:
+            for tensor in gradients.forget(self):
+                _watch_with_python(session, tensor, self)
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            session.fault("gradient hook", error)
+        return original(self, hook)
+
+    tensor_class.register_post_accumulate_grad_hook = register_post_accumulate_grad_hook
+
+
+def _begin_gradients(session: Session) -> None:
+    """A backward pass begins: what became ready until now is not of it."""
+    registry, gradients = session.registry, session.gradients
+    registry.begin_backward()
+    session.backward.last_gradient_ns = 0
+    if registry.frozen:
+        watch_gradients(session, registry.thawed())
+    if gradients is not None:
+        gradients.pause(session.recorder.paused)
+        for leaf in gradients.moved() if session.device is not None else ():
+            for tensor in gradients.forget(leaf):
+                _watch_with_python(session, tensor, leaf)
 
 
 def _timed(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,10 +113,7 @@ def _timed(session: Session, original: Callable[..., Any]) -> Callable[..., Any]
     def begin(start: int) -> None:
         state.started += 1
         state.bucket_messages = 0
-        state.last_gradient_ns = 0
-        session.registry.begin_backward()
-        if session.registry.frozen:
-            watch_gradients(session, session.registry.thawed())
+        _begin_gradients(session)
         if session.ddp is not None:
             session.ddp.begin_backward()
         if session.known is not None:
@@ -81,6 +127,7 @@ def _timed(session: Session, original: Callable[..., Any]) -> Callable[..., Any]
     def end(start: int, end_ns: int) -> None:
         known = 0 if session.known is None else session.known.end_backward(end_ns)
         recorder.leave_phase(end_ns)
+        session.registry.collect_ready()
         if state.bucket_messages and session.device is None:
             # The reducer has waited for its buckets; a reaper that was kept from running would
             # only learn of it later.
@@ -144,33 +191,39 @@ def watch_gradients(session: Session, parameters: Iterable[tuple[int, torch.Tens
         session: The recording rank.
         parameters: Tensor ids and leaf parameters.
     """
-    recorder, registry, state = session.recorder, session.registry, session.backward
-    flat, emit, ident = recorder.flat, recorder.emit, threading.get_ident
-    ready, ready_in_backward = registry.ready, registry.ready_in_backward
-    trained = registry.trained
-    detailed = session.config.level != "comm"
+    registry, gradients = session.registry, session.gradients
     for tensor, parameter in parameters:
         if not parameter.requires_grad:
             registry.frozen[tensor] = weakref.ref(parameter)
             continue
         if not parameter.is_leaf or registry.is_shard(parameter):
             continue
-        site = recorder.site("gradient", registry.tensors[tensor].name, tensor)
+        site = session.recorder.site("gradient", registry.tensors[tensor].name, tensor)
+        if gradients is None or not gradients.watch(tensor, parameter, site):
+            _watch_with_python(session, tensor, parameter)
 
-        def hook(parameter: torch.Tensor, site: int = site, tensor: int = tensor) -> None:
-            if recorder.paused:
-                return
-            now = _now()
-            if detailed:
-                if len(flat) <= recorder.limit:
-                    emit((site, now, now, ident()))
-                else:
-                    recorder.dropped += 1
-            state.last_gradient_ns = now
-            ready.append(tensor)
-            ready_in_backward.append(tensor)
-            trained.add(tensor)
-            if state.device_mark is not None:
-                _time_on_device(session, site, parameter.device)
 
-        parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+def _watch_with_python(session: Session, tensor: int, parameter: torch.Tensor) -> None:
+    """Has a function of Python record when a parameter's gradient is ready."""
+    recorder, registry, state = session.recorder, session.registry, session.backward
+    flat, emit, ident = recorder.flat, recorder.emit, threading.get_ident
+    detailed = session.config.level != "comm"
+    site = recorder.site("gradient", registry.tensors[tensor].name, tensor)
+    this = (tensor,)
+
+    def hook(parameter: torch.Tensor) -> None:
+        if recorder.paused:
+            return
+        now = _now()
+        if detailed:
+            if len(flat) <= recorder.limit:
+                emit((site, now, now, ident()))
+            else:
+                recorder.dropped += 1
+        registry.collect_ready()  # what came before it
+        state.last_gradient_ns = now
+        registry.note_ready(this)
+        if state.device_mark is not None:
+            _time_on_device(session, site, parameter.device)
+
+    parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]

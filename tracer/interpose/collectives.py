@@ -25,8 +25,6 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ddltrace.tracer import gloo_messages_build
-from ddltrace.tracer.gloo_messages import GlooLibrary
 from ddltrace.tracer.gloo_times import GlooTimes
 from ddltrace.tracer.guard import quiet
 from ddltrace.tracer.interpose.cuda import MessageTimer, asking_from_any_thread, can_record
@@ -80,11 +78,13 @@ class _Launch(NamedTuple):
         start: When the operator was called.
         mark: Where the device comes to it; None on the CPU.
         slot: Where Gloo's threads note its times; -1 if they were not asked to.
+        sparse_bytes: What sparse tensors held: once launched, they may hold the sum already.
     """
 
     start: int
     mark: Mark | None = None
     slot: int = -1
+    sparse_bytes: int | None = None
 
 
 _OPERATORS: Final = {
@@ -163,7 +163,7 @@ class Observer:
             self.waits.works.release,
             session.fault,
         )
-        library = _gloo_library(session)
+        library = session.native
         self._gloo: GlooTimes | None = None
         self._known: KnownMessages | None = None
         if library is not None:
@@ -266,10 +266,13 @@ class Observer:
             if not can_record():
                 return None  # becomes part of a graph, does not run
             mark = self._timer.begin(_first_tensor(args[: operator.group]))
+        sparse_bytes = None
+        if operator.op == "all_reduce" and _first_tensor(args).is_sparse:
+            sparse_bytes, _ = _num_bytes(_flatten(args[0]))
         gloo = self._gloo
         if gloo is None or operator.composed or operator.op in P2P_OPS:
-            return _Launch(start, mark)
-        return _Launch(start, mark, gloo.begin_launch())
+            return _Launch(start, mark, sparse_bytes=sparse_bytes)
+        return _Launch(start, mark, gloo.begin_launch(), sparse_bytes)
 
     def _passes(self, operator: _Operator, args: Sequence[Any]) -> bool:
         """Whether a call is left unrecorded in a pause; it is counted: later numbers agree."""
@@ -319,6 +322,8 @@ class Observer:
             operator.op == "all_reduce" and self._session.ddp is not None and _called_by_engine()
         )
         message = self._describe(operator, args, group, launch.start, by_engine=by_engine)
+        if launch.sparse_bytes is not None:
+            message.bytes = launch.sparse_bytes
         first = _first_tensor(args[: operator.group])
         blocking = self._groups.wait_blocks(process_group, group, first)
         together = getattr(self._coalescing, "messages", None)
@@ -465,19 +470,6 @@ class Observer:
         message.tensors = self._registry.tensors_at(tensors)
         if message.tensors is not None:
             message.name = self._registry.name_of(message.tensors)
-
-
-def _gloo_library(session: Session) -> GlooLibrary | None:
-    """What Gloo's own threads tell their messages to, if that was compiled for this PyTorch.
-
-    To be called at the start: later, the job's threads are to keep off the disk.
-    """
-    library = gloo_messages_build.installed()
-    try:
-        return None if library is None else GlooLibrary(library)
-    except OSError as error:
-        session.fault("messages of Gloo", error)
-        return None
 
 
 def _called_by_engine() -> bool:

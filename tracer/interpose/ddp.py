@@ -267,6 +267,7 @@ class DdpBuckets:
         if like is not None:
             state.bucket_messages += 1
             return like.name, like.tensors
+        self._session.registry.collect_ready()
         for model in self._senders(group):
             if not (tensor.is_floating_point() or tensor.is_complex()):
                 state.bucket_messages += 1

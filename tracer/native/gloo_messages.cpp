@@ -18,7 +18,9 @@
 // of a message that it knows; the writer's thread makes the rest of it later. It knows what
 // Python has told it after it had recorded the same message itself. All others pass on to Python.
 //
-// Compiled once for each PyTorch by gloo_messages_build.py and called by gloo_messages.py.
+// Called by gloo_times.py and known_messages.py.
+
+#include "shared.h"
 
 #include <ATen/core/stack.h>
 #include <ATen/record_function.h>
@@ -29,10 +31,7 @@
 #include <pthread.h>
 
 #include <array>
-#include <atomic>
-#include <cstdint>
 #include <cstring>
-#include <ctime>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -40,8 +39,8 @@
 
 namespace {
 
-using Shared = std::atomic<int64_t>; // read and written by Python, too
-static_assert(sizeof(Shared) == sizeof(int64_t), "read as plain integers");
+using ddltrace::now_ns;
+using ddltrace::Shared;
 
 constexpr int64_t kRingSize = 1 << 12;
 constexpr int64_t kNumSlots = 1 << 14;
@@ -83,12 +82,6 @@ Slot slots[kRingSize + kNumSlots];
 Message ring[kRingSize];
 
 std::atomic<int64_t> launches{0};
-
-int64_t now_ns() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
-}
 
 // Goes with a message from its launch to its end; PyTorch drops it with the message.
 class Launch : public c10::DebugInfoBase {

@@ -1,4 +1,4 @@
-"""Compiles `gloo_messages.cpp` for the PyTorch that is installed, once.
+"""Compiles the sources in this folder for the PyTorch that is installed, once.
 
 PyTorch's C++ interface changes from version to version, so what is compiled serves only the
 very library that it was compiled for; it lies in the user's cache under a name that says so.
@@ -24,7 +24,8 @@ from ddltrace.tracer.errors import MissingCapabilityError
 SWITCH: Final = "DDLTRACE_NATIVE"
 """Environment variable; 0 leaves out what is compiled."""
 
-_SOURCE: Final = Path(__file__).with_name("gloo_messages.cpp")
+_FOLDER: Final = Path(__file__).parent
+_SOURCES: Final = sorted(_FOLDER.glob("*.cpp"))
 _COMPILERS: Final = ("c++", "g++", "clang++")
 _STANDARDS: Final = ("c++20", "c++17")  # newer PyTorch needs the first, older compilers the other
 _TIMEOUT_S: Final = 120
@@ -89,7 +90,7 @@ def _compile(with_what: str, stem: Path) -> Path:
         for standard in _STANDARDS:
             command = [with_what, "-O2", "-shared", "-fPIC", f"-std={standard}"]
             command += ["-isystem", str(torch / "include"), *_string_abi(torch)]
-            command += [str(_SOURCE), "-o", str(made)]
+            command += [*map(str, _SOURCES), "-o", str(made)]
             command += [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu"]
             try:
                 done = subprocess.run(
@@ -106,7 +107,7 @@ def _compile(with_what: str, stem: Path) -> Path:
             complaint = complaint or _first_error(done.stderr)
     with contextlib.suppress(OSError):
         _failure(stem).write_text(complaint, encoding="utf-8")
-    raise MissingCapabilityError(f"{_SOURCE.name} does not compile: {complaint}")
+    raise MissingCapabilityError(f"the part in C++ does not compile: {complaint}")
 
 
 def _first_error(output: str) -> str:
@@ -125,9 +126,10 @@ def _stem() -> Path:
     torch = _torch_folder()
     version = (torch / "version.py").read_bytes()
     core = (torch / "lib" / "libtorch_cpu.so").stat()
-    parts = (version, _SOURCE.read_bytes(), f"{core.st_size} {core.st_mtime_ns}".encode())
+    sources = [path.read_bytes() for path in (*_SOURCES, *sorted(_FOLDER.glob("*.h")))]
+    parts = (version, *sources, f"{core.st_size} {core.st_mtime_ns}".encode())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "ddltrace" / f"gloo_messages-{_digest(b''.join(parts))}"
+    return cache / "ddltrace" / f"native-{_digest(b''.join(parts))}"
 
 
 def _digest(content: bytes) -> str:

@@ -1,4 +1,4 @@
-"""The library that `gloo_messages.cpp` is compiled to: its functions, and the memory it shares."""
+"""The library that is compiled of the sources here: its functions, and the memory it shares."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import ctypes
 from pathlib import Path
 from typing import Any, Final
 
-_NUM_PIECES: Final = 4
 
-
-class GlooLibrary:
-    """What `gloo_messages_build.build` made, loaded.
+class NativeLibrary:
+    """What `build.build` made, loaded.
 
     Args:
         path: Where it lies.
 
     Attributes:
-        control: Five integers; see `Control` in the source.
+        control: Five integers; see `Control` in `gloo_messages.cpp`.
         slots: The times of messages, `SLOT_FIELDS` integers each; see `Slot`.
         ring: What C++ has recorded of messages, `RING_FIELDS` integers each; see `Message`. The
             first slots are theirs, in the same order.
         collectives: Of each group that C++ counts for: how many collectives it has had.
+        gradient_control: Three integers; see `Control` in `gradients.cpp`.
+        gradients: Gradients that became ready, `GRADIENT_FIELDS` integers each; see `Gradient`.
 
     Raises:
         OSError: It does not fit this PyTorch.
@@ -28,6 +28,7 @@ class GlooLibrary:
 
     SLOT_FIELDS: Final = 4
     RING_FIELDS: Final = 6
+    GRADIENT_FIELDS: Final = 3
 
     def __init__(self, path: Path) -> None:
         # The interpreter stays ours during a call: what is only read and written under it is safe.
@@ -41,15 +42,22 @@ class GlooLibrary:
             self.passing = _typed(library.ddltrace_passing, ctypes.c_int64, 0)
             self.forget = _typed(library.ddltrace_forget, None, 0)
             self.next_collective = _typed(library.ddltrace_next_collective, ctypes.c_int64, 1)
-            memory = library.ddltrace_memory
+            self.watch_gradient = _typed(library.ddltrace_watch_gradient, ctypes.c_int, 2)
+            memory, gradient_memory = library.ddltrace_memory, library.ddltrace_gradient_memory
         except AttributeError as error:
             raise OSError(f"{path} is not what was built: {error}") from error
-        pieces, lengths = (ctypes.c_void_p * _NUM_PIECES)(), (ctypes.c_int64 * _NUM_PIECES)()
-        memory(pieces, lengths)
-        self.control, self.slots, self.ring, self.collectives = (
-            memoryview((ctypes.c_int64 * length).from_address(piece)).cast("B").cast("q")
-            for piece, length in zip(pieces, lengths, strict=True)
-        )
+        self.control, self.slots, self.ring, self.collectives = _pieces(memory, 4)
+        self.gradient_control, self.gradients = _pieces(gradient_memory, 2)
+
+
+def _pieces(function: Any, count: int) -> list[memoryview]:
+    """The pieces of memory that a function of the library tells of."""
+    pieces, lengths = (ctypes.c_void_p * count)(), (ctypes.c_int64 * count)()
+    function(pieces, lengths)
+    return [
+        memoryview((ctypes.c_int64 * length).from_address(piece)).cast("B").cast("q")
+        for piece, length in zip(pieces, lengths, strict=True)
+    ]
 
 
 def _typed(function: Any, result: Any, num_integers: int) -> Any:

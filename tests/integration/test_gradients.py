@@ -1,0 +1,117 @@
+"""When gradients became ready: taken down in C++, by a function of Python where need be."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from support.jobs import JOBS, ONE_RANK, run, traced
+
+from ddltrace.tracer.native import build as native_build
+from ddltrace.tracer.store import read_events, read_run
+
+needs_compiler = pytest.mark.skipif(
+    native_build.compiler() is None, reason="no C++ compiler on this machine"
+)
+
+FULL = """
+import threading
+import torch
+from ddltrace.tracer.gradients import NativeGradients
+from ddltrace.tracer.interpose.autograd import Backward
+from ddltrace.tracer.native.build import installed
+from ddltrace.tracer.native.library import NativeLibrary
+from ddltrace.tracer.recorder import Recorder
+from ddltrace.tracer.registry import Registry
+
+SIZE = 1 << 15
+recorder = Recorder(SIZE + 1000)
+registry, backward = Registry(recorder), Backward()
+gradients = NativeGradients(
+    NativeLibrary(installed()), recorder, registry, backward, detailed=True
+)
+layer = torch.nn.Linear(1, 1)
+((tensor, weight), _) = registry.add_model(layer)
+site = recorder.site("gradient", "weight", tensor)
+assert gradients.watch(tensor, weight, site)
+
+def train(times):
+    for _ in range(times):
+        weight.sum().backward()
+
+train(SIZE + 500)
+gradients.collect()
+assert recorder.flat[::4] == [site] * SIZE
+assert recorder.flat[3] == threading.get_ident()
+times = recorder.flat[1::4]
+assert times == sorted(times) == recorder.flat[2::4]
+assert backward.last_gradient_ns == times[-1]
+assert len(registry.ready) == SIZE
+assert recorder.dropped == 500  # the ring had no room for
+train(2000)
+gradients.collect()
+assert recorder.dropped == 500 + 2000 - 1001  # and the recorder
+gradients.pause(True)
+train(10)
+gradients.collect()
+assert len(registry.ready) == SIZE + 2000
+gradients.pause(False)
+gradients.abandon()
+train(10)
+gradients.collect()
+assert len(registry.ready) == SIZE + 2000
+del layer, weight
+assert not gradients._watched
+"""
+
+
+def gradients(trace: Path) -> pd.DataFrame:
+    """In the order in which they became ready."""
+    (info,) = read_run(trace).ranks
+    assert info.errors == []
+    table, lost = read_events(trace, info.segment)
+    assert lost == 0
+    frame = table.to_pandas()
+    frame = frame[frame.kind == "gradient"].sort_values("start_ns", kind="stable")
+    frame["tensor"] = [int(ids[0]) for ids in frame.tensors]
+    return frame.reset_index(drop=True)
+
+
+@needs_compiler
+def test_the_job_and_the_record_are_as_with_functions_of_python(tmp_path: Path) -> None:
+    job = [sys.executable, str(JOBS / "hooked.py")]
+    plain = run(job, cwd=tmp_path, **ONE_RANK)
+    assert plain.status == 0, plain.stderr
+    assert plain.stdout.count("before") == 12
+    assert plain.stdout.count("after") == 6
+    found = {}
+    for native in ("0", "1"):
+        trace = tmp_path / native
+        done = run(traced(trace, job), cwd=tmp_path, **ONE_RANK, DDLTRACE_NATIVE=native)
+        assert done.status == 0, done.stderr
+        # What the last line counts are our own functions.
+        assert done.stdout.splitlines()[:-1] == plain.stdout.splitlines()[:-1]
+        found[native] = gradients(trace)
+    assert done.stdout == plain.stdout
+    same = ["name", "tensor", "step", "phase", "lane"]
+    assert found["1"][same].equals(found["0"][same])
+    assert len(found["1"]) > 200
+    assert (found["1"].start_ns == found["1"].end_ns).all()
+
+
+@needs_compiler
+def test_compiled_autograd_goes_without(tmp_path: Path) -> None:
+    job = [sys.executable, str(JOBS / "hooked.py"), "compiled"]
+    plain = run(job, cwd=tmp_path, **ONE_RANK)
+    assert plain.status == 0, plain.stderr
+    done = run(traced(tmp_path / "trace", job), cwd=tmp_path, **ONE_RANK)
+    assert (done.status, done.stdout) == (0, plain.stdout), done.stderr
+    assert set(gradients(tmp_path / "trace").step) >= {0}
+
+
+@needs_compiler
+def test_what_has_no_room_is_counted(tmp_path: Path) -> None:
+    done = run([sys.executable, "-c", FULL], cwd=tmp_path)
+    assert done.status == 0, done.stderr

@@ -1,0 +1,130 @@
+// When gradients become ready, without the interpreter.
+//
+// PyTorch calls one hook of a leaf when its gradient has been accumulated. It may be a function
+// of Python, for which autograd's thread takes the interpreter, between two layers, with none of
+// that code in a cache: a hundred of them in each step cost more than the layers. So for leaves
+// that have no hook yet it is the one below, which stores the time. A function of the job's that
+// comes later takes its place, and one of ours in Python with it.
+//
+// Called by gradients.py.
+
+#include "shared.h"
+
+#include <torch/csrc/autograd/function_hook.h>
+
+#include <pthread.h>
+
+#include <memory>
+#include <vector>
+
+namespace torch::autograd::impl {
+
+// As in variable.h, which takes longer to compile than all else here. Weak: where they are not as
+// here, there are none, and Python's functions have to do.
+__attribute__((weak)) TORCH_API void set_post_acc_grad_hooks(
+    const at::TensorBase&,
+    std::unique_ptr<PostAccumulateGradHook>);
+__attribute__((weak)) TORCH_API std::unique_ptr<PostAccumulateGradHook>& post_acc_grad_hooks(
+    const at::Tensor&);
+
+} // namespace torch::autograd::impl
+
+namespace {
+
+using ddltrace::now_ns;
+using ddltrace::Shared;
+
+constexpr int64_t kRingSize = 1 << 15;
+
+struct Gradient {
+  Shared what; // which leaf's, from 1; 0: it is not written yet, or has been read
+  Shared ready_ns;
+  Shared thread;
+};
+
+struct Control {
+  Shared written; // gradients so far
+  Shared missed; // those that found no room
+  Shared paused; // nothing is to be taken down
+};
+
+Control control;
+Gradient ring[kRingSize];
+
+void note(int64_t what, int64_t ready_ns) {
+  int64_t position = control.written.load();
+  do {
+    if (ring[position % kRingSize].what.load() != 0) {
+      ++control.missed;
+      return;
+    }
+  } while (!control.written.compare_exchange_weak(position, position + 1));
+  Gradient& gradient = ring[position % kRingSize];
+  gradient.ready_ns = ready_ns;
+  gradient.thread = static_cast<int64_t>(pthread_self());
+  gradient.what = what;
+}
+
+class Hook : public torch::autograd::PostAccumulateGradHook {
+ public:
+  void add(int64_t what) {
+    what_.push_back(what);
+  }
+
+  void operator()(const at::Tensor&) override {
+    if (control.paused.load()) {
+      return;
+    }
+    const int64_t ready_ns = now_ns();
+    for (const int64_t what : what_) {
+      note(what, ready_ns);
+    }
+  }
+
+  // A graph of compiled autograd goes without. Some versions of PyTorch declare the first of
+  // these as here, some the second.
+  virtual void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const {}
+  virtual void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) {}
+  void apply_with_saved(at::Tensor&, torch::dynamo::autograd::SwapSavedVariables&) override {}
+
+ private:
+  std::vector<int64_t> what_; // a leaf of FullyShardedDataParallel holds several parameters
+};
+
+} // namespace
+
+extern "C" {
+
+// As ddltrace_memory.
+void ddltrace_gradient_memory(void* pieces[2], int64_t lengths[2]) {
+  constexpr int64_t kInteger = sizeof(int64_t);
+  pieces[0] = &control;
+  lengths[0] = sizeof(control) / kInteger;
+  pieces[1] = ring;
+  lengths[1] = sizeof(ring) / kInteger;
+}
+
+// Takes down when the gradient of a leaf is ready. Returns whether it does.
+int ddltrace_watch_gradient(int64_t leaf, int64_t what) {
+  using namespace torch::autograd;
+  if (impl::set_post_acc_grad_hooks == nullptr || impl::post_acc_grad_hooks == nullptr) {
+    return 0;
+  }
+  try {
+    const at::Tensor tensor(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(
+        reinterpret_cast<c10::TensorImpl*>(leaf)));
+    if (impl::post_acc_grad_hooks(tensor) == nullptr) {
+      impl::set_post_acc_grad_hooks(tensor, std::make_unique<Hook>());
+    }
+    auto* hook = dynamic_cast<Hook*>(impl::post_acc_grad_hooks(tensor).get());
+    if (hook == nullptr) {
+      return 0;
+    }
+    hook->add(what);
+    return 1;
+  } catch (...) {
+    return 0;
+  }
+}
+
+} // extern "C"
