@@ -68,8 +68,8 @@ class Switches:
         if self._known is None:
             sys.exit("needs a C++ compiler: without, even what is not recorded goes through Python")
         self._recorder: Any = session.recorder
-        self._gradients: Any = session.gradients
-        self._pause: Callable[[bool], None] = self._gradients.pause
+        self._gradients: Any = session.registry.native
+        self._begin: Callable[..., None] = self._gradients.begin_backward
         self._module: Any = nn.Module
         self._call: Any = nn.Module.__call__
         self._autograd: Any = torch.autograd
@@ -97,8 +97,8 @@ class Switches:
             hooks.clear()
             hooks.update(kept if phases else {})
         gradients = "gradients" in parts
-        self._pause(not gradients)
-        self._gradients.pause = self._pause if gradients else lambda _: None
+        self._begin(paused=not gradients)
+        self._gradients.begin_backward = self._begin if gradients else lambda **_: None
         messages = "messages" in parts
         self._known._recorder = self._recorder if messages else Paused(self._recorder)
         self._writer._flush = self._flush if "writer" in parts else lambda **_: None

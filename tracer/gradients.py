@@ -2,8 +2,8 @@
 
 A function of Python for each parameter takes the interpreter between two layers of the backward
 pass, with none of its code in a cache: a hundred of them in a step cost more than all layers. So
-`native/gradients.cpp` takes down the times, and this brings them where the functions would have
-put them: at the latest at the pass's end, or when somebody asks, or when the writer does.
+`native/gradients.cpp` takes down the times, and the writer's thread brings them to where the
+functions would have put them; or whoever asks which gradients are ready.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-    from ddltrace.tracer.interpose.autograd import Backward
     from ddltrace.tracer.native.library import NativeLibrary
     from ddltrace.tracer.recorder import Recorder
     from ddltrace.tracer.registry import Registry
@@ -28,11 +25,9 @@ if TYPE_CHECKING:
 _WRITTEN: Final = 0
 _MISSED: Final = 1
 _PAUSED: Final = 2
+_NEWEST_NS: Final = 3
 # Of NativeLibrary.gradients.
-_WHAT: Final = 0
 _FIRST: Final = 1
-_READY_NS: Final = 1
-_THREAD: Final = 2
 
 
 class _Leaf(NamedTuple):
@@ -49,31 +44,27 @@ class NativeGradients:
         library: What watches.
         recorder: Where the rows go.
         registry: Where the parameters are noted as ready.
-        backward: Is told when the newest gradient became ready.
         detailed: Whether there are rows at all.
     """
 
     def __init__(
-        self,
-        library: NativeLibrary,
-        recorder: Recorder,
-        registry: Registry,
-        backward: Backward,
-        *,
-        detailed: bool,
+        self, library: NativeLibrary, recorder: Recorder, registry: Registry, *, detailed: bool
     ) -> None:
         self._watch = library.watch_gradient
         self._control = library.gradient_control
-        self._ring = np.asarray(library.gradients).reshape(-1, library.GRADIENT_FIELDS)
+        self._what, self._ready, self._threads = library.gradients
+        self._free = memoryview(bytes(self._what.nbytes)).cast("q")
         self._recorder = recorder
         self._registry = registry
-        self._backward = backward
         self._detailed = detailed
         self._taken = self._control[_WRITTEN]
         self._missed = self._control[_MISSED]
         self._watched: dict[int, _Leaf] = {}
-        # Reentrant: a signal handler of the job may train in the middle of our code.
-        self._lock = threading.RLock()
+        self._backward_began = self._step_ended = self._taken
+        # Reentrant: a signal handler of the job may train in the middle of our code. Two, for the
+        # job's thread is not to wait for all that the writer's does.
+        self._collecting = threading.RLock()
+        self._noting = threading.RLock()
         self._abandoned = False
 
     def watch(self, tensor: int, leaf: torch.Tensor, site: int) -> bool:
@@ -132,44 +123,73 @@ class NativeGradients:
         leaves = [known.reference() for known in list(self._watched.values())]
         return [leaf for leaf in leaves if leaf is not None and leaf.device.type != "cpu"]
 
-    def pause(self, paused: bool) -> None:
-        """Takes down nothing, or again what becomes ready."""
+    def begin_backward(self, *, paused: bool) -> None:
+        """A backward pass begins.
+
+        Args:
+            paused: Nothing is to be taken down in it.
+        """
+        if self._control[_WRITTEN] - self._taken > len(self._what) // 2:
+            self.collect()  # the writer does not come to it
+        with self._noting:
+            self._registry.ready_in_backward.clear()
+            self._backward_began = self._control[_WRITTEN]
         self._control[_PAUSED] = paused
+        self._control[_NEWEST_NS] = 0
+
+    def end_step(self) -> None:
+        """What is ready now is of no use any more."""
+        with self._noting:
+            self._registry.ready.clear()
+            self._step_ended = self._control[_WRITTEN]
+
+    @property
+    def newest_ns(self) -> int:
+        """When the newest gradient of this backward pass became ready; 0 if none has."""
+        newest_ns: int = self._control[_NEWEST_NS]
+        return newest_ns
 
     def collect(self) -> None:
         """Brings what became ready since the last call to the recorder and the registry."""
-        with self._lock:
-            written = self._control[_WRITTEN]
-            if written == self._taken or self._abandoned:
-                return
-            places = np.arange(self._taken, written) % len(self._ring)
-            what = self._ring[places, _WHAT]
-            # One that another thread is still writing ends what can be read.
-            unwritten = np.flatnonzero(what == 0)
-            if len(unwritten):
-                places, what = places[: unwritten[0]], what[: unwritten[0]]
-            sites = (what - _FIRST).tolist()
-            ready_ns, threads = self._ring[places, _READY_NS], self._ring[places, _THREAD]
-            self._ring[places, _WHAT] = 0
-            self._taken += len(places)
-            if sites:
-                self._bring(sites, ready_ns.tolist(), threads.tolist())
+        with self._collecting:
+            while not self._abandoned and self._control[_WRITTEN] != self._taken:
+                begin = self._taken % len(self._what)
+                end = min(begin + self._control[_WRITTEN] - self._taken, len(self._what))
+                what = self._what[begin:end].tolist()
+                if 0 in what:
+                    what = what[: what.index(0)]  # another thread is still writing it
+                    end = begin + len(what)
+                if not what:
+                    return
+                ready_ns, threads = self._ready[begin:end], self._threads[begin:end]
+                self._bring([number - _FIRST for number in what], ready_ns, threads)
+                self._what[begin:end] = self._free[begin:end]
 
-    def _bring(self, sites: list[int], ready_ns: list[int], threads: list[int]) -> None:
-        recorder = self._recorder
+    def _bring(self, sites: list[int], ready_ns: memoryview, threads: memoryview) -> None:
+        recorder, registry = self._recorder, self._registry
+        first = self._taken
+        self._taken += len(sites)
         if self._detailed:
             lost = self._control[_MISSED] - self._missed
             self._missed += lost
             room = max(0, 1 + (recorder.limit - len(recorder.flat)) // 4)
             lost += len(sites[room:])
-            rows = zip(sites[:room], ready_ns, ready_ns, threads, strict=False)
-            recorder.emit([value for row in rows for value in row])
+            rows = [0] * (4 * len(sites))
+            rows[::4] = sites
+            rows[1::4] = rows[2::4] = ready_ns.tolist()
+            rows[3::4] = threads.tolist()
+            recorder.emit(rows[: 4 * room])
             recorder.dropped += lost
-        self._backward.last_gradient_ns = ready_ns[-1]
-        self._registry.note_ready([recorder.sites[site][2] for site in sites])
+        known = recorder.sites
+        tensors = [known[site][2] for site in sites]
+        with self._noting:
+            registry.trained.update(tensors)
+            registry.ready.extend(tensors[max(0, self._step_ended - first) :])
+            registry.ready_in_backward.extend(tensors[max(0, self._backward_began - first) :])
 
     def abandon(self) -> None:
         """In a forked child: another thread may have been at it when the fork came."""
         self._abandoned = True
-        self._lock = threading.RLock()
-        self.pause(True)
+        self._collecting = threading.RLock()
+        self._noting = threading.RLock()
+        self._control[_PAUSED] = True

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from ddltrace.tracer.gradients import NativeGradients
+
 # Modules that wrap one other module, and the attribute that holds it: their own name would
 # only stand in the way of the names that the user knows.
 _WRAPPERS = {
@@ -42,7 +44,7 @@ class Registry:
         trained: Ids of parameters that ever had a gradient.
         frozen: Parameters that wanted no gradient when last seen, by id.
         unnamed: Parameters beyond those that are kept; messages do not name them.
-        collect_ready: Notes as ready what is, where that is taken down elsewhere first.
+        native: What takes down first which gradients are ready, where that is C++.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -56,7 +58,7 @@ class Registry:
         self._id_of: dict[int, int] = {}
         self._id_of_name: dict[str, int] = {}
         self.unnamed = 0
-        self.collect_ready: Callable[[], object] = _nothing
+        self.native: NativeGradients | None = None
         self.ready: list[int] = []
         self.ready_in_backward: list[int] = []
         self._by_address: dict[int, int] = {}
@@ -243,6 +245,11 @@ class Registry:
             found.append(number)
         return found or None
 
+    def collect_ready(self) -> None:
+        """Notes as ready what is: to be called before anybody looks."""
+        if self.native is not None:
+            self.native.collect()
+
     def note_ready(self, tensors: Sequence[int]) -> None:
         """Gradients have become ready, in this order."""
         self.ready.extend(tensors)
@@ -251,17 +258,19 @@ class Registry:
 
     def begin_backward(self) -> None:
         """A new backward pass begins."""
-        self.collect_ready()
         self.ready_in_backward.clear()
+        if self.native is not None:
+            self.native.begin_backward(paused=self._recorder.paused)
         most = 2 * len(self.tensors)
         if len(self.ready) > most or len(self._by_address) > 2 * most:
             self.forget_gradients()  # a job without messages never looks them up
 
     def forget_gradients(self) -> None:
         """Gradients may be freed and their memory reused: at the end of a step."""
-        self.collect_ready()
         self._by_address.clear()
         self.ready.clear()
+        if self.native is not None:
+            self.native.end_step()
         self._scanned = False
 
     def _tensor_at(self, tensor: torch.Tensor) -> int | None:
@@ -321,10 +330,6 @@ class Registry:
 
         self._modules[key] = weakref.ref(module, forget)
         self.layer_site[key] = self._recorder.site("layer", name or type(module).__name__)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ddltrace.tracer.device_clock import DeviceTimer
-    from ddltrace.tracer.gradients import NativeGradients
     from ddltrace.tracer.interpose.ddp import DdpBuckets
     from ddltrace.tracer.interpose.waits import Waits
     from ddltrace.tracer.known_messages import KnownMessages
@@ -102,7 +101,6 @@ class Session:
         waits: Where the host's waits are recorded.
         native: What records without Python, where that can be.
         known: The messages that it records.
-        gradients: The gradients that it records.
         ddp: The buckets of DistributedDataParallel, once a model is wrapped in it.
         info: What the trace says of this process.
     """
@@ -139,7 +137,6 @@ class Session:
         self.waits: Waits | None = None
         self.native: NativeLibrary | None = None
         self.known: KnownMessages | None = None
-        self.gradients: NativeGradients | None = None
         self.ddp: DdpBuckets | None = None
         self.device: DeviceTimer | None = None
         self._meter: CostMeter | None = None

@@ -20,7 +20,6 @@ FULL = """
 import threading
 import torch
 from ddltrace.tracer.gradients import NativeGradients
-from ddltrace.tracer.interpose.autograd import Backward
 from ddltrace.tracer.native.build import installed
 from ddltrace.tracer.native.library import NativeLibrary
 from ddltrace.tracer.recorder import Recorder
@@ -28,9 +27,9 @@ from ddltrace.tracer.registry import Registry
 
 SIZE = 1 << 15
 recorder = Recorder(SIZE + 1000)
-registry, backward = Registry(recorder), Backward()
-gradients = NativeGradients(
-    NativeLibrary(installed()), recorder, registry, backward, detailed=True
+registry = Registry(recorder)
+gradients = registry.native = NativeGradients(
+    NativeLibrary(installed()), recorder, registry, detailed=True
 )
 layer = torch.nn.Linear(1, 1)
 ((tensor, weight), _) = registry.add_model(layer)
@@ -47,21 +46,36 @@ assert recorder.flat[::4] == [site] * SIZE
 assert recorder.flat[3] == threading.get_ident()
 times = recorder.flat[1::4]
 assert times == sorted(times) == recorder.flat[2::4]
-assert backward.last_gradient_ns == times[-1]
+assert gradients.newest_ns > times[-1]  # there was no room for it
 assert len(registry.ready) == SIZE
 assert recorder.dropped == 500  # the ring had no room for
 train(2000)
 gradients.collect()
 assert recorder.dropped == 500 + 2000 - 1001  # and the recorder
-gradients.pause(True)
+registry.forget_gradients()
+gradients.begin_backward(paused=True)
 train(10)
 gradients.collect()
-assert len(registry.ready) == SIZE + 2000
-gradients.pause(False)
+assert registry.ready == registry.ready_in_backward == []
+gradients.begin_backward(paused=False)
+assert gradients.newest_ns == 0
+train(3)
+gradients.begin_backward(paused=False)
+train(4)
+gradients.collect()
+assert (len(registry.ready), len(registry.ready_in_backward)) == (7, 4)
+train(3)
+gradients.end_step()
+train(1)
+gradients.collect()
+assert (len(registry.ready), len(registry.ready_in_backward)) == (1, 8)
+train(SIZE // 2 + 1)
+gradients.begin_backward(paused=False)  # without a writer
+assert len(registry.ready) == SIZE // 2 + 2
 gradients.abandon()
 train(10)
 gradients.collect()
-assert len(registry.ready) == SIZE + 2000
+assert registry.ready_in_backward == []
 del layer, weight
 assert not gradients._watched
 """

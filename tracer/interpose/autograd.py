@@ -35,7 +35,7 @@ class Backward:
     Attributes:
         depth: How many engine calls are nested; checkpointing calls backward in backward.
         started: Number of outermost backward passes so far.
-        last_gradient_ns: When the newest gradient became ready.
+        last_gradient_ns: When the newest gradient became ready, of those that Python has seen.
         bucket_messages: Messages that DDP's reducer launched in this pass and waits for at
             its end, of those that Python recorded.
     """
@@ -66,14 +66,9 @@ def _watch_without_python(session: Session, library: NativeLibrary) -> None:
     """Has C++ take down when gradients become ready, where a parameter has no hook of the job's."""
     import torch
 
-    gradients = session.gradients = NativeGradients(
-        library,
-        session.recorder,
-        session.registry,
-        session.backward,
-        detailed=session.config.level != "comm",
+    gradients = session.registry.native = NativeGradients(
+        library, session.recorder, session.registry, detailed=session.config.level != "comm"
     )
-    session.registry.collect_ready = gradients.collect
     session.recorder.collectors.append(gradients.collect)
     os.register_at_fork(after_in_child=quiet(gradients.abandon, session.fault))
     tensor_class: Any = torch.Tensor
@@ -93,16 +88,22 @@ def _watch_without_python(session: Session, library: NativeLibrary) -> None:
 
 def _begin_gradients(session: Session) -> None:
     """A backward pass begins: what became ready until now is not of it."""
-    registry, gradients = session.registry, session.gradients
+    registry = session.registry
     registry.begin_backward()
     session.backward.last_gradient_ns = 0
     if registry.frozen:
         watch_gradients(session, registry.thawed())
-    if gradients is not None:
-        gradients.pause(session.recorder.paused)
-        for leaf in gradients.moved() if session.device is not None else ():
-            for tensor in gradients.forget(leaf):
+    if registry.native is not None and session.device is not None:
+        for leaf in registry.native.moved():
+            for tensor in registry.native.forget(leaf):
                 _watch_with_python(session, tensor, leaf)
+
+
+def _last_gradient_ns(session: Session) -> int:
+    """When the newest gradient of this backward pass became ready; 0 if none has."""
+    native = session.registry.native
+    by_python = session.backward.last_gradient_ns
+    return by_python if native is None else max(by_python, native.newest_ns)
 
 
 def _timed(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,7 +128,6 @@ def _timed(session: Session, original: Callable[..., Any]) -> Callable[..., Any]
     def end(start: int, end_ns: int) -> None:
         known = 0 if session.known is None else session.known.end_backward(end_ns)
         recorder.leave_phase(end_ns)
-        session.registry.collect_ready()
         if state.bucket_messages and session.device is None:
             # The reducer has waited for its buckets; a reaper that was kept from running would
             # only learn of it later.
@@ -140,8 +140,10 @@ def _timed(session: Session, original: Callable[..., Any]) -> Callable[..., Any]
         if recorder.paused:
             return
         recorder.add(site, start, end_ns, threading.get_ident())
-        if (known or state.bucket_messages) and state.last_gradient_ns:
-            recorder.add_wait(state.last_gradient_ns, end_ns, -1, "backward")
+        if known or state.bucket_messages:
+            last_ns = _last_gradient_ns(session)
+            if last_ns:
+                recorder.add_wait(last_ns, end_ns, -1, "backward")
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
@@ -191,7 +193,7 @@ def watch_gradients(session: Session, parameters: Iterable[tuple[int, torch.Tens
         session: The recording rank.
         parameters: Tensor ids and leaf parameters.
     """
-    registry, gradients = session.registry, session.gradients
+    registry, gradients = session.registry, session.registry.native
     for tensor, parameter in parameters:
         if not parameter.requires_grad:
             registry.frozen[tensor] = weakref.ref(parameter)

@@ -36,48 +36,47 @@ using ddltrace::Shared;
 
 constexpr int64_t kRingSize = 1 << 15;
 
-struct Gradient {
-  Shared what; // which leaf's, from 1; 0: it is not written yet, or has been read
-  Shared ready_ns;
-  Shared thread;
-};
-
 struct Control {
   Shared written; // gradients so far
   Shared missed; // those that found no room
   Shared paused; // nothing is to be taken down
+  Shared newest_ns; // when the newest became ready
 };
 
 Control control;
-Gradient ring[kRingSize];
+// Of each gradient, at its number modulo the size:
+Shared what[kRingSize]; // which leaf's, from 1; 0: it is not written yet, or has been read
+Shared ready[kRingSize]; // the time
+Shared threads[kRingSize];
 
-void note(int64_t what, int64_t ready_ns) {
-  int64_t position = control.written.load();
+void note(int64_t leaf, int64_t now) {
+  int64_t number = control.written.load();
   do {
-    if (ring[position % kRingSize].what.load() != 0) {
+    if (what[number % kRingSize].load() != 0) {
       ++control.missed;
       return;
     }
-  } while (!control.written.compare_exchange_weak(position, position + 1));
-  Gradient& gradient = ring[position % kRingSize];
-  gradient.ready_ns = ready_ns;
-  gradient.thread = static_cast<int64_t>(pthread_self());
-  gradient.what = what;
+  } while (!control.written.compare_exchange_weak(number, number + 1));
+  const int64_t place = number % kRingSize;
+  ready[place] = now;
+  threads[place] = static_cast<int64_t>(pthread_self());
+  what[place] = leaf;
 }
 
 class Hook : public torch::autograd::PostAccumulateGradHook {
  public:
-  void add(int64_t what) {
-    what_.push_back(what);
+  void add(int64_t leaf) {
+    leaves_.push_back(leaf);
   }
 
   void operator()(const at::Tensor&) override {
     if (control.paused.load()) {
       return;
     }
-    const int64_t ready_ns = now_ns();
-    for (const int64_t what : what_) {
-      note(what, ready_ns);
+    const int64_t now = now_ns();
+    control.newest_ns = now;
+    for (const int64_t leaf : leaves_) {
+      note(leaf, now);
     }
   }
 
@@ -88,7 +87,7 @@ class Hook : public torch::autograd::PostAccumulateGradHook {
   void apply_with_saved(at::Tensor&, torch::dynamo::autograd::SwapSavedVariables&) override {}
 
  private:
-  std::vector<int64_t> what_; // a leaf of FullyShardedDataParallel holds several parameters
+  std::vector<int64_t> leaves_; // one of FullyShardedDataParallel holds several parameters
 };
 
 } // namespace
@@ -96,23 +95,25 @@ class Hook : public torch::autograd::PostAccumulateGradHook {
 extern "C" {
 
 // As ddltrace_memory.
-void ddltrace_gradient_memory(void* pieces[2], int64_t lengths[2]) {
+void ddltrace_gradient_memory(void* pieces[4], int64_t lengths[4]) {
   constexpr int64_t kInteger = sizeof(int64_t);
   pieces[0] = &control;
   lengths[0] = sizeof(control) / kInteger;
-  pieces[1] = ring;
-  lengths[1] = sizeof(ring) / kInteger;
+  pieces[1] = what;
+  pieces[2] = ready;
+  pieces[3] = threads;
+  lengths[1] = lengths[2] = lengths[3] = kRingSize;
 }
 
 // Takes down when the gradient of a leaf is ready. Returns whether it does.
-int ddltrace_watch_gradient(int64_t leaf, int64_t what) {
+int ddltrace_watch_gradient(int64_t tensor_impl, int64_t leaf) {
   using namespace torch::autograd;
   if (impl::set_post_acc_grad_hooks == nullptr || impl::post_acc_grad_hooks == nullptr) {
     return 0;
   }
   try {
     const at::Tensor tensor(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(
-        reinterpret_cast<c10::TensorImpl*>(leaf)));
+        reinterpret_cast<c10::TensorImpl*>(tensor_impl)));
     if (impl::post_acc_grad_hooks(tensor) == nullptr) {
       impl::set_post_acc_grad_hooks(tensor, std::make_unique<Hook>());
     }
@@ -120,7 +121,7 @@ int ddltrace_watch_gradient(int64_t leaf, int64_t what) {
     if (hook == nullptr) {
       return 0;
     }
-    hook->add(what);
+    hook->add(leaf);
     return 1;
   } catch (...) {
     return 0;

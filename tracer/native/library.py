@@ -19,8 +19,8 @@ class NativeLibrary:
         ring: What C++ has recorded of messages, `RING_FIELDS` integers each; see `Message`. The
             first slots are theirs, in the same order.
         collectives: Of each group that C++ counts for: how many collectives it has had.
-        gradient_control: Three integers; see `Control` in `gradients.cpp`.
-        gradients: Gradients that became ready, `GRADIENT_FIELDS` integers each; see `Gradient`.
+        gradient_control: Four integers; see `Control` in `gradients.cpp`.
+        gradients: Of what became ready: which leaf's, when, on which thread; see there.
 
     Raises:
         OSError: It does not fit this PyTorch.
@@ -28,7 +28,6 @@ class NativeLibrary:
 
     SLOT_FIELDS: Final = 4
     RING_FIELDS: Final = 6
-    GRADIENT_FIELDS: Final = 3
 
     def __init__(self, path: Path) -> None:
         # The interpreter stays ours during a call: what is only read and written under it is safe.
@@ -47,7 +46,7 @@ class NativeLibrary:
         except AttributeError as error:
             raise OSError(f"{path} is not what was built: {error}") from error
         self.control, self.slots, self.ring, self.collectives = _pieces(memory, 4)
-        self.gradient_control, self.gradients = _pieces(gradient_memory, 2)
+        self.gradient_control, *self.gradients = _pieces(gradient_memory, 4)
 
 
 def _pieces(function: Any, count: int) -> list[memoryview]:
