@@ -161,23 +161,21 @@ class NativeGradients:
                     end = begin + len(what)
                 if not what:
                     return
-                ready_ns, threads = self._ready[begin:end], self._threads[begin:end]
-                self._bring([number - _FIRST for number in what], ready_ns, threads)
+                ready_ns = self._ready[begin:end].tolist()
+                threads = self._threads[begin:end].tolist()
+                first, self._taken = self._taken, self._taken + len(what)
                 self._what[begin:end] = self._free[begin:end]
+                self._bring(first, [number - _FIRST for number in what], ready_ns, threads)
 
-    def _bring(self, sites: list[int], ready_ns: memoryview, threads: memoryview) -> None:
+    def _bring(self, first: int, sites: list[int], ready_ns: list[int], threads: list[int]) -> None:
         recorder, registry = self._recorder, self._registry
-        first = self._taken
-        self._taken += len(sites)
         if self._detailed:
             lost = self._control[_MISSED] - self._missed
             self._missed += lost
             room = max(0, 1 + (recorder.limit - len(recorder.flat)) // 4)
             lost += len(sites[room:])
             rows = [0] * (4 * len(sites))
-            rows[::4] = sites
-            rows[1::4] = rows[2::4] = ready_ns.tolist()
-            rows[3::4] = threads.tolist()
+            rows[::4], rows[1::4], rows[2::4], rows[3::4] = sites, ready_ns, ready_ns, threads
             recorder.emit(rows[: 4 * room])
             recorder.dropped += lost
         known = recorder.sites

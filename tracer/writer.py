@@ -75,8 +75,7 @@ class WriterThread(threading.Thread):
         self._writing = threading.RLock()
         self._broken = False
         self._tail_broken = False
-        # Never touched, so it is no memory; only limits of what a process may ask for count it.
-        self._ballast = mmap.mmap(-1, _BALLAST_BYTES)
+        self._ballast = _set_aside(_BALLAST_BYTES)
         self.rows = 0
         self.busy_ns = 0
 
@@ -119,7 +118,7 @@ class WriterThread(threading.Thread):
     def _flush(self, *, last: bool = False) -> None:
         before = time.thread_time_ns()
         if last:
-            self._ballast.close()
+            self._release()
         with self._writing:
             try:
                 self._collect()
@@ -134,8 +133,12 @@ class WriterThread(threading.Thread):
 
     def _fault(self, where: str, error: Exception) -> None:
         if isinstance(error, MemoryError):
-            self._ballast.close()
+            self._release()
         self._on_fault(where, error)
+
+    def _release(self) -> None:
+        if self._ballast is not None:
+            self._ballast.close()
 
     def _collect(self) -> None:
         for collect in self._recorder.collectors:
@@ -213,3 +216,14 @@ class WriterThread(threading.Thread):
             self._fault(where, error)
             self._stream.cut()
         return not self._broken
+
+
+def _set_aside(num_bytes: int) -> mmap.mmap | None:
+    """Address space for later, if there is so much now.
+
+    It is never touched, so it is no memory; only limits of what a process may ask for count it.
+    """
+    try:
+        return mmap.mmap(-1, num_bytes)
+    except OSError:
+        return None
