@@ -124,7 +124,7 @@ class NativeGradients:
         return [leaf for leaf in leaves if leaf is not None and leaf.device.type != "cpu"]
 
     def begin_backward(self, *, paused: bool) -> None:
-        """A backward pass begins.
+        """A backward pass begins, in which nothing is ready yet.
 
         Args:
             paused: Nothing is to be taken down in it.
@@ -138,7 +138,7 @@ class NativeGradients:
         self._control[_NEWEST_NS] = 0
 
     def end_step(self) -> None:
-        """What is ready now is of no use any more."""
+        """Forgets what is ready now."""
         with self._noting:
             self._registry.ready.clear()
             self._step_ended = self._control[_WRITTEN]

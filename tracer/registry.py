@@ -258,8 +258,9 @@ class Registry:
 
     def begin_backward(self) -> None:
         """A new backward pass begins."""
-        self.ready_in_backward.clear()
-        if self.native is not None:
+        if self.native is None:
+            self.ready_in_backward.clear()
+        else:
             self.native.begin_backward(paused=self._recorder.paused)
         most = 2 * len(self.tensors)
         if len(self.ready) > most or len(self._by_address) > 2 * most:
@@ -268,8 +269,9 @@ class Registry:
     def forget_gradients(self) -> None:
         """Gradients may be freed and their memory reused: at the end of a step."""
         self._by_address.clear()
-        self.ready.clear()
-        if self.native is not None:
+        if self.native is None:
+            self.ready.clear()
+        else:
             self.native.end_step()
         self._scanned = False
 
