@@ -3,8 +3,9 @@
 Two processes of the same code differ by more than the tracer costs, so here the parts are
 switched off and on inside one job while it trains: a turn of some steps for each setting, in an
 order of its own in every round. Of each setting the mean step is compared with that of the same
-round with everything off; the mean, because the writer's work comes in pieces. Prints the
-numbers that stand in the README::
+round with everything off; the mean, because the writer's work comes in pieces. So is the processor
+time of both ranks, all their threads together: it does not tell who had to wait for whom, but
+varies less. Prints the numbers that stand in the README::
 
     python benchmarks/overhead_parts.py                # six minutes
     python benchmarks/overhead_parts.py --only everything --rounds 600 --steps 4
@@ -24,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from overhead import NUM_RANKS, SAME_FOR_ALL, interval, make_step
 
@@ -37,6 +38,10 @@ SETTINGS: dict[str, frozenset[str]] = {
     **{f"all but {part}": EVERYTHING - {part} for part in sorted(EVERYTHING)},
     "writer alone": frozenset({"writer"}),
 }
+
+
+Turns: TypeAlias = dict[str, list[tuple[float, float]]]
+"""Of each setting: the mean step of each turn, and its processor time."""
 
 
 class Paused:
@@ -116,7 +121,7 @@ def work(rounds: int, steps: int, settings: list[str]) -> None:
     for _ in range(WARM_UP_STEPS):
         step()
     switches = Switches()
-    means: dict[str, list[float]] = {setting: [] for setting in settings}
+    means: Turns = {setting: [] for setting in settings}
     order, rng = list(settings), random.Random(0)  # all ranks take the same turns
     rank = dist.get_rank()
     for number in range(rounds):
@@ -125,28 +130,46 @@ def work(rounds: int, steps: int, settings: list[str]) -> None:
             switches.set(SETTINGS[setting])
             for _ in range(SETTLING_STEPS):
                 step()
-            start = time.perf_counter()
+            start, busy = time.perf_counter(), time.process_time()
             for _ in range(steps):
                 step()
-            means[setting].append((time.perf_counter() - start) / steps)
+            of_turn = time.perf_counter() - start, time.process_time() - busy
+            means[setting].append((of_turn[0] / steps, of_turn[1] / steps))
         if rank == 0:
             print(f"\rround {number + 1}/{rounds}", end="", file=sys.stderr, flush=True)
     switches.set(EVERYTHING)
+    of_all: list[Turns] = [{}] * NUM_RANKS
+    dist.all_gather_object(of_all, means)
     dist.destroy_process_group()
     if rank == 0:
-        report(means)
+        report(of_all)
 
 
-def report(means: dict[str, list[float]]) -> None:
+def report(of_all: list[Turns]) -> None:
     """Prints the table."""
-    off = means["nothing"]
+    off = of_all[0]["nothing"]
     print(
         f"\n\nmean step, {len(off)} rounds; ratio to the same round with nothing on; 95 % interval"
     )
-    print(f"{'on':<22} {'ms':>7}   ratio")
-    for setting, own in means.items():
-        ratios = interval([value / plain for value, plain in zip(own, off, strict=True)])
-        print(f"{setting:<22} {statistics.median(own) * 1e3:7.2f}   {ratios}")
+    print(f"{'on':<16} {'ms':>7}   {'ratio':<28} processor time")
+    for setting in of_all[0]:
+        wall = [turn[0] for turn in of_all[0][setting]]
+        busy = [sum(busy for _, busy in turns) for turns in of_ranks(of_all, setting)]
+        plain = [sum(busy for _, busy in turns) for turns in of_ranks(of_all, "nothing")]
+        print(
+            f"{setting:<16} {statistics.median(wall) * 1e3:7.2f}   "
+            f"{ratio(wall, [turn[0] for turn in off]):<28} {ratio(busy, plain)}"
+        )
+
+
+def of_ranks(of_all: list[Turns], setting: str) -> list[tuple[tuple[float, float], ...]]:
+    """Of each turn of a setting what all ranks measured."""
+    return list(zip(*(turns[setting] for turns in of_all), strict=True))
+
+
+def ratio(own: list[float], plain: list[float]) -> str:
+    """The ratio of the ones to the others of the same rounds."""
+    return str(interval([value / off for value, off in zip(own, plain, strict=True)]))
 
 
 def main() -> None:
@@ -156,13 +179,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8, help="of each setting in a round")
     parser.add_argument(
         "--only",
+        action="append",
         choices=[name for name in SETTINGS if SETTINGS[name]],
-        help="default: all settings",
+        help="may be repeated; default: all settings",
     )
     parser.add_argument("--rank-of", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of:
-        settings = list(SETTINGS) if options.only is None else ["nothing", options.only]
+        settings = list(SETTINGS) if options.only is None else ["nothing", *options.only]
         work(options.rounds, options.steps, settings)
         return
     with tempfile.TemporaryDirectory(prefix="ddltrace-") as name:
@@ -171,7 +195,8 @@ def main() -> None:
         command += [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={NUM_RANKS}", __file__, "--rank-of"]
         command += ["--rounds", str(options.rounds), "--steps", str(options.steps)]
-        command += [] if options.only is None else ["--only", options.only]
+        for setting in options.only or []:
+            command += ["--only", setting]
         sys.exit(
             subprocess.run(command, env={**os.environ, **SAME_FOR_ALL}, check=False).returncode
         )

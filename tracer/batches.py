@@ -12,9 +12,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ddltrace.tracer import arrays
-from ddltrace.tracer.recorder import BY_TIME, KIND_CODE, Message, Site, Taken, Wait
+from ddltrace.tracer.recorder import (
+    BY_TIME,
+    KIND_CODE,
+    REPEAT_FIELDS,
+    Message,
+    Site,
+    Taken,
+    Wait,
+)
 from ddltrace.tracer.schema import EVENTS, KINDS, OPS, PHASES, STATUSES
 
+_BYTES: Final = REPEAT_FIELDS.index("bytes")
 _KEPT_CHANGES: Final = 4096
 _NEWEST: Final = 64
 _OVERFLOW: Final = "(too many names)"
@@ -40,6 +49,8 @@ _MESSAGE_COLUMNS: Final = _rows_of(
     "start_ns end_ns kind name lane step phase id op group seq peer tag bytes out_bytes dtype "
     "enqueue_ns status"
 )
+_REPEAT_COLUMNS: Final = _rows_of("id enqueue_ns start_ns end_ns seq bytes peer status out_bytes")
+_PATTERN_COLUMNS: Final = _rows_of("kind name lane phase op group dtype")
 _WAIT_COLUMNS: Final = _rows_of("start_ns end_ns kind name lane parent")
 
 
@@ -132,14 +143,21 @@ class BatchBuilder:
 
     Args:
         sites: The recorder's.
+        patterns: The recorder's.
         context: What was before; by default nothing, and this process's main thread.
     """
 
-    def __init__(self, sites: Sequence[Site], context: Context | None = None) -> None:
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        patterns: Sequence[Message] = (),
+        context: Context | None = None,
+    ) -> None:
         if context is None:
             context = Context(threads={threading.main_thread().ident or 0: "main"})
         words = context.words
         self._sites = sites
+        self._patterns = patterns
         self._names = Vocabulary("name", words.get("name", ()))
         self._lanes = Vocabulary("lane", words.get("lane") or ["main"])
         self._groups = Vocabulary("group", words.get("group", ()))
@@ -157,6 +175,7 @@ class BatchBuilder:
         self._threads = dict(context.threads)
         self._lane_of_thread = {i: self._lanes.code(name) for i, name in self._threads.items()}
         self._site_columns = np.empty((0, 3), np.int64)
+        self._pattern_columns = np.empty((0, len(_PATTERN_COLUMNS)), np.int64)
 
     def context(self) -> Context:
         """What the next batch needs of those so far, but for the words that they hold."""
@@ -179,10 +198,11 @@ class BatchBuilder:
         self._phases.extend(taken.phase_changes)
         # One that was open when it was taken and has ended since comes as ended.
         messages = taken.ended + [m for m in taken.open if m.end_ns is None]
-        if not taken.flat and not messages and not taken.waits:
+        if not taken.flat and not messages and not taken.waits and not taken.repeats:
             return None
-        rows = np.array(taken.flat, np.int64).reshape(-1, 4)
-        return self._batch(rows, messages, taken.waits)
+        rows = np.frombuffer(taken.flat, np.int64).reshape(-1, 4)
+        repeats = np.frombuffer(taken.repeats, np.int64).reshape(-1, len(REPEAT_FIELDS))
+        return self._batch(rows, messages, repeats, taken.waits)
 
     def _columns_of_sites(self) -> npt.NDArray[np.int64]:
         """Kind code, name code and tensor id of every site."""
@@ -191,6 +211,19 @@ class BatchBuilder:
             new = [(kind, self._names.code(name), tensor) for kind, name, tensor in sites[known:]]
             self._site_columns = np.concatenate([self._site_columns, np.array(new, np.int64)])
         return self._site_columns
+
+    def _columns_of_patterns(self) -> npt.NDArray[np.int64]:
+        """Of every pattern what its messages have in common, in the order of the columns."""
+        new = [self._pattern_row(like) for like in self._patterns[len(self._pattern_columns) :]]
+        if new:
+            self._pattern_columns = np.concatenate([self._pattern_columns, np.array(new, np.int64)])
+        return self._pattern_columns
+
+    def _pattern_row(self, like: Message) -> tuple[int, ...]:
+        """What messages have in common in the order of `_PATTERN_COLUMNS`."""
+        lane, group = self._codes_of_group(like.group)
+        name, op = self._names.code(like.name), self._ops.code(like.op)
+        return _MESSAGE, name, lane, BY_TIME, op, group, self._code_of_dtype(like)
 
     def _lane(self, ident: int) -> int:
         code = self._lane_of_thread.get(ident)
@@ -205,10 +238,13 @@ class BatchBuilder:
         self,
         flat: npt.NDArray[np.int64],
         messages: list[Message],
+        repeats: npt.NDArray[np.int64],
         waits: list[Wait],
     ) -> pa.RecordBatch:
-        """One batch of the three sorts of rows, in this order."""
-        first_message, first_wait = len(flat), len(flat) + len(messages)
+        """One batch of the four sorts of rows, in this order."""
+        first_message = len(flat)
+        first_repeat = first_message + len(messages)
+        first_wait = first_repeat + len(repeats)
         table = np.full((len(_ROW_OF), first_wait + len(waits)), -1, np.int64)
         site = self._columns_of_sites()[flat[:, 0]] if len(flat) else np.empty((0, 3), np.int64)
         if len(flat):
@@ -221,7 +257,12 @@ class BatchBuilder:
             )
         if messages:
             rows = np.array([self._message_row(message) for message in messages], np.int64)
-            table[_MESSAGE_COLUMNS, first_message:first_wait] = rows.T
+            table[_MESSAGE_COLUMNS, first_message:first_repeat] = rows.T
+        if len(repeats):
+            common = self._columns_of_patterns()[repeats[:, 0]]
+            own = (*repeats.T[1:], repeats[:, _BYTES])
+            table[_REPEAT_COLUMNS, first_repeat:first_wait] = own
+            table[_PATTERN_COLUMNS, first_repeat:first_wait] = common.T
         if waits:
             rows = np.array([self._wait_row(*wait) for wait in waits], np.int64)
             table[_WAIT_COLUMNS, first_wait:] = rows.T
@@ -237,8 +278,11 @@ class BatchBuilder:
         lengths = np.zeros(len(start), np.int64)
         of_site = site[:, 2] >= 0
         lengths[:first_message] = of_site
-        lengths[told] = [0 if m.tensors is None else len(m.tensors) for m in messages]
-        of_messages = [tensor for m in messages if m.tensors is not None for tensor in m.tensors]
+        patterns = self._patterns
+        carried = [m.tensors or () for m in messages]
+        carried += [patterns[number].tensors or () for number in repeats[:, 0].tolist()]
+        lengths[told] = [len(tensors) for tensors in carried]
+        of_messages = [tensor for tensors in carried for tensor in tensors]
         tensors = np.concatenate([site[of_site, 2], np.array(of_messages, np.int64)])
         return pa.RecordBatch.from_arrays(
             [*self._arrow_columns(table), arrays.lists(tensors, lengths, _TENSORS)], schema=EVENTS
@@ -270,13 +314,16 @@ class BatchBuilder:
             _or_null(message.tag),
             _or_null(message.bytes),
             _or_null(message.out_bytes),
-            -1 if message.dtype is None else self._dtypes.code(message.dtype),
+            self._code_of_dtype(message),
             message.enqueue_ns,
             STATUSES.index(message.status),
         )
 
     def _codes_of_group(self, group: str) -> tuple[int, int]:
         return self._lanes.code(f"comm/{group}"), self._groups.code(group)
+
+    def _code_of_dtype(self, message: Message) -> int:
+        return -1 if message.dtype is None else self._dtypes.code(message.dtype)
 
     def _wait_row(
         self, start: int, end: int, message: int, name: str, thread: int

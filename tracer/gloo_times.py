@@ -100,13 +100,34 @@ class GlooTimes:
         return ended
 
     @property
-    def is_done(self) -> bool:
-        """Whether no message is being followed."""
-        return not self._followed
+    def followed(self) -> list[int]:
+        """The slots of messages that are being followed."""
+        return list(self._followed)
 
     def abandon(self) -> None:
         """In a forked child, where nothing ends any more."""
         self._followed.clear()
+
+    def of_ended(self, slot: int, enqueue_ns: int) -> tuple[int, int, str] | None:
+        """What Gloo's threads took down of a message that nobody follows.
+
+        Args:
+            slot: Of its launch.
+            enqueue_ns: When it was launched.
+
+        Returns:
+            Its start, its end and its status; None if it has not ended.
+        """
+        at = slot * _FIELDS
+        state = self._slots[at + _STATE]  # before the times, which are set before it
+        if state == _OPEN:
+            return None
+        _, began, ended, _ = self._slots[at : at + _FIELDS]
+        if not ended:
+            # What nobody told the end of is over by now.
+            return enqueue_ns, time.monotonic_ns(), "ok"
+        start = min(max(began, enqueue_ns), ended)
+        return start, ended, "failed" if state == _FAILED else "ok"
 
     def settle(self, message: Message) -> None:
         """Puts in the times that Gloo's threads took down."""

@@ -4,7 +4,8 @@ DistributedDataParallel sends the same buckets and buffers in every step. To cal
 of them costs the job more than all else that is recorded: between two layers the code is in no
 cache any more. So a message that Python has recorded once is made known to
 `native/gloo_messages.cpp`, which from then on takes down only what is new of it, when it was
-launched and its number; the writer's thread makes the rest here.
+launched and its number; the writer's thread makes the rest here, a row of integers for each
+that has ended by then.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ddltrace.tracer.recorder import BY_TIME, Message, Recorder
@@ -31,7 +33,6 @@ _LAUNCHED: Final = 3
 _BUCKETS: Final = 4
 # Of NativeLibrary.ring, and of what is passed on to Python.
 _WHAT: Final = 0
-_WAITED_NS: Final = 5
 _FREE: Final = 0
 _LAUNCHING: Final = 1
 _LEFT_OUT: Final = 2
@@ -39,16 +40,20 @@ _FIRST: Final = 3
 _UNKNOWN: Final = 0
 
 
-class _Known(NamedTuple):
-    """What messages that are alike have in common.
+class _Over(NamedTuple):
+    """Messages that the job has waited for.
 
     Attributes:
-        like: The one that Python has recorded.
-        group: Their group.
+        first: Of them, its number among all that were launched.
+        beyond: The number after that of the last.
+        op: Which of those between them.
+        by_ns: When they were over at the latest. Gloo's thread may come to say so only later.
     """
 
-    like: Message
-    group: Group
+    first: int
+    beyond: int
+    op: str
+    by_ns: int
 
 
 class KnownMessages:
@@ -72,7 +77,8 @@ class KnownMessages:
         self._taken = self._control[_LAUNCHED]
         self._buckets = 0
         self._launched_before = {_BACKWARD_THREAD: 0, _BROADCAST_THREAD: 0}
-        self._known: list[_Known] = []
+        self._group_of: list[Group] = []  # of each of the recorder's patterns
+        self._over: deque[_Over] = deque(maxlen=self._size)
         self._groups: list[Group] = []
         self._adding = threading.RLock()
         self._collecting = threading.Lock()
@@ -130,10 +136,11 @@ class KnownMessages:
             counter = self._counter(group)
             if counter is None:
                 return None
-            self._known.append(_Known(message, group))
-            place: int = self._library.make_known(counter, _FIRST + len(self._known) - 1)
-            if place < 0:
-                self._known.pop()
+            patterns = self._recorder.patterns
+            place: int = self._library.make_known(counter, _FIRST + len(patterns))
+            if place >= 0:
+                self._group_of.append(group)
+                patterns.append(message)
         return place if place >= 0 else None
 
     def activate(self, places: Iterable[int]) -> None:
@@ -161,7 +168,7 @@ class KnownMessages:
     def passing(self) -> Message | None:
         """What is like the known message that this thread launches and C++ has no room for."""
         what = self._library.passing()
-        return self._known[what - _FIRST].like if what >= _FIRST else None
+        return self._recorder.patterns[what - _FIRST] if what >= _FIRST else None
 
     def forget(self) -> None:
         """Has all messages recorded by Python again, until they are added again."""
@@ -176,6 +183,7 @@ class KnownMessages:
             for slot in self._times.collect():
                 if slot < self._size:
                     self._ring[slot * self._fields + _WHAT] = _FREE
+            self._forget_over()
         finally:
             self._collecting.release()
 
@@ -184,7 +192,7 @@ class KnownMessages:
         self.forget()
         deadline = time.monotonic() + timeout_s
         self.collect()
-        while not self._times.is_done and time.monotonic() < deadline:
+        while self._times.followed and time.monotonic() < deadline:
             time.sleep(0.001)
             self.collect()
 
@@ -203,40 +211,69 @@ class KnownMessages:
         if self._control[thread] != threading.get_ident():
             return  # it never began, or another thread has begun since
         self._control[thread] = 0
-        # The job has waited for them. Gloo's thread may come to say so only later.
-        for position in range(self._launched_before[thread], self._control[_LAUNCHED]):
-            at = position % self._size * self._fields
-            what = self._ring[at + _WHAT]
-            if what >= _FIRST and self._known[what - _FIRST].like.op == op:
-                self._ring[at + _WAITED_NS] = now_ns
+        first, beyond = self._launched_before[thread], self._control[_LAUNCHED]
+        if first < beyond:
+            self._over.append(_Over(first, beyond, op, now_ns))
 
     def _make(self) -> None:
         """Takes what has been launched out of the ring, in order."""
-        launched = self._control[_LAUNCHED]
+        recorder, launched = self._recorder, self._control[_LAUNCHED]
+        over = list(self._over)
         while self._taken < launched:
             slot = self._taken % self._size
             at = slot * self._fields
-            what, enqueue_ns, number, num_bytes, root = self._ring[at : at + _WAITED_NS]
+            what, enqueue_ns, number, num_bytes, root = self._ring[at : at + self._fields]
             if what in (_FREE, _LAUNCHING):
                 return  # a thread is at it
-            self._taken += 1
+            position, self._taken = self._taken, self._taken + 1
             if what == _LEFT_OUT:
                 self._ring[at + _WHAT] = _FREE
                 continue
-            like, group = self._known[what - _FIRST]
-            message = self._recorder.new_message(like.op, like.group, enqueue_ns)
+            pattern = what - _FIRST
+            like, peer = recorder.patterns[pattern], self._group_of[pattern].global_rank(root)
+            ended = self._times.of_ended(slot, enqueue_ns)
+            if ended is not None:
+                start, told_ns, status = ended
+                end = _end_of(position, like.op, told_ns, over)
+                times = (enqueue_ns, min(start, end), end)
+                recorder.add_repeat(
+                    pattern, times, seq=number, num_bytes=num_bytes, peer=peer, status=status
+                )
+                self._ring[at + _WHAT] = _FREE
+                continue
+            message = recorder.new_message(like.op, like.group, enqueue_ns)
             message.step, message.phase = None, BY_TIME
             message.name, message.tensors, message.dtype = like.name, like.tensors, like.dtype
             message.seq = number
             message.bytes = message.out_bytes = num_bytes
-            message.peer = group.global_rank(root)
+            message.peer = peer
             self._times.adopt(slot, message)
             message.settle = self._settle
 
     def _settle(self, message: Message) -> None:
         """Puts in the times that Gloo's threads took down, or when the job had waited for it."""
         self._times.settle(message)
-        waited_ns = self._ring[message.slot * self._fields + _WAITED_NS]
-        if waited_ns and message.end_ns is not None and message.end_ns > waited_ns:
-            message.end_ns = waited_ns
-            message.start_ns = min(message.start_ns, waited_ns)
+        if message.end_ns is not None:
+            position, over = self._position(message.slot), list(self._over)
+            message.end_ns = _end_of(position, message.op, message.end_ns, over)
+            message.start_ns = min(message.start_ns, message.end_ns)
+
+    def _position(self, slot: int) -> int:
+        """The number among all that were launched of a message that has been made."""
+        newest = self._taken - 1
+        return newest - (newest - slot) % self._size
+
+    def _forget_over(self) -> None:
+        """Forgets what all messages of have ended."""
+        followed = [self._position(slot) for slot in self._times.followed if slot < self._size]
+        oldest = min(followed, default=self._taken)
+        while self._over and self._over[0].beyond <= oldest:
+            self._over.popleft()
+
+
+def _end_of(position: int, op: str, told_ns: int, over: list[_Over]) -> int:
+    """When a message was over: as it was told, or when the job had waited for it before."""
+    for first, beyond, among, by_ns in over:
+        if first <= position < beyond and among == op:
+            return min(told_ns, by_ns)
+    return told_ns

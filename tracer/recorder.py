@@ -3,18 +3,20 @@
 The hot path appends four integers to one flat list: site, start, end, thread. A *site* is a
 fixed place that records (kind, name, tensor), numbered once. A flat list of integers gives
 the garbage collector nothing to walk, and ``extend`` with a tuple is atomic. Messages are
-rarer and wider; each is one object.
+rarer and wider; each is one object, but for those that C++ launches again and again: of what
+they have in common there is one object, a *pattern*, and of each a row of integers.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from ddltrace.tracer.schema import KINDS, PHASES
+from ddltrace.tracer.schema import KINDS, PHASES, STATUSES
 
 KIND_CODE: Final = {kind: code for code, kind in enumerate(KINDS)}
 PHASE_CODE: Final = {phase: code for code, phase in enumerate(PHASES)}
@@ -78,6 +80,11 @@ class Message:
 Site: TypeAlias = tuple[int, str, int]
 """A place that records: kind code, name, tensor id or -1."""
 
+REPEAT_FIELDS: Final = (
+    *("pattern", "id", "enqueue_ns", "start_ns", "end_ns", "seq", "bytes", "peer", "status"),
+)
+"""What a row of `Recorder.repeats` holds; the pattern and the status by their numbers."""
+
 Wait: TypeAlias = tuple[int, int, int, str, int]
 """A wait of the host: start_ns, end_ns, message id or -1, name, thread ident."""
 
@@ -93,19 +100,22 @@ class Taken:
         waits: Waits of the host.
         step_changes: Time, value, time, value.
         phase_changes: The same.
+        repeats: Rows of `REPEAT_FIELDS`, laid end to end.
     """
 
-    flat: list[int] = field(default_factory=list)
+    flat: array[int] = field(default_factory=lambda: array("q"))
     ended: list[Message] = field(default_factory=list)
     open: list[Message] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     step_changes: list[int] = field(default_factory=list)
     phase_changes: list[int] = field(default_factory=list)
+    repeats: array[int] = field(default_factory=lambda: array("q"))
 
     @property
     def rows(self) -> int:
         """Rows that it makes at most."""
-        return len(self.flat) // 4 + len(self.ended) + len(self.open) + len(self.waits)
+        messages = len(self.ended) + len(self.open) + len(self.repeats) // len(REPEAT_FIELDS)
+        return len(self.flat) // 4 + messages + len(self.waits)
 
     def extend(self, later: Taken) -> None:
         """Adds what was taken later."""
@@ -115,6 +125,7 @@ class Taken:
         self.waits += later.waits
         self.step_changes += later.step_changes
         self.phase_changes += later.phase_changes
+        self.repeats += later.repeats
 
 
 class Recorder:
@@ -130,6 +141,8 @@ class Recorder:
         sites: Every site, by its number.
         collectors: The writer calls these before it takes anything: they bring what has ended.
         finished: Completed messages, not yet written.
+        patterns: What repeated messages have in common, by its number.
+        repeats: Repeated messages that are complete: rows of `REPEAT_FIELDS`, laid end to end.
         open: Messages that have not completed, by id.
         waits: Waits of the host, not yet written.
         step: Number of the step that is open, or None outside any.
@@ -148,6 +161,8 @@ class Recorder:
         # Reentrant: a signal handler of the job may communicate in the middle of our code.
         self._lock = threading.RLock()
         self.finished: list[Message] = []
+        self.patterns: list[Message] = []
+        self.repeats: list[int] = []
         self.open: dict[int, Message] = {}
         self.waits: list[Wait] = []
         self._message_numbers = itertools.count()
@@ -238,9 +253,45 @@ class Recorder:
             self.dropped += 1
         return message
 
+    def add_repeat(
+        self,
+        pattern: int,
+        times_ns: tuple[int, int, int],
+        *,
+        seq: int,
+        num_bytes: int,
+        peer: int | None,
+        status: str,
+    ) -> None:
+        """Adds a message that is complete, or counts it as dropped when there is no room.
+
+        Args:
+            pattern: The number of what it has in common with others.
+            times_ns: When it was enqueued, began and ended.
+            seq: Its number in its group.
+            num_bytes: Of its input, and of its output.
+            peer: Global rank of the root.
+            status: How it ended.
+        """
+        number = next(self._message_numbers)
+        if len(self.repeats) >= len(REPEAT_FIELDS) * self.buffer_rows:
+            self.dropped += 1
+            return
+        self.repeats.extend(
+            (
+                *(pattern, number, *times_ns, seq, num_bytes),
+                *(-1 if peer is None else peer, STATUSES.index(status)),
+            )
+        )
+
     def take(self) -> Taken:
         """Takes everything out: on the writer's thread, while others go on recording."""
-        taken = Taken(flat=_cut(self.flat), ended=_cut(self.finished), waits=_cut(self.waits))
+        taken = Taken(
+            flat=array("q", _cut(self.flat)),
+            ended=_cut(self.finished),
+            waits=_cut(self.waits),
+            repeats=array("q", _cut(self.repeats)),
+        )
         for message in list(self.open.values()):
             if not message.shown_open:
                 message.shown_open = True
@@ -255,7 +306,8 @@ class Recorder:
         """Takes nothing more: the buffers of a forked child have no writer."""
         self.limit = -1
         self.buffer_rows = self._max_changes = 0
-        for buffer in (self.flat, self.finished, self.waits, self.phase_changes, self.step_changes):
+        changes = (self.phase_changes, self.step_changes)
+        for buffer in (self.flat, self.finished, self.waits, self.repeats, *changes):
             buffer.clear()
         self.open.clear()
         self._lock = threading.RLock()  # another thread may have held it when the fork came

@@ -158,7 +158,7 @@ class Session:
         self.config.prepare_directory()
         self._name_segment(directory)
         self._stream = StreamWriter(directory / (self.info.segment + STREAM_SUFFIX))
-        self._tail = TailWriter(directory / (self.info.segment + TAIL_SUFFIX), self.recorder.sites)
+        self._tail = TailWriter(directory / (self.info.segment + TAIL_SUFFIX), self.recorder)
         write_sidecar(directory, self.info)
         reserve(directory / (self.info.segment + SIDECAR_SUFFIX))
         self._writer = WriterThread(

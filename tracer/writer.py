@@ -59,7 +59,7 @@ class WriterThread(threading.Thread):
         super().__init__(name="ddltrace-writer", daemon=True)
         self._watchdog = watchdog
         self._recorder = recorder
-        self._builder = BatchBuilder(recorder.sites)
+        self._builder = BatchBuilder(recorder.sites, recorder.patterns)
         self._stream = stream
         self._tail = tail
         self._tail.begin(0, self._builder.context())
@@ -82,12 +82,9 @@ class WriterThread(threading.Thread):
     def run(self) -> None:
         """Writes until stopped, then once more."""
         try:
-            due_s = time.monotonic() + self._interval_s
             self._batch_due_s = time.monotonic() + self._batch_interval_s
-            while not self._stop_requested.wait(max(0.0, due_s - time.monotonic())):
+            while not self._stop_requested.wait(_until_next(self._interval_s)):
                 self._flush()
-                # The time that a write takes is not added to the period.
-                due_s = max(due_s + self._interval_s, time.monotonic())
             self._flush(last=True)
             self._on_end(self.rows)
         except Exception as error:  # noqa: BLE001 - a thread that ends so would print
@@ -216,6 +213,17 @@ class WriterThread(threading.Thread):
             self._fault(where, error)
             self._stream.cut()
         return not self._broken
+
+
+def _until_next(interval_s: float) -> float:
+    """The time until a multiple of the interval, by the clock on the wall.
+
+    All ranks write at the same moments: a rank that is kept from its work keeps all from theirs
+    that wait for it, so it is better to be once for all of them than for each at its own time.
+    """
+    left_s = interval_s - time.time() % interval_s
+    # A thread that wakes a moment too early has not missed anything.
+    return left_s if left_s > interval_s / 8 else left_s + interval_s
 
 
 def _set_aside(num_bytes: int) -> mmap.mmap | None:

@@ -101,16 +101,20 @@ def _observed(session: Session, original: Callable[..., Any]) -> Callable[..., A
 
 def _waited(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
     """Records the host's wait in a function that blocks in C++ until its messages are done."""
+    registry = session.registry
 
     def begin() -> None:
         try:
+            # It copies what it sends together: no use to look for that among the parameters.
+            registry.carried = (None, None)
             if session.known is not None:
                 session.known.begin_broadcasts()
         except Exception as error:  # noqa: BLE001 - the job goes on
             session.fault("broadcast_coalesced", error)
 
-    def end(start: int, end_ns: int) -> None:
+    def end(start: int, end_ns: int, carried: Any) -> None:
         try:
+            registry.carried = carried
             if session.known is not None:
                 session.known.end_broadcasts(end_ns)
             if not session.recorder.paused:
@@ -120,14 +124,12 @@ def _waited(session: Session, original: Callable[..., Any]) -> Callable[..., Any
 
     @functools.wraps(original)
     def broadcast_coalesced(*args: Any, **kwargs: Any) -> Any:
-        start = _now()
+        start, carried = _now(), registry.carried
         begin()
         try:
-            # It copies what it sends together: no use to look for that among the parameters.
-            with session.carrying(None, [None]):
-                return original(*args, **kwargs)
+            return original(*args, **kwargs)
         finally:
-            end(start, _now())
+            end(start, _now(), carried)
 
     return broadcast_coalesced
 

@@ -65,7 +65,6 @@ struct Message {
   Shared number; // among the collectives of its group
   Shared bytes;
   Shared root;
-  Shared waited_ns; // when it was over at the latest; Python's to tell
 };
 
 struct Control {
@@ -317,7 +316,6 @@ bool launch(
   noted.enqueue_ns = now_ns();
   noted.bytes = call.bytes;
   noted.root = call.root;
-  noted.waited_ns = 0;
   if (!begin_launch(place)) {
     noted.what = kLeftOut;
     return false;

@@ -27,7 +27,7 @@ class NativeLibrary:
     """
 
     SLOT_FIELDS: Final = 4
-    RING_FIELDS: Final = 6
+    RING_FIELDS: Final = 5
 
     def __init__(self, path: Path) -> None:
         # The interpreter stays ours during a call: what is only read and written under it is safe.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from ddltrace.tracer.schema import EVENTS
 from ddltrace.tracer.store import RankInfo, StreamWriter, finalize_rank, read_events
 from ddltrace.tracer.tail import TailWriter
 from ddltrace.tracer.watchdog import Watchdog, main_thread_stack
-from ddltrace.tracer.writer import WriterThread
+from ddltrace.tracer.writer import WriterThread, _until_next
 
 SEGMENT = "rank-00000-0-1"
 
@@ -181,7 +182,7 @@ def writer_on(
     return WriterThread(
         recorder,
         stream,  # type: ignore[arg-type]
-        TailWriter(directory / f"{SEGMENT}.tail", recorder.sites),
+        TailWriter(directory / f"{SEGMENT}.tail", recorder),
         0.001,
         on_fault=lambda where, error: faults.append(f"{where}: {error}"),
         on_beat=lambda: None,
@@ -364,3 +365,14 @@ def test_steps_and_phases_are_unknown_where_there_was_no_room_to_note_them() -> 
     recorder.set_step(101, 101)
     recorder.record("layer", "again", 102, 102)
     assert built(recorder)["step"].to_pylist() == [101]
+
+
+def test_all_ranks_write_at_the_same_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(0)
+    for _ in range(1000):
+        now_s = rng.uniform(1.7e9, 1.8e9)
+        monkeypatch.setattr(time, "time", lambda now_s=now_s: now_s)
+        left_s = _until_next(0.24)
+        beyond_s = (now_s + left_s) % 0.24
+        assert min(beyond_s, 0.24 - beyond_s) < 1e-6
+        assert 0.03 <= left_s <= 0.27  # a thread that was woken too early does not write twice

@@ -1,0 +1,180 @@
+"""Messages that C++ has recorded: what becomes of them, whenever the writer looks.
+
+The memory that C++ shares is played here, to have every order of things;
+`tests/integration/test_gloo_messages.py` has the real one.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from typing import Any
+
+import pytest
+
+from ddltrace.tracer.batches import BatchBuilder
+from ddltrace.tracer.gloo_times import GlooTimes
+from ddltrace.tracer.interpose.groups import Group
+from ddltrace.tracer.known_messages import KnownMessages
+from ddltrace.tracer.recorder import Message, Recorder
+
+SIZE = 8
+OPEN, OK, FAILED, GONE = range(4)
+
+
+class PlayedLibrary:
+    """What C++ would share, and what it would do."""
+
+    RING_FIELDS, SLOT_FIELDS = 5, 4
+
+    def __init__(self) -> None:
+        self.control = memoryview(array("q", [0] * 5))
+        self.ring = memoryview(array("q", [0] * (SIZE * self.RING_FIELDS)))
+        self.slots = memoryview(array("q", [0] * (2 * SIZE * self.SLOT_FIELDS)))
+        self.collectives = memoryview(array("q", [0] * 4))
+        self.known = 0
+
+    def passing(self) -> int:
+        return 0
+
+    def make_known(self, _counter: int, _what: int) -> int:
+        self.known += 1
+        return self.known - 1
+
+    def see_launches(self) -> int:
+        return 1
+
+    def activate(self, place: int) -> None:
+        pass
+
+    def forget(self) -> None:
+        pass
+
+    def next_collective(self, _counter: int) -> int:
+        return 0
+
+    def begin_launch(self, _slot: int) -> int:
+        return 1
+
+    def end_launch(self) -> None:
+        pass
+
+    def launch(self, pattern: int, now: int, number: int) -> int:
+        """A known message is launched; returns its slot."""
+        slot = self.control[3] % SIZE
+        at = slot * self.RING_FIELDS
+        assert self.ring[at] == 0, "no room"
+        self.slots[4 * slot : 4 * slot + 4] = memoryview(array("q", [1, 0, 0, OPEN]))
+        self.ring[at : at + 5] = memoryview(array("q", [3 + pattern, now, number, 400, 0]))
+        self.control[3] += 1
+        return slot
+
+    def end(self, slot: int, began: int, ended: int, state: int) -> None:
+        """Gloo's thread tells the end of a message."""
+        self.slots[4 * slot + 1 : 4 * slot + 4] = memoryview(array("q", [began, ended, state]))
+
+
+class Rank:
+    """A rank with one known bucket and one known broadcast."""
+
+    def __init__(self) -> None:
+        self.library: Any = PlayedLibrary()
+        self.recorder = Recorder(1000)
+        times = GlooTimes(self.library, self.recorder)
+        self.known = KnownMessages(self.library, times, self.recorder)
+        self.known.see_launches()
+        group = Group(name="0", ranks=(5, 6), own=0)
+        for op in ("all_reduce", "broadcast"):
+            like = Message(0, op, "0", 0)
+            like.name, like.tensors, like.dtype = f"a {op}", [7, 8], "float32"
+            assert self.known.add(like, group) is not None
+
+    def rows(self) -> list[dict[str, Any]]:
+        self.known.collect()
+        recorder = self.recorder
+        batch = BatchBuilder(recorder.sites, recorder.patterns).build(recorder.take())
+        return [] if batch is None else batch.to_pylist()
+
+
+def times(row: dict[str, Any]) -> tuple[int, int, int | None, str]:
+    return row["enqueue_ns"], row["start_ns"], row["end_ns"], row["status"]
+
+
+def test_what_has_ended_is_a_row_of_all_that_is_known() -> None:
+    rank = Rank()
+    rank.recorder.set_step(3, 50)
+    rank.library.end(rank.library.launch(0, 100, 9), 110, 150, OK)
+    (row,) = rank.rows()
+    assert times(row) == (100, 110, 150, "ok")
+    assert (row["op"], row["name"], row["group"]) == ("all_reduce", "a all_reduce", "0")
+    assert (row["seq"], row["bytes"], row["out_bytes"], row["peer"]) == (9, 400, 400, 5)
+    assert (row["tensors"], row["dtype"], row["step"]) == ([7, 8], "float32", 3)
+    assert rank.rows() == []
+
+
+def test_one_that_is_under_way_is_shown_and_told_again_at_its_end() -> None:
+    rank = Rank()
+    slot = rank.library.launch(0, 100, 0)
+    (shown,) = rank.rows()
+    assert times(shown) == (100, 100, None, "open")
+    rank.library.end(slot, 110, 150, FAILED)
+    (told,) = rank.rows()
+    assert times(told) == (100, 110, 150, "failed")
+    assert (told["id"], told["tensors"]) == (shown["id"], [7, 8])
+
+
+@pytest.mark.parametrize("looks_before", [False, True])
+def test_what_the_job_has_waited_for_was_over(looks_before: bool) -> None:
+    rank = Rank()
+    rank.known.begin_backward()
+    slots = [rank.library.launch(0, 100, 0), rank.library.launch(1, 101, 1)]
+    if looks_before:
+        rank.rows()
+    rank.known.end_backward(140)
+    after = rank.library.launch(0, 145, 2)  # of the next pass
+    for slot in (*slots, after):
+        rank.library.end(slot, 110, 150, OK)
+    ends = {row["enqueue_ns"]: row["end_ns"] for row in rank.rows()}
+    # A broadcast was not waited for by a backward pass.
+    assert ends == {100: 140, 101: 150, 145: 150}
+
+
+def test_one_whose_end_nobody_told_is_over_when_it_is_looked_at() -> None:
+    rank = Rank()
+    rank.library.end(rank.library.launch(0, 100, 0), 0, 0, GONE)
+    (row,) = rank.rows()
+    assert times(row)[:2] == (100, 100)
+    assert row["end_ns"] > 100
+    assert row["status"] == "ok"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whenever_the_writer_looks_it_is_the_same(seed: int) -> None:
+    rng, rank = random.Random(seed), Rank()
+    rows: dict[int, dict[str, Any]] = {}
+    under_way: list[tuple[int, int]] = []
+    expected, now = {}, 0
+    for number in range(200):
+        now += 10
+        rank.known.begin_backward()
+        full = rank.library.ring[rank.library.control[3] % SIZE * 5] != 0
+        if not full:
+            under_way.append((rank.library.launch(0, now, number), now))
+        rng.shuffle(under_way)
+        waits = rng.random() < 0.3
+        while under_way and (full or rng.random() < 0.6):
+            slot, enqueued = under_way.pop()
+            late = 1000 if waits and enqueued == now else 0
+            rank.library.end(slot, now + 1, now + 5 + late, OK)
+            expected[enqueued] = now + 9 if late else now + 5
+        if waits and not any(enqueued == now for _, enqueued in under_way):
+            rank.known.end_backward(now + 9)
+        if full or rng.random() < 0.4:
+            rows |= {row["id"]: row for row in rank.rows()}
+    for slot, enqueued in under_way:
+        rank.library.end(slot, now, now + 5, OK)
+        expected[enqueued] = now + 5
+    rows |= {row["id"]: row for row in rank.rows()}
+    assert {row["enqueue_ns"]: row["end_ns"] for row in rows.values()} == expected
+    assert rank.recorder.dropped == 0
+    assert not rank.known._over
