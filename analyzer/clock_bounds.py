@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddltrace.analyzer.clock_fit import Bounds, IntArray
+from ddltrace.analyzer.columns import memory_of
+from ddltrace.tracer.arrays import integer_columns, scalar, strings
 from ddltrace.tracer.store import RankInfo
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 EventReader = Callable[[RankInfo], Iterable[pa.Table]]
 """Gives a process's events, on its own clock, some at a time."""
@@ -36,6 +35,12 @@ _MAX_SEGMENTS: Final = 16
 _MAX_BOUNDS: Final = 2048
 """Bounds of one side that are kept: the tightest of each stretch of time."""
 
+_MAX_KEYS: Final = 1 << 62
+
+_NO_WORD: Final = scalar("")
+_ZERO: Final = scalar(0)
+_NOBODY: Final = scalar(-1)
+
 _DEVICE_SLACK_NS: Final = 50_000
 """Ends seen on a device are brought onto the host's clock with an error of their own."""
 
@@ -45,12 +50,12 @@ class MessageTimes:
     """What the processes of one clock say of their messages with others.
 
     Attributes:
-        starts: Per message, when the last of them entered it.
-        ends: Per message, when the first of them left it.
+        starts: Per message, by `_KEY`, the `time` when the last of them entered it.
+        ends: The same when the first of them left it.
     """
 
-    starts: pd.DataFrame
-    ends: pd.DataFrame
+    starts: pa.Table
+    ends: pa.Table
 
 
 def message_times(
@@ -67,21 +72,18 @@ def message_times(
     Returns:
         Their messages; None if there are none.
     """
-    import pandas as pd
-
-    frames = [
+    tables = [
         _messages(info, events, generations.get(info.segment, info.attempt))
         for info in infos[:_MAX_SEGMENTS]
         for events in read(info)
     ]
-    frames = [frame for frame in frames if len(frame)]
-    if not frames:
+    tables = [table for table in tables if table.num_rows]
+    if not tables:
         return None
-    rows = pd.concat(frames, ignore_index=True)
-    starts = rows[rows["gives"]].groupby(_KEY, as_index=False, sort=False)["start"].max()
-    ends = rows[rows["takes"]].groupby(_KEY, as_index=False, sort=False)["end"].min()
+    rows = pa.concat_tables(tables)
     return MessageTimes(
-        starts.rename(columns={"start": "time"}), ends.rename(columns={"end": "time"})
+        starts=_one_of_each(rows.filter(rows["gives"]), "start", np.maximum),
+        ends=_one_of_each(rows.filter(rows["takes"]), "end", np.minimum),
     )
 
 
@@ -96,19 +98,70 @@ def message_bounds(here: MessageTimes, there: MessageTimes) -> Bounds | None:
         Bounds on what must be added to the one clock to give the other; None if no message
         went between them both ways.
     """
-    low = here.ends.merge(there.starts, on=_KEY, suffixes=("", "_other"))
-    high = here.starts.merge(there.ends, on=_KEY, suffixes=("", "_other"))
-    if low.empty or high.empty:
+    low_own, low_other = _times_of_both(here.ends, there.starts)
+    high_own, high_other = _times_of_both(here.starts, there.ends)
+    if not len(low_own) or not len(high_own):
         return None
-    lows = (low["time_other"] - low["time"]).to_numpy(np.int64)
-    highs = (high["time_other"] - high["time"]).to_numpy(np.int64)
+    lows, highs = low_other - low_own, high_other - high_own
     base = int(np.median(highs))
     return Bounds.joined(
         [
-            _one_side(low["time"].to_numpy(np.int64), lows - base, base, lower=True),
-            _one_side(high["time"].to_numpy(np.int64), highs - base, base, lower=False),
+            _one_side(low_own, lows - base, base, lower=True),
+            _one_side(high_own, highs - base, base, lower=False),
         ]
     )
+
+
+def _times_of_both(own: pa.Table, other: pa.Table) -> tuple[IntArray, IntArray]:
+    """The times of the messages that are in both tables."""
+    keys = _keys(pa.concat_tables([own, other]))
+    _, here, there = np.intersect1d(
+        keys[: own.num_rows], keys[own.num_rows :], assume_unique=True, return_indices=True
+    )
+    return _integers(own, "time")[here], _integers(other, "time")[there]
+
+
+def _one_of_each(rows: pa.Table, name: str, best: np.ufunc) -> pa.Table:
+    """One row of each message, with the greatest or the least of a time."""
+    keys, times = _keys(rows), _integers(rows, name)
+    order = np.argsort(keys, kind="stable")
+    firsts = np.flatnonzero(np.diff(keys[order], prepend=-1))
+    found = np.stack([order[firsts], best.reduceat(times[order], firsts) if len(rows) else firsts])
+    index, time = integer_columns(found, [pa.int64(), pa.int64()])
+    return rows.select(_KEY).take(index).append_column("time", time)
+
+
+def _keys(rows: pa.Table) -> IntArray:
+    """A number from 0 on for each row: the same for those that have `_KEY` in common.
+
+    Arrow's own grouping and joining import pandas, which takes longer than both.
+    """
+    keys, span = np.zeros(rows.num_rows, np.int64), 1
+    if not rows.num_rows:
+        return keys
+    for name in _KEY:
+        values = _integers(rows, name)
+        least = int(values.min())
+        count = int(values.max()) - least + 1
+        if span * count >= _MAX_KEYS:
+            distinct, keys = np.unique(keys, return_inverse=True)
+            span = len(distinct)
+        if span * count >= _MAX_KEYS:
+            distinct, values = np.unique(values, return_inverse=True)
+            least, count = 0, len(distinct)
+        keys, span = keys * count + (values - least), span * count
+    return keys
+
+
+def _integers(rows: pa.Table, name: str) -> IntArray:
+    """A column without nulls; of words, the number of each."""
+    chunks = rows[name].chunks
+    if not chunks:
+        return np.empty(0, np.int64)
+    column = pa.concat_arrays(chunks)
+    if pa.types.is_string(column.type):
+        column = pc.dictionary_encode(column).indices
+    return memory_of(column).astype(np.int64)
 
 
 def _one_side(x: IntArray, value: IntArray, base: int, *, lower: bool) -> Bounds:
@@ -122,48 +175,66 @@ def _one_side(x: IntArray, value: IntArray, base: int, *, lower: bool) -> Bounds
     return Bounds(x[rows], low, high, base)
 
 
-def _messages(info: RankInfo, events: pa.Table, generation: int) -> pd.DataFrame:
+def _messages(info: RankInfo, events: pa.Table, generation: int) -> pa.Table:
     """The completed messages among a process's events, and whether each gives or takes."""
-    import pandas as pd
-
-    wanted = pc.and_(
-        pc.equal(events["kind"], "message"),
-        pc.and_(pc.is_valid(events["seq"]), pc.is_valid(events["end_ns"])),
+    events = events.filter(_complete(events))
+    op, group = (
+        pc.coalesce(pc.cast(events[name], pa.string()), _NO_WORD) for name in ("op", "group")
     )
-    columns = ["end_ns", "op", "group", "seq", "peer", "tag", "bytes", "out_bytes"]
-    complete = pc.equal(events["status"], "ok").fill_null(False)
-    events = events.filter(pc.and_(wanted.fill_null(False), complete))
-    # The start before the frame: a column with nulls would become one of floats.
-    start = pc.min_element_wise(events["start_ns"], events["enqueue_ns"])
-    frame = events.select(columns).append_column("start", start).to_pandas()
-    members = {group.name: str(group.ranks) for group in info.groups}
-    op = frame["op"].astype(str)
-    peer = frame["peer"].fillna(-1).astype(np.int64)
-    is_root = peer == info.rank
+    peer, tag, sent, received = (
+        pc.coalesce(pc.cast(events[name], pa.int64()), null)
+        for name, null in (
+            ("peer", _NOBODY),
+            ("tag", _ZERO),
+            ("bytes", _ZERO),
+            ("out_bytes", _ZERO),
+        )
+    )
+    own, number = scalar(info.rank), scalar(generation)
+    known, is_root = pc.greater_equal(peer, _ZERO), pc.equal(peer, own)
     # Without a byte to carry, a library may return at once.
-    carries = (frame["bytes"].fillna(0) > 0) | (frame["out_bytes"].fillna(0) > 0)
-    everyone = op.isin(_FROM_ALL_TO_ALL) & (carries | (op == "barrier"))
-    rooted = op.isin([*_FROM_ROOT, *_TO_ROOT]) & (peer >= 0) & carries
-    send, receive = (op == "send") & (peer >= 0), (op == "recv") & (peer >= 0)
-    gives = everyone | send | (rooted & (is_root == op.isin(_FROM_ROOT)))
-    takes = everyone | receive | (rooted & (is_root != op.isin(_FROM_ROOT)))
-    p2p = send | receive
-    slack = _DEVICE_SLACK_NS if info.device != "cpu" else 0
-    rows = pd.DataFrame(
+    carries = pc.or_(pc.greater(sent, _ZERO), pc.greater(received, _ZERO))
+    everyone = pc.and_(
+        _is_one_of(op, _FROM_ALL_TO_ALL), pc.or_(carries, _is_one_of(op, ["barrier"]))
+    )
+    from_root = _is_one_of(op, _FROM_ROOT)
+    rooted = pc.or_(from_root, _is_one_of(op, _TO_ROOT))
+    rooted = pc.and_(rooted, pc.and_(known, carries))
+    send = pc.and_(_is_one_of(op, ["send"]), known)
+    receive = pc.and_(_is_one_of(op, ["recv"]), known)
+    p2p = pc.or_(send, receive)
+    against_root = pc.xor(is_root, from_root)
+    gives = pc.or_(pc.or_(everyone, send), pc.and_(rooted, pc.invert(against_root)))
+    takes = pc.or_(pc.or_(everyone, receive), pc.and_(rooted, against_root))
+    slack = scalar(_DEVICE_SLACK_NS if info.device != "cpu" else 0)
+    named = {known.name: str(known.ranks) for known in info.groups}
+    members = strings(list(named.values())).take(pc.index_in(group, value_set=strings(list(named))))
+    rows = pa.table(
         {
-            "generation": generation,
-            "group": frame["group"].astype(str),
-            "members": [members.get(name, "") for name in frame["group"].astype(str)],
-            "op": op.where(~p2p, "p2p"),
-            "seq": frame["seq"].astype(np.int64),
-            "source": np.where(p2p, np.where(send, info.rank, peer), -1),
-            "destination": np.where(p2p, np.where(send, peer, info.rank), -1),
-            "tag": np.where(p2p, frame["tag"].fillna(0), 0).astype(np.int64),
-            "start": frame["start"].astype(np.int64),
-            "end": frame["end_ns"].astype(np.int64) + slack,
+            "generation": pc.if_else(known, number, number),
+            "group": group,
+            "members": pc.coalesce(members, _NO_WORD),
+            "op": pc.if_else(p2p, scalar("p2p"), op),
+            "seq": events["seq"],
+            "source": pc.if_else(p2p, pc.if_else(send, own, peer), _NOBODY),
+            "destination": pc.if_else(p2p, pc.if_else(send, peer, own), _NOBODY),
+            "tag": pc.if_else(p2p, tag, _ZERO),
+            "start": pc.min_element_wise(events["start_ns"], events["enqueue_ns"]),
+            "end": pc.add(events["end_ns"], slack),
             "gives": gives,
             "takes": takes,
         }
     )
-    used: pd.DataFrame = rows.loc[gives | takes]
-    return used
+    return rows.filter(pc.or_(gives, takes))
+
+
+def _complete(events: pa.Table) -> pa.ChunkedArray:
+    """Which events are messages that have ended well."""
+    ended = pc.and_(pc.is_valid(events["seq"]), pc.is_valid(events["end_ns"]))
+    kind, status = (pc.cast(events[name], pa.string()) for name in ("kind", "status"))
+    good = pc.and_(_is_one_of(kind, ["message"]), _is_one_of(status, ["ok"]))
+    return pc.and_(good, ended)
+
+
+def _is_one_of(words: pa.ChunkedArray, which: Sequence[str]) -> pa.ChunkedArray:
+    return pc.is_in(words, value_set=strings(which))

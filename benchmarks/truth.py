@@ -40,6 +40,14 @@ def main() -> None:
             figures += [np.median(values), np.percentile(np.abs(values), 95)]
         cells = " ".join(f"{figure:8.1f}" for figure in figures)
         print(f"{difference.what:<12} {len(difference.start_us):6d} {cells}")
+        before = difference.end_us[difference.waited]
+        if len(before):
+            own = np.abs(difference.end_us[~difference.waited])
+            print(
+                f"  {len(before)} were over, since backward had waited for them, "
+                f"{-before.max():.0f} to {-before.min():.0f} us before the profiler knew; "
+                f"the end of the others: 95th percentile {np.percentile(own, 95):.1f}"
+            )
 
 
 if __name__ == "__main__":

@@ -40,6 +40,13 @@ def integer_columns(values: npt.NDArray[np.int64], types: Sequence[pa.DataType])
     ]
 
 
+def scalar(value: str | int) -> pa.Scalar:
+    """A string or an integer, as `pyarrow.compute` takes it beside a column."""
+    if isinstance(value, str):
+        return strings([value])[0]
+    return _integers(np.array([value]), pa.int64())[0]
+
+
 def lists(
     values: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], type_: pa.DataType
 ) -> pa.Array:

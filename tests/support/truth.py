@@ -14,11 +14,20 @@ from ddltrace.tracer.store import read_events, read_run
 
 @dataclass(frozen=True)
 class Difference:
-    """Ours minus the profiler's, in microseconds, one entry for each thing compared."""
+    """Ours minus the profiler's, in microseconds, one entry for each thing compared.
+
+    Attributes:
+        what: What was compared.
+        start_us: Of the starts.
+        end_us: Of the ends.
+        waited: Whether the end is the moment at which the backward pass had waited for it. By then
+            it was over; Gloo's thread, from which the profiler knows, may say so only later.
+    """
 
     what: str
     start_us: npt.NDArray[np.float64]
     end_us: npt.NDArray[np.float64]
+    waited: npt.NDArray[np.bool_]
 
 
 def differences(trace: Path, kineto: Path) -> list[Difference]:
@@ -41,6 +50,7 @@ def differences(trace: Path, kineto: Path) -> list[Difference]:
         # Kineto is on the wall clock, we are on the monotonic one.
         shift = data["baseTimeNanoseconds"] - info.clock["unix_ns"] + info.clock["monotonic_ns"]
         frame = read_events(trace, info.segment)[0].to_pandas()
+        waited_ns = frame.end_ns[(frame.kind == "phase") & (frame.name == "backward")]
         messages = frame[(frame.kind == "message") & (frame.op == "all_reduce")]
         ours = {
             "all_reduce": messages.drop_duplicates("id", keep="last"),
@@ -61,6 +71,10 @@ def differences(trace: Path, kineto: Path) -> list[Difference]:
             rows = rows[first : first + len(theirs)]
             if len(rows) != len(theirs):
                 raise ValueError(f"{what}: {len(rows)} of ours, {len(theirs)} of the profiler's")
-            found[what].append((rows - theirs) / 1e3)
+            waited = np.isin(rows[:, 1], waited_ns.to_numpy(np.float64))
+            found[what].append(np.column_stack([(rows - theirs) / 1e3, waited]))
     merged = {what: np.concatenate(parts) for what, parts in found.items()}
-    return [Difference(what, both[:, 0], both[:, 1]) for what, both in merged.items()]
+    return [
+        Difference(what, columns[:, 0], columns[:, 1], columns[:, 2] > 0)
+        for what, columns in merged.items()
+    ]

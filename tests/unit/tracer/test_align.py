@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddltrace.analyzer import align as alignment
+from ddltrace.analyzer import clock_bounds
 from ddltrace.analyzer.align import align, worst_residual
 from ddltrace.analyzer.clock_fit import Bounds, fit_broken_line, fit_line
 from ddltrace.tracer import store
@@ -361,3 +362,21 @@ def test_every_line_through_all_intervals_lies_within_the_residual(seed, count):
     fitting = tries[((values >= bounds.low) & (values <= bounds.high)).all(axis=1)]
     for ends in [line, *fitting]:
         assert np.abs(ends - fit.y).max() <= fit.residual + 1
+
+
+def test_rows_have_a_number_in_common_if_they_are_of_one_message() -> None:
+    rng = np.random.default_rng(0)
+    extremes = np.array([-(2**63), -1, 0, 5, 2**63 - 1])
+    words = np.array(["", "0", "(0, 1)"])
+    for large in (False, True):
+        columns: dict[str, pa.Array] = {}
+        for name in ("generation", "seq", "source", "destination", "tag"):
+            values = rng.choice(extremes, 300) if large else rng.integers(0, 3, 300)
+            columns[name] = pa.array(values)
+        for name in ("members", "group", "op"):
+            columns[name] = pa.array(rng.choice(words, 300))
+        table = pa.table(columns)
+        keys = clock_bounds._keys(pa.concat_tables([table[:100], table[100:]]))
+        rows = [tuple(row[name] for name in clock_bounds._KEY) for row in table.to_pylist()]
+        assert len(set(zip(rows, keys.tolist(), strict=True))) == len(set(rows))
+        assert len(set(keys.tolist())) == len(set(rows))
