@@ -9,12 +9,11 @@ functions would have put them; or whoever asks which gradients are ready.
 from __future__ import annotations
 
 import threading
-import weakref
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
+
+from ddltrace.tracer.weak_identity import WeakIdentityMap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
     from ddltrace.tracer.native.library import NativeLibrary
@@ -28,13 +27,6 @@ _PAUSED: Final = 2
 _NEWEST_NS: Final = 3
 # Of NativeLibrary.gradients.
 _FIRST: Final = 1
-
-
-class _Leaf(NamedTuple):
-    """A leaf that is watched, and the ids for which it is: one may hold several parameters."""
-
-    reference: weakref.ref[torch.Tensor]
-    tensors: list[int]
 
 
 class NativeGradients:
@@ -59,7 +51,8 @@ class NativeGradients:
         self._detailed = detailed
         self._taken = self._control[_WRITTEN]
         self._missed = self._control[_MISSED]
-        self._watched: dict[int, _Leaf] = {}
+        # The ids for which each is: a leaf may hold several parameters.
+        self._watched: WeakIdentityMap[torch.Tensor, list[int]] = WeakIdentityMap()
         self._backward_began = self._step_ended = self._taken
         # Reentrant: a signal handler of the job may train in the middle of our code. Two, for the
         # job's thread is not to wait for all that the writer's does.
@@ -85,23 +78,8 @@ class NativeGradients:
             return False
         if not self._watch(leaf._cdata, _FIRST + site):
             return False
-        known = self._watched.get(id(leaf))
-        if known is None or known.reference() is not leaf:
-            known = self._watched[id(leaf)] = _Leaf(
-                weakref.ref(leaf, self._forgetting(id(leaf))), []
-            )
-        known.tensors.append(tensor)
+        self._watched.set(leaf, [*(self._watched.get(leaf) or ()), tensor])
         return True
-
-    def _forgetting(self, key: int) -> Callable[[weakref.ref[torch.Tensor]], None]:
-        """What to do when a leaf is gone: its identity can be given to another."""
-
-        def forget(gone: weakref.ref[torch.Tensor]) -> None:
-            known = self._watched.get(key)
-            if known is not None and known.reference is gone:
-                del self._watched[key]
-
-        return forget
 
     def forget(self, leaf: torch.Tensor) -> list[int]:
         """Lets go of a leaf, whose one hook is to be another.
@@ -112,16 +90,11 @@ class NativeGradients:
         Returns:
             The ids that it was watched for.
         """
-        known = self._watched.get(id(leaf))
-        if known is None or known.reference() is not leaf:
-            return []
-        del self._watched[id(leaf)]
-        return known.tensors
+        return self._watched.pop(leaf) or []
 
     def moved(self) -> list[torch.Tensor]:
         """Leaves that have left the CPU since: of them, the device's time is told, too."""
-        leaves = [known.reference() for known in list(self._watched.values())]
-        return [leaf for leaf in leaves if leaf is not None and leaf.device.type != "cpu"]
+        return [leaf for leaf in self._watched.things() if leaf.device.type != "cpu"]
 
     def begin_backward(self, *, paused: bool) -> None:
         """A backward pass begins, in which nothing is ready yet.

@@ -6,11 +6,12 @@ import dataclasses
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from ddltrace.tracer.recorder import Recorder
 from ddltrace.tracer.store import TensorInfo
+from ddltrace.tracer.weak_identity import WeakIdentityMap
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +56,7 @@ class Registry:
         self.tensors: list[TensorInfo] = []
         self.changed = False
         self._parameters: list[weakref.ref[torch.Tensor]] = []
-        self._id_of: dict[int, int] = {}
+        self._id_of: WeakIdentityMap[torch.Tensor, int] = WeakIdentityMap()
         self._id_of_name: dict[str, int] = {}
         self.unnamed = 0
         self.native: NativeGradients | None = None
@@ -66,7 +67,7 @@ class Registry:
         self.trained: set[int] = set()
         self.frozen: dict[int, weakref.ref[torch.Tensor]] = {}
         self._carried = threading.local()
-        self._shards: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._shards: WeakIdentityMap[torch.Tensor, bool] = WeakIdentityMap()
 
     def is_known(self, module: nn.Module) -> bool:
         """Whether the module was registered as a root or inside one."""
@@ -112,8 +113,8 @@ class Registry:
             if tensor is None:
                 self.unnamed += 1
                 continue
-            self._id_of[id(parameter)] = tensor
-            self._parameters[tensor] = weakref.ref(parameter, self._forgetting(id(parameter)))
+            self._id_of.set(parameter, tensor)
+            self._parameters[tensor] = weakref.ref(parameter)
             self._scanned = False
             new.append((tensor, parameter))
         return new
@@ -145,22 +146,9 @@ class Registry:
         self.changed = True
         return info.id
 
-    def _forgetting(self, key: int) -> Callable[[weakref.ref[torch.Tensor]], None]:
-        """What to do when a parameter is gone: its identity can be given to another."""
-
-        def forget(gone: weakref.ref[torch.Tensor]) -> None:
-            tensor = self._id_of.get(key)
-            if tensor is not None and self._parameters[tensor] is gone:
-                del self._id_of[key]
-
-        return forget
-
     def tensor_id(self, parameter: torch.Tensor) -> int | None:
         """The id of a registered parameter."""
-        tensor = self._id_of.get(id(parameter))
-        if tensor is not None and self._parameters[tensor]() is parameter:
-            return tensor
-        return None
+        return self._id_of.get(parameter)
 
     def thawed(self) -> list[tuple[int, torch.Tensor]]:
         """Parameters that were frozen and no longer are, with their ids."""
@@ -203,18 +191,11 @@ class Registry:
 
     def add_shard(self, parameter: torch.Tensor) -> None:
         """Notes a parameter that is only a part, whose gradient comes after its reduction."""
-        key, shards = id(parameter), self._shards
-
-        def forget(gone: weakref.ref[torch.Tensor]) -> None:
-            if shards.get(key) is gone:
-                del shards[key]
-
-        shards[key] = weakref.ref(parameter, forget)
+        self._shards.set(parameter, True)
 
     def is_shard(self, parameter: torch.Tensor) -> bool:
         """Whether it was noted as a part of a parameter."""
-        reference = self._shards.get(id(parameter))
-        return reference is not None and reference() is parameter
+        return self._shards.get(parameter) is not None
 
     def set_shape(self, tensor: int, shape: tuple[int, ...]) -> None:
         """Says how large a parameter is of which only a part was seen."""

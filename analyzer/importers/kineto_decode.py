@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from itertools import compress, count
 from pathlib import Path
 from pickle import PickleBuffer
 from typing import Any, Final
@@ -118,10 +119,13 @@ class _Builder:
         categories = self.categories.of([event.cat for event in events])
         threads = self.threads.of([event.tid for event in events])
         self._look_at_new_names()
-        linked = [row for row, code in enumerate(categories) if self.is_linked[code]]
+        linked = _rows(categories, self.is_linked)
         links = links_of([events[row].args for row in linked])
         self.linked.fromlist([first + row for row in linked])
-        self.correlation.fromlist([_whole(link.correlation) for link in links])
+        numbers = [link.correlation for link in links]
+        self.correlation.fromlist(
+            [n if n is not None and -1 < n < _MAX_NUMBER else -1 for n in numbers]
+        )
         for row, link in zip(linked, links, strict=True):
             if not self.is_device[categories[row]]:
                 continue
@@ -131,9 +135,8 @@ class _Builder:
                 threads[row] = self.threads[link.stream]
             if link.bytes is not None and 0 <= link.bytes < _MAX_NUMBER:
                 self.sizes[first + row] = int(link.bytes)
-        for row, code in enumerate(names):
-            if self.speaks[code]:
-                self.args[first + row] = args_of(events[row].args)
+        for row in _rows(names, self.speaks):
+            self.args[first + row] = args_of(events[row].args)
         if self.pid is None:
             on_host = (
                 event
@@ -171,8 +174,9 @@ class _Builder:
         )
 
 
-def _whole(number: int | None) -> int:
-    return number if number is not None and -1 < number < _MAX_NUMBER else -1
+def _rows(codes: list[int], wanted: list[bool]) -> list[int]:
+    """The rows whose codes are wanted."""
+    return list(compress(count(), map(wanted.__getitem__, codes)))
 
 
 def _process_id(event: Complete | None) -> int | None:

@@ -77,7 +77,7 @@ train(10)
 gradients.collect()
 assert registry.ready_in_backward == []
 del layer, weight
-assert not gradients._watched
+assert gradients._watched.things() == []
 """
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import functools
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.tracer.recorder import Message
+from ddltrace.tracer.weak_identity import WeakIdentityMap
 
 if TYPE_CHECKING:
     from ddltrace.tracer.session import Session
@@ -28,21 +28,14 @@ class MessageOf:
     """Which message an object of the job stands for, while that object lives."""
 
     def __init__(self) -> None:
-        # Of each object: a weak reference or, for the newest of a thread, the object itself.
-        self._weak: dict[int, tuple[weakref.ref[Any], Message]] = {}
+        self._weak: WeakIdentityMap[Any, Message] = WeakIdentityMap()
+        # The newest of each thread, and the object itself.
         self._strong: dict[int, tuple[Any, Message]] = {}
         self._newest: dict[int, int] = {}  # id of the object, by thread
 
     def add(self, thing: Any, message: Message) -> None:
         """Remembers an object for as long as the job keeps it."""
-        key, weak = id(thing), self._weak
-
-        def forget(gone: weakref.ref[Any]) -> None:
-            entry = weak.get(key)
-            if entry is not None and entry[0] is gone:  # the id may have come back
-                del weak[key]
-
-        weak[key] = (weakref.ref(thing, forget), message)
+        self._weak.set(thing, message)
 
     def add_newest(self, thing: Any, message: Message) -> None:
         """The same for an object that its caller is about to be handed."""
@@ -55,12 +48,8 @@ class MessageOf:
 
     def get(self, thing: Any) -> Message | None:
         """The message of an object, or None."""
-        key = id(thing)
-        held = self._strong.get(key)
-        if held is not None:
-            return held[1]
-        entry = self._weak.get(key)
-        return entry[1] if entry is not None and entry[0]() is thing else None
+        held = self._strong.get(id(thing))
+        return self._weak.get(thing) if held is None else held[1]
 
     def release(self, thing: Any) -> None:
         """No longer holds an object, should it have been held."""
@@ -69,7 +58,7 @@ class MessageOf:
     def discard(self, thing: Any) -> None:
         """Forgets an object that has served."""
         if self._strong.pop(id(thing), None) is None:
-            self._weak.pop(id(thing), None)
+            self._weak.pop(thing)
 
     def release_served(self) -> None:
         """No longer holds objects whose messages are complete, and were before they were taken.
