@@ -45,6 +45,7 @@ class NativeGradients:
         self._watch = library.watch_gradient
         self._control = library.gradient_control
         self._what, self._ready, self._threads = library.gradients
+        self._much = len(self._what) // 2
         self._free = memoryview(bytes(self._what.nbytes)).cast("q")
         self._recorder = recorder
         self._registry = registry
@@ -102,13 +103,14 @@ class NativeGradients:
         Args:
             paused: Nothing is to be taken down in it.
         """
-        if self._control[_WRITTEN] - self._taken > len(self._what) // 2:
+        control = self._control
+        if control[_WRITTEN] - self._taken > self._much:
             self.collect()  # the writer does not come to it
         with self._noting:
             self._registry.ready_in_backward.clear()
-            self._backward_began = self._control[_WRITTEN]
-        self._control[_PAUSED] = paused
-        self._control[_NEWEST_NS] = 0
+            self._backward_began = control[_WRITTEN]
+        control[_PAUSED] = paused
+        control[_NEWEST_NS] = 0
 
     def end_step(self) -> None:
         """Forgets what is ready now."""

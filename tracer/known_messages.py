@@ -14,7 +14,7 @@ import functools
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ddltrace.tracer.recorder import BY_TIME, Message, Recorder
 
@@ -40,20 +40,10 @@ _FIRST: Final = 3
 _UNKNOWN: Final = 0
 
 
-class _Over(NamedTuple):
-    """Messages that the job has waited for.
-
-    Attributes:
-        first: Of them, its number among all that were launched.
-        beyond: The number after that of the last.
-        op: Which of those between them.
-        by_ns: When they were over at the latest. Gloo's thread may come to say so only later.
-    """
-
-    first: int
-    beyond: int
-    op: str
-    by_ns: int
+_Over: TypeAlias = tuple[int, int, str, int]
+"""Messages that the job has waited for: the number of the first among all that were launched, the
+number after that of the last, which of those between them, and when they were over at the latest;
+Gloo's thread may come to say so only later."""
 
 
 class KnownMessages:
@@ -213,7 +203,7 @@ class KnownMessages:
         self._control[thread] = 0
         first, beyond = self._launched_before[thread], self._control[_LAUNCHED]
         if first < beyond:
-            self._over.append(_Over(first, beyond, op, now_ns))
+            self._over.append((first, beyond, op, now_ns))
 
     def _make(self) -> None:
         """Takes what has been launched out of the ring, in order."""
@@ -267,7 +257,7 @@ class KnownMessages:
         """Forgets what all messages of have ended."""
         followed = [self._position(slot) for slot in self._times.followed if slot < self._size]
         oldest = min(followed, default=self._taken)
-        while self._over and self._over[0].beyond <= oldest:
+        while self._over and self._over[0][1] <= oldest:
             self._over.popleft()
 
 

@@ -171,7 +171,7 @@ class Recorder:
         # row its phase and step, so that the hot path need not.
         self.phase_changes: list[int] = []
         self.step_changes: list[int] = []
-        self._max_changes = 4 * buffer_rows
+        self._last_change = 4 * buffer_rows - 2
         self._phase_stack: list[int] = [_OTHER]
 
     def site(self, kind: str, name: str, tensor: int = -1) -> int:
@@ -217,13 +217,20 @@ class Recorder:
     def enter_phase(self, phase: int, now_ns: int) -> None:
         """Begins a phase; phases nest, the innermost holds."""
         self._phase_stack.append(phase)
-        self._change(self.phase_changes, now_ns, phase, _OTHER)
+        if len(self.phase_changes) < self._last_change:
+            self.phase_changes.extend((now_ns, phase))
+        else:
+            self._change_last(self.phase_changes, now_ns, _OTHER)
 
     def leave_phase(self, now_ns: int) -> None:
         """Ends the innermost phase."""
-        if len(self._phase_stack) > 1:
-            self._phase_stack.pop()
-        self._change(self.phase_changes, now_ns, self._phase_stack[-1], _OTHER)
+        stack = self._phase_stack
+        if len(stack) > 1:
+            stack.pop()
+        if len(self.phase_changes) < self._last_change:
+            self.phase_changes.extend((now_ns, stack[-1]))
+        else:
+            self._change_last(self.phase_changes, now_ns, _OTHER)
 
     @property
     def phase(self) -> int:
@@ -233,13 +240,15 @@ class Recorder:
     def set_step(self, number: int | None, now_ns: int) -> None:
         """Says which step holds from now on; None is outside any step."""
         self.step = number
-        self._change(self.step_changes, now_ns, -1 if number is None else number, -1)
+        if len(self.step_changes) < self._last_change:
+            self.step_changes.extend((now_ns, -1 if number is None else number))
+        else:
+            self._change_last(self.step_changes, now_ns, -1)
 
-    def _change(self, changes: list[int], now_ns: int, value: int, unknown: int) -> None:
-        """Notes a change; the last one that there is room for says that no more is known."""
-        room = self._max_changes - len(changes)
-        if room > 0:
-            changes.extend((now_ns, value if room > 2 else unknown))
+    def _change_last(self, changes: list[int], now_ns: int, unknown: int) -> None:
+        """Notes, in the room for one more change, that no more is known."""
+        if len(changes) == self._last_change:
+            changes.extend((now_ns, unknown))
 
     def new_message(self, op: str, group: str, enqueue_ns: int) -> Message:
         """Registers a message that has just been handed to the communication library."""
@@ -305,7 +314,7 @@ class Recorder:
     def close_after_fork(self) -> None:
         """Takes nothing more: the buffers of a forked child have no writer."""
         self.limit = -1
-        self.buffer_rows = self._max_changes = 0
+        self.buffer_rows, self._last_change = 0, -1
         changes = (self.phase_changes, self.step_changes)
         for buffer in (self.flat, self.finished, self.waits, self.repeats, *changes):
             buffer.clear()

@@ -32,6 +32,16 @@ _WRAPPERS = {
 _MAX_TENSORS: Final = 1 << 17
 
 
+class _Carried(threading.local):
+    """What the messages are about that a thread begins.
+
+    Attributes:
+        now: Their name and their parameters, if it was said.
+    """
+
+    now: tuple[str | None, list[int] | None] | None = None
+
+
 class Registry:
     """Knows the job's modules and parameters.
 
@@ -43,6 +53,7 @@ class Registry:
         ready: Ids of parameters whose gradients became ready since the last look-up.
         ready_in_backward: The same since the backward pass began.
         trained: Ids of parameters that ever had a gradient.
+        carried: What the messages are about that a thread begins now.
         frozen: Parameters that wanted no gradient when last seen, by id.
         unnamed: Parameters beyond those that are kept; messages do not name them.
         native: What takes down first which gradients are ready, where that is C++.
@@ -66,7 +77,7 @@ class Registry:
         self._scanned = False
         self.trained: set[int] = set()
         self.frozen: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._carried = threading.local()
+        self.carried = _Carried()
         self._shards: WeakIdentityMap[torch.Tensor, bool] = WeakIdentityMap()
 
     def is_known(self, module: nn.Module) -> bool:
@@ -174,15 +185,6 @@ class Registry:
         known = [t for t in tensors if t is not None]
         whole = known if known and len(known) == len(tensors) else None
         return name or (self.name_of(whole) if whole else None), whole
-
-    @property
-    def carried(self) -> tuple[str | None, list[int] | None] | None:
-        """Name and parameters of the messages that this thread begins now, if it was said."""
-        return getattr(self._carried, "now", None)
-
-    @carried.setter
-    def carried(self, what: tuple[str | None, list[int] | None] | None) -> None:
-        self._carried.now = what
 
     def name_of(self, tensors: Sequence[int]) -> str:
         """A name for some parameters together: the first one's, and how many more."""

@@ -217,14 +217,14 @@ class Session:
         """
         former = None
         try:
-            former = self.registry.carried
-            self.registry.carried = self.registry.carry(name, tensors)
+            former = self.registry.carried.now
+            self.registry.carried.now = self.registry.carry(name, tensors)
         except Exception as error:  # noqa: BLE001 - the job goes on, its messages unnamed
             self.fault("carried", error)
         try:
             yield
         finally:
-            self.registry.carried = former
+            self.registry.carried.now = former
 
     def on_close(self, stop: Callable[[float], object]) -> None:
         """Has something stopped when the session closes, given the seconds that it may take."""

@@ -99,13 +99,6 @@ def _begin_gradients(session: Session) -> None:
                 _watch_with_python(session, tensor, leaf)
 
 
-def _last_gradient_ns(session: Session) -> int:
-    """When the newest gradient of this backward pass became ready; 0 if none has."""
-    native = session.registry.native
-    by_python = session.backward.last_gradient_ns
-    return by_python if native is None else max(by_python, native.newest_ns)
-
-
 def _timed(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
     recorder, state = session.recorder, session.backward
     site = recorder.site("phase", "backward")
@@ -141,7 +134,9 @@ def _timed(session: Session, original: Callable[..., Any]) -> Callable[..., Any]
             return
         recorder.add(site, start, end_ns, threading.get_ident())
         if known or state.bucket_messages:
-            last_ns = _last_gradient_ns(session)
+            last_ns, native = state.last_gradient_ns, session.registry.native
+            if native is not None:
+                last_ns = max(last_ns, native.newest_ns)
             if last_ns:
                 recorder.add_wait(last_ns, end_ns, -1, "backward")
 

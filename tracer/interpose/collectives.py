@@ -456,7 +456,7 @@ class Observer:
 
     def _name(self, message: Message, tensors: list[torch.Tensor], *, by_engine: bool) -> None:
         """Finds which parameters the message carries."""
-        carried = self._registry.carried
+        carried = self._registry.carried.now
         if carried is not None:
             name, message.tensors = carried
             message.name = name or message.op

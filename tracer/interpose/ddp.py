@@ -101,12 +101,12 @@ def _observed(session: Session, original: Callable[..., Any]) -> Callable[..., A
 
 def _waited(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
     """Records the host's wait in a function that blocks in C++ until its messages are done."""
-    registry = session.registry
+    here = session.registry.carried
 
     def begin() -> None:
         try:
             # It copies what it sends together: no use to look for that among the parameters.
-            registry.carried = (None, None)
+            here.now = (None, None)
             if session.known is not None:
                 session.known.begin_broadcasts()
         except Exception as error:  # noqa: BLE001 - the job goes on
@@ -114,7 +114,7 @@ def _waited(session: Session, original: Callable[..., Any]) -> Callable[..., Any
 
     def end(start: int, end_ns: int, carried: Any) -> None:
         try:
-            registry.carried = carried
+            here.now = carried
             if session.known is not None:
                 session.known.end_broadcasts(end_ns)
             if not session.recorder.paused:
@@ -124,7 +124,7 @@ def _waited(session: Session, original: Callable[..., Any]) -> Callable[..., Any
 
     @functools.wraps(original)
     def broadcast_coalesced(*args: Any, **kwargs: Any) -> Any:
-        start, carried = _now(), registry.carried
+        start, carried = _now(), here.now
         begin()
         try:
             return original(*args, **kwargs)

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.tracer.inject import after_import
 from ddltrace.tracer.interpose.autograd import watch_gradients
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ddltrace.tracer.session import Session
+
+_FORWARD: Final = PHASE_CODE["forward"]
 
 _now = time.monotonic_ns
 
@@ -55,15 +57,15 @@ def _wrapped(session: Session, original: Callable[..., Any]) -> Callable[..., An
     call_on_device = _recording_device(session, original)
     site_of = session.registry.layer_site.get
     flat, emit, ident = recorder.flat, recorder.emit, threading.get_ident
-    detailed = session.config.level != "comm"
 
-    # The hot path: once per module call. Everything it touches is a local.
+    # The hot path: once per module call. What it touches is in no cache between two layers, so it
+    # is to touch little.
     @functools.wraps(original)
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not outermost.running:
+        if not outermost.records:
+            if outermost.running:
+                return original(self, *args, **kwargs)
             return call_outermost(self, args, kwargs)
-        if not detailed or recorder.paused:
-            return original(self, *args, **kwargs)
         site = site_of(id(self))
         if site is None:
             site = outermost.register_inner(self)
@@ -89,7 +91,7 @@ def _recording_phase(
         pretends = evaluates = False
         start = _now()
         try:
-            pretends = _pretends()
+            pretends = outermost.pretends()
             if not pretends:
                 evaluates = outermost.begin(module, start)
         except Exception as error:  # noqa: BLE001 - the job goes on
@@ -97,10 +99,11 @@ def _recording_phase(
         if pretends:
             return original(module, *args, **kwargs)
         outermost.running = True
+        outermost.records = outermost.detailed and not session.recorder.paused
         try:
             return original(module, *args, **kwargs)
         finally:
-            outermost.running = outermost.device_running = False
+            outermost.running = outermost.records = outermost.device_running = False
             try:
                 outermost.end(module, start, _now(), evaluates)
             except Exception as error:  # noqa: BLE001 - the job goes on
@@ -155,34 +158,38 @@ def _hide_from_dynamo(original: Callable[..., Any], wrapper: Any, dynamo: Any) -
             module.unpatched_nn_module_call = wrapper  # type: ignore[union-attr]
 
 
-def _pretends() -> bool:
-    """Whether operators are noted instead of run: by `torch.jit.trace` or with fake tensors.
-
-    Whatever we asked of a parameter then would become part of what is noted.
-    """
-    import torch
-
-    bindings: Any = torch._C
-    return (
-        bindings._get_tracing_state() is not None
-        or bindings._get_dispatch_mode(bindings._TorchDispatchModeKey.FAKE) is not None
-    )
-
-
 class _Outermost:
     """The calls that the job makes itself, not from inside another module.
 
     Attributes:
+        detailed: Whether layers are to be recorded.
         running: Whether such a call runs, so that calls below it are layers.
+        records: Whether such a call runs whose layers are recorded.
         device_running: Whether the device's time of its innermost layers is recorded, too.
     """
 
     def __init__(self, session: Session) -> None:
+        import torch
+
         self._session = session
+        self._torch = torch
+        self.detailed = session.config.level != "comm"
         self._phase_site = session.recorder.site("phase", "forward")
         self._unnamed_site = session.recorder.site("layer", "(unnamed)")
         self.running = False
+        self.records = False
         self.device_running = False
+
+    def pretends(self) -> bool:
+        """Whether operators are noted instead of run: by `torch.jit.trace` or with fake tensors.
+
+        Whatever we asked of a parameter then would become part of what is noted.
+        """
+        bindings: Any = self._torch._C
+        return (
+            bindings._get_tracing_state() is not None
+            or bindings._get_dispatch_mode(bindings._TorchDispatchModeKey.FAKE) is not None
+        )
 
     def register_inner(self, module: nn.Module) -> int:
         """A module that came to be after its root was registered, or belongs to none."""
@@ -199,25 +206,25 @@ class _Outermost:
         Returns:
             Whether it evaluates a model that is trained elsewhere.
         """
-        import torch
-
         session = self._session
         registry = session.registry
         if not registry.is_known(module):
             new = registry.add_model(module)
             watch_gradients(session, new)
-        time_device_of(session, module.parameters())
-        if session.device is not None and session.config.level != "comm":
+        # As PyTorch's own function begins, which `time_device_of` calls.
+        if getattr(self._torch.cuda, "_initialized", True):
+            time_device_of(session, module.parameters())
+        if session.device is not None and self.detailed:
             self.device_running = can_record()
         if session.backward.depth:
             return False  # recomputation in backward
         evaluates = False
-        if torch.is_grad_enabled():
+        if self._torch.is_grad_enabled():
             session.steps.begin_training(start)
         elif not module.training and registry.model_is_trained(module):
             evaluates = True
             session.steps.begin_evaluation(start)
-        session.recorder.enter_phase(PHASE_CODE["forward"], start)
+        session.recorder.enter_phase(_FORWARD, start)
         return evaluates
 
     def end(self, module: nn.Module, start: int, end: int, evaluates: bool) -> None:
@@ -232,7 +239,7 @@ class _Outermost:
         if recorder.paused:
             return
         ident = threading.get_ident()
-        if session.config.level != "comm":
+        if self.detailed:
             site = session.registry.layer_site.get(id(module))
             if site is not None:
                 recorder.add(site, start, end, ident)

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.tracer.interpose.autograd import watch_gradients
 from ddltrace.tracer.interpose.cuda import can_record
@@ -17,6 +17,8 @@ from ddltrace.tracer.recorder import PHASE_CODE
 if TYPE_CHECKING:
     from ddltrace.tracer.device_clock import Mark
     from ddltrace.tracer.session import Session
+
+_OPTIMIZER: Final = PHASE_CODE["optimizer"]
 
 _now = time.monotonic_ns
 
@@ -71,6 +73,7 @@ class _Observer:
         self._running: list[int] = []
         self._start = 0
         self._known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._newest: Callable[[], Any] = lambda: None
 
     def before(self, optimizer: Any) -> None:
         """Hook before a step."""
@@ -79,9 +82,14 @@ class _Observer:
         self._running.append(id(optimizer))
         if len(self._running) > 1:
             return
-        self._register_parameters(optimizer)
-        self._begin(optimizer, _now())
-        device = self._session.device
+        if self._newest() is not optimizer:
+            self._register_parameters(optimizer)
+            self._newest = weakref.ref(optimizer)
+        session = self._session
+        self._start = start = _now()
+        session.steps.begin_update(id(optimizer), start)
+        session.recorder.enter_phase(_OPTIMIZER, start)
+        device = session.device
         self._mark = device.mark() if device is not None and can_record() else None
 
     def after(self, optimizer: Any) -> None:
@@ -94,25 +102,11 @@ class _Observer:
         if self._running:
             return
         end = _now()
-        device = self._session.device
+        session = self._session
+        device = session.device
         if self._mark is not None and device is not None:
             device.interval(self._device_site, self._mark)
             self._mark = None
-        self._end(end)
-
-    def _forget_raised(self, running: int) -> None:
-        """Drops the steps that raised, whose ends no hook tells: fewer run than were begun."""
-        if running == 0:
-            self._session.recorder.leave_phase(_now())
-        del self._running[running:]
-
-    def _begin(self, optimizer: Any, start: int) -> None:
-        self._start = start
-        self._session.steps.begin_update(id(optimizer), start)
-        self._session.recorder.enter_phase(PHASE_CODE["optimizer"], start)
-
-    def _end(self, end: int) -> None:
-        session = self._session
         session.recorder.leave_phase(end)
         if not session.recorder.paused:
             session.recorder.add(self._site, self._start, end, threading.get_ident())
@@ -120,6 +114,12 @@ class _Observer:
         session.registry.forget_gradients()
         if session.registry.changed:
             session.save_info()
+
+    def _forget_raised(self, running: int) -> None:
+        """Drops the steps that raised, whose ends no hook tells: fewer run than were begun."""
+        if running == 0:
+            self._session.recorder.leave_phase(_now())
+        del self._running[running:]
 
     def _register_parameters(self, optimizer: Any) -> None:
         """Names parameters that belong to no module that was called."""

@@ -227,7 +227,7 @@ class Waits:
     def _patched_then(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def then(future: Any, callback: Callable[..., Any]) -> Any:
             try:
-                carried = self._session.registry.carried
+                carried = self._session.registry.carried.now
                 if carried is not None:
                     callback = self._carrying(*carried, callback)
             except Exception as error:  # noqa: BLE001 - the job goes on
