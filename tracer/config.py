@@ -38,7 +38,7 @@ class CaptureConfig:
     level: str = "layer"
     op_steps: tuple[int, int] = (10, 13)
     measure_cost: int | None = None
-    flush_interval_s: float = 0.24
+    flush_interval_s: float = 0.2
     buffer_rows: int = 100_000
 
     def to_environment(self) -> dict[str, str]:
