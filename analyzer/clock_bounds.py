@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from ddltrace.analyzer.clock_fit import Bounds, IntArray
 from ddltrace.analyzer.columns import memory_of
-from ddltrace.tracer.arrays import integer_columns, scalar, strings
+from ddltrace.tracer.arrays import integers, scalar, strings
 from ddltrace.tracer.store import RankInfo
 
 EventReader = Callable[[RankInfo], Iterable[pa.Table]]
@@ -118,17 +118,17 @@ def _times_of_both(own: pa.Table, other: pa.Table) -> tuple[IntArray, IntArray]:
     _, here, there = np.intersect1d(
         keys[: own.num_rows], keys[own.num_rows :], assume_unique=True, return_indices=True
     )
-    return _integers(own, "time")[here], _integers(other, "time")[there]
+    return _values(own, "time")[here], _values(other, "time")[there]
 
 
 def _one_of_each(rows: pa.Table, name: str, best: np.ufunc) -> pa.Table:
     """One row of each message, with the greatest or the least of a time."""
-    keys, times = _keys(rows), _integers(rows, name)
+    keys, times = _keys(rows), _values(rows, name)
     order = np.argsort(keys, kind="stable")
     firsts = np.flatnonzero(np.diff(keys[order], prepend=-1))
-    found = np.stack([order[firsts], best.reduceat(times[order], firsts) if len(rows) else firsts])
-    index, time = integer_columns(found, [pa.int64(), pa.int64()])
-    return rows.select(_KEY).take(index).append_column("time", time)
+    found = best.reduceat(times[order], firsts) if len(rows) else firsts
+    first_rows, time = (integers(values, pa.int64()) for values in (order[firsts], found))
+    return rows.select(_KEY).take(first_rows).append_column("time", time)
 
 
 def _keys(rows: pa.Table) -> IntArray:
@@ -140,7 +140,7 @@ def _keys(rows: pa.Table) -> IntArray:
     if not rows.num_rows:
         return keys
     for name in _KEY:
-        values = _integers(rows, name)
+        values = _values(rows, name)
         least = int(values.min())
         count = int(values.max()) - least + 1
         if span * count >= _MAX_KEYS:
@@ -153,7 +153,7 @@ def _keys(rows: pa.Table) -> IntArray:
     return keys
 
 
-def _integers(rows: pa.Table, name: str) -> IntArray:
+def _values(rows: pa.Table, name: str) -> IntArray:
     """A column without nulls; of words, the number of each."""
     chunks = rows[name].chunks
     if not chunks:
@@ -190,7 +190,7 @@ def _messages(info: RankInfo, events: pa.Table, generation: int) -> pa.Table:
             ("out_bytes", _ZERO),
         )
     )
-    own, number = scalar(info.rank), scalar(generation)
+    own = scalar(info.rank)
     known, is_root = pc.greater_equal(peer, _ZERO), pc.equal(peer, own)
     # Without a byte to carry, a library may return at once.
     carries = pc.or_(pc.greater(sent, _ZERO), pc.greater(received, _ZERO))
@@ -207,11 +207,11 @@ def _messages(info: RankInfo, events: pa.Table, generation: int) -> pa.Table:
     gives = pc.or_(pc.or_(everyone, send), pc.and_(rooted, pc.invert(against_root)))
     takes = pc.or_(pc.or_(everyone, receive), pc.and_(rooted, against_root))
     slack = scalar(_DEVICE_SLACK_NS if info.device != "cpu" else 0)
-    named = {known.name: str(known.ranks) for known in info.groups}
+    named = {one.name: str(one.ranks) for one in info.groups}
     members = strings(list(named.values())).take(pc.index_in(group, value_set=strings(list(named))))
     rows = pa.table(
         {
-            "generation": pc.if_else(known, number, number),
+            "generation": integers(np.full(events.num_rows, generation), pa.int64()),
             "group": group,
             "members": pc.coalesce(members, _NO_WORD),
             "op": pc.if_else(p2p, scalar("p2p"), op),

@@ -147,24 +147,23 @@ def work(rounds: int, steps: int, settings: list[str]) -> None:
 
 def report(of_all: list[Turns]) -> None:
     """Prints the table."""
-    off = of_all[0]["nothing"]
+    off, off_busy = steps_of(of_all, "nothing")
     print(
         f"\n\nmean step, {len(off)} rounds; ratio to the same round with nothing on; 95 % interval"
     )
     print(f"{'on':<16} {'ms':>7}   {'ratio':<28} processor time")
     for setting in of_all[0]:
-        wall = [turn[0] for turn in of_all[0][setting]]
-        busy = [sum(busy for _, busy in turns) for turns in of_ranks(of_all, setting)]
-        plain = [sum(busy for _, busy in turns) for turns in of_ranks(of_all, "nothing")]
+        own, busy = steps_of(of_all, setting)
         print(
-            f"{setting:<16} {statistics.median(wall) * 1e3:7.2f}   "
-            f"{ratio(wall, [turn[0] for turn in off]):<28} {ratio(busy, plain)}"
+            f"{setting:<16} {statistics.median(own) * 1e3:7.2f}   "
+            f"{ratio(own, off):<28} {ratio(busy, off_busy)}"
         )
 
 
-def of_ranks(of_all: list[Turns], setting: str) -> list[tuple[tuple[float, float], ...]]:
-    """Of each turn of a setting what all ranks measured."""
-    return list(zip(*(turns[setting] for turns in of_all), strict=True))
+def steps_of(of_all: list[Turns], setting: str) -> tuple[list[float], list[float]]:
+    """Of each turn of a setting: rank 0's mean step, and the processor time of all ranks."""
+    turns = list(zip(*(of_rank[setting] for of_rank in of_all), strict=True))
+    return [turn[0][0] for turn in turns], [sum(busy for _, busy in turn) for turn in turns]
 
 
 def ratio(own: list[float], plain: list[float]) -> str:

@@ -35,7 +35,7 @@ def integer_columns(values: npt.NDArray[np.int64], types: Sequence[pa.DataType])
     nulls = values.shape[1] - np.count_nonzero(valid, axis=1)
     bitmaps = np.packbits(valid, axis=1, bitorder="little")
     return [
-        _integers(column, type_, pa.py_buffer(bitmap) if count else None, int(count))
+        integers(column, type_, pa.py_buffer(bitmap) if count else None, int(count))
         for column, type_, bitmap, count in zip(values, types, bitmaps, nulls, strict=True)
     ]
 
@@ -44,7 +44,7 @@ def scalar(value: str | int) -> pa.Scalar:
     """A string or an integer, as `pyarrow.compute` takes it beside a column."""
     if isinstance(value, str):
         return strings([value])[0]
-    return _integers(np.array([value]), pa.int64())[0]
+    return integers(np.array([value]), pa.int64())[0]
 
 
 def lists(
@@ -62,17 +62,25 @@ def lists(
     valid = lengths > 0
     nulls = len(lengths) - int(np.count_nonzero(valid))
     bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
-    items = _integers(values, type_.value_type)
+    items = integers(values, type_.value_type)
     buffers = [bitmap, pa.py_buffer(offsets)]
     return pa.Array.from_buffers(type_, len(lengths), buffers, nulls, children=[items])
 
 
-def _integers(
+def integers(
     values: npt.NDArray[np.int64],
     type_: pa.DataType,
     bitmap: pa.Buffer | None = None,
     nulls: int = 0,
 ) -> pa.Array:
+    """Integers.
+
+    Args:
+        values: Of any size that the type can hold.
+        type_: The Arrow type.
+        bitmap: Which are valid, as Arrow has it; by default all.
+        nulls: How many are not.
+    """
     column = values.astype(_numpy_type(type_))
     return pa.Array.from_buffers(type_, len(column), [bitmap, pa.py_buffer(column)], nulls)
 

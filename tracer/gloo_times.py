@@ -118,22 +118,23 @@ class GlooTimes:
         Returns:
             Its start, its end and its status; None if it has not ended.
         """
-        at = slot * _FIELDS
-        state = self._slots[at + _STATE]  # before the times, which are set before it
+        state = self._slots[slot * _FIELDS + _STATE]  # before the times, which are set before it
         if state == _OPEN:
             return None
-        _, began, ended, _ = self._slots[at : at + _FIELDS]
-        if not ended:
-            # What nobody told the end of is over by now.
-            return enqueue_ns, time.monotonic_ns(), "ok"
-        start = min(max(began, enqueue_ns), ended)
-        return start, ended, "failed" if state == _FAILED else "ok"
+        # What nobody told the end of is over by now.
+        start, end = self._told(slot, enqueue_ns) or (enqueue_ns, time.monotonic_ns())
+        return start, end, "failed" if state == _FAILED else "ok"
 
     def settle(self, message: Message) -> None:
         """Puts in the times that Gloo's threads took down."""
-        _, began, ended, state = self._slots[message.slot * _FIELDS :][:_FIELDS]
-        if ended:
-            message.end_ns = ended
-            message.start_ns = min(max(began, message.enqueue_ns), ended)
-        if state == _FAILED:
+        told = self._told(message.slot, message.enqueue_ns)
+        if told is not None:
+            message.start_ns, message.end_ns = told
+        if self._slots[message.slot * _FIELDS + _STATE] == _FAILED:
             message.status = "failed"
+
+    def _told(self, slot: int, enqueue_ns: int) -> tuple[int, int] | None:
+        """Start and end of a message, if its end was told."""
+        at = slot * _FIELDS
+        _, began, ended, _ = self._slots[at : at + _FIELDS]
+        return (min(max(began, enqueue_ns), ended), ended) if ended else None

@@ -171,7 +171,7 @@ class Recorder:
         # row its phase and step, so that the hot path need not.
         self.phase_changes: list[int] = []
         self.step_changes: list[int] = []
-        self._last_change = 4 * buffer_rows - 2
+        self._max_changes = 4 * buffer_rows
         self._phase_stack: list[int] = [_OTHER]
 
     def site(self, kind: str, name: str, tensor: int = -1) -> int:
@@ -217,20 +217,13 @@ class Recorder:
     def enter_phase(self, phase: int, now_ns: int) -> None:
         """Begins a phase; phases nest, the innermost holds."""
         self._phase_stack.append(phase)
-        if len(self.phase_changes) < self._last_change:
-            self.phase_changes.extend((now_ns, phase))
-        else:
-            self._change_last(self.phase_changes, now_ns, _OTHER)
+        self._change(self.phase_changes, now_ns, phase, _OTHER)
 
     def leave_phase(self, now_ns: int) -> None:
         """Ends the innermost phase."""
-        stack = self._phase_stack
-        if len(stack) > 1:
-            stack.pop()
-        if len(self.phase_changes) < self._last_change:
-            self.phase_changes.extend((now_ns, stack[-1]))
-        else:
-            self._change_last(self.phase_changes, now_ns, _OTHER)
+        if len(self._phase_stack) > 1:
+            self._phase_stack.pop()
+        self._change(self.phase_changes, now_ns, self._phase_stack[-1], _OTHER)
 
     @property
     def phase(self) -> int:
@@ -240,15 +233,13 @@ class Recorder:
     def set_step(self, number: int | None, now_ns: int) -> None:
         """Says which step holds from now on; None is outside any step."""
         self.step = number
-        if len(self.step_changes) < self._last_change:
-            self.step_changes.extend((now_ns, -1 if number is None else number))
-        else:
-            self._change_last(self.step_changes, now_ns, -1)
+        self._change(self.step_changes, now_ns, -1 if number is None else number, -1)
 
-    def _change_last(self, changes: list[int], now_ns: int, unknown: int) -> None:
-        """Notes, in the room for one more change, that no more is known."""
-        if len(changes) == self._last_change:
-            changes.extend((now_ns, unknown))
+    def _change(self, changes: list[int], now_ns: int, value: int, unknown: int) -> None:
+        """Notes a change; the last one that there is room for says that no more is known."""
+        room = self._max_changes - len(changes)
+        if room > 0:
+            changes.extend((now_ns, value if room > 2 else unknown))
 
     def new_message(self, op: str, group: str, enqueue_ns: int) -> Message:
         """Registers a message that has just been handed to the communication library."""
@@ -296,25 +287,35 @@ class Recorder:
     def take(self) -> Taken:
         """Takes everything out: on the writer's thread, while others go on recording."""
         taken = Taken(
-            flat=array("q", _cut(self.flat)),
-            ended=_cut(self.finished),
-            waits=_cut(self.waits),
-            repeats=array("q", _cut(self.repeats)),
+            flat=array("q", self.flat[:]),
+            ended=self.finished[:],
+            waits=self.waits[:],
+            repeats=array("q", self.repeats[:]),
         )
-        for message in list(self.open.values()):
-            if not message.shown_open:
-                message.shown_open = True
-                taken.open.append(message)
+        taken.open = [message for message in list(self.open.values()) if not message.shown_open]
         # The changes are taken after the rows: a row whose change is missing would be given
         # the wrong step, a change without rows yet does no harm.
-        taken.step_changes = _cut(self.step_changes)
-        taken.phase_changes = _cut(self.phase_changes)
+        taken.step_changes = self.step_changes[:]
+        taken.phase_changes = self.phase_changes[:]
+        # Nothing leaves before all has been copied: for that there may be too little memory.
+        for message in taken.open:
+            message.shown_open = True
+        buffers: tuple[tuple[list[Any], int], ...] = (
+            (self.flat, len(taken.flat)),
+            (self.finished, len(taken.ended)),
+            (self.waits, len(taken.waits)),
+            (self.repeats, len(taken.repeats)),
+            (self.step_changes, len(taken.step_changes)),
+            (self.phase_changes, len(taken.phase_changes)),
+        )
+        for buffer, length in buffers:
+            del buffer[:length]
         return taken
 
     def close_after_fork(self) -> None:
         """Takes nothing more: the buffers of a forked child have no writer."""
         self.limit = -1
-        self.buffer_rows, self._last_change = 0, -1
+        self.buffer_rows = self._max_changes = 0
         changes = (self.phase_changes, self.step_changes)
         for buffer in (self.flat, self.finished, self.waits, self.repeats, *changes):
             buffer.clear()
@@ -331,11 +332,3 @@ class Recorder:
             settle, message.settle = message.settle, None
             settle(message)
         self.finished.append(message)
-
-
-def _cut(buffer: list[Any]) -> list[Any]:
-    """Empties a buffer by its length as read once: slicing and deleting are atomic."""
-    length = len(buffer)
-    taken = buffer[:length]
-    del buffer[:length]
-    return taken

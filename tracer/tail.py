@@ -2,7 +2,7 @@
 
 To build a batch of `EVENTS` costs a busy machine a millisecond, most of it to get code and
 columns into its caches, and a rank that is killed may lose a quarter of a second at most. So the
-writer notes four times a second only what it took out of the recorder, which costs a seventh, and
+writer notes five times a second only what it took out of the recorder, which costs a seventh, and
 makes batches of it later; a reader of what is left makes the last one itself, with the same code.
 What no batch can be made of, on a full disk or for want of memory, is left here for good.
 

@@ -106,6 +106,7 @@ def _waited(session: Session, original: Callable[..., Any]) -> Callable[..., Any
     def begin() -> None:
         try:
             # It copies what it sends together: no use to look for that among the parameters.
+            # As `session.carrying`, whose making in every forward pass takes longer than this.
             here.now = (None, None)
             if session.known is not None:
                 session.known.begin_broadcasts()

@@ -9,13 +9,13 @@ gathered parameter's has been accumulated.
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ddltrace.tracer.inject import after_import
 from ddltrace.tracer.interpose.autograd import watch_gradients
+from ddltrace.tracer.weak_identity import WeakIdentityMap
 
 if TYPE_CHECKING:
     from ddltrace.tracer.session import Session
@@ -76,7 +76,7 @@ def _patch_fsdp2(session: Session, module: Any) -> None:
 
 def _patch_fsdp1(session: Session, module: Any) -> None:
     registry = session.registry
-    known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+    known: WeakIdentityMap[Any, bool] = WeakIdentityMap()
 
     def carried(_: Any, handle: Any, *__: Any, **___: Any) -> list[int | None]:
         if handle is None:
@@ -84,8 +84,8 @@ def _patch_fsdp1(session: Session, module: Any) -> None:
         flat = handle.flat_param
         parameters = flat._params or [flat]
         tensors = [registry.tensor_id(p) for p in parameters]
-        if known.get(id(flat)) is not flat and None not in tensors:
-            known[id(flat)] = flat
+        if not known.get(flat) and None not in tensors:
+            known.set(flat, True)
             # What the job sees is this rank's part; the trace tells of the whole.
             shapes = flat._shapes if flat._params else [flat._unpadded_unsharded_size]
             whole = [tensor for tensor in tensors if tensor is not None]

@@ -211,9 +211,7 @@ class _Outermost:
         if not registry.is_known(module):
             new = registry.add_model(module)
             watch_gradients(session, new)
-        # As PyTorch's own function begins, which `time_device_of` calls.
-        if getattr(self._torch.cuda, "_initialized", True):
-            time_device_of(session, module.parameters())
+        time_device_of(session, module.parameters())
         if session.device is not None and self.detailed:
             self.device_running = can_record()
         if session.backward.depth:

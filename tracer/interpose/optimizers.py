@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ddltrace.tracer.interpose.autograd import watch_gradients
 from ddltrace.tracer.interpose.cuda import can_record
 from ddltrace.tracer.recorder import PHASE_CODE
+from ddltrace.tracer.weak_identity import WeakIdentityMap
 
 if TYPE_CHECKING:
     from ddltrace.tracer.device_clock import Mark
@@ -72,8 +72,7 @@ class _Observer:
         self._mark: Mark | None = None
         self._running: list[int] = []
         self._start = 0
-        self._known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._newest: Callable[[], Any] = lambda: None
+        self._known: WeakIdentityMap[Any, bool] = WeakIdentityMap()
 
     def before(self, optimizer: Any) -> None:
         """Hook before a step."""
@@ -82,9 +81,8 @@ class _Observer:
         self._running.append(id(optimizer))
         if len(self._running) > 1:
             return
-        if self._newest() is not optimizer:
+        if not self._known.get(optimizer):
             self._register_parameters(optimizer)
-            self._newest = weakref.ref(optimizer)
         session = self._session
         self._start = start = _now()
         session.steps.begin_update(id(optimizer), start)
@@ -123,9 +121,7 @@ class _Observer:
 
     def _register_parameters(self, optimizer: Any) -> None:
         """Names parameters that belong to no module that was called."""
-        if self._known.get(id(optimizer)) is optimizer:
-            return
-        self._known[id(optimizer)] = optimizer
+        self._known.set(optimizer, True)
         new = self._session.registry.add_parameters(
             (f"param_groups.{g}.{i}", parameter)
             for g, group in enumerate(optimizer.param_groups)

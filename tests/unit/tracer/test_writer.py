@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -376,3 +377,24 @@ def test_all_ranks_write_at_the_same_moments(monkeypatch: pytest.MonkeyPatch) ->
         beyond_s = (now_s + left_s) % 0.24
         assert min(beyond_s, 0.24 - beyond_s) < 1e-6
         assert 0.03 <= left_s <= 0.27  # a thread that was woken too early does not write twice
+
+
+def test_what_cannot_be_taken_for_want_of_memory_is_taken_later() -> None:
+    recorder = Recorder(100)
+    recorder.set_step(0, 1)
+    recorder.record("layer", "x", 1, 2)
+    recorder.complete(recorder.new_message("send", "0", 1), 3)
+    recorder.new_message("recv", "0", 2)
+
+    class NoMemory(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            raise MemoryError
+
+    changes, recorder.phase_changes = recorder.phase_changes, NoMemory()
+    with pytest.raises(MemoryError):
+        recorder.take()
+    recorder.phase_changes = changes
+    taken = recorder.take()
+    assert (len(taken.flat), len(taken.ended), len(taken.open)) == (4, 1, 1)
+    assert taken.step_changes == [1, 0]
+    assert recorder.take().rows == 0
