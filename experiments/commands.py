@@ -172,8 +172,10 @@ def run_command(
     Every strategy trains the same model from the same weights on the same data. The numbers
     are measured from each run's own trace, which stays in the output directory.
     """
-    from ddltrace.experiments.harness import Settings, prepare_directory, run_experiment
+    from ddltrace.experiments.harness import Settings, run_experiment
+    from ddltrace.experiments.results import RESULTS_FILE
     from ddltrace.experiments.strategy import parse
+    from ddltrace.tracer.directories import make_empty
 
     strategies = [parse(spec) for spec in specs or _DEFAULT_STRATEGIES]
     _refuse_repeated([strategy.spec for strategy in strategies])
@@ -191,7 +193,7 @@ def run_command(
         bandwidth=bandwidth,
     )
     directory = output or Path(time.strftime("ddltrace-experiment-%Y%m%d-%H%M%S"))
-    prepare_directory(directory, force=force)
+    make_empty(directory, marker=RESULTS_FILE, kind="experiment", force=force)
     results = run_experiment(strategies, settings, directory, report=_report_progress)
     _print(results, as_json=as_json)
     click.echo(f"ddltrace: results and traces in {directory}", err=True)

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ddltrace.analyzer.units import time_text
-from ddltrace.experiments.results import RESULTS_FILE, Results, Row, measure
+from ddltrace.experiments.results import Results, Row, measure
 from ddltrace.experiments.strategy import Strategy
 from ddltrace.tracer.errors import DdltraceError, UsageError
 
@@ -63,26 +62,6 @@ class Interrupted(DdltraceError):
     def __init__(self, number: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(number).name}")
         self.exit_code = 128 + number
-
-
-def prepare_directory(directory: Path, *, force: bool) -> None:
-    """Makes an empty directory for an experiment.
-
-    Raises:
-        UsageError: Something stands there that must not be replaced.
-    """
-    try:
-        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            if not force:
-                raise UsageError(f"{directory} exists: choose another with -o, or add --force")
-            if not (directory / RESULTS_FILE).is_file():
-                raise UsageError(
-                    f"{directory} holds no experiment: --force replaces only experiments"
-                )
-            shutil.rmtree(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{directory} cannot be made: {error.strerror}") from error
 
 
 def run_experiment(

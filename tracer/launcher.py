@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from ddltrace.tracer.config import CaptureConfig
+from ddltrace.tracer.directories import cannot_be_made, is_taken, make_empty
 from ddltrace.tracer.errors import UnwritableError, UsageError
 
 _FORWARDED: Final = (
@@ -49,7 +49,7 @@ class JobResult:
 
 
 def prepare_directory(directory: Path, *, force: bool) -> None:
-    """Makes an empty trace directory.
+    """Makes a trace directory that holds nothing but a `RUN_FILE` that says nothing yet.
 
     Args:
         directory: Where the trace goes.
@@ -59,25 +59,24 @@ def prepare_directory(directory: Path, *, force: bool) -> None:
         UsageError: Something stands there and must not, or cannot, be replaced.
         UnwritableError: The disk does not let us.
     """
-    from ddltrace.tracer.store import RUN_FILE
+    from ddltrace.tracer.store import RUN_FILE, RunInfo, write_run
 
+    make_empty(directory, marker=RUN_FILE, kind="trace", force=force)
+    # Of two launchers that start at once only one can make this file, and the other looks once
+    # more. The run's own file cannot serve: whoever reads the trace must never see it empty.
+    claim = directory / ".claim"
     try:
-        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            if not force:
-                raise UsageError(f"{directory} exists: choose another with -o, or add --force")
-            if not (directory / RUN_FILE).is_file():
-                raise UsageError(f"{directory} holds no trace: --force replaces only traces")
-            shutil.rmtree(directory)
-        directory.mkdir(parents=True, exist_ok=True)
+        claim.open("x").close()
+        try:
+            if (directory / RUN_FILE).exists():
+                raise is_taken(directory)
+            write_run(directory, RunInfo())
+        finally:
+            claim.unlink()
+    except FileExistsError:
+        raise is_taken(directory) from None
     except OSError as error:
         raise cannot_be_made(directory, error) from error
-
-
-def cannot_be_made(directory: Path, error: OSError) -> UsageError:
-    """What to raise when a directory cannot be made: is it the user's fault or the disk's?"""
-    in_the_way = isinstance(error, (FileExistsError, NotADirectoryError))
-    kind = UsageError if in_the_way else UnwritableError
-    return kind(f"{directory} cannot be made: {error.strerror}")
 
 
 def run_job(
@@ -87,7 +86,7 @@ def run_job(
 
     Args:
         command: The job's command line.
-        config: How to record; its directory exists and is empty.
+        config: How to record; its directory is one that `prepare_directory` has made.
         labels: What the trace is to say of itself.
 
     Returns:

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from ddltrace.tracer.directories import cannot_be_made
 from ddltrace.tracer.errors import TraceError, UsageError
-from ddltrace.tracer.launcher import cannot_be_made
 from ddltrace.tracer.store import (
     FILE_SUFFIX,
     PART_PREFIX,

@@ -7,12 +7,15 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from support.jobs import DDLTRACE, JOBS, ONE_RANK, Done, environment, run, start, torchrun, traced
 
+from ddltrace.tracer.errors import UsageError
+from ddltrace.tracer.launcher import prepare_directory
 from ddltrace.tracer.store import read_events, read_run
 
 
@@ -21,6 +24,29 @@ def test_the_jobs_status_comes_back(tmp_path: Path) -> None:
     done = run(traced(tmp_path / "trace", job), cwd=tmp_path, **ONE_RANK)
     assert done.status == 7
     assert read_run(tmp_path / "trace").exit_status == 7
+
+
+def test_of_launchers_that_start_at_once_one_gets_the_directory(tmp_path: Path) -> None:
+    together, refused = threading.Barrier(4), []
+
+    def prepare(directory: Path) -> None:
+        together.wait()
+        try:
+            prepare_directory(directory, force=False)
+        except UsageError as error:
+            refused.append(str(error))
+
+    for number in range(50):
+        launchers = [
+            threading.Thread(target=prepare, args=(tmp_path / str(number),)) for _ in range(4)
+        ]
+        for launcher in launchers:
+            launcher.start()
+        for launcher in launchers:
+            launcher.join(30)
+        assert len(refused) == 3 * (number + 1)
+        assert read_run(tmp_path / str(number)).status == "running"
+    assert all("choose another with -o" in text for text in refused)
 
 
 def test_a_job_that_is_not_distributed_is_told_apart(tmp_path: Path) -> None:
