@@ -105,7 +105,7 @@ def _communication(analysis: Analysis, held: dict[str, float], wall: float) -> I
     part = "" if top is None else f", {share_text(top.share / share)} of it {_named(top)}"
     overlap = analysis.summary.overlap_ratio
     hidden = "" if overlap is None else f"; {share_text(overlap)} of communication is overlapped"
-    small = row.bytes is not None and row.bytes < _SMALL_BYTES
+    small = row.bytes is not None and row.bytes < _SMALL_BYTES and row.count > 1
     if small:
         advice = (
             f"merge messages: {row.count} {row.op} of {bytes_text(row.bytes)} each pay the "

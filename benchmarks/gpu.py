@@ -271,14 +271,30 @@ def capture_graph(seed: int) -> float:
         for _ in range(5):
             expected = layers(inputs)
     torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.no_grad(), torch.cuda.graph(graph):
-        result = layers(inputs)
-        time.sleep(0.05)  # time enough for another thread to disturb the capture
-    graph.replay()
-    if not torch.equal(result, expected):
-        raise SystemExit("a replayed graph gives another result than the layers it was made of")
-    return float(result.sum().item())
+
+    class Lazy(nn.Module):
+        """Captures its layers when it is called first, inside of its own forward."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return captured(self.layers, inputs)
+
+    def captured(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result: torch.Tensor = module(inputs)
+            time.sleep(0.05)  # time enough for another thread to disturb the capture
+        graph.replay()
+        return result.clone()
+
+    with torch.no_grad():
+        for result in (captured(layers, inputs), Lazy()(inputs)):
+            if not torch.equal(result, expected):
+                raise SystemExit("a replayed graph gives another result than its layers")
+    return float(expected.sum().item())
 
 
 def _profiler() -> Any:

@@ -1,4 +1,4 @@
-"""Tells what each part of the tracer costs a job at level `layer`.
+"""Tells what each part of the tracer costs a job.
 
 Two processes of the same code differ by more than the tracer costs, so here the parts are
 switched off and on inside one job while it trains: a turn of some steps for each setting, in an
@@ -9,6 +9,7 @@ varies less. Prints the numbers that stand in the README::
 
     python benchmarks/overhead_parts.py                # six minutes
     python benchmarks/overhead_parts.py --only everything --rounds 600 --steps 4
+    python benchmarks/overhead_parts.py --level comm --only everything --rounds 300
 
 The job is the residual CNN of `overhead.py` under DistributedDataParallel, two ranks over Gloo.
 """
@@ -182,6 +183,7 @@ def main() -> None:
         choices=[name for name in SETTINGS if SETTINGS[name]],
         help="may be repeated; default: all settings",
     )
+    parser.add_argument("--level", choices=("comm", "layer"), default="layer")
     parser.add_argument("--rank-of", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of:
@@ -190,6 +192,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="ddltrace-") as name:
         command = [sys.executable, "-m", "ddltrace", "run", "--measure-cost", "0"]
+        command += ["--level", options.level]
         command += ["-o", str(Path(name) / "trace"), "--"]
         command += [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={NUM_RANKS}", __file__, "--rank-of"]

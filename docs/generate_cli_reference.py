@@ -20,7 +20,7 @@ Written by `python3 dev.py docs` from the commands' own help; a test fails when 
 
 Data goes to stdout, progress to stderr. Exit status: 0 good, 1 an error, 2 wrong usage,
 3 a threshold of `--fail-on` was missed; `ddltrace run` returns the job's own status
-(128 + n when signal n killed it).
+(128 + n when signal n killed it), or 1 if nothing could be recorded.
 """
 
 

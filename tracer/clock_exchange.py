@@ -408,7 +408,12 @@ def _own_client() -> _Store | None:
         return None  # MPI has none
     client: _Store | None = None
     if hasattr(store, "clone"):
-        client = store.clone()
+        try:
+            client = store.clone()
+        except RuntimeError as error:
+            if "pure virtual" not in str(error):
+                raise
+            # A store of Python's that leaves it out, as that of the backend that sends nothing.
         return client
     while isinstance(store, c10d.PrefixStore):
         store = store.underlying_store

@@ -31,7 +31,7 @@ Examples:
   ddltrace run -o shared/trace -- torchrun --nnodes 2 --node-rank 0 ... train.py
   mpirun -n 4 ddltrace run -o trace -- python train.py
 
-The exit status is the job's own.""",
+The exit status is the job's own; 1 if the job ended well, but nothing in it could be recorded.""",
 )
 @click.option(
     "-o",

@@ -139,11 +139,12 @@ class DeviceClock:
         before = self._now()
         self._record_idle(event)
         deadline = before + _ANCHOR_TIMEOUT_NS
-        # The device passes the event between the last look that did not see it and the first
-        # that does.
+        # The device passes the event after the last look that did not see it has begun, and before
+        # the first that does has ended.
+        asked = before
         while not event.query():
-            before = self._now()
-            if before > deadline:
+            before, asked = asked, self._now()
+            if asked > deadline:
                 return None  # the device is too busy to be asked just now
         after = self._now()
         return Anchor(event, (before + after) // 2, (after - before) // 2)
@@ -159,6 +160,7 @@ class DeviceTimer:
         current_stream: The stream of this device that work is launched into now, and a number
             for it.
         device: The device's index.
+        may_record: Whether events may be put into the current stream: not while it is captured.
 
     Attributes:
         device: The device's index.
@@ -171,12 +173,15 @@ class DeviceTimer:
         clock: DeviceClock,
         new_event: Callable[[], DeviceEvent],
         current_stream: Callable[[], tuple[Any, int]],
+        *,
         device: int = 0,
+        may_record: Callable[[], bool] = lambda: True,
     ) -> None:
         self._recorder = recorder
         self._clock = clock
         self._new_event = new_event
         self._current_stream = current_stream
+        self._may_record = may_record
         self._pool: deque[DeviceEvent] = deque()
         self._pending: deque[tuple[int | Callable[[int, int], None], Mark, Mark]] = deque()
         self._used = True
@@ -188,8 +193,15 @@ class DeviceTimer:
         """Intervals that the device has not been seen to pass."""
         return len(self._pending)
 
-    def mark(self) -> Mark:
-        """Records an event into the current stream."""
+    def mark(self) -> Mark | None:
+        """Records an event into the current stream.
+
+        Returns:
+            Where it is; None if the stream is being captured: what is launched into it then
+            becomes part of a graph, and does not run. A capture can begin at any time.
+        """
+        if not self._may_record():
+            return None
         try:
             event = self._pool.pop()
         except IndexError:
@@ -203,7 +215,7 @@ class DeviceTimer:
         """Gives back a mark that is not needed after all; not to be used again."""
         self._pool.append(mark.event)
 
-    def interval(self, site: int | Callable[[int, int], None], start: Mark) -> None:
+    def interval(self, site: int | Callable[[int, int], None], start: Mark | None) -> bool:
         """Ends an interval in the current stream.
 
         Args:
@@ -211,15 +223,24 @@ class DeviceTimer:
                 end when the device has passed them, instead of recording it.
             start: What `mark` gave; not to be used again. If that was in another stream, what
                 lies between the two is no work of either, and nothing is recorded.
+
+        Returns:
+            Whether it will be recorded or called.
         """
+        if start is None:
+            return False
         end = self.mark()
+        if end is None:
+            self.forget(start)
+            return False
         full = len(self._pending) >= _MAX_UNRESOLVED
         if full:
             self._recorder.dropped += 1
         if full or start.stream != end.stream:
             self._pool.extend((start.event, end.event))
-            return
+            return False
         self._pending.append((site, start, end))
+        return True
 
     def passed_ns(self, mark: Mark) -> int | None:
         """When the device passed a mark, on the host's clock; never blocks, from any thread.
@@ -262,12 +283,22 @@ class DeviceTimer:
             resolved += 1
         return resolved
 
-    def abandon(self) -> None:
-        """Counts what will not be resolved any more."""
-        self.unresolved += len(self._pending)
-        lost = len(self._pending)  # before the addition; see `WriterThread._write`
-        self._recorder.dropped += lost
+    def abandon(self, *, lost_at_ns: int | None = None) -> None:
+        """Counts what will not be resolved any more.
+
+        Args:
+            lost_at_ns: When the device failed, where that is why: whoever waits to be called is
+                called with that as the end, since nobody will know better.
+        """
+        pending = list(self._pending)
         self._pending.clear()
+        self.unresolved += len(pending)
+        waiting = [site for site, _, _ in pending if not isinstance(site, int)]
+        if lost_at_ns is not None:
+            for site in waiting:
+                site(0, lost_at_ns)
+        lost = len(pending) - len(waiting)  # before the addition; see `WriterThread._write`
+        self._recorder.dropped += lost
 
 
 def stream_lane(stream: int) -> int:
@@ -280,7 +311,7 @@ class ResolverThread(threading.Thread):
 
     Args:
         timer: What to resolve.
-        on_fault: Told when the device's events fail, which ends the thread.
+        on_fault: Told when the device's events fail, which ends the thread and the timing.
         prepare: Called in the thread before anything else.
     """
 
@@ -304,6 +335,7 @@ class ResolverThread(threading.Thread):
                 self._timer.resolve()
         except Exception as error:  # noqa: BLE001 - the job goes on without device times
             self._on_fault("device clock", error)
+            self._timer.abandon(lost_at_ns=time.monotonic_ns())
 
     def stop(self, timeout_s: float) -> bool:
         """Gives the device the time-out to pass the last events, then gives up the rest.

@@ -54,10 +54,15 @@ class GlooTimes:
         Returns:
             The message's slot; -1 if there is none, and then no `end_launch` is due.
         """
+        slot = self.free_slot()
+        return slot if slot is not None and self._begin_launch(slot) else -1
+
+    def free_slot(self) -> int | None:
+        """A slot for a message that is about to be launched; None if there is none."""
         if not self.listens:
-            return -1
+            return None
         slot = self._first_slot + next(self._numbers) % self._num_slots
-        return slot if slot not in self._followed and self._begin_launch(slot) else -1
+        return None if slot in self._followed else slot
 
     def follow(self, slot: int, message: Message) -> bool:
         """Completes a message when its end is known.

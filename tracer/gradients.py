@@ -93,6 +93,16 @@ class NativeGradients:
         """
         return self._watched.pop(leaf) or []
 
+    def remember(self, leaf: torch.Tensor, tensors: list[int]) -> None:
+        """Takes up a leaf again whose hook it still has.
+
+        Args:
+            leaf: What `forget` was given.
+            tensors: What it returned.
+        """
+        if tensors:
+            self._watched.set(leaf, tensors)
+
     def moved(self) -> list[torch.Tensor]:
         """Leaves that have left the CPU since: of them, the device's time is told, too."""
         return [leaf for leaf in self._watched.things() if leaf.device.type != "cpu"]

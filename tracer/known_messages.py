@@ -73,9 +73,14 @@ class KnownMessages:
         self._adding = threading.RLock()
         self._collecting = threading.Lock()
 
-    def see_launches(self) -> None:
-        """Has C++ see what C++ launches."""
-        self._sees = self._sees or bool(self._library.see_launches())
+    def see_launches(self) -> bool:
+        """Has C++ see what is launched; to be called once.
+
+        Returns:
+            Whether it does.
+        """
+        self._sees = bool(self._library.see_launches())
+        return self._sees
 
     def begin_backward(self) -> None:
         """From now on this thread's all-reduces may be known ones."""

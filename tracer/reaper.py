@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ddltrace.tracer.recorder import Message
@@ -22,7 +23,27 @@ _PATIENCE_S: Final = 0.05
 _AT_A_TIME: Final = 2
 """As many as the threads that PyTorch gives to a group of Gloo."""
 
-_Item = tuple[Any, Message, bool]
+_MAX_HELD_BYTES: Final = 1 << 26
+"""How much memory of the job's may live longer because its messages are followed."""
+
+
+@dataclass
+class _Followed:
+    """A message that is followed.
+
+    Attributes:
+        work: Its handle, which holds the memory that it writes to; None once it was let go.
+        message: The message.
+        poll: Whether to ask for its end instead of waiting for it.
+    """
+
+    work: Any
+    message: Message
+    poll: bool
+
+    @property
+    def num_bytes(self) -> int:
+        return self.message.out_bytes or self.message.bytes or 0
 
 
 class Reapers:
@@ -51,17 +72,23 @@ class Reapers:
         self._release = release
         self._on_fault = on_fault
         self._groups: dict[str, _GroupReapers] = {}
+        self._held: dict[int, _Followed] = {}
+        self._held_bytes = 0
         self._lock = threading.Lock()
         self._stopped = False
 
-    def follow(self, work: Any, message: Message, *, poll: bool) -> None:
+    def follow(
+        self, work: Any, message: Message, *, poll: bool, memory_lasts: bool = False
+    ) -> None:
         """Notes the completion of a message when it comes.
 
         Args:
             work: The message's handle.
             message: The message.
             poll: Asks now and then, where a wait would have effects of its own.
+            memory_lasts: Whether the job keeps what the message writes to, whatever is held here.
         """
+        followed = _Followed(work, message, poll)
         group = self._groups.get(message.group)
         if group is None:
             with self._lock:
@@ -71,7 +98,28 @@ class Reapers:
                     self._reap, self._release, self._on_fault
                 )
                 self._groups[message.group] = group
-        group.queue.put((work, message, poll))
+        if poll and not memory_lasts:
+            with self._lock:
+                self._held[message.id] = followed
+                self._held_bytes += followed.num_bytes
+        group.queue.put(followed)
+
+    def let_go(self, message: Message) -> bool:
+        """Gives up a message that the job no longer holds, if too much memory is held.
+
+        Args:
+            message: One that somebody else can tell the end of.
+
+        Returns:
+            Whether its end will not be noted here.
+        """
+        if self._held_bytes <= _MAX_HELD_BYTES:
+            return False
+        followed = self._drop(message)
+        if followed is None:
+            return False
+        followed.work = None
+        return True
 
     def stop(self, timeout_s: float) -> None:
         """Lets the messages launched so far complete, but not for longer than the time-out."""
@@ -86,17 +134,32 @@ class Reapers:
             for thread in group.threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _reap(self, work: Any, message: Message, poll: bool) -> None:
+    def _reap(self, followed: _Followed) -> None:
         failed = False
         try:
-            if poll:
-                while not self._is_completed(work):
+            if followed.poll:
+                while not self._is_over(followed):
                     time.sleep(0.0005)
             else:
-                self._wait(work)
+                self._wait(followed.work)
         except Exception:  # noqa: BLE001 - the job sees the same error at its own wait
             failed = True
-        self._completed(message, time.monotonic_ns(), failed)
+        self._drop(followed.message)
+        if followed.work is not None:
+            self._completed(followed.message, time.monotonic_ns(), failed)
+
+    def _is_over(self, followed: _Followed) -> bool:
+        """Whether a message is complete, or was let go; holds its handle no longer than to ask."""
+        work = followed.work
+        return work is None or self._is_completed(work)
+
+    def _drop(self, message: Message) -> _Followed | None:
+        """No longer counts what a message holds."""
+        with self._lock:
+            followed = self._held.pop(message.id, None)
+            if followed is not None:
+                self._held_bytes -= followed.num_bytes
+        return followed
 
 
 class _GroupReapers:
@@ -104,14 +167,14 @@ class _GroupReapers:
 
     def __init__(
         self,
-        reap: Callable[[Any, Message, bool], None],
+        reap: Callable[[_Followed], None],
         release: Callable[[Any], None],
         on_fault: Callable[[str, Exception], None],
     ) -> None:
         self._reap = reap
         self._release = release
         self._on_fault = on_fault
-        self.queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self.queue: queue.SimpleQueue[_Followed | None] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []
         for _ in range(_AT_A_TIME):
             thread = threading.Thread(target=self._run, name="ddltrace-reaper", daemon=True)
@@ -138,11 +201,11 @@ class _GroupReapers:
                 if former is not None:
                     self._release(former)
                 if item is not None:
-                    self._reap(*item)
+                    self._reap(item)
             except Exception as error:  # noqa: BLE001 - the next messages are to be followed
                 self._on_fault("reaper", error)
             del former
             if item is not None:
-                work = item[0]
+                work = item.work
             elif not idle:
                 return

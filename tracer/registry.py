@@ -6,9 +6,10 @@ import dataclasses
 import math
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from ddltrace.tracer.gradient_access import GradientAccess
 from ddltrace.tracer.recorder import Recorder
 from ddltrace.tracer.store import TensorInfo
 from ddltrace.tracer.weak_identity import WeakIdentityMap
@@ -30,6 +31,10 @@ _WRAPPERS = {
 
 
 _MAX_TENSORS: Final = 1 << 17
+
+_NOTHING: Final = 0
+_VALUES: Final = 1
+_GRADIENTS_TOO: Final = 2
 
 
 class _Carried(threading.local):
@@ -57,6 +62,7 @@ class Registry:
         frozen: Parameters that wanted no gradient when last seen, by id.
         unnamed: Parameters beyond those that are kept; messages do not name them.
         native: What takes down first which gradients are ready, where that is C++.
+        access: Who may look at gradients.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -66,15 +72,16 @@ class Registry:
         self._roots: set[int] = set()
         self.tensors: list[TensorInfo] = []
         self.changed = False
-        self._parameters: list[weakref.ref[torch.Tensor]] = []
+        self._parameters: list[Callable[[], torch.Tensor | None]] = []
         self._id_of: WeakIdentityMap[torch.Tensor, int] = WeakIdentityMap()
         self._id_of_name: dict[str, int] = {}
         self.unnamed = 0
         self.native: NativeGradients | None = None
+        self.access = GradientAccess()
         self.ready: list[int] = []
         self.ready_in_backward: list[int] = []
         self._by_address: dict[int, int] = {}
-        self._scanned = False
+        self._scanned = _NOTHING  # what was indexed of all parameters in this step
         self.trained: set[int] = set()
         self.frozen: dict[int, weakref.ref[torch.Tensor]] = {}
         self.carried = _Carried()
@@ -124,9 +131,7 @@ class Registry:
             if tensor is None:
                 self.unnamed += 1
                 continue
-            self._id_of.set(parameter, tensor)
-            self._parameters[tensor] = weakref.ref(parameter)
-            self._scanned = False
+            self.refer_to(parameter, tensor)
             new.append((tensor, parameter))
         return new
 
@@ -160,6 +165,25 @@ class Registry:
     def tensor_id(self, parameter: torch.Tensor) -> int | None:
         """The id of a registered parameter."""
         return self._id_of.get(parameter)
+
+    def let_go(self, parameter: torch.Tensor) -> int | None:
+        """Refers no longer to a parameter, not even weakly, until `refer_to`.
+
+        Returns:
+            Its id; None if it is none that is known.
+        """
+        self._shards.pop(parameter)
+        number = self._id_of.pop(parameter)
+        if number is not None:
+            self._parameters[number] = _nobody
+            self.frozen.pop(number, None)
+        return number
+
+    def refer_to(self, parameter: torch.Tensor, tensor: int) -> None:
+        """Refers to a parameter, weakly."""
+        self._id_of.set(parameter, tensor)
+        self._parameters[tensor] = weakref.ref(parameter)
+        self._scanned = _NOTHING
 
     def thawed(self) -> list[tuple[int, torch.Tensor]]:
         """Parameters that were frozen and no longer are, with their ids."""
@@ -218,11 +242,13 @@ class Registry:
         """Which parameters' values or gradients lie in these tensors, by address.
 
         Returns:
-            Ids, or None if any of the tensors holds something else.
+            Ids, or None if any of the tensors holds something else, or a gradient that this
+            thread must not look at.
         """
         found = []
+        at_ready = self.access.may_look_at_ready()
         for tensor in tensors:
-            number = self._tensor_at(tensor)
+            number = self._tensor_at(tensor, at_ready=at_ready)
             if number is None:
                 return None
             found.append(number)
@@ -256,18 +282,17 @@ class Registry:
             self.ready.clear()
         else:
             self.native.end_step()
-        self._scanned = False
+        self._scanned = _NOTHING
 
-    def _tensor_at(self, tensor: torch.Tensor) -> int | None:
-        self._index_ready()
-        number = self._find(tensor)
-        if number is None and not self._scanned:
-            self._scanned = True
-            self._scan()
-            number = self._find(tensor)
+    def _tensor_at(self, tensor: torch.Tensor, *, at_ready: bool) -> int | None:
+        if at_ready:
+            self._index_ready()
+        number = self._find(tensor, at_ready=at_ready)
+        if number is None and self._scan():
+            number = self._find(tensor, at_ready=at_ready)
         return number
 
-    def _find(self, tensor: torch.Tensor) -> int | None:
+    def _find(self, tensor: torch.Tensor, *, at_ready: bool) -> int | None:
         """The parameter in whose value or gradient a tensor lies, as a whole or a part."""
         addresses = [_address(tensor)]
         if not tensor.is_sparse:
@@ -278,7 +303,7 @@ class Registry:
             if parameter is None:
                 continue
             # Memory can be given to others: what lies there now must be the parameter's.
-            for own in (parameter.grad, parameter):
+            for own in (parameter.grad if at_ready else None, parameter):
                 if own is not None and address == _address(own) and _fits(tensor, own):
                     return number
         return None
@@ -292,16 +317,26 @@ class Registry:
                 self._by_address[_address(parameter.grad)] = number
         self._by_address.pop(0, None)  # of tensors without elements
 
-    def _scan(self) -> None:
-        """Indexes every parameter and gradient: once a step, for messages not foreseen."""
+    def _scan(self) -> bool:
+        """Indexes every parameter and gradient: once a step, for messages not foreseen.
+
+        Returns:
+            Whether anything that this thread may look at was not indexed before.
+        """
+        gradients = self.access.may_look()
+        wanted = _GRADIENTS_TOO if gradients else _VALUES
+        if self._scanned >= wanted:
+            return False
+        self._scanned = wanted
         for number, reference in enumerate(self._parameters):
             parameter = reference()
             if parameter is None:
                 continue
-            for tensor in (parameter, parameter.grad):
+            for tensor in (parameter, parameter.grad if gradients else None):
                 if tensor is not None:
                     self._by_address[_address(tensor)] = number
         self._by_address.pop(0, None)
+        return True
 
     def _add_module(self, name: str, module: nn.Module) -> None:
         key = id(module)
@@ -315,6 +350,10 @@ class Registry:
 
         self._modules[key] = weakref.ref(module, forget)
         self.layer_site[key] = self._recorder.site("layer", name or type(module).__name__)
+
+
+def _nobody() -> None:
+    """What is left of a parameter that is gone."""
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing.util
 import os
 import platform
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -51,6 +52,7 @@ _CLOSE_TIMEOUT_S: Final = 5.0
 _TELL_DROPPED_S: Final = 1.0
 
 _current: Session | None = None
+_starting: Final = threading.Lock()
 
 
 def current_session() -> Session | None:
@@ -61,17 +63,21 @@ def current_session() -> Session | None:
 def start_session(config: CaptureConfig) -> None:
     """Begins to record; whatever goes wrong, the job goes on untraced."""
     global _current  # noqa: PLW0603 - one process is one rank
-    if _current is not None:
+    # Never waited for: a process can be forked while another thread starts.
+    if _current is not None or not _starting.acquire(blocking=False):
         return
     session = None
     try:
-        session = Session(config)
-        session.start()
-        _current = session
+        if _current is None:
+            session = Session(config)
+            session.start()
+            _current = session
     except Exception as error:  # noqa: BLE001 - see above
         config.leave_word(error)
         if session is not None:
             session.close()
+    finally:
+        _starting.release()
 
 
 def _identity() -> tuple[int, int, str]:
@@ -139,6 +145,7 @@ class Session:
         self.known: KnownMessages | None = None
         self.ddp: DdpBuckets | None = None
         self.device: DeviceTimer | None = None
+        self.device_failed = False
         self._meter: CostMeter | None = None
         self._kept_alive: list[object] = []
         self._pid = os.getpid()

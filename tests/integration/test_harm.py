@@ -219,6 +219,148 @@ def test_nothing_is_kept_alive_and_memory_stays(tmp_path: Path) -> None:
         assert len(pc.unique(messages["id"])) == steps
 
 
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_parameters_can_be_swapped(tmp_path: Path, native: str) -> None:
+    """PyTorch swaps no tensor that somebody refers to, even weakly."""
+    (tmp_path / "train.py").write_text(SWAPS)
+    command = torchrun(tmp_path / "train.py")
+    untraced = run(command, cwd=tmp_path)
+    done = run(traced(tmp_path / "trace", command), cwd=tmp_path, DDLTRACE_NATIVE=native)
+    assert (done.status, untraced.status) == (0, 0), done.stderr
+    assert done.losses() == untraced.losses()
+    for info in read_run(tmp_path / "trace").ranks:
+        assert info.errors == []
+        events = read_events(tmp_path / "trace", info.segment)[0].to_pandas()
+        names = events[events.kind == "gradient"].name.astype(str).value_counts()
+        # Once in each of six steps, before the swap, after it, and after the one that failed.
+        swapped = {"weight": 6, "bias": 6, "weight#2": 6, "bias#2": 6}
+        assert dict(names) == swapped | {"0.weight": 4, "1.weight": 4}
+
+
+SWAPS = """
+import torch, torch.distributed as dist, weakref
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+torch.__future__.set_swap_module_params_on_conversion(True)
+parallel = parallelize_module(nn.Linear(4, 4), init_device_mesh("cpu", (2,)), ColwiseParallel())
+def train(model, dtype):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4, dtype=dtype)).square().mean()
+        loss.backward()
+        optimizer.step()
+    print(f"rank {dist.get_rank()} loss {loss.item().hex()}\\n", end="")
+for model in (nn.Linear(4, 2), parallel):
+    train(model, torch.float32)
+    model.zero_grad()
+    model.to(torch.float64)
+    train(model, torch.float64)
+    held = weakref.ref(next(model.parameters()))
+    try:
+        model.to(torch.float32)
+    except RuntimeError as error:
+        pass
+    else:
+        raise AssertionError("swapped in spite of the job's own reference")
+    train(model, torch.float64)
+pair = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+train(pair, torch.float32)
+pair.zero_grad()
+torch.utils.swap_tensors(pair[0].weight, pair[1].weight)
+train(pair, torch.float32)
+"""
+
+
+def test_a_job_that_sends_nothing_hangs_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FAKE)
+    done = run(traced(tmp_path / "trace", [sys.executable, "train.py"]), cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    (info,) = read_run(tmp_path / "trace").ranks
+    assert info.errors == []
+    events = read_events(tmp_path / "trace", info.segment)[0].to_pandas()
+    found = events[events.kind == "message"]
+    assert list(found.op) == ["all_reduce", "all_reduce", "barrier", "send"]
+    assert set(found.status) == {"ok"}
+
+
+FAKE = """
+import torch, torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+dist.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
+tensor = torch.ones(4)
+dist.all_reduce(tensor)
+work = dist.all_reduce(tensor, async_op=True)
+dist.barrier()
+dist.send(tensor, 3)
+"""
+
+
+def test_threads_that_join_at_once_are_one_rank(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(AT_ONCE)
+    done = run([sys.executable, "train.py"], cwd=tmp_path, **ONE_RANK)
+    assert (done.status, done.stdout) == (0, "1\n"), done.stderr
+
+
+AT_ONCE = """
+import threading
+from pathlib import Path
+import torch, torch.distributed as dist
+from ddltrace.tracer.config import CaptureConfig
+from ddltrace.tracer.session import current_session, start_session
+dist.init_process_group("gloo")
+together = threading.Barrier(3)
+def start():
+    together.wait()
+    start_session(CaptureConfig(directory=Path("trace")))
+threads = [threading.Thread(target=start) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(len(list(Path("trace").glob("rank-*.arrows"))))
+current_session().close()
+"""
+
+
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_a_thread_may_communicate_while_another_trains(tmp_path: Path, native: str) -> None:
+    """Who looks at a gradient while another thread sets it ends in a segmentation fault."""
+    (tmp_path / "train.py").write_text(BESIDE)
+    job = traced(tmp_path / "trace", torchrun(tmp_path / "train.py"))
+    done = run(job, cwd=tmp_path, DDLTRACE_NATIVE=native)
+    assert done.status == 0, done.stderr
+    for info in read_run(tmp_path / "trace").ranks:
+        assert (info.errors, info.dropped) == ([], 0)
+        events = read_events(tmp_path / "trace", info.segment)[0].to_pandas()
+        reduced = events[(events.kind == "message") & (events.op == "all_reduce")]
+        assert reduced.id.nunique() == 4000
+
+
+BESIDE = """
+import threading
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+model = torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(20)])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def communicate():
+    for _ in range(4000):
+        dist.all_reduce(torch.ones(10))
+beside = threading.Thread(target=communicate)
+beside.start()
+while beside.is_alive():
+    optimizer.zero_grad()
+    model(torch.ones(8, 16)).sum().backward()
+    optimizer.step()
+beside.join()
+dist.destroy_process_group()
+"""
+
+
 def test_a_step_that_raises_does_not_hide_the_next_ones(tmp_path: Path) -> None:
     code = """
 import torch, torch.distributed as dist

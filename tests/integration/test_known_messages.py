@@ -8,14 +8,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from support.jobs import Done, run, torchrun, traced
+from support.traces import SAME_OF_MESSAGES, last_of_messages
 
 from ddltrace.tracer.native import build as native_build
 from ddltrace.tracer.store import read_events, read_run
-
-SAME = [
-    *("op", "name", "seq", "peer", "tag", "bytes", "out_bytes", "dtype", "status", "tensors"),
-    *("step", "phase", "group", "lane"),
-]
 
 pytestmark = pytest.mark.skipif(
     native_build.compiler() is None, reason="no C++ compiler on this machine"
@@ -38,9 +34,7 @@ class Recorded:
 
     def messages(self, rank: int) -> pd.DataFrame:
         """In the order of their launch."""
-        frame = self.events(rank)
-        frame = frame[frame.kind == "message"].drop_duplicates("id", keep="last")
-        frame["tensors"] = [None if ids is None else tuple(ids) for ids in frame.tensors]
+        frame = last_of_messages(self.events(rank))
         return frame.sort_values(["group", "seq"]).reset_index(drop=True)
 
     def without_python(self) -> list[int]:
@@ -70,7 +64,7 @@ def test_the_same_is_recorded_as_by_python(tmp_path: Path, way: str, steps: int)
     assert native.done.losses() == plain.done.losses()
     for rank in (0, 1):
         found, expected = native.messages(rank), plain.messages(rank)
-        assert found[SAME].equals(expected[SAME])
+        assert found[SAME_OF_MESSAGES].equals(expected[SAME_OF_MESSAGES])
         assert (found.start_ns >= found.enqueue_ns).all()
         assert (found.end_ns > found.start_ns).all()
         # Of the memory of a bucket, but the job's own: it was waited for by the job.
@@ -83,7 +77,7 @@ def test_what_is_not_to_be_recorded_is_counted(tmp_path: Path) -> None:
     """Where a step is left out to measure the cost, the numbers go on."""
     recorded = record(tmp_path, "alone", 260, "--measure-cost", "40")
     assert min(recorded.without_python()) > 3 * 200
-    first, second = (recorded.messages(rank)[SAME] for rank in (0, 1))
+    first, second = (recorded.messages(rank)[SAME_OF_MESSAGES] for rank in (0, 1))
     assert first.equals(second)
     steps = first[first.step < 260].groupby("step").size()
     assert len(steps) == 240

@@ -48,6 +48,7 @@ MODULES = [
     "clocks",
     "config",
     "gloo_times",
+    "gradient_access",
     "gradients",
     "known_messages",
     "native.library",

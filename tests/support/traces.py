@@ -8,6 +8,19 @@ import pandas as pd
 
 from ddltrace.tracer.store import RankInfo, read_events, read_run
 
+SAME_OF_MESSAGES = [
+    *("op", "name", "seq", "peer", "tag", "bytes", "out_bytes", "dtype", "status", "tensors"),
+    *("step", "phase", "group", "lane"),
+]
+"""What two recordings of a job agree on: all but times and numbers of their own."""
+
+
+def last_of_messages(events: pd.DataFrame) -> pd.DataFrame:
+    """Of each message its last row, with parameters that can be compared."""
+    messages = events[events.kind == "message"].drop_duplicates("id", keep="last")
+    tensors = [None if ids is None else tuple(ids) for ids in messages.tensors]
+    return messages.assign(tensors=tensors)
+
 
 class Recorded:
     """The trace of a job whose sections are markers.

@@ -29,10 +29,11 @@ def install(session: Session) -> None:
         modules,
         operators,
         optimizers,
+        swaps,
     )
 
     session.native = _native_library(session)
-    patches = [collectives, autograd, optimizers, data_loader, modules, ddp, fsdp]
+    patches = [collectives, autograd, swaps, optimizers, data_loader, modules, ddp, fsdp]
     if session.config.level == "op":
         patches.append(operators)
     for patch in patches:

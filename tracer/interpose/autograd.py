@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from ddltrace.tracer.gradients import NativeGradients
 from ddltrace.tracer.guard import quiet
-from ddltrace.tracer.interpose.cuda import can_record
 from ddltrace.tracer.recorder import PHASE_CODE
 
 if TYPE_CHECKING:
@@ -56,8 +55,9 @@ def install(session: Session) -> None:
     """
     import torch
 
+    note_pass = quiet(session.registry.access.note_pass, session.fault)
     for name in ("backward", "grad"):
-        setattr(torch.autograd, name, _timed(session, getattr(torch.autograd, name)))
+        setattr(torch.autograd, name, _timed(session, getattr(torch.autograd, name), note_pass))
     if session.native is not None:
         _watch_without_python(session, session.native)
 
@@ -99,7 +99,9 @@ def _begin_gradients(session: Session) -> None:
                 _watch_with_python(session, tensor, leaf)
 
 
-def _timed(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+def _timed(
+    session: Session, original: Callable[..., Any], note_pass: Callable[[], None]
+) -> Callable[..., Any]:
     recorder, state = session.recorder, session.backward
     site = recorder.site("phase", "backward")
     detailed = session.config.level != "comm"
@@ -115,7 +117,7 @@ def _timed(session: Session, original: Callable[..., Any]) -> Callable[..., Any]
         session.steps.begin_training(start)
         recorder.enter_phase(PHASE_CODE["backward"], start)
         state.device_mark = None
-        if detailed and session.device is not None and can_record():
+        if detailed and session.device is not None and not recorder.paused:
             state.device_mark = session.device.mark()
 
     def end(start: int, end_ns: int) -> None:
@@ -142,6 +144,7 @@ def _timed(session: Session, original: Callable[..., Any]) -> Callable[..., Any]
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
+        note_pass()
         if state.depth:
             return original(*args, **kwargs)
         state.depth = 1
@@ -200,6 +203,23 @@ def watch_gradients(session: Session, parameters: Iterable[tuple[int, torch.Tens
             _watch_with_python(session, tensor, parameter)
 
 
+def watch_again(session: Session, tensor: int, parameter: torch.Tensor) -> None:
+    """Records the gradients of a parameter whose contents were replaced, and with them its hooks.
+
+    Args:
+        session: The recording rank.
+        tensor: The parameter's id.
+        parameter: It.
+    """
+    kept: Any = parameter
+    hooks = getattr(kept, "_post_accumulate_grad_hooks", None)
+    if not hooks:
+        watch_gradients(session, [(tensor, parameter)])
+    elif all(getattr(hook, "__module__", None) == __name__ for hook in hooks.values()):
+        kept._post_accumulate_grad_hooks = hooks  # PyTorch has kept the list, and calls none
+    # Else those of the job would be called again, too, as they are not without us.
+
+
 def _watch_with_python(session: Session, tensor: int, parameter: torch.Tensor) -> None:
     """Has a function of Python record when a parameter's gradient is ready."""
     recorder, registry, state = session.recorder, session.registry, session.backward
@@ -217,10 +237,24 @@ def _watch_with_python(session: Session, tensor: int, parameter: torch.Tensor) -
                 emit((site, now, now, ident()))
             else:
                 recorder.dropped += 1
+        registry.access.note_gradient()
         registry.collect_ready()  # what came before it
         state.last_gradient_ns = now
         registry.note_ready(this)
         if state.device_mark is not None:
             _time_on_device(session, site, parameter.device)
 
-    parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    handle: Any = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    # Before those of the job, which may send the gradient: then it is to be known whose it is.
+    if registry.access.may_look():  # else the engine may be about to call them
+        _put_first(parameter, handle.id)
+
+
+def _put_first(parameter: torch.Tensor, key: int) -> None:
+    """Has one of a parameter's hooks called before the others."""
+    hooks: Any = getattr(parameter, "_post_accumulate_grad_hooks", None)
+    if not isinstance(hooks, dict) or key not in hooks:
+        return  # a subclass may keep them in its own way
+    # The engine goes by the order of insertion, also where the dictionary has another.
+    for other in [other for other in hooks if other != key]:
+        hooks[other] = hooks.pop(other)

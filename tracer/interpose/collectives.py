@@ -3,8 +3,11 @@
 Whoever communicates (``torch.distributed``, DDP's reducer in C++, FSDP, DTensor, functional
 collectives) goes through one of these operators. A kernel at the ``BackendSelect`` key sees
 each call once, on the thread that makes it, just before the backend does. Unlike the autograd
-key, ``BackendSelect`` is also passed under ``inference_mode`` and ``no_grad``, and the modes
-that only pretend to run an operator (fake tensors, tracing) stop above it.
+key, ``BackendSelect`` is also passed under ``inference_mode`` and ``no_grad``. Tracing stops above
+it; tensors that only have a shape come to it, and are passed over.
+
+The kernels are Python's, and each costs more than all that it records. So what Python launches on
+the CPU goes past them, if it is plain; see `launches.py`.
 
 Completion is learned where it is cheapest: from Gloo's own threads, where that can be had; else
 a blocking call's from its own ``wait``, an asynchronous collective's from a reaper. A send's or
@@ -27,10 +30,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ddltrace.tracer.gloo_times import GlooTimes
 from ddltrace.tracer.guard import quiet
+from ddltrace.tracer.interpose.arguments import first_tensor, flatten, name_of, num_bytes
 from ddltrace.tracer.interpose.cuda import MessageTimer, asking_from_any_thread, can_record
 from ddltrace.tracer.interpose.groups import Group
+from ddltrace.tracer.interpose.launches import Offer
 from ddltrace.tracer.interpose.waits import Waits
 from ddltrace.tracer.known_messages import KnownMessages
+from ddltrace.tracer.native.library import NativeLibrary
 from ddltrace.tracer.reaper import Reapers
 from ddltrace.tracer.recorder import Message
 from ddltrace.tracer.schema import P2P_OPS
@@ -45,7 +51,7 @@ _now = time.monotonic_ns
 
 
 @dataclass(frozen=True)
-class _Operator:
+class Operator:
     """Where a ``c10d`` operator keeps what is to be recorded; indices into its arguments.
 
     Attributes:
@@ -88,30 +94,30 @@ class _Launch(NamedTuple):
 
 
 _OPERATORS: Final = {
-    "allreduce_": _Operator("all_reduce", 0, 0, 1, asynchronous=4),
-    "allreduce_coalesced_": _Operator("all_reduce", 0, 0, 1, asynchronous=3),
-    "broadcast_": _Operator("broadcast", 0, 0, 1, peer=2, asynchronous=4),
-    "reduce_": _Operator("reduce", 0, 0, 1, peer=3, asynchronous=5),
-    "allgather_": _Operator("all_gather", 1, 0, 2, asynchronous=3),
-    "_allgather_base_": _Operator("all_gather", 1, 0, 2, asynchronous=3),
-    "allgather_coalesced_": _Operator("all_gather", 1, 0, 2, asynchronous=3),
-    "allgather_into_tensor_coalesced_": _Operator(
+    "allreduce_": Operator("all_reduce", 0, 0, 1, asynchronous=4),
+    "allreduce_coalesced_": Operator("all_reduce", 0, 0, 1, asynchronous=3),
+    "broadcast_": Operator("broadcast", 0, 0, 1, peer=2, asynchronous=4),
+    "reduce_": Operator("reduce", 0, 0, 1, peer=3, asynchronous=5),
+    "allgather_": Operator("all_gather", 1, 0, 2, asynchronous=3),
+    "_allgather_base_": Operator("all_gather", 1, 0, 2, asynchronous=3),
+    "allgather_coalesced_": Operator("all_gather", 1, 0, 2, asynchronous=3),
+    "allgather_into_tensor_coalesced_": Operator(
         "all_gather", 1, 0, 2, asynchronous=3, composed=True
     ),
-    "reduce_scatter_": _Operator("reduce_scatter", 1, 0, 2, asynchronous=4, composed=True),
-    "_reduce_scatter_base_": _Operator("reduce_scatter", 1, 0, 2, asynchronous=4, composed=True),
-    "reduce_scatter_tensor_coalesced_": _Operator(
+    "reduce_scatter_": Operator("reduce_scatter", 1, 0, 2, asynchronous=4, composed=True),
+    "_reduce_scatter_base_": Operator("reduce_scatter", 1, 0, 2, asynchronous=4, composed=True),
+    "reduce_scatter_tensor_coalesced_": Operator(
         "reduce_scatter", 1, 0, 2, asynchronous=4, composed=True
     ),
-    "gather_": _Operator("gather", 1, 0, 2, peer=3, asynchronous=4),
-    "scatter_": _Operator("scatter", 1, 0, 2, peer=3, asynchronous=4),
-    "alltoall_": _Operator("all_to_all", 1, 0, 2, asynchronous=3),
-    "alltoall_base_": _Operator("all_to_all", 1, 0, 2, asynchronous=5),
-    "barrier": _Operator("barrier", None, None, 1, asynchronous=3),
-    "monitored_barrier_": _Operator("barrier", None, None, 1, blocks=True),
-    "send": _Operator("send", 0, None, 1, peer=2, tag=3),
-    "recv_": _Operator("recv", None, 0, 1, peer=2, tag=3),
-    "recv_any_source_": _Operator("recv", None, 0, 1, tag=2),
+    "gather_": Operator("gather", 1, 0, 2, peer=3, asynchronous=4),
+    "scatter_": Operator("scatter", 1, 0, 2, peer=3, asynchronous=4),
+    "alltoall_": Operator("all_to_all", 1, 0, 2, asynchronous=3),
+    "alltoall_base_": Operator("all_to_all", 1, 0, 2, asynchronous=5),
+    "barrier": Operator("barrier", None, None, 1, asynchronous=3),
+    "monitored_barrier_": Operator("barrier", None, None, 1, blocks=True),
+    "send": Operator("send", 0, None, 1, peer=2, tag=3),
+    "recv_": Operator("recv", None, 0, 1, peer=2, tag=3),
+    "recv_any_source_": Operator("recv", None, 0, 1, tag=2),
 }
 
 
@@ -123,7 +129,7 @@ def install(session: Session) -> None:
     """
     import torch
 
-    from ddltrace.tracer.interpose import functional
+    from ddltrace.tracer.interpose import functional, launches
 
     observer = Observer(session)
     session.waits = observer.waits
@@ -133,9 +139,21 @@ def install(session: Session) -> None:
     for name, operator in _OPERATORS.items():
         if hasattr(torch.ops.c10d, name):
             library.impl(name, observer.kernel(name, operator), "BackendSelect", with_keyset=True)
+    if session.native is not None and session.known is not None and session.known.see_launches():
+        launches.install(observer, session.native, _OPERATORS, session.fault)
     session.on_close(observer.stop)
     os.register_at_fork(after_in_child=quiet(observer.abandon, session.fault))
     functional.install(session, observer)
+
+
+class _Coalescing(threading.local):
+    """What a thread launches together.
+
+    Attributes:
+        messages: What was launched so far, and where the device comes to it; None: it does not.
+    """
+
+    messages: list[tuple[Message, Mark | None]] | None = None
 
 
 class Observer:
@@ -155,7 +173,7 @@ class Observer:
         self._groups = session.groups
         self._unbox_work = Work.unbox
         self._unbox_group = dist.ProcessGroup.unbox
-        self.waits = Waits(session, self._received)
+        self.waits = Waits(session, self._received, self._ordered)
         self._reapers = Reapers(
             self.waits.original_wait,
             asking_from_any_thread(session, self.waits.original_is_completed),
@@ -171,7 +189,7 @@ class Observer:
             self._known = session.known = KnownMessages(library, self._gloo, self._recorder)
         self._recorder.collectors.append(self._collect)
         self._launched = threading.local()
-        self._coalescing = threading.local()
+        self._coalescing = _Coalescing()
         self._timer = MessageTimer(session)
         self._active = True
         group_class: Any = dist.ProcessGroup
@@ -202,13 +220,13 @@ class Observer:
         finally:
             self._launched.messages = None
 
-    def kernel(self, name: str, operator: _Operator) -> Callable[..., Any]:
+    def kernel(self, name: str, operator: Operator) -> Callable[..., Any]:
         """The dispatcher kernel for one operator."""
         import torch
         from torch._C import DispatchKey, _dispatch_keyset_full_after
 
         redispatch = getattr(torch.ops.c10d, name).default.redispatch
-        below = _dispatch_keyset_full_after(DispatchKey.BackendSelect)
+        below, meta = _dispatch_keyset_full_after(DispatchKey.BackendSelect), DispatchKey.Meta
         fault = self._session.fault
         end_launch = None if self._gloo is None else self._gloo.end_launch
 
@@ -216,7 +234,8 @@ class Observer:
             start = _now()
             launch = None
             try:
-                launch = self._begin(operator, args, start)
+                if not keyset.has(meta):  # nothing is sent of tensors without elements
+                    launch = self._begin(operator, args, start)
             except Exception as error:  # noqa: BLE001 - the job goes on
                 fault(f"time {name}", error)
             try:
@@ -233,7 +252,7 @@ class Observer:
 
         def blocking_kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             message = None
-            if self._active:
+            if self._active and not keyset.has(meta):
                 try:
                     if not (self._recorder.paused and self._passes(operator, args)):
                         # Before the call: one that hangs is to be seen.
@@ -257,24 +276,65 @@ class Observer:
 
         return blocking_kernel if operator.blocks else kernel
 
-    def _begin(self, operator: _Operator, args: Sequence[Any], start: int) -> _Launch | None:
+    def offer(self, process_group: Any) -> Offer | None:
+        """To be called right before a collective on the CPU is launched.
+
+        Args:
+            process_group: Whose it is.
+
+        Returns:
+            What it is to be known by, if it needs no kernel of Python's.
+        """
+        gloo = self._gloo
+        if not self._active or gloo is None or self._coalescing.messages is not None:
+            return None
+        group = self._groups.of(process_group)
+        if not group.blocking.get("cpu"):
+            return None  # a first message tells
+        slot = NativeLibrary.UNRECORDED if self._recorder.paused else gloo.free_slot()
+        return None if slot is None else Offer(slot, group)
+
+    def launched_past(
+        self, operator: Operator, args: Sequence[Any], offer: Offer, work: Any, start: int
+    ) -> None:
+        """Records what was launched without a kernel of Python's.
+
+        Args:
+            operator: What was called.
+            args: Its arguments.
+            offer: What was offered.
+            work: What was returned.
+            start: When it was called.
+        """
+        if offer.slot == NativeLibrary.UNRECORDED:
+            offer.group.next_collective()
+            return
+        message = self._describe(operator, args, offer.group, start, by_engine=False)
+        self.waits.works.add(work, message)
+        if self._gloo is None or not self._gloo.follow(offer.slot, message):
+            self._reapers.follow(work, message, poll=False)
+
+    def _begin(self, operator: Operator, args: Sequence[Any], start: int) -> _Launch | None:
         """To be called right before a launch: how its times will be known; None: not at all."""
         if not self._active or (self._recorder.paused and self._passes(operator, args)):
             return None
+        first = first_tensor(args[: operator.group])
+        if first is None:
+            return None  # the call is in error
         mark = None
         if self._timer.in_use():
-            if not can_record():
+            if first.is_cuda and not can_record():
                 return None  # becomes part of a graph, does not run
-            mark = self._timer.begin(_first_tensor(args[: operator.group]))
+            mark = self._timer.begin(first)
         sparse_bytes = None
-        if operator.op == "all_reduce" and _first_tensor(args).is_sparse:
-            sparse_bytes, _ = _num_bytes(_flatten(args[0]))
+        if operator.op == "all_reduce" and first.is_sparse:
+            sparse_bytes, _ = num_bytes(flatten(args[0]))
         gloo = self._gloo
         if gloo is None or operator.composed or operator.op in P2P_OPS:
             return _Launch(start, mark, sparse_bytes=sparse_bytes)
         return _Launch(start, mark, gloo.begin_launch(), sparse_bytes)
 
-    def _passes(self, operator: _Operator, args: Sequence[Any]) -> bool:
+    def _passes(self, operator: Operator, args: Sequence[Any]) -> bool:
         """Whether a call is left unrecorded in a pause; it is counted: later numbers agree."""
         if operator is _OPERATORS["recv_any_source_"]:
             return False  # the number of a receive from anyone is known only when it has come
@@ -283,34 +343,34 @@ class Observer:
         return True
 
     def _describe(
-        self, operator: _Operator, args: Sequence[Any], group: Group, start: int, *, by_engine: bool
+        self, operator: Operator, args: Sequence[Any], group: Group, start: int, *, by_engine: bool
     ) -> Message:
         """A message with all that its call tells of it."""
         message = self._recorder.new_message(operator.op, group.name, start)
         tensors: list[torch.Tensor] = []
         sparse = False
         if operator.inputs is not None:
-            tensors = _flatten(args[operator.inputs])
-            message.bytes, sparse = _num_bytes(tensors)
+            tensors = flatten(args[operator.inputs])
+            message.bytes, sparse = num_bytes(tensors)
         if operator.outputs == operator.inputs:
             # A broadcast's receivers and a reduction's contributors hold the same tensor. What
             # comes of sparse tensors is known only when they have been summed.
             message.out_bytes = None if sparse else message.bytes
         elif operator.outputs is not None:
-            outputs = _flatten(args[operator.outputs])
-            message.out_bytes, _ = _num_bytes(outputs)
+            outputs = flatten(args[operator.outputs])
+            message.out_bytes, _ = num_bytes(outputs)
             tensors = tensors or outputs
         if operator.inputs is None and operator.outputs is None:
             message.bytes = message.out_bytes = 0
         if tensors:
-            message.dtype = _name_of(tensors[0].dtype)
+            message.dtype = name_of(tensors[0].dtype)
             self._name(message, tensors, by_engine=by_engine)
         self._number(message, operator, args, group)
         return message
 
     def _record(
         self,
-        operator: _Operator,
+        operator: Operator,
         args: Sequence[Any],
         kwargs: dict[str, Any],
         result: Any,
@@ -324,9 +384,12 @@ class Observer:
         message = self._describe(operator, args, group, launch.start, by_engine=by_engine)
         if launch.sparse_bytes is not None:
             message.bytes = launch.sparse_bytes
-        first = _first_tensor(args[: operator.group])
+        first = first_tensor(args[: operator.group])
         blocking = self._groups.wait_blocks(process_group, group, first)
-        together = getattr(self._coalescing, "messages", None)
+        if group.sends_nothing:
+            self._recorder.complete(message, _now())
+            return
+        together = self._coalescing.messages
         if together is not None:
             together.append((message, launch.mark))
             return  # begins and ends with the others
@@ -357,7 +420,9 @@ class Observer:
             self.waits.stream_ordered.add(message.id)
         if asynchronous or not blocking:
             # On another device the wait would put a stream of the job's into order.
-            self._reapers.follow(work, message, poll=not (blocking and first.is_cpu))
+            poll = not (blocking and first.is_cpu)
+            # DDP keeps its buckets.
+            self._reapers.follow(work, message, poll=poll, memory_lasts=by_engine)
 
     def _begins(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``_start_coalescing``: what follows is launched as one by ``_end_coalescing``."""
@@ -376,7 +441,7 @@ class Observer:
             try:
                 work = original(*args, **kwargs)
             finally:
-                messages = getattr(self._coalescing, "messages", None) or []
+                messages = self._coalescing.messages or []
                 self._coalescing.messages = None
             try:
                 self._launched_together(work, messages)
@@ -387,16 +452,16 @@ class Observer:
         return end_coalescing
 
     def _launched_together(self, work: Any, messages: list[tuple[Message, Mark | None]]) -> None:
+        if work is not None and messages:
+            newest = messages[-1][0]
+            self.waits.works.add_newest(work, newest)
+            self.waits.stream_ordered.add(newest.id)  # until it is seen to be complete
         for message, mark in messages:
             if work is None:
                 self._timer.end(message, mark)
                 continue
             self._timer.start(message, mark)
             self._reapers.follow(work, message, poll=True)
-        if work is not None and messages:
-            newest = messages[-1][0]
-            self.waits.works.add_newest(work, newest)
-            self.waits.stream_ordered.add(newest.id)
 
     def _is_told(self, launch: _Launch, message: Message) -> bool:
         """Whether Gloo's own threads will tell the end of a message on the CPU."""
@@ -432,8 +497,15 @@ class Observer:
 
     def _completed(self, message: Message, end: int, failed: bool) -> None:
         """A reaper has seen the end of a message."""
+        self.waits.stream_ordered.discard(message.id)
         end = self.waits.seen_complete.pop(message.id, end)
         self._recorder.complete(message, end, "failed" if failed else "ok")
+
+    def _ordered(self, message: Message) -> None:
+        """The current stream goes on only when a message is complete."""
+        # Only of those on the timed device is it known where they begin.
+        if message.settle is not None and self._reapers.let_go(message):
+            self._timer.end_here(message)
 
     def _received(self, message: Message, work: Any) -> None:
         """A receive has come: now its source is known, too."""
@@ -443,7 +515,7 @@ class Observer:
             message.seq = group.next_between(message)
 
     @staticmethod
-    def _number(message: Message, operator: _Operator, args: Sequence[Any], group: Group) -> None:
+    def _number(message: Message, operator: Operator, args: Sequence[Any], group: Group) -> None:
         """Gives the message its peer and the number that its other sides give it, too."""
         if operator.peer is not None and len(args) > operator.peer:
             message.peer = group.global_rank(args[operator.peer])
@@ -482,38 +554,3 @@ def _called_by_engine() -> bool:
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
     return frame is None or frame.f_code.co_name == "_engine_run_backward"
-
-
-def _flatten(value: Any) -> list[torch.Tensor]:
-    """The tensors in a tensor, a list of tensors or a list of lists."""
-    if not isinstance(value, (list, tuple)):
-        return [value]
-    if value and isinstance(value[0], (list, tuple)):
-        return [tensor for inner in value for tensor in inner]
-    return list(value)
-
-
-def _first_tensor(arguments: Sequence[Any]) -> torch.Tensor:
-    """The first tensor among an operator's arguments: tensors, lists, lists of lists."""
-    for argument in arguments:
-        tensors = _flatten(argument)
-        if tensors:
-            return tensors[0]
-    raise AssertionError("an operator without tensors")
-
-
-def _num_bytes(tensors: list[torch.Tensor]) -> tuple[int, bool]:
-    """Bytes of the elements of some tensors, or of what sparse ones hold; whether one is sparse."""
-    total, sparse = 0, False
-    for tensor in tensors:
-        if tensor.is_sparse:
-            sparse = True
-            total += tensor._indices().nbytes + tensor._values().nbytes
-        else:
-            total += tensor.nbytes
-    return total, sparse
-
-
-@functools.cache
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -7,8 +7,10 @@ uses. What the process launches on others gets no device times, rather than wron
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from ddltrace.tracer.session import Session
 
 _CAPTURE_MODE_THREAD_LOCAL: Final = 1  # cudaStreamCaptureModeThreadLocal
+_UNUSUAL_PRIORITY: Final = -2  # jobs have 0 and -1, process groups -1 or the highest, -3
 
 
 def time_device_of(session: Session, tensors: Iterable[torch.Tensor]) -> None:
@@ -33,7 +36,7 @@ def time_device_of(session: Session, tensors: Iterable[torch.Tensor]) -> None:
     import torch
 
     cuda: Any = torch.cuda
-    if session.device is not None or not cuda.is_initialized():
+    if session.device is not None or session.device_failed or not cuda.is_initialized():
         return
     for tensor in tensors:
         if tensor.is_cuda:
@@ -93,17 +96,26 @@ class MessageTimer:
 
         message.settle = settle
 
+    def end_here(self, message: Message) -> None:
+        """Ends a message where the current stream, which waits for it, goes on: no earlier."""
+        timer = self._session.device
+        self._end(message, None if timer is None else timer.mark(), begins=False)
+
     def end(self, message: Message, mark: Mark | None) -> None:
         """Ends a message that runs in the current stream, as NCCL's synchronous ones do."""
+        self._end(message, mark, begins=True)
+
+    def _end(self, message: Message, mark: Mark | None, *, begins: bool) -> None:
         timer, recorder = self._session.device, self._session.recorder
-        if mark is None or timer is None:
-            return
 
         def passed(start_ns: int, end_ns: int) -> None:
-            message.start_ns = max(start_ns, message.enqueue_ns)
+            if begins:
+                message.start_ns = max(start_ns, message.enqueue_ns)
             recorder.complete(message, max(end_ns, message.start_ns))
 
-        timer.interval(passed, mark)
+        if timer is None or not timer.interval(passed, mark):
+            # Nobody will tell. Left open, it would look as if it hung.
+            recorder.complete(message, time.monotonic_ns())
 
 
 def is_timed(timer: DeviceTimer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -172,25 +184,41 @@ def _start(session: Session, device: int) -> None:
     def new_event() -> Any:
         return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
-    idle = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    # PyTorch's streams come from pools, one for each priority, in turn: one of a usual priority
+    # would be a stream of the job's, too, before long.
+    idle = torch.cuda.Stream(device, priority=_UNUSUAL_PRIORITY)  # type: ignore[no-untyped-call]
     clock = DeviceClock(new_event, lambda event: event.record(idle))
     numbers: dict[int, int] = {}
+    next_number = itertools.count().__next__
 
     def current_stream() -> tuple[Any, int]:
         stream = torch.cuda.current_stream(device)
-        return stream, numbers.setdefault(stream.cuda_stream, len(numbers))
+        number = numbers.get(stream.cuda_stream)
+        if number is None:
+            number = numbers.setdefault(stream.cuda_stream, next_number())
+        return stream, number
 
     def prepare() -> None:
         try:
             prepare_thread(device)
         except OSError as error:
             session.fault("stream captures", error)
+        # PyTorch asks of a thread's current stream whether it is captured, at every event.
+        torch.cuda.set_stream(idle)
+
+    def fail(where: str, error: Exception) -> None:
+        session.device, session.device_failed = None, True
+        session.fault(where, error)
 
     def forget() -> None:
         session.device = None  # a forked child can use no device
+        # Nor can it give back events: these are never to be destroyed there.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(timer))
 
-    timer = DeviceTimer(session.recorder, clock, new_event, current_stream, device)
-    resolver = ResolverThread(timer, session.fault, prepare)
+    timer = DeviceTimer(
+        session.recorder, clock, new_event, current_stream, device=device, may_record=can_record
+    )
+    resolver = ResolverThread(timer, fail, prepare)
     resolver.start()
     session.keep_alive(idle)
     session.on_close(resolver.stop)

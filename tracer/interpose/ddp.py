@@ -68,8 +68,6 @@ def _register(session: Session, ddp: Any, initial: _InitialBuckets) -> None:
     watch_gradients(session, session.registry.add_model(ddp))
     if session.ddp is None:
         session.ddp = DdpBuckets(session)
-        if session.known is not None:
-            session.known.see_launches()
     session.ddp.add(ddp, initial.indices)
     if session.registry.changed:
         session.save_info()

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Gloo and MPI block in `wait` until completion; on other backends it may only order streams.
 _BLOCKING_BACKENDS: Final = frozenset({"gloo", "mpi"})
+# For trials: its messages never say that they are complete.
+_SENDS_NOTHING: Final = "fake"
 # Counters that are kept of two ranks' messages.
 _MAX_TAGS: Final = 4096
 # Where a new tag begins, once counters were given up; no tag is negative.
@@ -32,6 +34,7 @@ class Group:
         ranks: Global ranks of its members; empty if the job made it without registering it.
         own: Place of this rank in `ranks`, or None.
         blocking: Whether the end of ``Work.wait`` is the completion, by type of device.
+        sends_nothing: Whether its messages are complete at once.
         collectives: Collectives so far, unless they are counted elsewhere.
         next_elsewhere: Counts them in the place of `collectives`.
         messages: Sends and receives so far, by source and destination, and there by tag.
@@ -41,6 +44,7 @@ class Group:
     ranks: tuple[int, ...]
     own: int | None
     blocking: dict[str, bool] = field(default_factory=dict)
+    sends_nothing: bool = False
     collectives: int = 0
     next_elsewhere: Callable[[], int] | None = None
     messages: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
@@ -109,6 +113,7 @@ class Groups:
             except RuntimeError:  # a backend of the job's own
                 backend = process_group.name()
             known = group.blocking[device_type] = backend.lower() in _BLOCKING_BACKENDS
+            group.sends_nothing = backend.lower() == _SENDS_NOTHING
         return known
 
     def _add(self, process_group: Any) -> Group:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.tracer.inject import after_import
 from ddltrace.tracer.interpose.autograd import watch_gradients
-from ddltrace.tracer.interpose.cuda import can_record, is_timed, time_device_of
+from ddltrace.tracer.interpose.cuda import is_timed, time_device_of
 from ddltrace.tracer.recorder import PHASE_CODE
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ class _Outermost:
             watch_gradients(session, new)
         time_device_of(session, module.parameters())
         if session.device is not None and self.detailed:
-            self.device_running = can_record()
+            self.device_running = True
         if session.backward.depth:
             return False  # recomputation in backward
         evaluates = False

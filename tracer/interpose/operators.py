@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _ROWS_AT_ONCE = 2000
 _PAUSE_S = 0.02
 _OPERATOR_LANES = 1 << 62  # beyond every thread's ident
+_PROFILED_STREAMS = 1000  # the profiler numbers streams in its own way, not as `cuda.py` does
 _COPIES = ("Memcpy", "Memset")
 _COMMUNICATION = ("nccl",)
 
@@ -99,7 +100,7 @@ class OperatorWindow:
             # Kineto's times are of the wall clock.
             to_monotonic = reading["monotonic_ns"] - reading["unix_ns"]
             for count, event in enumerate(profiler.profiler.kineto_results.events()):
-                if event.is_hidden_event() or event.is_async():
+                if event.is_async() or _is_hidden(event):
                     continue
                 kind, lane = _kind_and_lane(event)
                 if kind is None:
@@ -123,5 +124,13 @@ def _kind_and_lane(event: Any) -> tuple[str | None, int]:
     name = event.name()
     if any(word in name for word in _COMMUNICATION):
         return None, 0  # recorded as messages
+    if event.is_user_annotation():
+        return None, 0  # what the host's markers enclose on the device: idle times, too
     kind = "copy" if name.startswith(_COPIES) else "kernel"
-    return kind, stream_lane(event.device_resource_id())
+    return kind, stream_lane(_PROFILED_STREAMS + event.device_resource_id())
+
+
+def _is_hidden(event: Any) -> bool:
+    # PyTorch 2.6 hides none.
+    ask = getattr(event, "is_hidden_event", None)
+    return ask is not None and bool(ask())

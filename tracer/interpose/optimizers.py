@@ -10,7 +10,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.tracer.interpose.autograd import watch_gradients
-from ddltrace.tracer.interpose.cuda import can_record
 from ddltrace.tracer.recorder import PHASE_CODE
 from ddltrace.tracer.weak_identity import WeakIdentityMap
 
@@ -87,8 +86,8 @@ class _Observer:
         self._start = start = _now()
         session.steps.begin_update(id(optimizer), start)
         session.recorder.enter_phase(_OPTIMIZER, start)
-        device = session.device
-        self._mark = device.mark() if device is not None and can_record() else None
+        device = None if session.recorder.paused else session.device
+        self._mark = None if device is None else device.mark()
 
     def after(self, optimizer: Any) -> None:
         """Hook after a step."""

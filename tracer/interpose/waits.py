@@ -2,8 +2,8 @@
 
 A wait finds its message through the object that is waited on. Objects are known by identity
 and referenced weakly, because nothing of the job's may live longer for being traced. Only the
-newest object of each thread is held until its caller has taken it: PyTorch would make another
-Python object for the same `Work` if none were left.
+newest objects of each thread are held until their callers have taken them: PyTorch would make
+another Python object for the same `Work` if none were left.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _now = time.monotonic_ns
 _PATIENCE_NS: Final = 50_000_000
+# A mode or a signal handler of the job's may launch before an outer launch has returned.
+_MOST_NESTED: Final = 4
 
 
 class MessageOf:
@@ -29,9 +32,9 @@ class MessageOf:
 
     def __init__(self) -> None:
         self._weak: WeakIdentityMap[Any, Message] = WeakIdentityMap()
-        # The newest of each thread, and the object itself.
+        # The newest of each thread, and the objects themselves.
         self._strong: dict[int, tuple[Any, Message]] = {}
-        self._newest: dict[int, int] = {}  # id of the object, by thread
+        self._newest: dict[int, deque[tuple[int, Message]]] = {}  # ids of the objects, by thread
 
     def add(self, thing: Any, message: Message) -> None:
         """Remembers an object for as long as the job keeps it."""
@@ -40,10 +43,15 @@ class MessageOf:
     def add_newest(self, thing: Any, message: Message) -> None:
         """The same for an object that its caller is about to be handed."""
         thread = threading.get_ident()
-        former = self._newest.get(thread)
-        if former is not None:
-            self._weaken(former)
-        self._newest[thread] = id(thing)
+        newest = self._newest.get(thread)
+        if newest is None:
+            newest = self._newest[thread] = deque()
+        if len(newest) >= _MOST_NESTED:
+            key, of_former = newest.popleft()
+            held = self._strong.get(key)
+            if held is not None and held[1] is of_former:  # the id may have come back
+                self._weaken(key)
+        newest.append((id(thing), message))
         self._strong[id(thing)] = (thing, message)
 
     def get(self, thing: Any) -> Message | None:
@@ -82,12 +90,14 @@ class Waits:
     Args:
         session: The recording rank.
         on_received: Called with the message and the `Work` of a receive that has come.
+        on_ordered: Called with a message that a stream of the job's waits for, not the host.
     """
 
     def __init__(
         self,
         session: Session,
         on_received: Callable[[Message, Any], None],
+        on_ordered: Callable[[Message], None],
     ) -> None:
         import torch
         from torch._C._distributed_c10d import Work
@@ -95,6 +105,7 @@ class Waits:
         self._session = session
         self._recorder = session.recorder
         self._on_received = on_received
+        self._on_ordered = on_ordered
         self.works = MessageOf()
         self.futures = MessageOf()
         # When a job that polls saw a message complete: the reaper may learn of it later,
@@ -129,6 +140,7 @@ class Waits:
         """Notes that the host has waited for a message to its end."""
         if message.id in self.stream_ordered:
             self.stream_ordered.discard(message.id)
+            self._on_ordered(message)
         else:
             self._recorder.complete(message, end, "failed" if failed else "ok")
         self.record(message, message.name, start, end)

@@ -18,7 +18,12 @@
 // of a message that it knows; the writer's thread makes the rest of it later. It knows what
 // Python has told it after it had recorded the same message itself. All others pass on to Python.
 //
-// Called by gloo_times.py and known_messages.py.
+// Launches of Python. Where a kernel is Python's, PyTorch makes Python objects of all arguments for
+// it, and takes them apart again for the kernel below: that costs a launch more than all that is
+// recorded of it. So whoever launches by a method of ProcessGroup offers the slot of its message
+// before, describes the message after, and leaves to the kernels here what lies between.
+//
+// Called by gloo_times.py, known_messages.py and interpose/launches.py.
 
 #include "shared.h"
 
@@ -295,6 +300,12 @@ using Keys = c10::DispatchKeySet;
 constexpr Keys kPython(Keys::FULL_AFTER, c10::DispatchKey::ADInplaceOrView);
 constexpr Keys kBackend(Keys::FULL_AFTER, c10::DispatchKey::BackendSelect);
 
+// Whether Python's kernel is what comes next, and may be passed by. Else somebody is to see the call
+// before: a mode of the job's, or what makes a conjugated view real.
+bool kernel_is_next(Keys keys) {
+  return (keys & kPython).highestPriorityTypeId() == c10::DispatchKey::BackendSelect;
+}
+
 // Launches a known message; returns false if Python has to.
 bool launch(
     const Known& message,
@@ -336,11 +347,61 @@ bool launch(
   return true;
 }
 
+// What this thread is about to launch for Python: the slot of the message, or one of these. Once it
+// was launched: when, as a negative number.
+constexpr int64_t kNothing = -1;
+constexpr int64_t kUnrecorded = -2; // it is only to pass Python's kernel by
+thread_local int64_t offered = kNothing;
+
+bool is_launched(int64_t offer) {
+  return offer < kUnrecorded;
+}
+
+// Launches what Python has offered; returns false if it has offered nothing.
+bool launch_offered(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) {
+  const int64_t slot = offered;
+  if (slot == kNothing || is_launched(slot)) {
+    return false;
+  }
+  offered = kNothing;
+  const int64_t now = now_ns();
+  if (!kernel_is_next(keys) || (slot != kUnrecorded && !begin_launch(slot))) {
+    return false;
+  }
+  offered = -now;
+  try {
+    op.redispatchBoxed(keys & kBackend, stack);
+  } catch (...) {
+    if (slot != kUnrecorded) {
+      end_launch();
+    }
+    throw;
+  }
+  if (slot != kUnrecorded) {
+    end_launch();
+  }
+  return true;
+}
+
+void kernel_of_python(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) {
+  if (!launch_offered(op, keys, stack)) {
+    op.redispatchBoxed(keys & kPython, stack);
+  }
+}
+
+// The other operators that Python offers.
+constexpr const char* kOfPython[] = {
+    "reduce_", "allgather_", "_allgather_base_", "gather_", "scatter_", "alltoall_", "alltoall_base_",
+};
+
 template <Kind kind>
 void kernel(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) {
+  if (launch_offered(op, keys, stack)) {
+    return;
+  }
   const Shared& thread =
       kind == Kind::kBucket ? control.backward_thread : control.broadcast_thread;
-  if (thread.load() != static_cast<int64_t>(pthread_self())) {
+  if (thread.load() != static_cast<int64_t>(pthread_self()) || !kernel_is_next(keys)) {
     op.redispatchBoxed(keys & kPython, stack);
     return;
   }
@@ -396,6 +457,18 @@ void ddltrace_end_launch() {
   end_launch();
 }
 
+// The next message that this thread launches has this slot; or kUnrecorded. Returns what is to be
+// given to `withdraw`: a signal handler of the job's may launch in the middle of another launch.
+int64_t ddltrace_offer(int64_t slot) {
+  return std::exchange(offered, slot);
+}
+
+// No longer. Returns when it was launched; 0 if it was not, or not by the kernels here.
+int64_t ddltrace_withdraw(int64_t former) {
+  const int64_t offer = std::exchange(offered, former);
+  return is_launched(offer) ? -offer : 0;
+}
+
 // From now on the kernels see what is launched. Returns whether they do.
 int ddltrace_see_launches() {
   try {
@@ -406,6 +479,9 @@ int ddltrace_see_launches() {
         "allreduce_", torch::CppFunction::makeFromBoxedFunction<&kernel<Kind::kBucket>>());
     library->impl(
         "broadcast_", torch::CppFunction::makeFromBoxedFunction<&kernel<Kind::kBroadcast>>());
+    for (const char* name : kOfPython) {
+      library->impl(name, torch::CppFunction::makeFromBoxedFunction<&kernel_of_python>());
+    }
     return 1;
   } catch (...) {
     return 0;

@@ -28,6 +28,8 @@ class NativeLibrary:
 
     SLOT_FIELDS: Final = 4
     RING_FIELDS: Final = 5
+    NOTHING: Final = -1
+    UNRECORDED: Final = -2  # offered in place of a slot: the launch passes by, as if untraced
 
     def __init__(self, path: Path) -> None:
         # The interpreter stays ours during a call: what is only read and written under it is safe.
@@ -35,6 +37,8 @@ class NativeLibrary:
         try:
             self.begin_launch = _typed(library.ddltrace_begin_launch, ctypes.c_int, 1)
             self.end_launch = _typed(library.ddltrace_end_launch, None, 0)
+            self.offer = _typed(library.ddltrace_offer, ctypes.c_int64, 1)
+            self.withdraw = _typed(library.ddltrace_withdraw, ctypes.c_int64, 1)
             self.see_launches = _typed(library.ddltrace_see_launches, ctypes.c_int, 0)
             self.make_known = _typed(library.ddltrace_make_known, ctypes.c_int64, 2)
             self.activate = _typed(library.ddltrace_activate, None, 1)

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from ddltrace.tracer.device_clock import DeviceClock, DeviceTimer, ResolverThread, stream_lane
+from ddltrace.tracer.device_clock import (
+    DeviceClock,
+    DeviceTimer,
+    Mark,
+    ResolverThread,
+    stream_lane,
+)
 from ddltrace.tracer.interpose.cuda import MessageTimer
 from ddltrace.tracer.recorder import Recorder
 
@@ -68,6 +74,35 @@ def test_a_time_on_the_device_is_found_within_the_stated_error() -> None:
     assert 0 < clock.max_error_ns <= machine.look_ns
 
 
+def test_a_host_that_is_stopped_between_two_looks_does_not_make_the_error_smaller() -> None:
+    machine = Machine()
+    passes: list[int] = []
+
+    class Stopped(Event):
+        def query(self) -> bool:
+            passed = super().query()
+            if not passed and self is anchor_events[0]:
+                passes.append(self.passes_ns or 0)
+                machine.now_ns += 1_500_000  # the device passes it while the host is stopped
+            return passed
+
+    anchor_events: list[Event] = []
+
+    def new_event() -> Event:
+        anchor_events.append(Stopped(machine))
+        return anchor_events[-1]
+
+    def record_idle(event: Event) -> None:
+        event.passes_ns = machine.now_ns + 5_000
+
+    clock = DeviceClock(new_event, record_idle, machine.now)  # type: ignore[arg-type]
+    anchor = clock._take()
+    assert anchor is not None
+    assert passes
+    assert abs(anchor.host_ns - passes[0]) <= anchor.error_ns
+    assert anchor.error_ns > 700_000
+
+
 def test_anchors_follow_a_drifting_device() -> None:
     machine = Machine(drift_ppm=50)
     clock = clock_of(machine)
@@ -111,7 +146,10 @@ def timer_of(
     events: list[Event],
     recorder: Recorder,
     streams: list[int] | None = None,
+    captured: list[bool] | None = None,
 ) -> DeviceTimer:
+    """Of `captured`, each mark takes whether its stream is captured; at its end, it is not."""
+
     def new_event() -> Event:
         events.append(Event(machine))
         return events[-1]
@@ -119,7 +157,18 @@ def timer_of(
     def current_stream() -> tuple[object, int]:
         return None, streams.pop(0) if streams else 3
 
-    return DeviceTimer(recorder, clock_of(machine), new_event, current_stream)
+    def may_record() -> bool:
+        return not (captured and captured.pop(0))
+
+    return DeviceTimer(
+        recorder, clock_of(machine), new_event, current_stream, may_record=may_record
+    )
+
+
+def mark_of(timer: DeviceTimer) -> Mark:
+    mark = timer.mark()
+    assert mark is not None
+    return mark
 
 
 def test_intervals_are_resolved_when_the_device_has_passed_them() -> None:
@@ -189,6 +238,20 @@ def test_what_begins_in_one_stream_and_ends_in_another_is_no_interval() -> None:
     assert recorder.dropped == 0
 
 
+@pytest.mark.parametrize("captured", [[True], [False, True]], ids=["at once", "in between"])
+def test_nothing_is_recorded_into_a_stream_that_is_captured(captured: list[bool]) -> None:
+    machine, recorder = Machine(), Recorder(100)
+    events: list[Event] = []
+    timer = timer_of(machine, events, recorder, captured=captured)
+    site = recorder.site("kernel", "layer")
+    assert not timer.interval(site, timer.mark())
+    assert timer.num_pending == 0
+    assert all(event.passes_ns is not None for event in events)
+    assert timer.interval(site, timer.mark())
+    assert timer.resolve() == 1
+    assert len(events) == 2  # what was recorded before the capture is used again
+
+
 def test_streams_have_lanes_of_their_own() -> None:
     machine, recorder = Machine(), Recorder(100)
     timer = timer_of(machine, [], recorder, streams=[0, 0, 7, 7])
@@ -202,14 +265,14 @@ def test_a_mark_tells_when_the_device_passed_it() -> None:
     machine, recorder = Machine(), Recorder(100)
     events: list[Event] = []
     timer = timer_of(machine, events, recorder)
-    early = timer.mark()
+    early = mark_of(timer)
     assert timer.passed_ns(early) is None  # no anchor yet
     timer.resolve()
-    late = timer.mark()
+    late = mark_of(timer)
     assert late.event is early.event  # given back, whatever came of it
     events[0].passes_ns = machine.now_ns + 700_000
     assert timer.passed_ns(late) is None
-    again = timer.mark()
+    again = mark_of(timer)
     events[0].passes_ns = machine.now_ns + 700_000
     truth = events[0].passes_ns
     machine.now_ns += 1_000_000
@@ -234,7 +297,7 @@ def test_anchors_are_kept_fresh_only_while_they_are_used() -> None:
         machine.now_ns += 1_000_000_000
         timer.resolve()
     assert len(anchors) == taken
-    timer.forget(timer.mark())
+    timer.forget(mark_of(timer))
     timer.resolve()
     assert len(anchors) == 2 * taken
 
@@ -261,6 +324,40 @@ def test_the_resolver_prepares_its_thread_and_reports_a_device_that_fails() -> N
     assert resolver.stop(1.0)
 
 
+def test_a_message_that_is_no_longer_held_ends_where_its_stream_goes_on() -> None:
+    machine, recorder = Machine(), Recorder(100)
+    events: list[Event] = []
+    timer = timer_of(machine, events, recorder)
+    messages = message_timer_of(timer, recorder)
+    timer.resolve()
+    message = recorder.new_message("all_gather", "0", machine.now_ns)
+    messages.start(message, messages.begin(CudaTensor()))  # type: ignore[arg-type]
+    began = machine.now_ns
+    machine.now_ns += 100_000
+    messages.end_here(message)
+    events[-1].passes_ns = began + 3_000_000
+    assert list(recorder.open.values()) == [message]
+    machine.now_ns += 5_000_000
+    timer.resolve()
+    assert recorder.finished == [message]
+    assert message.start_ns == pytest.approx(began, abs=2 * machine.look_ns)
+    assert message.end_ns == pytest.approx(began + 3_000_000, abs=2 * machine.look_ns)
+
+
+def test_a_device_that_fails_leaves_no_message_open() -> None:
+    machine, recorder = Machine(), Recorder(100)
+    timer = timer_of(machine, [], recorder)
+    messages = message_timer_of(timer, recorder)
+    message = recorder.new_message("all_reduce", "0", machine.now_ns)
+    messages.end(message, messages.begin(CudaTensor()))  # type: ignore[arg-type]
+    timer.interval(recorder.site("kernel", "layer"), timer.mark())
+    machine.now_ns += 1_000_000
+    timer.abandon(lost_at_ns=machine.now_ns)
+    assert recorder.finished == [message]
+    assert (message.start_ns, message.end_ns) == (message.enqueue_ns, machine.now_ns)
+    assert recorder.dropped == 1
+
+
 class CudaTensor:
     is_cuda = True
     device = torch.device("cuda", 0)
@@ -269,7 +366,10 @@ class CudaTensor:
 def message_timer_of(timer: DeviceTimer, recorder: Recorder) -> MessageTimer:
     faults: list[tuple[str, Exception]] = []
     session: Any = SimpleNamespace(
-        device=timer, recorder=recorder, fault=lambda *fault: faults.append(fault)
+        device=timer,
+        device_failed=False,
+        recorder=recorder,
+        fault=lambda *fault: faults.append(fault),
     )
     return MessageTimer(session)
 
@@ -328,5 +428,9 @@ def test_messages_of_another_device_have_no_device_times() -> None:
     machine, recorder = Machine(), Recorder(100)
     events: list[Event] = []
     messages = message_timer_of(timer_of(machine, events, recorder), recorder)
-    assert messages.begin(Elsewhere()) is None  # type: ignore[arg-type]
+    mark = messages.begin(Elsewhere())  # type: ignore[arg-type]
+    assert mark is None
     assert events == []
+    message = recorder.new_message("all_reduce", "0", machine.now_ns)
+    messages.end(message, mark)
+    assert recorder.finished == [message]  # not as if it hung

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import torch
 from torch import nn
@@ -42,6 +43,21 @@ def test_a_copy_takes_the_place_of_one_that_is_gone() -> None:
     assert len(registry.tensors) == 4
     assert registry.tensor_id(model.weight) == 0
     assert registry.model_is_trained(model)
+
+
+def test_who_does_not_train_finds_parameters_but_no_gradients() -> None:
+    registry, model = Registry(Recorder(100)), nn.Linear(2, 2)
+    registry.add_model(model)
+    registry.access.note_pass()
+    model(torch.ones(1, 2)).sum().backward()
+    assert model.weight.grad is not None
+    wanted = [[model.bias], [model.weight.grad]]
+    found: list[list[int] | None] = []
+    beside = threading.Thread(target=lambda: found.extend(map(registry.tensors_at, wanted)))
+    beside.start()
+    beside.join(30)
+    assert found == [[1], None]
+    assert list(map(registry.tensors_at, wanted)) == [[1], [0]]
 
 
 def test_another_shape_takes_no_place_over() -> None:

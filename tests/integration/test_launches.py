@@ -1,0 +1,111 @@
+"""What Python launches past Python's kernels is recorded as those would have recorded it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from support.jobs import run, torchrun, traced
+from support.traces import SAME_OF_MESSAGES, last_of_messages
+
+from ddltrace.tracer.native import build as native_build
+from ddltrace.tracer.store import read_events, read_run
+
+pytestmark = pytest.mark.skipif(
+    native_build.compiler() is None, reason="no C++ compiler on this machine"
+)
+
+
+def messages(trace: Path, rank: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The messages of a rank in the order of their launch, and its waits."""
+    info = next(info for info in read_run(trace).ranks if info.rank == rank)
+    assert info.errors == []
+    events = read_events(trace, info.segment)[0].to_pandas()
+    frame = last_of_messages(events).sort_values("enqueue_ns").reset_index(drop=True)
+    return frame, events[events.kind == "wait"]
+
+
+def test_the_same_is_recorded_as_by_the_kernels(tmp_path: Path) -> None:
+    command = torchrun("launches.py")
+    untraced = run(command, cwd=tmp_path)
+    assert untraced.status == 0, untraced.stderr
+    for native in "10":
+        traced_job = traced(tmp_path / native, command, "--measure-cost", "0")
+        done = run(traced_job, cwd=tmp_path, DDLTRACE_NATIVE=native)
+        assert done.status == 0, done.stderr
+        assert done.losses() == untraced.losses()
+        counts = [int(x.split()[-1]) for x in done.stdout.splitlines() if "passed by" in x]
+        assert len(counts) == 2
+        assert min(counts) >= 30 if native == "1" else counts == [0, 0]
+    for rank in (0, 1):
+        found, waits = messages(tmp_path / "1", rank)
+        expected, expected_waits = messages(tmp_path / "0", rank)
+        assert found[SAME_OF_MESSAGES].equals(expected[SAME_OF_MESSAGES])
+        assert len(waits) == len(expected_waits)
+        assert (found.start_ns >= found.enqueue_ns).all()
+        assert (found.end_ns >= found.start_ns).all()
+        assert set(found.status) == {"ok"}
+        assert "float16" not in set(found.dtype)  # tensors that only had a shape
+        # What the job's hook sends is its parameter's, though a bucket has the same memory.
+        reduced = found[found.op == "all_reduce"]
+        assert set(reduced.name) > {"1.weight", "bucket 0"}
+        counts = reduced.name.value_counts()
+        of_hooks = ["0.weight#2", "0.bias", "1.weight#2", "1.bias"]
+        assert [counts[name] for name in of_hooks] == [6] * 4
+
+
+def test_a_pause_is_passed_by_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(PAUSES)
+    done = run(traced(tmp_path / "trace", torchrun(tmp_path / "job.py")), cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    for rank in (0, 1):
+        found, _ = messages(tmp_path / "trace", rank)
+        assert list(found[found.op == "all_reduce"].seq) == [1, 2, 8, 9]
+
+
+def test_a_signal_handler_may_launch_in_the_middle_of_a_launch(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(SIGNALS)
+    job = traced(tmp_path / "trace", torchrun(tmp_path / "job.py", ranks=1))
+    done = run(job, cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    found, _ = messages(tmp_path / "trace", 0)
+    handled = int(done.stdout.split()[-1])
+    assert handled > 100
+    assert (found.dtype == "float64").sum() == handled
+    assert (found.dtype == "float32").sum() == 4000
+    assert sorted(found.seq) == list(range(len(found)))
+    assert set(found.status) == {"ok"}
+
+
+# The handler runs wherever the interpreter stops: before, in and after our own code.
+SIGNALS = """
+import signal, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+tensor, other, handled, busy = torch.ones(3), torch.ones(2, dtype=torch.float64), 0, False
+def handler(*_):
+    global handled, busy
+    if not busy:
+        busy = True
+        dist.all_reduce(other)
+        handled += 1
+        busy = False
+dist.barrier()
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+for _ in range(4000):
+    dist.all_reduce(tensor, async_op=True).wait()
+signal.setitimer(signal.ITIMER_REAL, 0)
+print("handled", handled)
+"""
+
+PAUSES = """
+import torch, torch.distributed as dist
+from ddltrace.tracer.session import current_session
+dist.init_process_group("gloo")
+recorder, tensor = current_session().recorder, torch.ones(3)
+dist.barrier()
+for number in range(9):
+    recorder.paused = 2 <= number < 7
+    dist.all_reduce(tensor)
+"""

@@ -1,0 +1,189 @@
+"""Collectives launched by Python in plain ways and in others; two ranks.
+
+At the end each rank prints how many launches passed Python's kernels by.
+"""
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ddltrace.tracer.interpose.collectives import Observer
+
+STEPS = 6
+
+
+def say(line):
+    """In one piece: two ranks share the output."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def count_launches():
+    """What is called for each launch that passes Python's kernels by."""
+    passed_by = []
+    original = Observer.launched_past
+
+    def launched_past(*args):
+        passed_by.append(args)
+        return original(*args)
+
+    Observer.launched_past = launched_past
+    return passed_by
+
+
+class Seeing(TorchDispatchMode):
+    """A mode of the job's: it must see its collectives."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class Derived(dist.ProcessGroup):
+    """A group in Python that leaves its methods to its base class, whose backend is Gloo's."""
+
+    def __init__(self, inner):
+        super().__init__(inner.rank(), inner.size())
+        device = torch.device("cpu")
+        self._register_backend(
+            device, dist.ProcessGroup.BackendType.GLOO, inner._get_backend(device)
+        )
+        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        self._set_group_name("derived")
+
+    @property
+    def group_name(self):
+        return "derived"
+
+    def getBackendName(self):
+        return "gloo"
+
+
+def plain(rank, group):
+    """With all methods, as torch.distributed calls them."""
+    total = torch.full((10,), float(rank))
+    dist.all_reduce(total, group=group)
+    assert total[0].item() == 1
+    work = dist.all_reduce(total, async_op=True, group=group)
+    work.wait()
+    sent = torch.full((7,), rank, dtype=torch.int32)
+    dist.broadcast(sent, src=1, group=group)
+    assert sent[0].item() == 1
+    dist.reduce(torch.ones(6, dtype=torch.float64), dst=1, group=group)
+    gathered = [torch.empty(4), torch.empty(4)]
+    dist.all_gather(gathered, torch.full((4,), float(rank)), group=group)
+    assert [g[0].item() for g in gathered] == [0, 1]
+    dist.all_gather_into_tensor(torch.empty(8), torch.ones(4), group=group)
+    into = [torch.empty(2), torch.empty(2)] if rank == 1 else None
+    dist.gather(torch.ones(2), into, dst=1, group=group)
+    parts = [torch.ones(9), torch.ones(9)] if rank == 0 else None
+    dist.scatter(torch.empty(9), parts, group=group)
+    dist.all_to_all_single(torch.empty(8), torch.ones(8), group=group)
+    uneven = [3, 5] if rank == 0 else [5, 3]
+    dist.all_to_all_single(torch.empty(8), torch.ones(8), uneven, uneven)
+
+
+def by_method(rank, group):
+    """The methods themselves, with arguments of every kind."""
+    tensor, options = torch.ones(3), dist.AllreduceOptions()
+    group.allreduce([tensor], options).wait()
+    group.allreduce((tensor,), options).wait()
+    group.allreduce([tensor], opts=options).wait()
+    group.allreduce(tensor).wait()
+    group.allreduce([tensor], dist.ReduceOp.MAX).wait()
+    group.broadcast(tensor, root=1).wait()
+    group.allreduce([tensor]).get_future().then(lambda future: future.value()).wait()
+    assert tensor[0].item() == 32
+    for wrong in ([], [[]], [None]):
+        try:
+            group.allreduce(wrong, options)
+        except (TypeError, RuntimeError, IndexError, ValueError):
+            continue
+        raise AssertionError(wrong)
+    try:
+        dist.all_reduce(torch.ones(3, dtype=torch.complex64), op=dist.ReduceOp.MAX)
+    except (RuntimeError, ValueError):
+        pass
+    else:
+        raise AssertionError("a maximum of complex numbers")
+
+
+def strange(rank, group):
+    """Tensors and modes that a kernel has to see."""
+    with torch.inference_mode():
+        dist.all_reduce(torch.ones(5))
+        inside = torch.ones(5)
+    dist.all_reduce(inside)
+    with torch.no_grad():
+        dist.all_reduce(nn.Parameter(torch.ones(5)))
+    with FakeTensorMode():
+        dist.all_reduce(torch.ones(5, dtype=torch.float16))
+    dist.all_reduce(torch.ones(5, dtype=torch.float16, device="meta"))
+    sparse = torch.sparse_coo_tensor(torch.tensor([[rank, 3]]), torch.ones(2), (5,))
+    dist.all_reduce(sparse)
+    dist.all_reduce(torch.empty(0))
+    negative = (torch.ones(4, dtype=torch.complex64) * 1j * (rank + 1)).conj().imag
+    assert negative.is_neg()
+    dist.broadcast(negative, src=1)
+    say(f"rank {rank} loss of the negative {negative.tolist()}")
+    with Seeing() as mode:
+        dist.all_reduce(torch.ones(5))
+    assert any("allreduce" in name for name in mode.seen), mode.seen
+    derived = Derived(group)
+    derived.allreduce([torch.ones(2)], dist.AllreduceOptions()).wait()
+    derived.allreduce([torch.ones(2)], dist.AllreduceOptions()).wait()
+
+
+def in_backward(rank, group):
+    """By a hook of the job's, with memory that a bucket of DDP fills."""
+    model = nn.Sequential(nn.Linear(8, 64, bias=False), nn.Linear(64, 3, bias=False))
+    model = DistributedDataParallel(model, bucket_cap_mb=0.0001, gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    own = nn.Parameter(torch.ones(6))
+    own.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad))
+    last = model.module[1].weight
+    last.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad))
+    alone = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    for parameter in alone.parameters():  # before the tracer has seen them
+        parameter.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad))
+    for _ in range(STEPS):
+        optimizer.zero_grad(set_to_none=False)
+        own.grad = None
+        alone.zero_grad()
+        alone(torch.ones(2, 4)).sum().backward()
+        ((own.sum() + 1) * model(torch.ones(4, 8)).square().mean()).backward()
+        optimizer.step()
+    with CommDebugMode() as mode:
+        model(torch.ones(4, 8)).sum().backward()
+    assert mode.get_total_counts() >= 2, mode.get_comm_counts()
+    say(f"rank {rank} loss {last.sum().item().hex()} {own.grad.sum().item().hex()}")
+
+
+def main():
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    passed_by = count_launches()
+    rank, world = dist.get_rank(), dist.group.WORLD
+    other = dist.new_group(group_desc="other")
+    torch.manual_seed(0)
+    dist.barrier()  # the first message tells that Gloo blocks
+    for section in (plain, by_method, strange, in_backward):
+        section(rank, world)
+    plain(rank, other)
+    dist.barrier()
+    say(f"passed by {len(passed_by)}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

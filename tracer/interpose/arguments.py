@@ -1,0 +1,48 @@
+"""What the arguments of a collective tell: tensors, lists of tensors, lists of lists."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+def flatten(value: Any) -> list[torch.Tensor]:
+    """The tensors in a tensor, a list of tensors or a list of lists."""
+    if not isinstance(value, (list, tuple)):
+        return [value]
+    if value and isinstance(value[0], (list, tuple)):
+        return [tensor for inner in value for tensor in inner]
+    return list(value)
+
+
+def first_tensor(arguments: Iterable[Any]) -> Any:
+    """The first in some arguments; None if there is nothing in them."""
+    for argument in arguments:
+        inner = argument
+        while isinstance(inner, (list, tuple)):
+            inner = inner[0] if inner else None
+        if inner is not None:
+            return inner
+    return None
+
+
+def num_bytes(tensors: list[torch.Tensor]) -> tuple[int, bool]:
+    """Bytes of the elements of some tensors, or of what sparse ones hold; whether one is sparse."""
+    total, sparse = 0, False
+    for tensor in tensors:
+        if tensor.is_sparse:
+            sparse = True
+            total += tensor._indices().nbytes + tensor._values().nbytes
+        else:
+            total += tensor.nbytes
+    return total, sparse
+
+
+@functools.cache
+def name_of(dtype: torch.dtype) -> str:
+    """Such as ``float32``."""
+    return str(dtype).removeprefix("torch.")

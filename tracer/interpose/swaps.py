@@ -1,0 +1,89 @@
+"""``torch.utils.swap_tensors``, by which modules convert parameters that cannot be set in place.
+
+It refuses tensors that somebody refers to, even weakly, as we do. So what is known of them is put
+aside while it runs. Hooks for gradients go with the contents, the name stays with the object.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ddltrace.tracer.interpose.autograd import watch_again
+
+if TYPE_CHECKING:
+    import torch
+
+    from ddltrace.tracer.session import Session
+
+
+class _PutAside(NamedTuple):
+    """What is known of a tensor.
+
+    Attributes:
+        tensor: It.
+        number: Its id, if it is a parameter.
+        is_shard: Whether it is a part of one.
+        watched: The ids that C++ watches it for.
+    """
+
+    tensor: torch.Tensor
+    number: int | None
+    is_shard: bool
+    watched: list[int]
+
+
+def install(session: Session) -> None:
+    """Patches ``torch.utils.swap_tensors``.
+
+    Args:
+        session: The recording rank.
+    """
+    import torch
+
+    original: Any = torch.utils.swap_tensors
+
+    @functools.wraps(original)
+    def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> Any:
+        aside: list[_PutAside] = []
+        swapped = False
+        try:
+            aside += [_put_aside(session, tensor) for tensor in (t1, t2)]
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            session.fault("swap tensors", error)
+        try:
+            result = original(t1, t2)
+            swapped = True
+            return result
+        finally:
+            try:
+                _take_back(session, aside, swapped=swapped)
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                session.fault("swap tensors", error)
+
+    torch.utils.swap_tensors = swap_tensors
+
+
+def _put_aside(session: Session, tensor: torch.Tensor) -> _PutAside:
+    registry = session.registry
+    watched = [] if registry.native is None else registry.native.forget(tensor)
+    is_shard = registry.is_shard(tensor)
+    return _PutAside(tensor, registry.let_go(tensor), is_shard, watched)
+
+
+def _take_back(session: Session, aside: list[_PutAside], *, swapped: bool) -> None:
+    registry = session.registry
+    both = all(each.number is not None for each in aside)
+    for each, other in zip(aside, reversed(aside), strict=True):
+        if each.is_shard:
+            registry.add_shard(each.tensor)
+        # Where both have hooks, the names go with them.
+        number = other.number if both and swapped else each.number
+        if number is None:
+            continue
+        registry.refer_to(each.tensor, number)
+        if swapped and not both:
+            watch_again(session, number, each.tensor)
+        elif registry.native is not None:
+            hooked = other if swapped else each
+            registry.native.remember(each.tensor, hooked.watched)
