@@ -129,7 +129,7 @@ def install(session: Session) -> None:
     """
     import torch
 
-    from ddltrace.tracer.interpose import functional, launches
+    from ddltrace.tracer.interpose import functional, launches, python_groups
 
     observer = Observer(session)
     session.waits = observer.waits
@@ -141,6 +141,7 @@ def install(session: Session) -> None:
             library.impl(name, observer.kernel(name, operator), "BackendSelect", with_keyset=True)
     if session.native is not None and session.known is not None and session.known.see_launches():
         launches.install(observer, session.native, _OPERATORS, session.fault)
+    python_groups.install(session, observer, _OPERATORS)
     session.on_close(observer.stop)
     os.register_at_fork(after_in_child=quiet(observer.abandon, session.fault))
     functional.install(session, observer)
@@ -160,6 +161,7 @@ class Observer:
     """Turns operator calls into messages.
 
     Attributes:
+        active: Whether messages are recorded.
         waits: Where the host's waits are recorded.
     """
 
@@ -171,6 +173,7 @@ class Observer:
         self._recorder = session.recorder
         self._registry = session.registry
         self._groups = session.groups
+        self._work_class = Work
         self._unbox_work = Work.unbox
         self._unbox_group = dist.ProcessGroup.unbox
         self.waits = Waits(session, self._received, self._ordered)
@@ -191,14 +194,15 @@ class Observer:
         self._launched = threading.local()
         self._coalescing = _Coalescing()
         self._timer = MessageTimer(session)
-        self._active = True
+        self.active = True
+        self._below = session.groups.below
         group_class: Any = dist.ProcessGroup
         group_class._start_coalescing = self._begins(group_class._start_coalescing)
         group_class._end_coalescing = self._ends(group_class._end_coalescing)
 
     def stop(self, timeout_s: float) -> None:
         """Ends after the messages launched so far."""
-        self._active = False
+        self.active = False
         deadline = time.monotonic() + timeout_s
         self._reapers.stop(timeout_s)
         if self._known is not None:
@@ -206,7 +210,7 @@ class Observer:
 
     def abandon(self) -> None:
         """In a forked child, which has no reapers: holds on to nothing of the job's."""
-        self._active = False
+        self.active = False
         if self._known is not None:
             self._known.abandon()
 
@@ -252,12 +256,12 @@ class Observer:
 
         def blocking_kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             message = None
-            if self._active and not keyset.has(meta):
+            if self.active and not keyset.has(meta):
                 try:
                     if not (self._recorder.paused and self._passes(operator, args)):
                         # Before the call: one that hangs is to be seen.
                         group = self._groups.of(self._unbox_group(args[operator.group]))
-                        message = self._describe(operator, args, group, _now(), by_engine=False)
+                        message = self.describe(operator, args, group, _now())
                 except Exception as error:  # noqa: BLE001 - the job goes on
                     fault(f"record {name}", error)
             status = "failed"
@@ -286,7 +290,7 @@ class Observer:
             What it is to be known by, if it needs no kernel of Python's.
         """
         gloo = self._gloo
-        if not self._active or gloo is None or self._coalescing.messages is not None:
+        if not self.active or gloo is None or self._coalescing.messages is not None:
             return None
         group = self._groups.of(process_group)
         if not group.blocking.get("cpu"):
@@ -309,14 +313,57 @@ class Observer:
         if offer.slot == NativeLibrary.UNRECORDED:
             offer.group.next_collective()
             return
-        message = self._describe(operator, args, offer.group, start, by_engine=False)
+        message = self.describe(operator, args, offer.group, start)
         self.waits.works.add(work, message)
         if self._gloo is None or not self._gloo.follow(offer.slot, message):
             self._reapers.follow(work, message, poll=False)
 
+    def bucket_of(
+        self, operator: Operator, args: Sequence[Any], group: Group, caller: FrameType | None
+    ) -> tuple[str, list[int] | None] | None:
+        """The bucket of DDP's reducer that a group in Python is about to send.
+
+        Args:
+            operator: What the group does.
+            args: The arguments of that.
+            group: The group.
+            caller: Who has called it.
+
+        Returns:
+            Its name and its parameters; None if it is no bucket.
+        """
+        ddp = self._session.ddp
+        if ddp is None or operator.op != "all_reduce" or not _called_by_engine(caller):
+            return None
+        tensors = flatten(args[0])
+        return ddp.bucket_of(group.name, tensors[0]) if len(tensors) == 1 else None
+
+    def leave_out(self, operator: Operator, args: Sequence[Any], group: Group) -> None:
+        """Counts a message that is not recorded: later numbers agree."""
+        self._number(Message(-1, operator.op, group.name, 0), operator, args, group)
+
+    def is_work(self, value: Any) -> bool:
+        """Whether something is the handle of a message."""
+        return isinstance(value, self._work_class)
+
+    def follow(self, message: Message, work: Any, *, on_host: bool) -> None:
+        """Records the end of what a group in Python has sent.
+
+        Args:
+            message: The message.
+            work: Its handle.
+            on_host: Whether to wait for it is to wait for its end.
+        """
+        self.waits.works.add(work, message)
+        if self.waits.is_in_python(work) or (on_host and message.op in P2P_OPS):
+            return
+        if not on_host:
+            self.waits.stream_ordered.add(message.id)
+        self._reapers.follow(work, message, poll=True)
+
     def _begin(self, operator: Operator, args: Sequence[Any], start: int) -> _Launch | None:
         """To be called right before a launch: how its times will be known; None: not at all."""
-        if not self._active or (self._recorder.paused and self._passes(operator, args)):
+        if not self.active or (self._recorder.paused and self._passes(operator, args)):
             return None
         first = first_tensor(args[: operator.group])
         if first is None:
@@ -339,14 +386,21 @@ class Observer:
         if operator is _OPERATORS["recv_any_source_"]:
             return False  # the number of a receive from anyone is known only when it has come
         group = self._groups.of(self._unbox_group(args[operator.group]))
-        self._number(Message(-1, operator.op, group.name, 0), operator, args, group)
+        self.leave_out(operator, args, group)
         return True
 
-    def _describe(
-        self, operator: Operator, args: Sequence[Any], group: Group, start: int, *, by_engine: bool
+    def describe(
+        self,
+        operator: Operator,
+        args: Sequence[Any],
+        group: Group,
+        start: int,
+        *,
+        by_engine: bool = False,
     ) -> Message:
         """A message with all that its call tells of it."""
         message = self._recorder.new_message(operator.op, group.name, start)
+        self._below.messages += 1
         tensors: list[torch.Tensor] = []
         sparse = False
         if operator.inputs is not None:
@@ -379,9 +433,11 @@ class Observer:
         process_group = self._unbox_group(args[operator.group])
         group = self._groups.of(process_group)
         by_engine = (
-            operator.op == "all_reduce" and self._session.ddp is not None and _called_by_engine()
+            operator.op == "all_reduce"
+            and self._session.ddp is not None
+            and _called_by_engine(sys._getframe())
         )
-        message = self._describe(operator, args, group, launch.start, by_engine=by_engine)
+        message = self.describe(operator, args, group, launch.start, by_engine=by_engine)
         if launch.sparse_bytes is not None:
             message.bytes = launch.sparse_bytes
         first = first_tensor(args[: operator.group])
@@ -476,7 +532,7 @@ class Observer:
     def _make_known(self, message: Message, group: Group, *, by_engine: bool) -> None:
         """Has messages like this one recorded without Python, if C++ launches it in each step."""
         known, ddp = self._known, self._session.ddp
-        if known is None or ddp is None:
+        if known is None or ddp is None or self._below.outer is not None:
             return
         if by_engine:
             ddp.make_known(known, message, group)
@@ -511,7 +567,10 @@ class Observer:
         """A receive has come: now its source is known, too."""
         if message.peer is None:
             group = self._groups.named(message.group)
-            message.peer = group.global_rank(work._source_rank())
+            try:
+                message.peer = group.global_rank(work._source_rank())
+            except RuntimeError:  # a handle in Python that does not say
+                return
             message.seq = group.next_between(message)
 
     @staticmethod
@@ -544,13 +603,15 @@ class Observer:
             message.name = self._registry.name_of(message.tensors)
 
 
-def _called_by_engine() -> bool:
-    """Whether the operator was called from C++, below autograd's engine.
+def _called_by_engine(frame: FrameType | None) -> bool:
+    """Whether a message is sent by C++, below autograd's engine.
 
     DDP's reducer calls so: no Python frame lies between the kernel and the engine (or none at
     all, on an engine thread).
+
+    Args:
+        frame: Of Python's code that sends it, or of ours.
     """
-    frame: FrameType | None = sys._getframe(2)  # the kernel's, or above that
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
     return frame is None or frame.f_code.co_name == "_engine_run_backward"

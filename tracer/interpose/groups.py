@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -82,21 +83,42 @@ class Group:
         return number
 
 
+class _Below(threading.local):
+    """What a thread does below a method of a process group that is written in Python.
+
+    Attributes:
+        outer: That group; None if no such method runs.
+        messages: How many were recorded there so far.
+    """
+
+    outer: Group | None = None
+    messages = 0
+
+
 class Groups:
-    """The process groups that have been seen, by name."""
+    """The process groups that have been seen, by name.
+
+    Attributes:
+        below: Whether messages are sent by a group in Python.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self.below = _Below()
         self._known: dict[str, tuple[weakref.ref[Any], Group]] = {}
         self._names: dict[str, int] = {}
         self._by_name: dict[str, Group] = {}
 
     def of(self, process_group: Any) -> Group:
         """The group of a ``torch.distributed.ProcessGroup``."""
-        known = self._known.get(process_group.group_name)
+        try:
+            name = process_group.group_name
+        except RuntimeError:  # one in Python may have none itself
+            name = _registered_name(process_group)
+        known = self._known.get(name)
         if known is not None and known[0]() is process_group:
             return known[1]
-        return self._add(process_group)
+        return self._add(process_group, name)
 
     def named(self, name: str) -> Group:
         """The group that has this name in the trace."""
@@ -116,14 +138,13 @@ class Groups:
             group.sends_nothing = backend.lower() == _SENDS_NOTHING
         return known
 
-    def _add(self, process_group: Any) -> Group:
+    def _add(self, process_group: Any, name: str) -> Group:
         import torch.distributed as dist
 
-        name = process_group.group_name
         try:
             ranks = tuple(dist.get_process_group_ranks(process_group))
         except (KeyError, ValueError, RuntimeError):
-            ranks = ()
+            ranks = self._ranks_of_outer(process_group)
         former = self._known.get(name)
         if former is not None and not ranks and not former[1].ranks:
             group = former[1]  # without a register nobody can tell two from one
@@ -142,3 +163,18 @@ class Groups:
             self._session.add_group(GroupInfo(shown, description, backend, ranks))
         self._known[name] = (weakref.ref(process_group), group)
         return group
+
+    def _ranks_of_outer(self, process_group: Any) -> tuple[int, ...]:
+        """The ranks of a group without a register: those of the group that it does the work of."""
+        outer = self.below.outer
+        if outer is None or process_group.size() != len(outer.ranks):
+            return ()
+        return outer.ranks if process_group.rank() == outer.own else ()
+
+
+def _registered_name(process_group: Any) -> str:
+    """The name under which PyTorch knows a group, or else that of its class."""
+    from torch.distributed import distributed_c10d
+
+    registered: str | None = distributed_c10d._world.pg_names.get(process_group)
+    return type(process_group).__name__ if registered is None else registered

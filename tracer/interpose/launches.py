@@ -19,18 +19,20 @@ if TYPE_CHECKING:
     from ddltrace.tracer.interpose.groups import Group
     from ddltrace.tracer.native.library import NativeLibrary
 
-# Of each method: the operator that it calls, and the last of its arguments.
-_METHODS: Final = {
+METHODS: Final = {
     "allreduce": ("allreduce_", "AllreduceOptions"),
     "broadcast": ("broadcast_", "BroadcastOptions"),
     "reduce": ("reduce_", "ReduceOptions"),
     "allgather": ("allgather_", "AllgatherOptions"),
     "_allgather_base": ("_allgather_base_", "AllgatherOptions"),
+    "all_gather_single": ("_allgather_base_", "AllgatherOptions"),
     "gather": ("gather_", "GatherOptions"),
     "scatter": ("scatter_", "ScatterOptions"),
     "alltoall": ("alltoall_", "AllToAllOptions"),
     "alltoall_base": ("alltoall_base_", "AllToAllOptions"),
+    "all_to_all_single": ("alltoall_base_", "AllToAllOptions"),
 }
+"""Of each method: the operator that it calls, and the last of its arguments."""
 
 
 class Offer(NamedTuple):
@@ -63,7 +65,7 @@ def install(
     from torch._C import _distributed_c10d as bindings
 
     group_class: Any = dist.ProcessGroup
-    for method, (name, options) in _METHODS.items():
+    for method, (name, options) in METHODS.items():
         options_class = getattr(bindings, options, None)
         if hasattr(group_class, method) and options_class is not None:
             launches = _Launches(observer, operators[name], options_class)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.tracer.recorder import Message
@@ -113,6 +114,7 @@ class Waits:
         self.seen_complete: dict[int, int] = {}
         # Messages of backends whose wait does not block: it only puts streams into order.
         self.stream_ordered: set[int] = set()
+        self._module_of_pytorch = Work.__module__
         self.original_wait = Work.wait
         self.original_is_completed = Work.is_completed
         work_class: Any = Work
@@ -124,6 +126,26 @@ class Waits:
         future_class.then = self._patched_then(future_class.then)
         bindings: Any = torch._C
         bindings._collect_all = self._patched_collect_all(bindings._collect_all)
+
+    def patch_work(self, work_class: Any) -> None:
+        """Has a class of handles that the job wrote in Python tell what the built-in ones do.
+
+        Args:
+            work_class: A subclass of `Work`, with methods of its own.
+        """
+        patches = {
+            "wait": self._patched_wait,
+            "is_completed": self._patched_is_completed,
+            "get_future": self._patched_get_future,
+        }
+        for name, patched in patches.items():
+            original = vars(work_class).get(name)
+            if isinstance(original, FunctionType):
+                setattr(work_class, name, functools.wraps(original)(patched(original)))
+
+    def is_in_python(self, work: Any) -> bool:
+        """Whether a handle is of a class that the job wrote in Python: nobody else may ask it."""
+        return type(work).__module__ != self._module_of_pytorch
 
     def record(self, message: Message | None, name: str, start: int, end: int) -> None:
         """Notes that the host was blocked.
@@ -171,7 +193,7 @@ class Waits:
         return _like(wait, original)
 
     def _waited(self, message: Message, work: Any, start: int, end: int, *, failed: bool) -> None:
-        if failed and not self.original_is_completed(work):
+        if failed and not self.is_in_python(work) and not self.original_is_completed(work):
             # Out of patience, not out of order: it may yet complete.
             self.record(message, message.name, start, end)
             return
@@ -196,7 +218,7 @@ class Waits:
         message = self.works.get(work)
         if message is None or message.end_ns is not None:
             return
-        if message.slot >= 0:
+        if message.slot >= 0 or self.is_in_python(work):
             self._recorder.complete(message, _now())
         else:
             self.seen_complete.setdefault(message.id, _now())
@@ -208,11 +230,24 @@ class Waits:
                 message = self.works.get(work)
                 if message is not None:
                     self.futures.add(future, message)
+                    if self.is_in_python(work):
+                        self._complete_with(message, future)
             except Exception as error:  # noqa: BLE001 - the job goes on
                 self._session.fault("get_future", error)
             return future
 
         return _like(get_future, original)
+
+    def _complete_with(self, message: Message, future: Any) -> None:
+        """Completes a message when a future is, of which nobody else tells the end."""
+
+        def complete(_: Any) -> None:
+            try:
+                self._recorder.complete(message, _now())
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                self._session.fault("future of a group in Python", error)
+
+        future.add_done_callback(complete)
 
     def _patched_future_wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
         message_of, fault = self.futures.get, self._session.fault
