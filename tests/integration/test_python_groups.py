@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -23,9 +22,9 @@ def traced_with(directory: Path, how: str) -> Done:
 
 
 @pytest.fixture(scope="module")
-def by_gloo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[str]]]:
+def by_gloo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     directory = tmp_path_factory.mktemp("gloo")
-    yield directory / "gloo", traced_with(directory, "gloo").losses()
+    return directory / "gloo", traced_with(directory, "gloo").losses()
 
 
 def messages(trace: Path, rank: int) -> tuple[pd.DataFrame, dict[str, GroupInfo]]:

@@ -180,12 +180,77 @@ def call(losses):
     rpc.shutdown()
 
 
-JOBS = {"train": train, "shard": shard, "call": call}
+class Ticket(dist.Work):
+    """A handle in Python."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def wait(self, timeout=None):
+        return self.inner.wait()
+
+    def is_completed(self):
+        return self.inner.is_completed()
+
+    def get_future(self):
+        return self.inner.get_future()
+
+
+def send_by_own(losses):
+    """Messages of a process group that is written in Python."""
+
+    class Own(dist.ProcessGroup):
+        def __init__(self, store, rank):
+            super().__init__(rank, 2)
+            self.inner = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=60))
+
+        def allreduce(self, tensors, opts=None):
+            return Ticket(self.inner.allreduce(tensors, opts or dist.AllreduceOptions()))
+
+        def broadcast(self, tensors, opts):
+            return self.inner.broadcast(tensors, opts)
+
+        def allgather(self, outputs, tensors, opts):
+            return self.inner.allgather(outputs, tensors, opts)
+
+        def send(self, tensors, rank, tag):
+            return self.inner.send(tensors, rank, tag)
+
+        def recv(self, tensors, rank, tag):
+            return self.inner.recv(tensors, rank, tag)
+
+    store = dist.distributed_c10d._get_default_store()
+    group = Own(dist.PrefixStore("own", store), dist.get_rank())
+    for number in range(7):
+        tensor = torch.full((3,), number + dist.get_rank() + 1.0)
+        group.allreduce([tensor]).wait()
+        work = group.allreduce([tensor], opts=dist.AllreduceOptions())
+        while not work.is_completed():
+            time.sleep(0.001)
+        group.allreduce([tensor]).get_future().wait()
+        if dist.get_rank():
+            group.send([tensor], 0, 3).wait()
+        else:
+            group.recv([tensor], 1, 3).wait()
+        group.broadcast([tensor], dist.BroadcastOptions()).wait()
+        losses.append(tensor.sum().item().hex())
+    model = DistributedDataParallel(nn.Linear(3, 3), process_group=group)
+    model(torch.ones(1, 3)).sum().backward()
+    losses.append(model.module.weight.grad.sum().item().hex())
+
+
+JOBS = {"train": train, "shard": shard, "call": call, "own": send_by_own}
 
 
 def job_of(point):
     """The job that comes through a function."""
-    return {"interpose.fsdp": "shard", "interpose.rpc": "call"}.get(point.split(":")[0], "train")
+    jobs = {
+        "interpose.fsdp": "shard",
+        "interpose.rpc": "call",
+        "interpose.python_groups": "own",
+    }
+    return jobs.get(point.split(":")[0], "train")
 
 
 def points():
