@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ from ddltrace.tracer.recorder import (
     Wait,
 )
 from ddltrace.tracer.schema import EVENTS, KINDS, OPS, PHASES, STATUSES
+
+_Row = TypeVar("_Row")
 
 _BYTES: Final = REPEAT_FIELDS.index("bytes")
 _KEPT_CHANGES: Final = 4096
@@ -196,8 +198,8 @@ class BatchBuilder:
         """
         self._steps.extend(taken.step_changes)
         self._phases.extend(taken.phase_changes)
-        # One that was open when it was taken and has ended since comes as ended.
-        messages = taken.ended + [m for m in taken.open if m.end_ns is None]
+        messages = [(message, self._message_row(message)) for message in taken.ended]
+        messages += still_open(taken.open, self._message_row)
         if not taken.flat and not messages and not taken.waits and not taken.repeats:
             return None
         rows = np.frombuffer(taken.flat, np.int64).reshape(-1, 4)
@@ -237,7 +239,7 @@ class BatchBuilder:
     def _batch(
         self,
         flat: npt.NDArray[np.int64],
-        messages: list[Message],
+        messages: list[tuple[Message, tuple[int, ...]]],
         repeats: npt.NDArray[np.int64],
         waits: list[Wait],
     ) -> pa.RecordBatch:
@@ -256,7 +258,7 @@ class BatchBuilder:
                 self._lanes_of(flat[:, 3]),
             )
         if messages:
-            rows = np.array([self._message_row(message) for message in messages], np.int64)
+            rows = np.array([row for _, row in messages], np.int64)
             table[_MESSAGE_COLUMNS, first_message:first_repeat] = rows.T
         if len(repeats):
             common = self._columns_of_patterns()[repeats[:, 0]]
@@ -279,7 +281,7 @@ class BatchBuilder:
         of_site = site[:, 2] >= 0
         lengths[:first_message] = of_site
         patterns = self._patterns
-        carried = [m.tensors or () for m in messages]
+        carried = [message.tensors or () for message, _ in messages]
         carried += [patterns[number].tensors or () for number in repeats[:, 0].tolist()]
         lengths[told] = [len(tensors) for tensors in carried]
         of_messages = [tensor for tensors in carried for tensor in tensors]
@@ -347,6 +349,22 @@ class BatchBuilder:
             else pa.DictionaryArray.from_arrays(column, own, safe=False)
             for name, column in zip(_ROW_OF, columns, strict=True)
         ]
+
+
+def still_open(
+    messages: Iterable[Message], row_of: Callable[[Message], _Row]
+) -> list[tuple[Message, _Row]]:
+    """Messages that are open with a row of each that says so.
+
+    One that was open when it was taken and has ended since comes as ended: with a second row here
+    it would be two. It may end at any moment, so it is asked after its row was made.
+
+    Args:
+        messages: Some that were open.
+        row_of: Makes the row.
+    """
+    rows = [(message, row_of(message)) for message in messages]
+    return [(message, row) for message, row in rows if message.end_ns is None]
 
 
 def _or_null(value: int | None) -> int:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import struct
 import zlib
 from array import array
@@ -26,7 +25,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from ddltrace.tracer.batches import BatchBuilder, Context
+from ddltrace.tracer.batches import BatchBuilder, Context, still_open
+from ddltrace.tracer.own_file import OwnFile
 from ddltrace.tracer.recorder import REPEAT_FIELDS, Message, Recorder, Site, Taken
 from ddltrace.tracer.schema import KINDS, STATUSES
 
@@ -61,8 +61,7 @@ class TailWriter:
     def __init__(self, path: Path, recorder: Recorder) -> None:
         self._path = path
         self._recorder = recorder
-        self._file: int | None = None
-        self._length = 0
+        self._file: OwnFile | None = None
         self._head: dict[str, Any] = {}
         self._told_sites: set[int] = set()
         self._told_patterns: set[int] = set()
@@ -96,27 +95,22 @@ class TailWriter:
             "sites": [[number, *sites[number]] for number in new_sites],
             "patterns": [[number, _row(patterns[number])] for number in new_patterns],
             "ended": [_row(message) for message in taken.ended],
-            "open": [_row(message) for message in taken.open],
+            "open": [row for _, row in still_open(taken.open, _row)],
             "waits": taken.waits,
             "steps": taken.step_changes,
             "phases": taken.phase_changes,
         }
         if self._file is None:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            self._file, self._length = os.open(self._path, flags, 0o666), 0
-        if self._length == 0:
+            self._file = OwnFile(self._path)
+        if self._file.length == 0:
             row |= self._head
         text = json.dumps(row).encode()
         body = taken.flat.tobytes() + taken.repeats.tobytes() + text
         counts = len(taken.flat), len(taken.repeats), len(text)
         note = _HEADER.pack(_MAGIC, *counts, zlib.crc32(body)) + body
-        if self._length + len(note) > _MAX_BYTES:
+        if self._file.length + len(note) > _MAX_BYTES:
             raise OSError(errno.EFBIG, "the tail is longer than its readers allow")
-        written = os.write(self._file, note)
-        if written < len(note):
-            os.ftruncate(self._file, self._length)
-            raise OSError("the tail could not be written whole")
-        self._length += written
+        self._file.write(note)
         self._told_sites |= new_sites
         self._told_patterns |= new_patterns
 
@@ -125,7 +119,7 @@ class TailWriter:
         file, self._file = self._file, None
         self._told_sites, self._told_patterns = set(), set()
         if file is not None:
-            os.close(file)
+            file.close()
 
 
 def read_tail(

@@ -135,6 +135,42 @@ def test_a_rank_that_dies_leaves_what_one_that_lives_writes(tmp_path: Path, seed
     assert left == recorded(tmp_path / "lives", seed, closes=True)
 
 
+class EndsMeanwhile(Message):
+    """One that ends while somebody makes a row of it."""
+
+    recorder: Recorder
+
+    @property
+    def tag(self) -> int:
+        """Is asked for after when it ended, and before how."""
+        self.recorder.complete(self, 2000)
+        return 3
+
+    @tag.setter
+    def tag(self, value: int | None) -> None:
+        """Is of no interest."""
+
+
+def ends_meanwhile(recorder: Recorder) -> None:
+    recorder.new_message("all_reduce", "0", 5)
+    message = EndsMeanwhile(1, "all_reduce", "0", 1000)
+    message.recorder = recorder
+    recorder.open[1] = message
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_message_that_ends_while_it_is_written_is_one(tmp_path: Path, noted: bool) -> None:
+    rank = Rank(tmp_path)
+    ends_meanwhile(rank.recorder)
+    rank.note() if noted else rank.write_batch()
+    for closes in (False, True):
+        table, lost = read_events(tmp_path, SEGMENT)
+        found = sorted((row["id"], row["status"], row["end_ns"]) for row in table.to_pylist())
+        assert lost == 0
+        assert found == ([(0, "open", None), (1, "ok", 2000)] if closes else [(0, "open", None)])
+        rank.write_batch()
+
+
 def test_a_tail_that_is_in_the_stream_already_counts_once(tmp_path: Path) -> None:
     rank = Rank(tmp_path)
     rank.recorder.record("layer", "x", 1, 2)
@@ -185,7 +221,7 @@ def test_what_a_full_disk_cuts_leaves_what_was_noted_before(tmp_path: Path) -> N
     former = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 1000, former[1]))
     try:
-        with pytest.raises(OSError, match="whole"):
+        with pytest.raises(OSError, match="too large"):
             rank.note()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, former)
