@@ -98,7 +98,15 @@ def run_job(
     """
     from importlib.metadata import version
 
-    from ddltrace.tracer.store import RUN_FILE, RunInfo, finalize, reserve, write_run
+    from ddltrace.tracer.store import (
+        RUN_FILE,
+        RunInfo,
+        finalize,
+        pid_namespace,
+        reserve,
+        take_back,
+        write_run,
+    )
 
     run = RunInfo(
         command=list(command),
@@ -107,6 +115,7 @@ def run_job(
         host=os.uname().nodename,
         created_unix_ns=time.time_ns(),
         launcher_pid=os.getpid(),
+        pid_namespace=pid_namespace(),
         labels=dict(labels or {}),
     )
     try:
@@ -116,7 +125,11 @@ def run_job(
             f"{config.directory} cannot be written to: {error.strerror}"
         ) from error
     reserve(config.directory / RUN_FILE)
-    run.exit_status = _supervise(command, environment_of_job(config))
+    try:
+        run.exit_status = _supervise(command, environment_of_job(config))
+    except UsageError:
+        take_back(config.directory)
+        raise
     run.ended_unix_ns = time.time_ns()
     status = run.exit_status
     try:

@@ -27,7 +27,7 @@ import stat
 import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -36,6 +36,7 @@ import pyarrow as pa
 
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.frames import scan_stream
+from ddltrace.tracer.own_file import OwnFile
 from ddltrace.tracer.schema import EVENTS, SCHEMA_NAME
 from ddltrace.tracer.tail import read_tail
 
@@ -63,6 +64,8 @@ _MAX_RANK: Final = 1 << 24
 _MAX_COUNT: Final = 1 << 53
 _MAX_TIME_NS: Final = 1 << 62
 _SURELY_IDLE_S: Final = 5.0
+_SURELY_OVER_S: Final = 2.0
+_BUFFER_BYTES: Final = 1 << 20
 _FILE_MAGIC: Final = b"ARROW1"
 _Content: TypeAlias = bytes | mmap.mmap
 _DECODING_ERRORS: Final = (pa.ArrowException, OSError, MemoryError, OverflowError)
@@ -105,6 +108,7 @@ class RankInfo:
         rank: Global rank.
         segment: Base name of the process's files in the trace directory.
         status: ``running``, ``complete``, or ``killed`` (ended without closing its trace).
+        pid_namespace: Where `pid` is a process: containers count their own; empty if unknown.
         host: Host name.
         clock_domain: Processes with the same value share one monotonic clock.
         clock: Clock samples; see ``docs/trace-format.md``.
@@ -125,6 +129,7 @@ class RankInfo:
     local_rank: int | None = None
     attempt: int = 0
     pid: int | None = None
+    pid_namespace: str = ""
     host: str = ""
     clock_domain: str = ""
     status: str = "running"
@@ -159,6 +164,7 @@ class RunInfo:
         source: ``ddltrace`` for a captured trace, else the imported format.
         exit_status: The job's own status, 128 + n when killed by signal n.
         launcher_pid: The launcher's process on `host`, if there is one.
+        pid_namespace: Where it is one; see `RankInfo`.
         ranks: One entry per rank process.
         notes: What a reader must know before believing the numbers, each one line.
     """
@@ -173,6 +179,7 @@ class RunInfo:
     ended_unix_ns: int | None = None
     exit_status: int | None = None
     launcher_pid: int | None = None
+    pid_namespace: str = ""
     labels: dict[str, Any] = field(default_factory=dict)
     ranks: list[RankInfo] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -183,21 +190,27 @@ def segment_name(*, rank: int, attempt: int, pid: int) -> str:
     return f"rank-{rank:05d}-{attempt}-{pid}"
 
 
+def buffered(file: Any) -> pa.NativeFile:
+    """A file of Python's for Arrow to write to, which else calls it for every piece of a batch."""
+    return pa.BufferedOutputStream(pa.PythonFile(file, "w"), _BUFFER_BYTES)
+
+
 class StreamWriter:
     """Appends event batches to an IPC stream; each batch is on its way to disk on return."""
 
     def __init__(self, path: Path) -> None:
         path.touch(exist_ok=False)
         self._path = path
-        # Arrow's own file: one of Python's is called back for every piece of a batch. Not of the
-        # job's time either: the fastest codec (the file in the end is packed better) and no
+        self._file = OwnFile(path)
+        # Not of the job's time: the fastest codec (the file in the end is packed better) and no
         # threads, which would not survive the job's forks.
-        self._raw = pa.OSFile(str(path), "wb")
+        self._buffer = buffered(self._file)
         options = pa.ipc.IpcWriteOptions(
             compression="lz4", emit_dictionary_deltas=True, use_threads=False
         )
-        self._writer = pa.ipc.new_stream(self._raw, EVENTS, options=options)
-        self._good = self._raw.tell()
+        self._writer = pa.ipc.new_stream(self._buffer, EVENTS, options=options)
+        self._buffer.flush()
+        self._good = self._file.length
         self._is_cut = False
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -207,7 +220,8 @@ class StreamWriter:
             OSError: The disk is full or gone.
         """
         self._writer.write_batch(batch)
-        self._good = self._raw.tell()
+        self._buffer.flush()
+        self._good = self._file.length
 
     def cut(self) -> None:
         """After a failed write, the last: removes the beginnings of the batch that did not fit."""
@@ -220,12 +234,13 @@ class StreamWriter:
         try:
             if not self._is_cut:
                 self._writer.close()
+                self._buffer.flush()
         finally:
-            self._raw.close()
+            self._file.close()
 
     def abandon(self) -> None:
         """Drops the stream without writing: for a forked child, whose parent goes on."""
-        self._raw.close()
+        self._file.close()
 
 
 def reserve(path: Path) -> None:
@@ -238,6 +253,14 @@ def release(path: Path) -> None:
     """Gives back what was set aside for a file."""
     with contextlib.suppress(OSError):
         _reserve_of(path).unlink(missing_ok=True)
+
+
+def take_back(directory: Path) -> None:
+    """Removes a trace that nobody has begun to record."""
+    release(directory / RUN_FILE)
+    with contextlib.suppress(OSError):
+        (directory / RUN_FILE).unlink()
+        directory.rmdir()
 
 
 def write_reserved(path: Path, value: dict[str, Any]) -> None:
@@ -342,6 +365,10 @@ def read_run(directory: Path) -> RunInfo:
         _add_parts(directory, run)
     elif run.status == "running":
         _settle(directory, run)
+    else:
+        gone = [note for note in _gone(directory, run) if note not in run.notes]
+        run.notes += gone
+        run.status = "partial" if gone else run.status
     run.ranks.sort(key=lambda info: (info.rank, info.attempt, info.pid or 0))
     return run
 
@@ -378,34 +405,60 @@ def _add_parts(directory: Path, run: RunInfo) -> None:
 
 def _settle(directory: Path, run: RunInfo) -> None:
     """Accounts for a run that has no launcher any more, or never had one."""
-    if run.launcher_pid is not None and _is_gone(run.launcher_pid, run.host):
-        run.notes.append(
-            "the launcher was killed or could not write: nobody noted how the job ended"
-        )
     for info in run.ranks:
         if info.status == "running" and _has_died(directory, info):
             info.status = "killed"
-    if run.ranks and all(info.status != "running" for info in run.ranks):
-        _account(run)
+    some_run = any(info.status == "running" for info in run.ranks)
+    gone = run.launcher_pid is not None and _is_gone(run.launcher_pid, run)
+    if gone:
+        run.notes.append(
+            "the launcher was killed or could not write: nobody noted how the job ended"
+        )
+    if not some_run and (run.ranks or gone):
+        _account(directory, run)
 
 
-def _is_gone(pid: int, host: str) -> bool:
-    """Whether a process is sure not to run any more, as far as its own host can be asked."""
-    if host != platform.node() or not Path("/proc/self").exists():
+def pid_namespace() -> str:
+    """What tells the processes of one container from those of another; empty if nothing does."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _is_gone(pid: int, of: RankInfo | RunInfo) -> bool:
+    """Whether a process is sure not to run any more, as far as its own host can be asked.
+
+    Args:
+        pid: Its number.
+        of: Says where it was a process.
+    """
+    if of.host != platform.node() or not Path("/proc/self").exists():
         return False
-    return not Path(f"/proc/{pid}").exists()
+    if of.pid_namespace and of.pid_namespace != pid_namespace():
+        return False
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return state[:1] in (["Z"], ["X"])  # dead, and nobody has asked for its status
 
 
 def _has_died(directory: Path, info: RankInfo) -> bool:
     """Whether a process that did not close its trace is sure to be gone."""
-    if info.pid is None or not _is_gone(info.pid, info.host):
+    if info.pid is None or not _is_gone(info.pid, info):
         return False
-    try:
-        # A process in another container may only seem to be gone; then its stream grows.
-        idle_s = time.time() - event_path(directory, info.segment).stat().st_mtime
-    except OSError:
-        return False
-    return idle_s > _SURELY_IDLE_S
+    if info.pid_namespace:
+        return True
+    # One in another container may only seem to be gone; then it goes on writing.
+    stream = event_path(directory, info.segment)
+    written_s = []
+    for path in (stream, stream.with_suffix(TAIL_SUFFIX)):
+        with contextlib.suppress(OSError):
+            written_s.append(path.stat().st_mtime)
+    return bool(written_s) and time.time() - max(written_s) > _SURELY_IDLE_S
 
 
 def read_sidecars(directory: Path, notes: list[str]) -> list[RankInfo]:
@@ -665,7 +718,8 @@ def write_events(directory: Path, segment: str, batches: Iterator[pa.RecordBatch
     rows = 0
     try:
         with (
-            pa.OSFile(str(temporary), "wb") as sink,
+            temporary.open("wb") as file,
+            buffered(file) as sink,
             pa.ipc.new_file(sink, EVENTS, options=options) as writer,
         ):
             for group in grouped(batches, _ROWS_PER_BATCH):
@@ -689,7 +743,7 @@ def finalize_rank(directory: Path, info: RankInfo) -> None:
     if info.status == "running":
         info.status = "killed"
     if not stream.exists():
-        return
+        return  # `_account` says if there is no final file either
     reader = EventReader(directory, info.segment)
     try:
         info.events = write_events(directory, info.segment, iter(reader))
@@ -716,16 +770,49 @@ def finalize(directory: Path, run: RunInfo) -> RunInfo:
         run: What the launcher knows; its `ranks` are replaced by what the ranks wrote.
 
     Returns:
-        The run as written.
+        The run as written; or, if the command ended before its ranks, as it is now: who reads it
+        later sees what became of them.
     """
     run.ranks = read_sidecars(directory, run.notes)
     run.ranks.sort(key=lambda info: (info.rank, info.attempt, info.pid or 0))
+    left = _still_recording(directory, run)
+    if left:
+        # Nobody watches the job any more, and nobody knows when it ends.
+        write_run(directory, replace(run, ranks=[], launcher_pid=None, ended_unix_ns=None))
+        release(directory / RUN_FILE)
+        run.notes.append(
+            f"the command ended, but rank {_listed(left)} still runs and is recorded: what there "
+            "is of the trace can be read at any time"
+        )
+        return run
     finalize_runs_ranks(directory, run)
     # The sidecars are in run.json now; two copies could come to differ.
     for info in run.ranks:
         with contextlib.suppress(OSError):
             (directory / (info.segment + SIDECAR_SUFFIX)).unlink(missing_ok=True)
     return run
+
+
+def _still_recording(directory: Path, run: RunInfo) -> list[int]:
+    """Ranks of a command that is over that are not; those that are about to end may do so."""
+    deadline = time.monotonic() + _SURELY_OVER_S
+    while True:
+        left = [info for info in run.ranks if info.status == "running" and _runs(directory, info)]
+        if not left or time.monotonic() > deadline:
+            return sorted({info.rank for info in left})
+        time.sleep(0.05)
+
+
+def _runs(directory: Path, info: RankInfo) -> bool:
+    """Whether the process of a rank is sure to run."""
+    if info.pid is None or info.host != platform.node() or _is_gone(info.pid, info):
+        return False
+    try:
+        environment = Path(f"/proc/{info.pid}/environ").read_bytes()
+    except OSError:
+        return False
+    # Its number may have gone to another process.
+    return json.dumps(str(directory)).encode() in environment
 
 
 def finalize_runs_ranks(directory: Path, run: RunInfo) -> RunInfo:
@@ -735,7 +822,7 @@ def finalize_runs_ranks(directory: Path, run: RunInfo) -> RunInfo:
     with ThreadPoolExecutor(_finalized_at_once(directory, run)) as pool:
         for _ in pool.map(partial(finalize_rank, directory), run.ranks):
             pass
-    _account(run)
+    _account(directory, run)
     write_run(directory, run)
     release(directory / RUN_FILE)
     return run
@@ -755,7 +842,7 @@ def _finalized_at_once(directory: Path, run: RunInfo) -> int:
     return most if free > sum(sorted(sizes)[-most:]) else 1
 
 
-def _account(run: RunInfo) -> None:
+def _account(directory: Path, run: RunInfo) -> None:
     """Marks a run `complete` or `partial` and says why."""
     attempts = sorted({info.attempt for info in run.ranks})
     if len(attempts) > 1:
@@ -765,6 +852,7 @@ def _account(run: RunInfo) -> None:
     # The other parts of a trace have the other ranks.
     if PART_LABEL not in run.labels:
         run.notes += _missing_ranks(run)
+    run.notes += _gone(directory, run)
     for info in run.ranks:
         who = f"rank {info.rank}" + (f" (attempt {info.attempt})" if len(attempts) > 1 else "")
         if info.status == "killed":
@@ -776,6 +864,15 @@ def _account(run: RunInfo) -> None:
         if info.errors:
             run.notes.append(f"{who}: {len(info.errors)} tracer errors: {info.errors[0]}")
     run.status = "partial" if run.notes else "complete"
+
+
+def _gone(directory: Path, run: RunInfo) -> list[str]:
+    """A note for every process whose events nobody can read any more."""
+    return [
+        f"rank {info.rank}: what process {info.pid} recorded is gone"
+        for info in run.ranks
+        if not event_path(directory, info.segment).exists()
+    ]
 
 
 def _missing_ranks(run: RunInfo) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 from support.jobs import DDLTRACE, JOBS, ONE_RANK, Done, environment, run, start, torchrun, traced
 
@@ -252,3 +254,88 @@ def test_doctor_traces_a_probe(tmp_path: Path) -> None:
     missing = run([sys.executable, "-m", "ddltrace", "doctor", "--python", "nope"], cwd=tmp_path)
     assert missing.status == 2
     assert missing.stderr.strip() == "ddltrace: no such interpreter: nope"
+
+
+def test_descriptors_that_the_job_closes_are_not_written_to(tmp_path: Path) -> None:
+    """All files, ours among them: those that the job opens next get their numbers."""
+    (tmp_path / "job.py").write_text(CLOSES)
+    done = run(traced(tmp_path / "tr\udce4ce", torchrun(tmp_path / "job.py")), cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    assert sorted(path.read_text() for path in tmp_path.glob("mine*")) == ["x"] * 16
+    read = read_run(tmp_path / "tr\udce4ce")
+    assert read.status == "complete"
+    for info in read.ranks:
+        table, lost = read_events(tmp_path / "tr\udce4ce", info.segment)
+        assert (lost, table["op"].to_pylist().count("all_reduce")) == (0, 30)
+
+
+CLOSES = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for number in range(30):
+    dist.all_reduce(torch.ones(3))
+    time.sleep(0.05)
+    if number == 9:
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            path = os.path.realpath(f"/proc/self/fd/{descriptor}")
+            if descriptor > 2 and os.path.isfile(path):
+                os.close(descriptor)
+        mine = [open(f"mine{dist.get_rank()}-{i}", "w") for i in range(8)]
+for file in mine:
+    file.write("x")
+    file.close()
+dist.destroy_process_group()
+"""
+
+
+def test_a_command_may_end_before_its_ranks(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    (tmp_path / "job.py").write_text(OUTLASTS)
+    (tmp_path / "start.sh").write_text(
+        f"{shlex.join(torchrun(tmp_path / 'job.py'))} > out.txt 2>&1 &\n"
+        "until [ -e began ]; do sleep 0.1; done\n"
+    )
+    done = run(traced(trace, ["sh", str(tmp_path / "start.sh")]), cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    assert "still runs and is recorded" in done.stderr
+    assert read_run(trace).status == "running"
+    (tmp_path / "end").touch()
+    deadline = time.monotonic() + 100
+    while read_run(trace).status == "running":
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert (read_run(trace).status, read_run(trace).notes) == ("complete", [])
+    for info in read_run(trace).ranks:
+        table, lost = read_events(trace, info.segment)
+        assert lost == 0
+        assert set(table.filter(pc.equal(table["kind"], "message"))["status"].to_pylist()) == {"ok"}
+
+
+OUTLASTS = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+over = torch.zeros(1)
+while not over:
+    over.fill_(os.path.exists("end"))
+    dist.all_reduce(over)
+    time.sleep(0.02)
+    open("began", "w").close()
+dist.destroy_process_group()
+"""
+
+
+def test_a_command_that_cannot_be_started_leaves_nothing(tmp_path: Path) -> None:
+    done = run(traced(tmp_path / "trace", ["no-such-command"]), cwd=tmp_path)
+    assert done.status == 2
+    assert "command not found" in done.stderr
+    assert not (tmp_path / "trace").exists()
+
+
+def test_events_that_are_gone_are_missed(tmp_path: Path) -> None:
+    done = run(traced(tmp_path / "trace", torchrun("fails.py", "0")), cwd=tmp_path)
+    assert "Traceback" not in done.stderr
+    (file,) = (tmp_path / "trace").glob("rank-00001-*.arrow")
+    file.unlink()
+    read = read_run(tmp_path / "trace")
+    assert read.status == "partial"
+    assert any("rank 1" in note and "is gone" in note for note in read.notes)
