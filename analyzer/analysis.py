@@ -26,7 +26,7 @@ from ddltrace.analyzer.measures.breakdown import (
     rank_sets,
 )
 from ddltrace.analyzer.measures.collectives import collective_rows, in_steps, joining, p2p_rows
-from ddltrace.analyzer.measures.hangs import find_hangs
+from ddltrace.analyzer.measures.hangs import find_hangs, find_standstill
 from ddltrace.analyzer.measures.idle import idle_row, idle_shares
 from ddltrace.analyzer.measures.path_parts import path_parts, path_totals
 from ddltrace.analyzer.measures.slow_steps import slow_steps
@@ -87,6 +87,7 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
         rank: _window(trace, scan, None if wanted is None else rank_steps)
         for rank, scan in scans.items()
     }
+    hangs = find_hangs(trace, scans, joined, origin_ns)
     steady = steps.number[steps.steady]
     counted = in_steps(rank_steps["step"].astype(np.int64), steady)
     window = counted if len(steps) else np.ones(len(rank_steps["step"]), dtype=bool)
@@ -130,7 +131,8 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
         critical_path=path_parts(
             [paths[number] for number in steady.tolist()], steps.lead[steps.steady].tolist(), joined
         ),
-        hangs=find_hangs(trace, scans, joined, origin_ns),
+        hangs=hangs,
+        standstill=None if hangs else find_standstill(trace, scans),
         paths=paths,
         joined=joined,
         findings=(),
@@ -407,6 +409,7 @@ def _trace_facts(
         steps=len(steps),
         source=run.source,
         status=run.status,
+        exit_status=trace.run.exit_status,
         level=run.level,
         command=tuple(map(str, run.command)),
         events=sum(scan.events for scan in scans.values()) if portion is None else portion.events,

@@ -38,6 +38,7 @@ class TraceFacts:
         steps: Completed steps that were analyzed.
         source: ``ddltrace``, or the imported format.
         status: ``complete``, ``partial`` or ``running``.
+        exit_status: The job's own; 128 + n when signal n killed it; null if nobody saw it.
         level: What was captured.
         command: The job's command line.
         events: Events analyzed.
@@ -53,6 +54,7 @@ class TraceFacts:
     steps: int
     source: str
     status: str
+    exit_status: int | None
     level: str
     command: tuple[str, ...]
     events: int
@@ -618,7 +620,7 @@ class Hang:
         missing: Members that never entered it.
         since_us: When the last of `entered` came, from the trace's origin.
         waited_us: How long they had waited when the trace ends; None if unknown.
-        doing: What each rank was doing, by rank, the missing ones first.
+        doing: What each rank was doing, by rank, first the missing ones that hang nowhere.
         called: The operation that each rank called, by rank, where they disagree.
     """
 
@@ -631,6 +633,19 @@ class Hang:
     waited_us: float | None
     doing: dict[int, str] = field(default_factory=dict)
     called: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """A job whose ranks have all fallen silent, with no message between them to wait for.
+
+    Attributes:
+        doing: Where each rank is, by rank.
+        waited_us: How long nobody had recorded anything when the trace ends; None if unknown.
+    """
+
+    doing: dict[int, str]
+    waited_us: float | None
 
 
 _RECORDS: Final = "ddltrace run "
@@ -722,7 +737,9 @@ class Analysis:
         message_sizes: Messages by operation and power of two of their size.
         traffic: Bytes by pair of ranks.
         critical_path: The largest parts of the critical paths of the steady steps.
-        hangs: Collectives that never completed, worst first.
+        hangs: Collectives that never completed, causes first.
+        standstill: Where all ranks are that have fallen silent; null if some go on, or if the job
+            ended, or if collectives hang.
         findings: What to act on, the largest possible saving first.
         slow_steps: Steady steps that took much longer than the others.
         idle: What each rank waits for while it is idle.
@@ -748,6 +765,7 @@ class Analysis:
     traffic: tuple[TrafficRow, ...]
     critical_path: tuple[PathPart, ...]
     hangs: tuple[Hang, ...]
+    standstill: Standstill | None
     findings: tuple[Finding, ...]
     slow_steps: SlowSteps
     idle: tuple[IdleRow, ...]
@@ -798,7 +816,7 @@ class Analysis:
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
-    return asdict(value)
+    return None if value is None else asdict(value)
 
 
 def _flat_step(row: StepRow) -> dict[str, Any]:

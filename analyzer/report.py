@@ -10,7 +10,7 @@ from typing import Final
 
 from ddltrace.analyzer.advice import path_shares
 from ddltrace.analyzer.model import Analysis, RankRow, StragglerRow
-from ddltrace.analyzer.sentences import extra_text, idle_text, ranks_text, sentences
+from ddltrace.analyzer.sentences import extra_text, hang_text, idle_text, ranks_text, sentences
 from ddltrace.analyzer.table import render
 from ddltrace.analyzer.units import (
     NOT_KNOWN,
@@ -35,6 +35,7 @@ def render_report(analysis: Analysis) -> str:
         _sentences(analysis),
         _head(analysis),
         _notes(analysis),
+        _hangs(analysis),
         _path(analysis),
         _slow_steps(analysis),
         _ranks(analysis),
@@ -63,9 +64,10 @@ def _head(analysis: Analysis) -> list[str]:
     ranks = f"{len(trace.ranks)} of {trace.world_size} ranks"
     if len(trace.ranks) == trace.world_size:
         ranks = f"{trace.world_size} rank{'' if trace.world_size == 1 else 's'}"
+    failed = f"; the job ended with status {trace.exit_status}" if trace.exit_status else ""
     lines = [
         f"{trace.name}: {ranks} on {hosts}, {trace.steps} steps, {trace.events:,} events, "
-        f"{trace.status}"
+        f"{trace.status}{failed}"
     ]
     if summary.steps:
         left = f", {summary.warmup_steps} left out" if summary.warmup_steps else ""
@@ -91,6 +93,16 @@ def _notes(analysis: Analysis) -> list[str]:
     if len(notes) > _MAX_NOTES:
         lines.append(f"! {len(notes) - _MAX_NOTES} more notes in --json")
     return lines
+
+
+def _hangs(analysis: Analysis) -> list[str]:
+    """All that hangs, if it is more than the first sentence tells."""
+    if len(analysis.hangs) < 2:
+        return []
+    lines = ["What hangs, causes before what waits behind them"]
+    for hang in analysis.hangs[:_MAX_ROWS]:
+        lines += _wrapped(f"  {hang_text(hang)}", indent="    ")
+    return lines + _more(len(analysis.hangs), _MAX_ROWS)
 
 
 def _path(analysis: Analysis) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddltrace.analyzer.advice import cause_text, path_shares
 from ddltrace.analyzer.measures.stragglers import holds_others_up
-from ddltrace.analyzer.model import Analysis, Hang, SlowStep, StragglerRow, Summary
+from ddltrace.analyzer.model import Analysis, Hang, SlowStep, Standstill, StragglerRow, Summary
 from ddltrace.analyzer.table import shorten
 from ddltrace.analyzer.units import printable, share_text, time_text
 
@@ -21,13 +21,21 @@ _SHOWN_PARTS = 3
 _WORTH_SAYING = 0.1
 _APART = 1.05  # ranks whose steps lie this far apart: say so
 _SHOWN_RANKS = 8
+_SHOWN_DOINGS = 3
 _SHOWN_NAME = 40
 _SHOWN_SHARE = 0.0005  # below, it would be written as 0.0 %
 
 
 def sentences(analysis: Analysis) -> tuple[str, ...]:
-    """Three sentences, led by a fourth where a collective hangs. Names are safe to print."""
-    hang = [_hang(analysis.hangs[0], len(analysis.hangs))] if analysis.hangs else []
+    """Three sentences, led by a fourth where the job hangs. Names are safe to print."""
+    hang = []
+    if analysis.hangs:
+        first, more = analysis.hangs[0], len(analysis.hangs) - 1
+        stuck = {rank for hang in analysis.hangs for rank in hang.entered}
+        circle = "Ranks wait for each other: " if stuck.issuperset(first.missing or [-1]) else ""
+        hang = [f"{circle}{hang_text(first)}{f' ({more} more hang)' if more else ''}."]
+    elif analysis.standstill is not None:
+        hang = [_standstill(analysis.standstill)]
     return (*hang, _where(analysis), _cause(analysis), _advice(analysis))
 
 
@@ -71,25 +79,38 @@ def idle_text(summary: Summary) -> str:
     return f"Of {over} ranks are idle {share_text(summary.idle_share)}: {listed}{beside}."
 
 
-def _hang(hang: Hang, count: int) -> str:
+def hang_text(hang: Hang) -> str:
+    """What hangs, who is in it and who is not, without the full stop. Safe to print."""
     number = "" if hang.seq is None else f" number {hang.seq}"
     what = f"{printable(hang.op)}{number} of group {printable(hang.group)}"
-    more = f" ({count - 1} more hang)" if count > 1 else ""
     waited = "" if hang.waited_us is None else f" for {time_text(hang.waited_us)}"
     if hang.called:
         calls = ", ".join(f"rank {r} {printable(op)}" for r, op in list(hang.called.items())[:4])
         return (
             f"Number{number.removeprefix(' number')} of group {printable(hang.group)} hangs"
-            f"{waited} because ranks disagree on what it is: {calls}{more}."
+            f"{waited} because ranks disagree on what it is: {calls}"
         )
     if not hang.missing:
-        return f"{what} never completed although all its ranks are in it{waited}{more}."
-    doing = "; ".join(f"rank {rank} {printable(hang.doing[rank])}" for rank in hang.missing[:2])
+        return f"{what} never completed although all its ranks are in it{waited}"
+    missing = set(hang.missing)
+    doing = [(rank, text) for rank, text in hang.doing.items() if rank in missing]
+    told = "; ".join(f"rank {rank} {printable(text)}" for rank, text in doing[:_SHOWN_DOINGS])
     return (
         f"{what} hangs: {ranks_text(hang.entered)} entered it{waited}, "
-        f"{ranks_text(hang.missing)} never did"
-        f"{': ' + doing if doing else ''}{more}."
+        f"{ranks_text(hang.missing)} never did{': ' + told if told else ''}"
     )
+
+
+def _standstill(standstill: Standstill) -> str:
+    where: dict[str, list[int]] = {}
+    for rank, text in standstill.doing.items():
+        where.setdefault(printable(text).removeprefix("is "), []).append(rank)
+    # The odd one out is the one to look at.
+    places = sorted(where.items(), key=lambda item: (len(item[1]), item[1]))[:_SHOWN_DOINGS]
+    told = "; ".join(f"{ranks_text(tuple(ranks))} {text}" for text, ranks in places)
+    waited = "" if standstill.waited_us is None else f" for {time_text(standstill.waited_us)}"
+    more = len(where) - len(places)
+    return f"No rank has recorded anything{waited}: {told}{f' ({more} more)' if more else ''}."
 
 
 def _where(analysis: Analysis) -> str:

@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from ddltrace.analyzer.columns import KIND, NULL, NULL_NS, Columns, IntArray
 from ddltrace.analyzer.join import Joined
-from ddltrace.analyzer.model import Hang
+from ddltrace.analyzer.model import Hang, Standstill
 from ddltrace.analyzer.scan import RankScan
 from ddltrace.analyzer.trace import drop_superseded
-from ddltrace.tracer.schema import EVENTS
+from ddltrace.tracer.schema import EVENTS, P2P_OPS
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace import Trace
@@ -25,6 +25,10 @@ _PATIENCE: Final = 10
 longest that any other took, and for a second at least."""
 
 _MIN_WAIT_NS: Final = 1_000_000_000
+_USUAL: Final = 0.9
+"""A job that was ended in the middle of its work had messages in flight, too: those that took no
+longer than this part of the others, or a second, did not hang."""
+
 _MAX_SHOWN: Final = 20
 _DOINGS: Final = ("phase", "layer", "data", "wait", "codec", "marker")
 _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
@@ -33,7 +37,7 @@ _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "<froz
 def find_hangs(
     trace: Trace, scans: Mapping[int, RankScan], joined: Joined, origin_ns: int
 ) -> tuple[Hang, ...]:
-    """Finds what never completed, that with the most missing ranks first.
+    """Finds what never completed, causes before what waits behind them.
 
     A member is *missing* when the trace has events of it and it never entered the collective,
     or never sent what another one waits to receive. While a job runs, some messages are in
@@ -51,12 +55,15 @@ def find_hangs(
     timed = messages.end != NULL_NS
     durations = messages.end[timed] - messages.start[timed]
     patience = max(_PATIENCE * int(durations.max(initial=0)), _MIN_WAIT_NS)
+    if trace.run.status != "running":
+        usual = float(np.quantile(durations, _USUAL)) if len(durations) else 0.0
+        patience = min(int(usual), _MIN_WAIT_NS)
 
     def waited_us(since_ns: int) -> float | None:
         return None if now is None else max(now - since_ns, 0) / 1e3
 
     def hangs_since(since_ns: int) -> bool:
-        return trace.run.status != "running" or (now is not None and now - since_ns >= patience)
+        return trace.run.status != "running" if now is None else now - since_ns >= patience
 
     hangs = []
     counts = np.diff(np.append(collectives.first_row, len(joined.order)))
@@ -94,13 +101,39 @@ def find_hangs(
                     waited_us=waited_us(start),
                 )
             )
-    hangs.sort(key=lambda hang: (-len(hang.missing), hang.since_us))
-    return tuple(_with_doings(trace, hang) for hang in hangs[:_MAX_SHOWN])
+    # A rank that hangs itself did not come because of that: not it is to be asked first.
+    stuck = {rank for hang in hangs for rank in hang.entered}
+    hangs.sort(
+        key=lambda hang: (
+            sum(rank in stuck for rank in hang.missing),
+            -len(hang.missing),
+            hang.since_us,
+        )
+    )
+    return tuple(_with_doings(trace, hang, stuck) for hang in hangs[:_MAX_SHOWN])
 
 
-def _with_doings(trace: Trace, hang: Hang) -> Hang:
+def find_standstill(trace: Trace, scans: Mapping[int, RankScan]) -> Standstill | None:
+    """Finds out whether every rank has fallen silent, in a job that nobody has seen end."""
+    infos = {info.rank: info for info in trace.run.ranks}
+    if not infos or any(info.status == "complete" or not info.silence for info in infos.values()):
+        return None
+    doing, since = {}, []
+    for rank in trace.ranks:
+        silence = _silence(trace, rank, _last_events(trace, rank))
+        if silence is None:
+            return None
+        doing[rank] = _at_place(silence)
+        fell = np.array([silence["since_ns"]], dtype=np.int64)
+        since.append(int(trace.clocks[infos[rank].segment].apply(fell)[0]))
+    now = _end_of_trace(trace, scans)
+    return Standstill(doing, None if now is None else max(now - max(since), 0) / 1e3)
+
+
+def _with_doings(trace: Trace, hang: Hang, stuck: set[int]) -> Hang:
     present = set(trace.ranks)
-    shown = (*hang.missing[:_MAX_SHOWN], *hang.entered[:_MAX_SHOWN])
+    missing = sorted(hang.missing, key=lambda rank: rank in stuck)
+    shown = (*missing[:_MAX_SHOWN], *hang.entered[:_MAX_SHOWN])
     doing = {rank: _doing(trace, rank) if rank in present else "left no trace" for rank in shown}
     return Hang(**{**vars(hang), "doing": doing})
 
@@ -119,11 +152,14 @@ def _doing(trace: Trace, rank: int) -> str:
     what = "did nothing that was recorded" if row is None else _event_text(columns, row)
     if silence is None:
         return what
-    where = _place(silence["stack"])
-    step = "" if silence["step"] is None else f" of step {silence['step']}"
     if row is not None and columns.unfinished[row]:
-        return f"{what}, at {where}"
-    return f"is at {where}, phase {silence['phase']}{step}"
+        return f"{what}, at {_place(silence['stack'])}"
+    return _at_place(silence)
+
+
+def _at_place(silence: Mapping[str, Any]) -> str:
+    step = "" if silence["step"] is None else f" of step {silence['step']}"
+    return f"is at {_place(silence['stack'])}, phase {silence['phase']}{step}"
 
 
 def _last_events(trace: Trace, rank: int) -> Columns:
@@ -168,10 +204,14 @@ def _event_text(columns: Columns, row: int) -> str:
         return "" if codes[0] == NULL else words[codes[0]]
 
     what = f"{word('kind')} {word('op') or word('name')}".strip()
-    peer, step = int(columns.ints("peer")[row]), int(columns.step[row])
-    if word("op") in ("send", "recv") and peer != NULL:
-        what += f" {'to' if word('op') == 'send' else 'from'} rank {peer}"
-    verb = "is in" if columns.unfinished[row] else "last did"
+    step, unfinished = int(columns.step[row]), bool(columns.unfinished[row])
+    peer, number, tag = (int(columns.ints(name)[row]) for name in ("peer", "seq", "tag"))
+    if word("op") in P2P_OPS:
+        what += "" if peer == NULL else f" {'to' if word('op') == 'send' else 'from'} rank {peer}"
+        what += "" if tag in (NULL, 0) else f", tag {tag}"
+    elif unfinished and number != NULL:
+        what += f" number {number} of group {word('group')}"
+    verb = "is in" if unfinished else "last did"
     return f"{verb} {what}{'' if step == NULL else f' of step {step}'}"
 
 

@@ -7,7 +7,9 @@ import json
 import numpy as np
 import pytest
 
+from ddltrace.analyzer.sentences import sentences
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.store import GroupInfo
 
 
 def _ddp_step(built, rank, number, begin, *, late=0.0, tensors=()):
@@ -244,8 +246,63 @@ def test_a_message_that_completed_at_an_unknown_time_is_no_hang(build):
     assert [row.open_messages for row in analysis.ranks] == [1, 0]
     (hang,) = analysis.hangs
     assert (hang.op, hang.seq, hang.missing) == ("all_reduce", 1, (1,))
-    assert hang.doing[0] == "is in message all_reduce"
+    assert hang.doing[0] == "is in message all_reduce number 1 of group 0"
     assert hang.doing[1] == "last did message all_reduce"
+
+
+def test_the_cause_of_a_hang_comes_before_what_waits_behind_it(build):
+    built = build(4)
+    built.groups.append(GroupInfo("1", "three", "gloo", (0, 1, 2)))
+    for rank in (0, 1):
+        built[rank].message("all_reduce", 30, None, seq=7, bytes=4, group="1")
+    built[3].message("barrier", 31, None, seq=11)
+    built[2].add("layer", 20, 90, name="loops")
+    first, second = built.trace().analyze().hangs
+    assert (first.group, first.entered, first.missing) == ("1", (0, 1), (2,))
+    assert (second.op, second.missing) == ("barrier", (0, 1, 2))
+    # The rank that is in no message of its own is told of first.
+    assert list(second.doing) == [2, 0, 1, 3]
+
+
+@pytest.mark.parametrize(("waited", "hangs"), [(100, 0), (900, 1)])
+def test_messages_in_flight_when_all_was_ended_are_no_hang(build, waited, hangs):
+    built = build(2)
+    for rank in (0, 1):
+        for number in range(10):
+            start = 1000 * number
+            built[rank].message("all_reduce", start, start + 500, seq=number, bytes=4)
+    built[0].message("all_reduce", 10_000, None, seq=10, bytes=4)
+    built[1].add("layer", 9_600, 10_000 + waited, name="a")
+    assert len(built.trace().analyze().hangs) == hangs
+
+
+@pytest.mark.parametrize("spoke_again", [False, True])
+def test_ranks_that_all_fell_silent_without_a_message_are_told(build, spoke_again):
+    built = build(2)
+    for rank in (0, 1):
+        built[rank].add("layer", 0, 10, name="a")
+        silence = {
+            "since_ns": 10_000,
+            "noticed_ns": 2_000_010_000,
+            "step": None,
+            "phase": "other",
+            "stack": [f"/job/train.py:{rank} {('load', 'store')[rank]}"],
+        }
+        built[rank].info_changes = {"status": "killed", "silence": silence}
+    if spoke_again:
+        built[1].add("layer", 3_000_000, 3_000_010, name="a")
+    analysis = built.trace().analyze()
+    first = sentences(analysis)[0]
+    if spoke_again:
+        assert analysis.standstill is None
+        assert "No rank" not in first
+    else:
+        assert analysis.standstill.doing == {
+            0: "is at train.py:0 (load), phase other",
+            1: "is at train.py:1 (store), phase other",
+        }
+        assert first.startswith("No rank has recorded anything")
+        assert "rank 0 at train.py:0 (load)" in first
 
 
 def test_steps_that_only_some_ranks_completed_are_told(build):
