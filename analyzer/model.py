@@ -452,15 +452,15 @@ class TensorRow:
     Attributes:
         name: The parameter.
         bytes: Size of its gradient.
-        ready_us: Its gradient has been accumulated.
-        enqueue_us: The message that carries it is handed over.
+        ready_us: Its gradient has been accumulated, by the last backward pass of the step.
+        enqueue_us: The first message that carries the gradient then is handed over.
         start_us: That message is in flight.
-        complete_us: That message has completed.
+        complete_us: The last message that carries the gradient has completed.
         exposed_us: Its share of the exposed communication of a step, mean per rank and step:
             each exposed instant is shared equally by the messages in flight, a message's part
             by its tensors in proportion to their bytes.
-        messages: Messages that carried it, per step and rank.
-        bucket: How many tensors share its message (median).
+        messages: Messages that carried it or its gradient, per step and rank.
+        bucket: How many tensors share its gradient's message (median).
     """
 
     name: str

@@ -24,6 +24,10 @@ FloatArray = npt.NDArray[np.float64]
 
 _BLOCK: Final = 1 << 16
 _VALUE_BITS: Final = 44
+_CODE_BITS: Final = 32
+_SPREADING: Final = frozenset({"all_gather", "broadcast"})
+"""Operations that carry a gradient only where nothing else does: compressed, for example."""
+
 _MAX_PERIODS: Final = 64
 _LIMIT: Final = 1 << (_VALUE_BITS - 1)
 """Times from the start of a step are kept within 2.4 hours; there may be 500,000 tensors."""
@@ -141,6 +145,89 @@ class _Table:
         return np.where(ids[place] == tensor, self._order[place], len(ids) - 1)
 
 
+class _Gradients:
+    """When one rank's gradients were ready for good in each step, and what carried them then.
+
+    A parameter is carried by messages that have nothing to do with its gradient, too: FSDP gathers
+    it before each forward and backward pass, ZeRO after the update. And several backward passes
+    may add to a gradient, of which only the last one's is sent. So a gradient's messages are those
+    after it was last ready: reductions, if there are any. If there are none, the job sent it
+    before it was added up (by a hook of the tensor's); then it is the last reduction.
+
+    Args:
+        scan: The rank.
+        table: Its tensors.
+        numbers: Its steps that count.
+
+    Attributes:
+        first: Of every tensor of every message that `find_messages` was given: whether this is
+            the first message that carries the tensor's gradient in its step. If a tensor's
+            gradients were not recorded, every message that carries it is.
+        last: The same of the last message.
+    """
+
+    def __init__(self, scan: RankScan, table: _Table, numbers: IntArray) -> None:
+        self._scan, self._numbers = scan, numbers
+        place = place_in(scan.gradient_step, numbers)
+        keys = _pairs(place, table.codes(scan.gradient_tensor))
+        known = np.flatnonzero(keys >= 0)
+        order = known[np.argsort(keys[known], kind="stable")]
+        newest = order[np.append(np.diff(keys[order]) != 0, True)] if len(order) else order
+        self._keys, self._time = keys[newest], scan.gradient_time[newest]
+        self._is_sent = np.zeros(len(newest), dtype=bool)
+        self.first = self.last = np.zeros(0, dtype=bool)
+
+    def find_messages(self, rows: IntArray, codes: IntArray) -> None:
+        """Finds the messages that carry gradients.
+
+        Args:
+            rows: Messages, each of which carries some tensors.
+            codes: These tensors' codes.
+        """
+        messages = self._scan.messages
+        counts = messages.tensor_count[rows]
+        enqueue = np.repeat(messages.enqueue[rows], counts)
+        keys = _pairs(np.repeat(place_in(messages.step[rows], self._numbers), counts), codes)
+        at = np.minimum(np.searchsorted(self._keys, keys), max(len(self._keys) - 1, 0))
+        trained = np.unique(_codes_of(self._keys))
+        self.first = (codes != NULL) & ~np.isin(codes, trained)
+        self.last = self.first.copy()
+        if not len(self._keys):
+            return
+        has = self._keys[at] == keys
+        after = has & (enqueue >= self._time[at])
+        spreads = [number for number, op in enumerate(messages.ops) if op in _SPREADING]
+        reduces = np.repeat(~np.isin(messages.op[rows], spreads), counts)
+        for among, only_last in ((after & reduces, False), (after, False), (has & reduces, True)):
+            some = np.flatnonzero(among & ~self._is_sent[at])
+            some = some[np.argsort(enqueue[some], kind="stable")]
+            _, newest = np.unique(at[some][::-1], return_index=True)
+            _, oldest = np.unique(at[some], return_index=True)
+            last = some[::-1][newest]
+            self.last[last] = True
+            self.first[last if only_last else some[oldest]] = True
+            self._is_sent[at[some]] = True
+
+    def ready(self) -> tuple[IntArray, IntArray, IntArray]:
+        """Code and place of step of each gradient, and when it was ready for good.
+
+        In steps in which it was sent, if it ever was: those that its messages are of.
+        """
+        code = _codes_of(self._keys)
+        chosen = self._is_sent | ~np.isin(code, code[self._is_sent])
+        return code[chosen], self._keys[chosen] >> _CODE_BITS, self._time[chosen]
+
+
+def _pairs(place: IntArray, code: IntArray) -> IntArray:
+    """One number for a step's place and a tensor's code; `NULL` where one of them is."""
+    pairs = (place.astype(np.int64) << _CODE_BITS) | code
+    return np.where((place == NULL) | (code == NULL), NULL, pairs)
+
+
+def _codes_of(pairs: IntArray) -> IntArray:
+    return np.asarray(pairs & ((1 << _CODE_BITS) - 1))
+
+
 @dataclass(frozen=True)
 class _Part:
     """What one rank tells of tensors in the steps that count, a block at a time.
@@ -153,6 +240,7 @@ class _Part:
         rows: Its messages that carry tensors in these steps.
         blocks: Bounds of blocks of `rows`.
         items: Bounds of each message's tensors, in `Messages.tensors`.
+        gradients: Which of these messages carry gradients.
     """
 
     scan: RankScan
@@ -162,6 +250,7 @@ class _Part:
     rows: IntArray
     blocks: list[tuple[int, int]]
     items: IntArray
+    gradients: _Gradients
 
     @staticmethod
     def of(scan: RankScan, table: _Table, steady: IntArray) -> _Part:
@@ -175,25 +264,28 @@ class _Part:
         cuts = np.flatnonzero(np.diff(filled)) + 1
         bounds = [0, *cuts.tolist(), len(rows)]
         blocks = [(low, high) for low, high in pairwise(bounds) if high > low]
-        return _Part(scan, table, numbers, scan.step_start[counted], rows, blocks, items)
+        gradients = _Gradients(scan, table, numbers)
+        part = _Part(scan, table, numbers, scan.step_start[counted], rows, blocks, items, gradients)
+        if len(rows):
+            gradients.find_messages(rows, table.codes(messages.tensors[part._items(rows)]))
+        return part
 
     def ready(self) -> Iterator[IntArray]:
         """Keys of when gradients became ready, from the start of the step."""
-        scan = self.scan
-        for first in range(0, len(scan.gradient_time), _BLOCK):
-            some = slice(first, first + _BLOCK)
-            place = place_in(scan.gradient_step[some], self.numbers)
-            kept = place != NULL
-            since = scan.gradient_time[some][kept] - self.begins[place[kept]]
-            yield _keys(self.table.codes(scan.gradient_tensor[some][kept]), since)
+        code, place, time = self.gradients.ready()
+        yield _keys(code, time - self.begins[place])
 
     def lives(self, name: str) -> Iterator[IntArray]:
-        """Keys of one time in the life of the messages that carry each tensor."""
-        messages = self.scan.messages
+        """Keys of one time in the life of the messages that carry each tensor's gradient."""
+        messages, gradients = self.scan.messages, self.gradients
+        wanted = gradients.last if name == "complete" else gradients.first
+        seen = 0
         for low, high in self.blocks:
             rows = self.rows[low:high]
             counts = messages.tensor_count[rows]
             tensors = self.table.codes(messages.tensors[self._items(rows)])
+            tensors = np.where(wanted[seen : seen + len(tensors)], tensors, NULL)
+            seen += len(tensors)
             if name == "bucket":
                 yield _keys(tensors, np.repeat(counts, counts))
                 continue

@@ -9,7 +9,7 @@ import pytest
 
 from ddltrace.analyzer.sentences import sentences
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.store import GroupInfo
+from ddltrace.tracer.store import GroupInfo, TensorInfo
 
 
 def _ddp_step(built, rank, number, begin, *, late=0.0, tensors=()):
@@ -303,6 +303,61 @@ def test_ranks_that_all_fell_silent_without_a_message_are_told(build, spoke_agai
         }
         assert first.startswith("No rank has recorded anything")
         assert "rank 0 at train.py:0 (load)" in first
+
+
+def _life(build, steps, sent):
+    """The life of one parameter: times of its gradients and messages in each of some steps."""
+    built = build(2)
+    built.tensors = [TensorInfo(0, "w", (25,), "float32", 100)]
+    for number in range(steps):
+        for rank in (0, 1):
+            one, begin = built[rank], 1000 * number
+            one.step = number
+            one.add("layer", begin, begin + 100, name="a")
+            ready, messages = sent(number)
+            for at in ready:
+                one.add("gradient", begin + at, begin + at, tensors=[0])
+            for place, (op, at) in enumerate(messages):
+                seq = 10 * number + place
+                one.message(op, begin + at, begin + at + 10, seq=seq, bytes=100, tensors=[0])
+            one.whole_step(number, begin, begin + 1000)
+    (row,) = built.trace().analyze().tensors
+    return row.ready_us, row.enqueue_us, row.complete_us
+
+
+@pytest.mark.parametrize(
+    ("ready", "messages", "life"),
+    [
+        # Gathered for forward and backward, reduced, gathered again after the update.
+        (
+            [500],
+            [("all_gather", 10), ("all_gather", 300), ("reduce_scatter", 510), ("all_gather", 900)],
+            (500, 510, 520),
+        ),
+        # Reduced within a host, then across.
+        ([500], [("reduce_scatter", 510), ("all_reduce", 530)], (500, 510, 540)),
+        # Accumulated over passes of which only the last one's sum is sent.
+        ([100, 200, 300], [("all_reduce", 310)], (300, 310, 320)),
+        # Sent after every pass: the last one counts.
+        ([100, 200], [("all_reduce", 110), ("all_reduce", 210)], (200, 210, 220)),
+        # Compressed.
+        ([500], [("all_gather", 510)], (500, 510, 520)),
+        # Sent by a hook that runs before it is added up.
+        ([500], [("all_gather", 10), ("all_reduce", 480)], (500, 480, 490)),
+        # No gradient was recorded.
+        ([], [("all_reduce", 480)], (None, 480, 490)),
+    ],
+)
+def test_the_messages_of_a_gradient_are_those_that_carry_it(build, ready, messages, life):
+    assert _life(build, 3, lambda number: (ready, messages)) == pytest.approx(life)
+
+
+def test_steps_without_a_gradient_of_a_tensor_do_not_count_for_its_life(build):
+    def sent(number):
+        used = number % 3 == 1
+        return ([600] if used else []), [("all_reduce", 650 if used else 100)]
+
+    assert _life(build, 9, sent) == pytest.approx((600, 650, 660))
 
 
 def test_steps_that_only_some_ranks_completed_are_told(build):
