@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from os import PathLike
@@ -100,11 +101,49 @@ class Trace:
         self.path = path
         self.name = path.resolve().name or str(path)
         self.run = run
-        self.ranks = sorted({info.rank for info in run.ranks})
         self.notes = list(dict.fromkeys(str(note) for note in run.notes))
         self._tables = tables
+        self._leave_out_jobs_beside()
+        self.ranks = sorted({info.rank for info in self.run.ranks})
         self._steps: range | None = None
         self._cache = self._new_cache()
+
+    def _leave_out_jobs_beside(self) -> None:
+        """Leaves out processes that formed a smaller job while one of their rank was at work.
+
+        A helper that evaluates, for example: its groups and ranks have the names of the job's.
+        """
+        of_rank: dict[tuple[int, int], list[RankInfo]] = {}
+        for info in self.run.ranks:
+            of_rank.setdefault((info.rank, info.attempt), []).append(info)
+        beside = [
+            info
+            for infos in of_rank.values()
+            for info in infos
+            if any(
+                other.world_size > info.world_size and self._overlap(other, info) for other in infos
+            )
+        ]
+        for info in beside:
+            self._note(
+                f"process {info.pid} was rank {info.rank} of {info.world_size} in a job of its own "
+                "beside the others: left out"
+            )
+        if beside:
+            kept = [info for info in self.run.ranks if info not in beside]
+            self.run = dataclasses.replace(self.run, ranks=kept)
+
+    def _overlap(self, former: RankInfo, later: RankInfo) -> bool:
+        """Whether a process still recorded something when another one of its host had begun."""
+        first, began = former.clock.get("monotonic_ns"), later.clock.get("monotonic_ns")
+        if former.clock_domain != later.clock_domain:
+            return False
+        if not isinstance(first, int) or not isinstance(began, int) or first > began:
+            return False
+        batches = self.read_columns(former, ["start_ns"])
+        return any(
+            batch.num_rows and pc.max(batch["start_ns"]).as_py() > began for batch in batches
+        )
 
     def _new_cache(self) -> RecentCache[int, pa.Table]:
         return RecentCache(self._load, lambda table: int(table.nbytes), _CACHE_BYTES)

@@ -29,6 +29,7 @@ from support.jobs import (
 from support.traces import Recorded
 
 import ddltrace
+from ddltrace.analyzer.trace import open_trace
 from ddltrace.tracer.store import RunInfo, read_run
 
 FAKE_MPIRUN = """\
@@ -477,3 +478,31 @@ def test_frameworks(
         )
         for _, sent in buckets.groupby("step"):
             assert recorded.carried(rank, sent) == sorted(names)
+
+
+def test_a_helper_that_forms_a_job_of_its_own_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(HELPED)
+    done = run(traced(tmp_path / "trace", torchrun(tmp_path / "job.py")), cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    assert len(read_run(tmp_path / "trace").ranks) == 3
+    analysis = open_trace(tmp_path / "trace").analyze()
+    assert analysis.joining.collectives == analysis.joining.complete == 21
+    assert any("in a job of its own" in note for note in analysis.trace.notes)
+
+
+HELPED = """
+import os, subprocess, sys, torch, torch.distributed as dist
+if len(sys.argv) > 1:
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+    for _ in range(7):
+        dist.all_reduce(torch.ones(3))
+    sys.exit()
+dist.init_process_group("gloo")
+for number in range(20):
+    dist.all_reduce(torch.ones(8))
+    if number == 10 and dist.get_rank() == 1:
+        store = os.path.abspath("store")
+        subprocess.run([sys.executable, __file__, store], check=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
