@@ -408,7 +408,7 @@ def _trace_facts(
         hosts=tuple(sorted({info.host for info in run.ranks})),
         steps=len(steps),
         source=run.source,
-        status=run.status,
+        status="partial" if trace.is_damaged and run.status == "complete" else run.status,
         exit_status=trace.run.exit_status,
         level=run.level,
         command=tuple(map(str, run.command)),

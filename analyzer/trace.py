@@ -32,6 +32,7 @@ from ddltrace.tracer.store import (
     RunInfo,
     TensorInfo,
     grouped,
+    is_as_written,
     read_run,
 )
 
@@ -95,6 +96,7 @@ class Trace:
         run: What is known of the run.
         ranks: The ranks of which something was recorded, ascending.
         notes: What a reader must know before believing the numbers; grows while reading.
+        is_damaged: Whether something that was read is not as it was recorded.
     """
 
     def __init__(self, path: Path, run: RunInfo, tables: dict[str, pa.Table] | None = None) -> None:
@@ -103,6 +105,8 @@ class Trace:
         self.run = run
         self.notes = list(dict.fromkeys(str(note) for note in run.notes))
         self._tables = tables
+        self._verified: set[str] = set()
+        self.is_damaged = False
         self._leave_out_jobs_beside()
         self.ranks = sorted({info.rank for info in self.run.ranks})
         self._steps: range | None = None
@@ -391,15 +395,27 @@ class Trace:
         if self._tables is not None:
             yield self._tables[info.segment]
             return
+        if info.segment not in self._verified:
+            self._verified.add(info.segment)
+            if not is_as_written(self.path, info):
+                self._note_damage(
+                    f"rank {info.rank}: its file is not what was recorded, but damaged or another's"
+                )
         reader = EventReader(self.path, info.segment)
         try:
             for group in grouped(iter(reader), _WINDOW_ROWS):
                 yield pa.Table.from_batches(group, schema=EVENTS).unify_dictionaries()
         except TraceError as error:
-            self._note(f"rank {info.rank}: {error}")
+            self._note_damage(f"rank {info.rank}: {error}")
             return
         if reader.lost_bytes and not info.lost_bytes:
-            self._note(f"rank {info.rank}: the last {reader.lost_bytes} bytes are unreadable")
+            self._note_damage(
+                f"rank {info.rank}: the last {reader.lost_bytes} bytes are unreadable"
+            )
+
+    def _note_damage(self, text: str) -> None:
+        self._note(text)
+        self.is_damaged = True
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

@@ -114,7 +114,8 @@ def write_trace(path: Path, shape: Shape) -> Path:
             tensors=tensors,
             groups=groups,
         )
-        info.events = store.write_events(path, info.segment, _batches(shape, rank, names))
+        batches = _batches(shape, rank, names)
+        info.events, info.checksum = store.write_events(path, info.segment, batches)
         infos.append(info)
     run = store.RunInfo(status="complete", command=["synthetic"], ranks=infos)
     store.write_run(path, run)

@@ -25,12 +25,13 @@ import re
 import shutil
 import stat
 import time
+import zlib
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, BinaryIO, Final, TypeAlias
 
 import pyarrow as pa
 
@@ -113,6 +114,7 @@ class RankInfo:
         clock_domain: Processes with the same value share one monotonic clock.
         clock: Clock samples; see ``docs/trace-format.md``.
         events: Rows recorded.
+        checksum: CRC-32 of its final file.
         dropped: Events that the bounded buffer could not take.
         lost_bytes: Bytes at the stream's end that could not be read.
         errors: Faults inside the tracer, each one line.
@@ -141,6 +143,7 @@ class RankInfo:
     groups: list[GroupInfo] = field(default_factory=list)
     clock: dict[str, Any] = field(default_factory=dict)
     events: int | None = None
+    checksum: int | None = None
     dropped: int = 0
     lost_bytes: int = 0
     errors: list[str] = field(default_factory=list)
@@ -510,7 +513,7 @@ def _rank_from_json(value: dict[str, Any]) -> RankInfo:
             float(info.cost[key])
     if info.silence is not None:
         _check_silence(info.silence)
-    for number in (info.attempt, info.dropped, info.lost_bytes):
+    for number in (info.attempt, info.dropped, info.lost_bytes, info.checksum or 0):
         if type(number) is not int or not 0 <= number <= _MAX_COUNT:
             raise ValueError(f"count {number!r:.40}")
     return info
@@ -701,7 +704,41 @@ def _map(path: Path) -> _Content:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def write_events(directory: Path, segment: str, batches: Iterator[pa.RecordBatch]) -> int:
+class _Summed:
+    """A file whose contents are summed up while they are written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.checksum = 0
+        self.close, self.flush, self.tell = file.close, file.flush, file.tell
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    def write(self, data: bytes) -> int:
+        self.checksum = zlib.crc32(data, self.checksum)
+        return self._file.write(data)
+
+
+def is_as_written(directory: Path, info: RankInfo) -> bool:
+    """Whether the final file of a rank is what was written then, as far as that is known."""
+    path = event_path(directory, info.segment)
+    if info.checksum is None or path.suffix != FILE_SUFFIX:
+        return True
+    found = 0
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(_BUFFER_BYTES):
+                found = zlib.crc32(piece, found)
+    except OSError:
+        return True  # whoever reads it will say so
+    return found == info.checksum
+
+
+def write_events(
+    directory: Path, segment: str, batches: Iterator[pa.RecordBatch]
+) -> tuple[int, int]:
     """Writes a final event file from batches, in memory bounded by one written batch.
 
     Args:
@@ -710,7 +747,7 @@ def write_events(directory: Path, segment: str, batches: Iterator[pa.RecordBatch
         batches: Batches of schema `EVENTS` whose dictionaries only grow.
 
     Returns:
-        The number of rows written.
+        The number of rows written, and the file's CRC-32.
     """
     path = directory / (segment + FILE_SUFFIX)
     temporary = path.with_name(f".{path.name}.tmp")
@@ -719,7 +756,7 @@ def write_events(directory: Path, segment: str, batches: Iterator[pa.RecordBatch
     try:
         with (
             temporary.open("wb") as file,
-            buffered(file) as sink,
+            buffered(summed := _Summed(file)) as sink,
             pa.ipc.new_file(sink, EVENTS, options=options) as writer,
         ):
             for group in grouped(batches, _ROWS_PER_BATCH):
@@ -730,7 +767,7 @@ def write_events(directory: Path, segment: str, batches: Iterator[pa.RecordBatch
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    return rows
+    return rows, summed.checksum
 
 
 def finalize_rank(directory: Path, info: RankInfo) -> None:
@@ -746,7 +783,7 @@ def finalize_rank(directory: Path, info: RankInfo) -> None:
         return  # `_account` says if there is no final file either
     reader = EventReader(directory, info.segment)
     try:
-        info.events = write_events(directory, info.segment, iter(reader))
+        info.events, info.checksum = write_events(directory, info.segment, iter(reader))
     except (TraceError, pa.ArrowException, OSError) as error:
         info.errors.append(f"the stream could not be finalized: {error!r:.200}")
         return

@@ -80,11 +80,11 @@ def _patch_subclasses(session: Session, base: Any, patch: Callable[[Any], None])
         except Exception as error:  # noqa: BLE001 - the job goes on
             session.fault("patch a class of the job's", error)
 
-    def __init_subclass__(cls: Any, **kwargs: Any) -> None:
+    def made_one(cls: Any, /, **kwargs: Any) -> None:
         super(base, cls).__init_subclass__(**kwargs)
         patch_safely(cls)
 
-    base.__init_subclass__ = classmethod(__init_subclass__)
+    base.__init_subclass__ = classmethod(made_one)
     made = list(base.__subclasses__())
     while made:
         patch_safely(made[-1])
@@ -117,7 +117,8 @@ def _around(
                 session.fault("end a message of a group in Python", error)
 
     # As in `launches.py`: who calls its base class is known by the name of the calling code.
-    method.__code__ = method.__code__.replace(co_name=original.__name__)
+    code: Any = method
+    code.__code__ = code.__code__.replace(co_name=original.__name__)
     return method
 
 

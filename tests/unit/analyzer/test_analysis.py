@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ddltrace.analyzer.sentences import sentences
+from ddltrace.analyzer.trace import open_trace
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.store import GroupInfo, TensorInfo
 
@@ -400,3 +401,27 @@ def test_device_kernels_are_the_compute_where_they_are_seen(build):
     assert row.copy_us == pytest.approx(5)
     assert row.span_us == pytest.approx(45)
     assert row.idle_us == pytest.approx(45 - 38 - 5)
+
+
+@pytest.mark.parametrize("how", ["flipped", "swapped"])
+def test_files_that_are_not_as_they_were_written_are_told(build, how):
+    built = build(2)
+    for rank in (0, 1):
+        for number in range(3):
+            _ddp_step(built, rank, number, 100 * number, late=rank)
+    path = built.write()
+    assert open_trace(path).analyze().trace.status == "complete"
+    first, second = sorted(path.glob("rank-*.arrow"))
+    if how == "swapped":
+        kept = first.read_bytes()
+        first.write_bytes(second.read_bytes())
+        second.write_bytes(kept)
+    else:
+        content = bytearray(first.read_bytes())
+        # In the footer, which only other readers need: ours would not notice.
+        content[-20] ^= 1
+        first.write_bytes(content)
+    facts = open_trace(path).analyze().trace
+    assert facts.status == "partial"
+    told = [note for note in facts.notes if "is not what was recorded" in note]
+    assert len(told) == (2 if how == "swapped" else 1)
