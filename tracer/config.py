@@ -15,7 +15,26 @@ from typing import Final
 from ddltrace.tracer.errors import UsageError
 
 ENVIRONMENT_VARIABLE: Final = "DDLTRACE_CONFIG"
+_MAX_WORD: Final = 500
 LEVELS: Final = ("comm", "layer", "op")
+
+
+def words_in(directory: Path) -> list[str]:
+    """Why processes could not record, as they left word of it.
+
+    Args:
+        directory: Where; others than they may have written there.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    words = []
+    for path in sorted(directory.glob("untraced-*.txt")):
+        if path.is_file() and not path.is_symlink():
+            with path.open(encoding="utf-8", errors="replace") as file:
+                word = file.read(_MAX_WORD).strip()
+            words.append("".join(letter if letter.isprintable() else " " for letter in word))
+    return words
 
 
 @dataclass(frozen=True)
@@ -32,6 +51,8 @@ class CaptureConfig:
             it costs; None for the usual number, where the ranks are known to step together.
         flush_interval_s: The writer's period; what a killed rank can lose.
         buffer_rows: Events that memory may hold before further ones are dropped and counted.
+        words: A directory that every user may write to; empty if there is none. A process that
+            cannot record leaves word there, if it cannot write to the trace directory.
     """
 
     directory: Path
@@ -40,6 +61,7 @@ class CaptureConfig:
     measure_cost: int | None = None
     flush_interval_s: float = 0.2
     buffer_rows: int = 100_000
+    words: str = ""
 
     def to_environment(self) -> dict[str, str]:
         """The environment variable that carries the whole configuration."""
@@ -68,9 +90,11 @@ class CaptureConfig:
     def leave_word(self, error: BaseException) -> None:
         """Tells the launcher why this process is not traced; never raises."""
         word = f"{sys.executable} (pid {os.getpid()}): {type(error).__name__}: {error}"
-        with contextlib.suppress(OSError):
-            path = self.directory / f"untraced-{os.getpid()}.txt"
-            path.write_text(word[:500], encoding="utf-8")
+        for directory in filter(None, (str(self.directory), self.words)):
+            with contextlib.suppress(OSError):
+                path = Path(directory, f"untraced-{os.getpid()}.txt")
+                path.write_text(word[:_MAX_WORD], encoding="utf-8", errors="replace")
+                return
 
     @staticmethod
     def in_code(directory: Path | None, level: str) -> CaptureConfig | None:

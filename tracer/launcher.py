@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from ddltrace.tracer.config import CaptureConfig
+from ddltrace.tracer.config import CaptureConfig, words_in
 from ddltrace.tracer.directories import cannot_be_made, is_taken, make_empty
 from ddltrace.tracer.errors import UnwritableError, UsageError
 
@@ -125,19 +128,20 @@ def run_job(
             f"{config.directory} cannot be written to: {error.strerror}"
         ) from error
     reserve(config.directory / RUN_FILE)
-    try:
-        run.exit_status = _supervise(command, environment_of_job(config))
-    except UsageError:
-        take_back(config.directory)
-        raise
+    reasons: list[str] = []
+    with _place_for_words() as words:
+        try:
+            run.exit_status = _supervise(command, environment_of_job(replace(config, words=words)))
+        except UsageError:
+            take_back(config.directory)
+            raise
+        with contextlib.suppress(OSError):
+            reasons = words_in(Path(words)) if words else []
     run.ended_unix_ns = time.time_ns()
     status = run.exit_status
     try:
         run = finalize(config.directory, run)
-        reasons = [
-            word.read_text(encoding="utf-8", errors="replace").strip()
-            for word in sorted(config.directory.glob("untraced-*.txt"))
-        ]
+        reasons += words_in(config.directory)
     except Exception as error:  # noqa: BLE001 - the status is the job's, whatever happened
         if not config.directory.exists():
             note = f"{config.directory} vanished while the job ran"
@@ -150,6 +154,25 @@ def run_job(
         return JobResult(status, len(run.ranks), (note,), (note,))
     num_ranks = len({info.rank for info in run.ranks})
     return JobResult(status, num_ranks, tuple(run.notes), tuple(reasons), harmed=bool(reasons))
+
+
+@contextlib.contextmanager
+def _place_for_words() -> Iterator[str]:
+    """A directory for words of processes of other users, who may not write to the trace's.
+
+    Yields:
+        It; empty if the job cannot have any, or there is no room.
+    """
+    place = ""
+    if os.geteuid() == 0:
+        with contextlib.suppress(OSError):
+            place = tempfile.mkdtemp(prefix="ddltrace-")
+            os.chmod(place, 0o1733)
+    try:
+        yield place
+    finally:
+        if place:
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def run_untraced(command: Sequence[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -339,3 +340,21 @@ def test_events_that_are_gone_are_missed(tmp_path: Path) -> None:
     read = read_run(tmp_path / "trace")
     assert read.status == "partial"
     assert any("rank 1" in note and "is gone" in note for note in read.notes)
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv"
+)
+def test_a_job_that_may_not_write_to_the_trace_says_so(tmp_path: Path) -> None:
+    trace, nobody = tmp_path / "trace", 65534
+    without = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override"]
+    job = shlex.join([*without, sys.executable, str(JOBS / "fails.py")])
+    done = run(
+        traced(trace, ["sh", "-c", f"chown {nobody} {shlex.quote(str(trace))} && exec {job}"]),
+        cwd=tmp_path,
+        **ONE_RANK,
+    )
+    assert done.status == 0, done.stderr
+    assert "nothing was recorded" in done.stderr
+    assert "Permission denied" in done.stderr
+    assert "Traceback" not in done.stderr
