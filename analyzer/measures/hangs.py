@@ -216,7 +216,10 @@ def _event_text(columns: Columns, row: int) -> str:
 
 
 def _end_of_trace(trace: Trace, scans: Mapping[int, RankScan]) -> int | None:
-    """When the job ended, or now if it runs, on rank 0's clock; None if nothing tells."""
+    """When the job ended, or now if it runs, on rank 0's clock; None if nothing tells.
+
+    If nobody saw it end: the last that was seen of it.
+    """
     for info in trace.run.ranks:
         unix, monotonic = info.clock.get("unix_ns"), info.clock.get("monotonic_ns")
         if isinstance(unix, int) and isinstance(monotonic, int):
@@ -227,4 +230,9 @@ def _end_of_trace(trace: Trace, scans: Mapping[int, RankScan]) -> int | None:
                 break
             local = np.array([ended - unix + monotonic], dtype=np.int64)
             return int(trace.clocks[info.segment].apply(local)[0])
-    return max((scan.last for scan in scans.values()), default=None)
+    lasts = [scan.last for scan in scans.values()]
+    for info in trace.run.ranks:
+        if info.silence is not None:
+            seen = np.array([info.silence["noticed_ns"]], dtype=np.int64)
+            lasts.append(int(trace.clocks[info.segment].apply(seen)[0]))
+    return max(lasts, default=None)
