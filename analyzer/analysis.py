@@ -409,7 +409,7 @@ def _trace_facts(
         steps=len(steps),
         source=run.source,
         status="partial" if trace.is_damaged and run.status == "complete" else run.status,
-        exit_status=trace.run.exit_status,
+        exit_status=run.exit_status,
         level=run.level,
         command=tuple(map(str, run.command)),
         events=sum(scan.events for scan in scans.values()) if portion is None else portion.events,

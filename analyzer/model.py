@@ -10,7 +10,7 @@ rank's device computes, *comm* M the union of those in which a message is in fli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
@@ -633,6 +633,11 @@ class Hang:
     waited_us: float | None
     doing: dict[int, str] = field(default_factory=dict)
     called: dict[int, str] = field(default_factory=dict)
+
+
+def stuck_ranks(hangs: Iterable[Hang]) -> frozenset[int]:
+    """The ranks that are in any of them."""
+    return frozenset(rank for hang in hangs for rank in hang.entered)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from ddltrace.analyzer.advice import cause_text, path_shares
 from ddltrace.analyzer.measures.stragglers import holds_others_up
-from ddltrace.analyzer.model import Analysis, Hang, SlowStep, Standstill, StragglerRow, Summary
+from ddltrace.analyzer.model import (
+    Analysis,
+    Hang,
+    SlowStep,
+    Standstill,
+    StragglerRow,
+    Summary,
+    stuck_ranks,
+)
 from ddltrace.analyzer.table import shorten
 from ddltrace.analyzer.units import printable, share_text, time_text
 
@@ -31,8 +39,8 @@ def sentences(analysis: Analysis) -> tuple[str, ...]:
     hang = []
     if analysis.hangs:
         first, more = analysis.hangs[0], len(analysis.hangs) - 1
-        stuck = {rank for hang in analysis.hangs for rank in hang.entered}
-        circle = "Ranks wait for each other: " if stuck.issuperset(first.missing or [-1]) else ""
+        in_circle = bool(first.missing) and stuck_ranks(analysis.hangs).issuperset(first.missing)
+        circle = "Ranks wait for each other: " if in_circle else ""
         hang = [f"{circle}{hang_text(first)}{f' ({more} more hang)' if more else ''}."]
     elif analysis.standstill is not None:
         hang = [_standstill(analysis.standstill)]

@@ -106,6 +106,7 @@ class Trace:
         self.notes = list(dict.fromkeys(str(note) for note in run.notes))
         self._tables = tables
         self._verified: set[str] = set()
+        self._last_starts: dict[str, int] = {}
         self.is_damaged = False
         self._leave_out_jobs_beside()
         self.ranks = sorted({info.rank for info in self.run.ranks})
@@ -113,19 +114,18 @@ class Trace:
         self._cache = self._new_cache()
 
     def _leave_out_jobs_beside(self) -> None:
-        """Leaves out processes that formed a smaller job while one of their rank was at work.
+        """Leaves out processes that formed a smaller job while one of their host was at work.
 
         A helper that evaluates, for example: its groups and ranks have the names of the job's.
         """
-        of_rank: dict[tuple[int, int], list[RankInfo]] = {}
-        for info in self.run.ranks:
-            of_rank.setdefault((info.rank, info.attempt), []).append(info)
         beside = [
             info
-            for infos in of_rank.values()
-            for info in infos
+            for info in self.run.ranks
             if any(
-                other.world_size > info.world_size and self._overlap(other, info) for other in infos
+                other.world_size > info.world_size
+                and other.attempt == info.attempt
+                and self._overlap(other, info)
+                for other in self.run.ranks
             )
         ]
         for info in beside:
@@ -144,10 +144,12 @@ class Trace:
             return False
         if not isinstance(first, int) or not isinstance(began, int) or first > began:
             return False
-        batches = self.read_columns(former, ["start_ns"])
-        return any(
-            batch.num_rows and pc.max(batch["start_ns"]).as_py() > began for batch in batches
-        )
+        if former.segment not in self._last_starts:
+            starts = (
+                pc.max(b["start_ns"]).as_py() for b in self.read_columns(former, ["start_ns"])
+            )
+            self._last_starts[former.segment] = max((s for s in starts if s is not None), default=0)
+        return self._last_starts[former.segment] > began
 
     def _new_cache(self) -> RecentCache[int, pa.Table]:
         return RecentCache(self._load, lambda table: int(table.nbytes), _CACHE_BYTES)
@@ -177,6 +179,15 @@ class Trace:
         Reads the events if the trace has several clocks: its messages tell of them, too.
         """
         return align(self.run, self._read_windows, self._generations)
+
+    def moment(self, info: RankInfo, ns: int) -> int:
+        """A moment of one process's clock on rank 0's.
+
+        Args:
+            info: The process.
+            ns: When it was there.
+        """
+        return int(self.clocks[info.segment].apply(np.array([ns], np.int64))[0])
 
     @cached_property
     def portion(self) -> Portion | None:

@@ -221,7 +221,7 @@ def _check_one_job(directories: Sequence[Path]) -> None:
     holders: dict[tuple[int, int], tuple[RankInfo, Path, int]] = {}
     sizes: dict[int, tuple[int, Path]] = {}
     for number, path in enumerate(directories):
-        for info in read_run(path).ranks:
+        for info in _of_the_job(read_run(path).ranks):
             former = holders.get((info.rank, info.attempt))
             if former is not None and former[2] != number:
                 what = "the same" if former[0].segment == info.segment else "a different"
@@ -236,6 +236,14 @@ def _check_one_job(directories: Sequence[Path]) -> None:
                     f"{first} is of a job of {size} ranks, {path} of one of {info.world_size}: "
                     "only directories of one job can be joined"
                 )
+
+
+def _of_the_job(infos: Sequence[RankInfo]) -> list[RankInfo]:
+    """All but the processes of smaller jobs beside it, such as a helper that evaluates."""
+    largest: dict[int, int] = {}
+    for info in infos:
+        largest[info.attempt] = max(info.world_size, largest.get(info.attempt, 0))
+    return [info for info in infos if info.world_size == largest[info.attempt]]
 
 
 def _flat(directories: Sequence[Path]) -> Iterator[Path]:

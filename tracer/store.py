@@ -396,8 +396,8 @@ def _add_parts(directory: Path, run: RunInfo) -> None:
         first.source,
     )
     run.created_unix_ns = min((p.created_unix_ns for p in parts if p.created_unix_ns), default=None)
-    ends = [part.ended_unix_ns for part in parts]
-    run.ended_unix_ns = max((end for end in ends if end is not None), default=None)
+    last = max(parts, key=lambda part: part.ended_unix_ns or 0)
+    run.ended_unix_ns, run.host = last.ended_unix_ns, last.host
     run.exit_status = next((p.exit_status for p in parts if p.exit_status), first.exit_status)
     if any(part.status == "running" for part in parts):
         run.status = "running"

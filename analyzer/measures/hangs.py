@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from ddltrace.analyzer.columns import KIND, NULL, NULL_NS, Columns, IntArray
 from ddltrace.analyzer.join import Joined
-from ddltrace.analyzer.model import Hang, Standstill
+from ddltrace.analyzer.model import Hang, Standstill, stuck_ranks
 from ddltrace.analyzer.scan import RankScan
 from ddltrace.analyzer.trace import drop_superseded
 from ddltrace.tracer.schema import EVENTS, P2P_OPS
@@ -54,8 +55,9 @@ def find_hangs(
     now = _end_of_trace(trace, scans)
     timed = messages.end != NULL_NS
     durations = messages.end[timed] - messages.start[timed]
-    patience = max(_PATIENCE * int(durations.max(initial=0)), _MIN_WAIT_NS)
-    if trace.run.status != "running":
+    if trace.run.status == "running":
+        patience = max(_PATIENCE * int(durations.max(initial=0)), _MIN_WAIT_NS)
+    else:
         usual = float(np.quantile(durations, _USUAL)) if len(durations) else 0.0
         patience = min(int(usual), _MIN_WAIT_NS)
 
@@ -102,7 +104,7 @@ def find_hangs(
                 )
             )
     # A rank that hangs itself did not come because of that: not it is to be asked first.
-    stuck = {rank for hang in hangs for rank in hang.entered}
+    stuck = stuck_ranks(hangs)
     hangs.sort(
         key=lambda hang: (
             sum(rank in stuck for rank in hang.missing),
@@ -124,13 +126,12 @@ def find_standstill(trace: Trace, scans: Mapping[int, RankScan]) -> Standstill |
         if silence is None:
             return None
         doing[rank] = _at_place(silence)
-        fell = np.array([silence["since_ns"]], dtype=np.int64)
-        since.append(int(trace.clocks[infos[rank].segment].apply(fell)[0]))
+        since.append(trace.moment(infos[rank], silence["since_ns"]))
     now = _end_of_trace(trace, scans)
     return Standstill(doing, None if now is None else max(now - max(since), 0) / 1e3)
 
 
-def _with_doings(trace: Trace, hang: Hang, stuck: set[int]) -> Hang:
+def _with_doings(trace: Trace, hang: Hang, stuck: frozenset[int]) -> Hang:
     present = set(trace.ranks)
     missing = sorted(hang.missing, key=lambda rank: rank in stuck)
     shown = (*missing[:_MAX_SHOWN], *hang.entered[:_MAX_SHOWN])
@@ -184,9 +185,8 @@ def _silence(trace: Trace, rank: int, columns: Columns) -> dict[str, Any] | None
     info = next((info for info in reversed(trace.run.ranks) if info.rank == rank), None)
     if info is None or info.silence is None or not info.silence["stack"]:
         return None
-    seen = np.array([info.silence["noticed_ns"]], dtype=np.int64)
     last = int(np.maximum(columns.end, columns.start).max(initial=NULL_NS))
-    return info.silence if trace.clocks[info.segment].apply(seen)[0] >= last else None
+    return info.silence if trace.moment(info, info.silence["noticed_ns"]) >= last else None
 
 
 def _place(stack: Sequence[str]) -> str:
@@ -220,19 +220,16 @@ def _end_of_trace(trace: Trace, scans: Mapping[int, RankScan]) -> int | None:
 
     If nobody saw it end: the last that was seen of it.
     """
-    for info in trace.run.ranks:
-        unix, monotonic = info.clock.get("unix_ns"), info.clock.get("monotonic_ns")
-        if isinstance(unix, int) and isinstance(monotonic, int):
-            ended = trace.run.ended_unix_ns
-            if ended is None and trace.run.status == "running":
-                ended = time.time_ns()
-            if not isinstance(ended, int):
-                break
-            local = np.array([ended - unix + monotonic], dtype=np.int64)
-            return int(trace.clocks[info.segment].apply(local)[0])
-    lasts = [scan.last for scan in scans.values()]
-    for info in trace.run.ranks:
-        if info.silence is not None:
-            seen = np.array([info.silence["noticed_ns"]], dtype=np.int64)
-            lasts.append(int(trace.clocks[info.segment].apply(seen)[0]))
-    return max(lasts, default=None)
+    run = trace.run
+    ended, host = run.ended_unix_ns, run.host
+    if ended is None and run.status == "running":
+        ended, host = time.time_ns(), platform.node()
+    if ended is not None:
+        # Hosts' clocks on the wall differ: best is a rank where that one was read.
+        for info in sorted(run.ranks, key=lambda info: info.host != host):
+            unix, monotonic = info.clock.get("unix_ns"), info.clock.get("monotonic_ns")
+            if isinstance(unix, int) and isinstance(monotonic, int):
+                return trace.moment(info, ended - unix + monotonic)
+    silences = [(info, info.silence) for info in run.ranks if info.silence is not None]
+    seen = [trace.moment(info, silence["noticed_ns"]) for info, silence in silences]
+    return max([*seen, *(scan.last for scan in scans.values())], default=None)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from pandas.testing import assert_frame_equal
 from support.jobs import Done, run, torchrun, traced
 from support.traces import SAME_OF_MESSAGES, last_of_messages
 
@@ -64,7 +65,7 @@ def test_the_same_is_recorded_as_by_python(tmp_path: Path, way: str, steps: int)
     assert native.done.losses() == plain.done.losses()
     for rank in (0, 1):
         found, expected = native.messages(rank), plain.messages(rank)
-        assert found[SAME_OF_MESSAGES].equals(expected[SAME_OF_MESSAGES])
+        assert_frame_equal(found[SAME_OF_MESSAGES], expected[SAME_OF_MESSAGES])
         assert (found.start_ns >= found.enqueue_ns).all()
         assert (found.end_ns > found.start_ns).all()
         # Of the memory of a bucket, but the job's own: it was waited for by the job.
@@ -78,7 +79,7 @@ def test_what_is_not_to_be_recorded_is_counted(tmp_path: Path) -> None:
     recorded = record(tmp_path, "alone", 260, "--measure-cost", "40")
     assert min(recorded.without_python()) > 3 * 200
     first, second = (recorded.messages(rank)[SAME_OF_MESSAGES] for rank in (0, 1))
-    assert first.equals(second)
+    assert_frame_equal(first, second)
     steps = first[first.step < 260].groupby("step").size()
     assert len(steps) == 240
     assert steps.iloc[20:].nunique() == 1  # what one step sends does not change

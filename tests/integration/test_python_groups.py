@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from pandas.testing import assert_frame_equal
 from support.jobs import Done, run, torchrun, traced
 from support.traces import SAME_OF_MESSAGES, last_of_messages
 
@@ -46,7 +47,7 @@ def test_the_same_is_recorded_as_by_a_group_of_pytorch(
         found, groups = messages(tmp_path / how, rank)
         expected, _ = messages(reference, rank)
         assert len(expected) == 29
-        assert found[SAME].equals(expected[SAME])
+        assert_frame_equal(found[SAME], expected[SAME])
         assert (found.start_ns >= found.enqueue_ns).all()
         assert (found.end_ns >= found.start_ns).all()
         # What a group only passes on to one of PyTorch's is that one's, and recorded once.

@@ -16,10 +16,12 @@ SAME_OF_MESSAGES = [
 
 
 def last_of_messages(events: pd.DataFrame) -> pd.DataFrame:
-    """Of each message its last row, with parameters that can be compared."""
+    """Of each message its last row, with parameters and words that can be compared."""
     messages = events[events.kind == "message"].drop_duplicates("id", keep="last")
     tensors = [None if ids is None else tuple(ids) for ids in messages.tensors]
-    return messages.assign(tensors=tensors)
+    # The words of a category are those of all events, whatever else the job did.
+    words = messages.select_dtypes("category").astype(object)
+    return messages.assign(tensors=tensors, **words)
 
 
 class Recorded:

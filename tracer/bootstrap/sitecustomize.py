@@ -40,15 +40,22 @@ def _leave_word(error: BaseException) -> None:
     try:
         import json
 
-        directory = json.loads(os.environ["DDLTRACE_CONFIG"])["directory"]
+        config = json.loads(os.environ["DDLTRACE_CONFIG"])
+        directories = [config["directory"], config.get("words")]
         word = f"{sys.executable} (pid {os.getpid()}): {type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError):
             fix = f"{sys.executable} -m pip install ddltrace"
             word = f"the job's Python, {sys.executable}, has no {error.name}: run `{fix}`"
-        with open(os.path.join(directory, f"untraced-{os.getpid()}.txt"), "w") as file:
-            file.write(word[:500])
     except BaseException:  # noqa: BLE001
-        pass
+        return
+    # As `CaptureConfig.leave_word`, which may be what cannot be imported.
+    for directory in filter(None, directories):
+        try:
+            with open(os.path.join(directory, f"untraced-{os.getpid()}.txt"), "w") as file:
+                file.write(word[:500])
+            return
+        except BaseException:  # noqa: BLE001
+            continue
 
 
 if os.environ.get("DDLTRACE_CONFIG"):

@@ -332,11 +332,9 @@ class Observer:
         Returns:
             Its name and its parameters; None if it is no bucket.
         """
-        ddp = self._session.ddp
-        if ddp is None or operator.op != "all_reduce" or not _called_by_engine(caller):
+        if not self._is_reducers(operator, caller):
             return None
-        tensors = flatten(args[0])
-        return ddp.bucket_of(group.name, tensors[0]) if len(tensors) == 1 else None
+        return self._bucket(group.name, flatten(args[0]))
 
     def leave_out(self, operator: Operator, args: Sequence[Any], group: Group) -> None:
         """Counts a message that is not recorded: later numbers agree."""
@@ -432,11 +430,7 @@ class Observer:
     ) -> None:
         process_group = self._unbox_group(args[operator.group])
         group = self._groups.of(process_group)
-        by_engine = (
-            operator.op == "all_reduce"
-            and self._session.ddp is not None
-            and _called_by_engine(sys._getframe())
-        )
+        by_engine = self._is_reducers(operator, sys._getframe())
         message = self.describe(operator, args, group, launch.start, by_engine=by_engine)
         if launch.sparse_bytes is not None:
             message.bytes = launch.sparse_bytes
@@ -479,6 +473,21 @@ class Observer:
             poll = not (blocking and first.is_cpu)
             # DDP keeps its buckets.
             self._reapers.follow(work, message, poll=poll, memory_lasts=by_engine)
+
+    def _is_reducers(self, operator: Operator, caller: FrameType | None) -> bool:
+        """Whether DDP's reducer may be what sends a message."""
+        return (
+            operator.op == "all_reduce"
+            and self._session.ddp is not None
+            and _called_by_engine(caller)
+        )
+
+    def _bucket(
+        self, group: str, tensors: Sequence[torch.Tensor]
+    ) -> tuple[str, list[int] | None] | None:
+        """Name and parameters of a bucket of the reducer's; None if it is none."""
+        ddp = self._session.ddp
+        return ddp.bucket_of(group, tensors[0]) if ddp is not None and len(tensors) == 1 else None
 
     def _begins(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``_start_coalescing``: what follows is launched as one by ``_end_coalescing``."""
@@ -592,12 +601,10 @@ class Observer:
             name, message.tensors = carried
             message.name = name or message.op
             return
-        ddp = self._session.ddp
-        if ddp is not None and by_engine and len(tensors) == 1:
-            bucket = ddp.bucket_of(message.group, tensors[0])
-            if bucket is not None:
-                message.name, message.tensors = bucket
-                return
+        bucket = self._bucket(message.group, tensors) if by_engine else None
+        if bucket is not None:
+            message.name, message.tensors = bucket
+            return
         message.tensors = self._registry.tensors_at(tensors)
         if message.tensors is not None:
             message.name = self._registry.name_of(message.tensors)

@@ -10,17 +10,42 @@ from click.testing import CliRunner
 
 from ddltrace.analyzer.commands import analyze
 from ddltrace.analyzer.several import open_as_one
+from ddltrace.analyzer.trace import open_trace
 from ddltrace.tracer.errors import UsageError
-from ddltrace.tracer.store import RUN_FILE
+from ddltrace.tracer.parts import merge
+from ddltrace.tracer.store import RUN_FILE, read_run, segment_name, write_run
 
 SECOND = 10**9
 
 
-def _part(build_class, path: Path, rank: int, began_s: int, *, world_size: int = 2) -> Path:
+def _part(
+    build_class,
+    path: Path,
+    rank: int,
+    began_s: int,
+    *,
+    world_size: int = 2,
+    hangs: bool = False,
+    helper: bool = False,
+) -> Path:
     """The directory of one node: one rank's events, and when its launcher ran."""
     builder = build_class(path, world_size)
     builder.ranks = {rank: builder.ranks[rank]}
     builder[rank].message("all_reduce", 10 + rank, 50, seq=0, bytes=4)
+    if hangs:
+        builder[rank].message("all_reduce", 60 + rank, None, seq=1, bytes=4)
+    if helper:
+        builder[rank].info_changes = {"clock": {"unix_ns": 0, "monotonic_ns": 1_000}}
+        # Of another process of the node, which began in the middle of the rank's work.
+        own = builder.ranks[world_size] = type(builder[rank])(0)
+        own.info_changes = {
+            "rank": 0,
+            "segment": segment_name(rank=0, attempt=0, pid=9),
+            "pid": 9,
+            "world_size": 1,
+            "clock": {"unix_ns": 0, "monotonic_ns": 5_000},
+        }
+        own.add("layer", 30, 900, name="evaluate")
     builder.write()
     run = json.loads((path / RUN_FILE).read_text())
     run["created_unix_ns"], run["ended_unix_ns"] = began_s * SECOND, (began_s + 100) * SECOND
@@ -35,6 +60,37 @@ def test_nodes_of_one_job_are_one_trace(build_class, tmp_path):
         analysis = trace.analyze()
     assert analysis.trace.ranks == (0, 1)
     assert (analysis.joining.collectives, analysis.joining.complete) == (1, 1)
+
+
+def test_a_job_that_a_helper_formed_beside_is_left_out(build_class, tmp_path):
+    nodes = [_part(build_class, tmp_path / "n0", 0, 1000)]
+    nodes.append(_part(build_class, tmp_path / "n1", 1, 1001, helper=True))
+    with open_as_one(nodes) as trace:
+        assert any("process 9 was rank 0 of 1 in a job of its own" in note for note in trace.notes)
+        analysis = trace.analyze()
+    assert (analysis.joining.collectives, analysis.joining.complete) == (1, 1)
+    assert analysis.ranks[0].compute_us is None
+    merged = tmp_path / "merged"
+    merged.mkdir()
+    merge(nodes, merged)
+    assert open_trace(merged).analyze().joining == analysis.joining
+
+
+def test_how_long_ranks_hung_is_told_by_the_clock_of_the_host_that_saw_the_end(
+    build_class, tmp_path
+):
+    # The second host's clock on the wall is 10 s ahead, and its launcher is the last to end.
+    for rank, ahead_s in ((0, 0), (1, 10)):
+        path = _part(build_class, tmp_path / f"n{rank}", rank, 1000 + ahead_s, hangs=True)
+        run = read_run(path)
+        (info,) = run.ranks
+        info.host = run.host = f"host-{rank}"
+        info.clock = {"unix_ns": (1097 + ahead_s) * SECOND, "monotonic_ns": 0}
+        write_run(path, run)
+    with open_as_one([tmp_path / "n0", tmp_path / "n1"]) as trace:
+        (hang,) = trace.analyze().hangs
+    # Launchers end 3 s after the ranks' clocks began, which both entered by 61 us.
+    assert hang.waited_us == pytest.approx(3e6, rel=1e-3)
 
 
 @pytest.mark.parametrize(
