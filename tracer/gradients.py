@@ -9,6 +9,7 @@ functions would have put them; or whoever asks which gradients are ready.
 from __future__ import annotations
 
 import threading
+from array import array
 from typing import TYPE_CHECKING, Final
 
 from ddltrace.tracer.weak_identity import WeakIdentityMap
@@ -26,7 +27,8 @@ _MISSED: Final = 1
 _PAUSED: Final = 2
 _NEWEST_NS: Final = 3
 # Of NativeLibrary.gradients.
-_FIRST: Final = 1
+_CELLS: Final = 4  # of a row, the site first
+_NONE: Final = -1
 
 
 class NativeGradients:
@@ -44,9 +46,9 @@ class NativeGradients:
     ) -> None:
         self._watch = library.watch_gradient
         self._control = library.gradient_control
-        self._what, self._ready, self._threads = library.gradients
-        self._much = len(self._what) // 2
-        self._free = memoryview(bytes(self._what.nbytes)).cast("q")
+        self._rows = library.gradients
+        self._room = len(self._rows) // _CELLS
+        self._none = memoryview(array("q", [_NONE]) * self._room)
         self._recorder = recorder
         self._registry = registry
         self._detailed = detailed
@@ -77,7 +79,7 @@ class NativeGradients:
         # Subclasses have a way of their own to be called.
         if type(leaf) not in (torch.nn.Parameter, torch.Tensor) or leaf.device.type != "cpu":
             return False
-        if not self._watch(leaf._cdata, _FIRST + site):
+        if not self._watch(leaf._cdata, site):
             return False
         self._watched.set(leaf, [*(self._watched.get(leaf) or ()), tensor])
         return True
@@ -114,7 +116,7 @@ class NativeGradients:
             paused: Nothing is to be taken down in it.
         """
         control = self._control
-        if control[_WRITTEN] - self._taken > self._much:
+        if control[_WRITTEN] - self._taken > self._room // 2:
             self.collect()  # the writer does not come to it
         with self._noting:
             self._registry.ready_in_backward.clear()
@@ -138,30 +140,31 @@ class NativeGradients:
         """Brings what became ready since the last call to the recorder and the registry."""
         with self._collecting:
             while not self._abandoned and self._control[_WRITTEN] != self._taken:
-                begin = self._taken % len(self._what)
-                end = min(begin + self._control[_WRITTEN] - self._taken, len(self._what))
-                what = self._what[begin:end].tolist()
-                if 0 in what:
-                    what = what[: what.index(0)]  # another thread is still writing it
-                    end = begin + len(what)
-                if not what:
+                begin = self._taken % self._room
+                end = min(begin + self._control[_WRITTEN] - self._taken, self._room)
+                sites = self._rows[_CELLS * begin : _CELLS * end : _CELLS].tolist()
+                if _NONE in sites:
+                    del sites[sites.index(_NONE) :]  # another thread is still writing it
+                if not sites:
                     return
-                ready_ns = self._ready[begin:end].tolist()
-                threads = self._threads[begin:end].tolist()
-                first, self._taken = self._taken, self._taken + len(what)
-                self._what[begin:end] = self._free[begin:end]
-                self._bring(first, [number - _FIRST for number in what], ready_ns, threads)
+                first, self._taken = self._taken, self._taken + len(sites)
+                taken = self._rows[_CELLS * begin : _CELLS * (begin + len(sites))]
+                if self._detailed:
+                    self._recorder.add_rows(taken)
+                taken[::_CELLS] = self._none[: len(sites)]
+                self._note(first, sites)
 
-    def _bring(self, first: int, sites: list[int], ready_ns: list[int], threads: list[int]) -> None:
+    def _note(self, first: int, sites: list[int]) -> None:
+        """Notes as ready what is.
+
+        Args:
+            first: The number of the first among all.
+            sites: Of all from there.
+        """
         recorder, registry = self._recorder, self._registry
         if self._detailed:
             lost = self._control[_MISSED] - self._missed
             self._missed += lost
-            room = max(0, 1 + (recorder.limit - len(recorder.flat)) // 4)
-            lost += len(sites[room:])
-            rows = [0] * (4 * len(sites))
-            rows[::4], rows[1::4], rows[2::4], rows[3::4] = sites, ready_ns, ready_ns, threads
-            recorder.emit(rows[: 4 * room])
             recorder.dropped += lost
         known = recorder.sites
         tensors = [known[site][2] for site in sites]

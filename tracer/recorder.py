@@ -86,7 +86,14 @@ REPEAT_FIELDS: Final = (
 """What a row of `Recorder.repeats` holds; the pattern and the status by their numbers."""
 
 Wait: TypeAlias = tuple[int, int, int, str, int]
-"""A wait of the host: start_ns, end_ns, message id or -1, name, thread ident."""
+"""A wait of the host for a message: start_ns, end_ns, message id, name, thread ident."""
+
+_CELLS: Final = 4
+"""Integers of a row of `Recorder.flat`."""
+
+
+def _integers() -> array[int]:
+    return array("q")
 
 
 @dataclass
@@ -97,25 +104,25 @@ class Taken:
         flat: Rows of four integers, laid end to end; see `Recorder`.
         ended: Messages that have completed or failed.
         open: Messages that were open, each taken once.
-        waits: Waits of the host.
+        waits: Waits of the host for messages.
         step_changes: Time, value, time, value.
         phase_changes: The same.
         repeats: Rows of `REPEAT_FIELDS`, laid end to end.
     """
 
-    flat: array[int] = field(default_factory=lambda: array("q"))
+    flat: array[int] = field(default_factory=_integers)
     ended: list[Message] = field(default_factory=list)
     open: list[Message] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
-    step_changes: list[int] = field(default_factory=list)
-    phase_changes: list[int] = field(default_factory=list)
-    repeats: array[int] = field(default_factory=lambda: array("q"))
+    step_changes: array[int] = field(default_factory=_integers)
+    phase_changes: array[int] = field(default_factory=_integers)
+    repeats: array[int] = field(default_factory=_integers)
 
     @property
     def rows(self) -> int:
         """Rows that it makes at most."""
         messages = len(self.ended) + len(self.open) + len(self.repeats) // len(REPEAT_FIELDS)
-        return len(self.flat) // 4 + messages + len(self.waits)
+        return len(self.flat) // _CELLS + messages + len(self.waits)
 
     def extend(self, later: Taken) -> None:
         """Adds what was taken later."""
@@ -133,6 +140,7 @@ class Recorder:
 
     Attributes:
         flat: Rows of four integers (site, start_ns, end_ns, thread ident), laid end to end.
+        more: Further rows that came many at a time.
         emit: Appends one row: ``emit((site, start_ns, end_ns, ident))``; whoever calls it has
             looked at `limit`. Off the hot path, use `add`.
         limit: Length of `flat` beyond which the hot path drops its events.
@@ -144,14 +152,15 @@ class Recorder:
         patterns: What repeated messages have in common, by its number.
         repeats: Repeated messages that are complete: rows of `REPEAT_FIELDS`, laid end to end.
         open: Messages that have not completed, by id.
-        waits: Waits of the host, not yet written.
+        waits: Waits of the host for messages, not yet written.
         step: Number of the step that is open, or None outside any.
     """
 
     def __init__(self, buffer_rows: int) -> None:
         self.flat: list[int] = []
+        self.more = array("q")
         self.emit = self.flat.extend
-        self.limit = buffer_rows * 4
+        self.limit = buffer_rows * _CELLS
         self.buffer_rows = buffer_rows
         self.dropped = 0
         self.paused = False
@@ -200,6 +209,19 @@ class Recorder:
         else:
             self.emit((site, start_ns, end_ns, thread))
 
+    def add_rows(self, rows: memoryview) -> None:
+        """Appends rows laid end to end, and counts as dropped those for which there is no room.
+
+        Args:
+            rows: Integers of 64 bits.
+        """
+        room = max(0, self.limit - len(self.flat) - len(self.more)) // _CELLS * _CELLS
+        try:
+            self.more.frombytes(rows[:room].cast("B"))
+        except MemoryError:
+            room = 0
+        self.dropped += len(rows[room:]) // _CELLS
+
     def add_wait(self, start_ns: int, end_ns: int, message: int, name: str) -> None:
         """Appends a wait of this thread, or counts it as dropped when there is no room.
 
@@ -209,7 +231,9 @@ class Recorder:
             message: Id of the message; -1 if it is not known.
             name: What the timeline shows.
         """
-        if len(self.waits) < self.buffer_rows:
+        if message < 0:
+            self.add(self.site("wait", name), start_ns, end_ns, threading.get_ident())
+        elif len(self.waits) < self.buffer_rows:
             self.waits.append((start_ns, end_ns, message, name, threading.get_ident()))
         else:
             self.dropped += 1
@@ -286,8 +310,9 @@ class Recorder:
 
     def take(self) -> Taken:
         """Takes everything out: on the writer's thread, while others go on recording."""
+        flat, more = array("q", self.flat[:]), self.more[:]
         taken = Taken(
-            flat=array("q", self.flat[:]),
+            flat=flat + more,
             ended=self.finished[:],
             waits=self.waits[:],
             repeats=array("q", self.repeats[:]),
@@ -295,13 +320,14 @@ class Recorder:
         taken.open = [message for message in list(self.open.values()) if not message.shown_open]
         # The changes are taken after the rows: a row whose change is missing would be given
         # the wrong step, a change without rows yet does no harm.
-        taken.step_changes = self.step_changes[:]
-        taken.phase_changes = self.phase_changes[:]
+        taken.step_changes = array("q", self.step_changes[:])
+        taken.phase_changes = array("q", self.phase_changes[:])
         # Nothing leaves before all has been copied: for that there may be too little memory.
         for message in taken.open:
             message.shown_open = True
-        buffers: tuple[tuple[list[Any], int], ...] = (
-            (self.flat, len(taken.flat)),
+        buffers: tuple[tuple[list[Any] | array[int], int], ...] = (
+            (self.flat, len(flat)),
+            (self.more, len(more)),
             (self.finished, len(taken.ended)),
             (self.waits, len(taken.waits)),
             (self.repeats, len(taken.repeats)),
@@ -319,6 +345,7 @@ class Recorder:
         changes = (self.phase_changes, self.step_changes)
         for buffer in (self.flat, self.finished, self.waits, self.repeats, *changes):
             buffer.clear()
+        del self.more[:]
         self.open.clear()
         self._lock = threading.RLock()  # another thread may have held it when the fork came
 

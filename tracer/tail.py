@@ -15,6 +15,7 @@ have one of those written took half of the time.
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import struct
 import zlib
@@ -30,12 +31,15 @@ from ddltrace.tracer.own_file import OwnFile
 from ddltrace.tracer.recorder import REPEAT_FIELDS, Message, Recorder, Site, Taken
 from ddltrace.tracer.schema import KINDS, STATUSES
 
-_MAGIC: Final = b"ddltail2"
-_HEADER: Final = struct.Struct("=8s4I")
-"""The magic; cells of flat rows, cells of repeated messages, bytes of JSON; CRC-32 of all these."""
+_MAGIC: Final = b"ddltail3"
+_HEADER: Final = struct.Struct("=8s6I")
+"""The magic; cells of flat rows, of repeated messages, of changes of the step and of the phase;
+bytes of JSON; CRC-32 of all these."""
 
 _MAX_BYTES: Final = 256 << 20
 _CELL_BYTES: Final = 8
+_CELLS_OF_ROWS: Final = (4, len(REPEAT_FIELDS), 2, 2)
+_EMPTY: Final = '{"sites": [], "patterns": [], "ended": [], "open": [], "waits": []}'
 _MESSAGE_FIELDS: Final = (
     *("id", "op", "group", "enqueue_ns", "start_ns", "end_ns", "name", "seq", "peer", "tag"),
     *("bytes", "out_bytes", "dtype", "status", "tensors", "step", "phase"),
@@ -91,23 +95,22 @@ class TailWriter:
         sites, patterns = self._recorder.sites, self._recorder.patterns
         new_sites = set(taken.flat[::4]) - self._told_sites
         new_patterns = set(taken.repeats[:: len(REPEAT_FIELDS)]) - self._told_patterns
-        row = {
+        row: dict[str, Any] = {
             "sites": [[number, *sites[number]] for number in new_sites],
             "patterns": [[number, _row(patterns[number])] for number in new_patterns],
             "ended": [_row(message) for message in taken.ended],
             "open": [row for _, row in still_open(taken.open, _row)],
             "waits": taken.waits,
-            "steps": taken.step_changes,
-            "phases": taken.phase_changes,
         }
         if self._file is None:
             self._file = OwnFile(self._path)
         if self._file.length == 0:
             row |= self._head
-        text = json.dumps(row).encode()
-        body = taken.flat.tobytes() + taken.repeats.tobytes() + text
-        counts = len(taken.flat), len(taken.repeats), len(text)
-        note = _HEADER.pack(_MAGIC, *counts, zlib.crc32(body)) + body
+        # Most notes of a job in its stride have integers only.
+        text = json.dumps(row).encode() if any(row.values()) else b""
+        integers = (taken.flat, taken.repeats, taken.step_changes, taken.phase_changes)
+        body = b"".join((*integers, text))
+        note = _HEADER.pack(_MAGIC, *map(len, (*integers, text)), zlib.crc32(body)) + body
         if self._file.length + len(note) > _MAX_BYTES:
             raise OSError(errno.EFBIG, "the tail is longer than its readers allow")
         self._file.write(note)
@@ -156,9 +159,9 @@ def _read(
     number_of_pattern: dict[int, int] = {}
     patterns: list[Message] = []
     read = 0
-    for end, flat, repeats, text in _notes(content):
+    for end, (flat, repeats, steps, phases), text in _notes(content):
         read = end
-        row = json.loads(text)
+        row = json.loads(text or _EMPTY)
         if context is None:
             if row["batches"] < batches:
                 return None, 0
@@ -180,8 +183,8 @@ def _read(
                 [_message(values) for values in row["ended"]],
                 [_message(values) for values in row["open"]],
                 [(int(a), int(b), int(c), str(d), int(e)) for a, b, c, d, e in row["waits"]],
-                [int(value) for value in row["steps"]],
-                [int(value) for value in row["phases"]],
+                steps,
+                phases,
                 repeats,
             )
         )
@@ -193,25 +196,23 @@ def _read(
     return made, len(content) - read
 
 
-def _notes(content: bytes) -> Iterator[tuple[int, array[int], array[int], bytes]]:
-    """The whole notes of a tail: where each ends, its flat rows, its repeated messages, its JSON.
+def _notes(content: bytes) -> Iterator[tuple[int, list[array[int]], bytes]]:
+    """The whole notes of a tail: where each ends, its four sorts of integers, its JSON.
 
     What is behind the last whole one was being written when the rank died.
     """
     end = 0
     while len(content) - end >= _HEADER.size:
-        magic, flat_cells, repeat_cells, text_bytes, checksum = _HEADER.unpack_from(content, end)
+        magic, *counts, text_bytes, checksum = _HEADER.unpack_from(content, end)
         begin = end + _HEADER.size
-        repeats_begin = begin + _CELL_BYTES * flat_cells
-        text_begin = repeats_begin + _CELL_BYTES * repeat_cells
-        end = text_begin + text_bytes
+        ends = [begin + _CELL_BYTES * cells for cells in itertools.accumulate(counts)]
+        end = ends[-1] + text_bytes
         if magic != _MAGIC or end > len(content) or zlib.crc32(content[begin:end]) != checksum:
             return
-        if flat_cells % 4 or repeat_cells % len(REPEAT_FIELDS):
+        if any(cells % of_row for cells, of_row in zip(counts, _CELLS_OF_ROWS, strict=True)):
             raise ValueError("cells")
-        flat = array("q", content[begin:repeats_begin])
-        repeats = array("q", content[repeats_begin:text_begin])
-        yield end, flat, repeats, content[text_begin:end]
+        pieces = [content[a:b] for a, b in itertools.pairwise((begin, *ends))]
+        yield end, [array("q", piece) for piece in pieces], content[ends[-1] : end]
 
 
 def _context(row: dict[str, Any], words: Mapping[str, Sequence[str]]) -> Context:

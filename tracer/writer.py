@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -71,7 +72,9 @@ class WriterThread(threading.Thread):
         self._on_fault = on_fault
         self._on_beat = on_beat
         self._on_end = on_end
-        self._stop_requested = threading.Event()
+        # Not an event, whose wait is a hundred lines of Python: held until the end is wanted.
+        self._goes_on = threading.Lock()
+        self._goes_on.acquire()
         self._writing = threading.RLock()
         self._broken = False
         self._tail_broken = False
@@ -82,8 +85,9 @@ class WriterThread(threading.Thread):
     def run(self) -> None:
         """Writes until stopped, then once more."""
         try:
+            _come_after_the_job()
             self._batch_due_s = time.monotonic() + self._batch_interval_s
-            while not self._stop_requested.wait(_until_next(self._interval_s)):
+            while not self._goes_on.acquire(timeout=_until_next(self._interval_s)):
                 self._flush()
             self._flush(last=True)
             self._on_end(self.rows)
@@ -96,7 +100,8 @@ class WriterThread(threading.Thread):
         Returns:
             Whether the thread has ended.
         """
-        self._stop_requested.set()
+        with contextlib.suppress(RuntimeError):  # it was asked before
+            self._goes_on.release()
         self.join(timeout_s)
         return not self.is_alive()
 
@@ -213,6 +218,15 @@ class WriterThread(threading.Thread):
             self._fault(where, error)
             self._stream.cut()
         return not self._broken
+
+
+def _come_after_the_job() -> None:
+    """Has this thread not interrupt others that work when it wakes up.
+
+    It has time until the next write; a rank that is interrupted makes all others wait for it.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # not on this system
+        os.sched_setscheduler(threading.get_native_id(), os.SCHED_BATCH, os.sched_param(0))
 
 
 def _until_next(interval_s: float) -> float:

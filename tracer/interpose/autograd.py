@@ -103,7 +103,7 @@ def _timed(
     session: Session, original: Callable[..., Any], note_pass: Callable[[], None]
 ) -> Callable[..., Any]:
     recorder, state = session.recorder, session.backward
-    site = recorder.site("phase", "backward")
+    site, wait_site = recorder.site("phase", "backward"), recorder.site("wait", "backward")
     detailed = session.config.level != "comm"
 
     def begin(start: int) -> None:
@@ -140,7 +140,7 @@ def _timed(
             if native is not None:
                 last_ns = max(last_ns, native.newest_ns)
             if last_ns:
-                recorder.add_wait(last_ns, end_ns, -1, "backward")
+                recorder.add(wait_site, last_ns, end_ns, threading.get_ident())
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:

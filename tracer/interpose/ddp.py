@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -100,6 +101,7 @@ def _observed(session: Session, original: Callable[..., Any]) -> Callable[..., A
 def _waited(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
     """Records the host's wait in a function that blocks in C++ until its messages are done."""
     here = session.registry.carried
+    site = session.recorder.site("wait", "broadcast_coalesced")
 
     def begin() -> None:
         try:
@@ -117,7 +119,7 @@ def _waited(session: Session, original: Callable[..., Any]) -> Callable[..., Any
             if session.known is not None:
                 session.known.end_broadcasts(end_ns)
             if not session.recorder.paused:
-                session.recorder.add_wait(start, end_ns, -1, "broadcast_coalesced")
+                session.recorder.add(site, start, end_ns, threading.get_ident())
         except Exception as error:  # noqa: BLE001 - the job goes on
             session.fault("broadcast_coalesced", error)
 

@@ -43,30 +43,44 @@ struct Control {
   Shared newest_ns; // when the newest became ready
 };
 
-Control control;
-// Of each gradient, at its number modulo the size:
-Shared what[kRingSize]; // which leaf's, from 1; 0: it is not written yet, or has been read
-Shared ready[kRingSize]; // the time
-Shared threads[kRingSize];
+// As a row of `Recorder.flat`: an instant.
+struct Row {
+  Shared site; // the leaf's; kNone: it is not written yet, or has been read
+  Shared start_ns;
+  Shared end_ns;
+  Shared thread;
+};
 
-void note(int64_t leaf, int64_t now) {
+constexpr int64_t kNone = -1;
+
+Control control;
+Row rows[kRingSize]; // of each gradient, at its number modulo the size
+
+const bool emptied = [] {
+  for (Row& row : rows) {
+    row.site = kNone;
+  }
+  return true;
+}();
+
+void note(int64_t site, int64_t now) {
   int64_t number = control.written.load();
   do {
-    if (what[number % kRingSize].load() != 0) {
+    if (rows[number % kRingSize].site.load() != kNone) {
       ++control.missed;
       return;
     }
   } while (!control.written.compare_exchange_weak(number, number + 1));
-  const int64_t place = number % kRingSize;
-  ready[place] = now;
-  threads[place] = static_cast<int64_t>(pthread_self());
-  what[place] = leaf;
+  Row& row = rows[number % kRingSize];
+  row.start_ns = row.end_ns = now;
+  row.thread = static_cast<int64_t>(pthread_self());
+  row.site = site;
 }
 
 class Hook : public torch::autograd::PostAccumulateGradHook {
  public:
-  void add(int64_t leaf) {
-    leaves_.push_back(leaf);
+  void add(int64_t site) {
+    sites_.push_back(site);
   }
 
   void operator()(const at::Tensor&) override {
@@ -75,8 +89,8 @@ class Hook : public torch::autograd::PostAccumulateGradHook {
     }
     const int64_t now = now_ns();
     control.newest_ns = now;
-    for (const int64_t leaf : leaves_) {
-      note(leaf, now);
+    for (const int64_t site : sites_) {
+      note(site, now);
     }
   }
 
@@ -87,7 +101,7 @@ class Hook : public torch::autograd::PostAccumulateGradHook {
   void apply_with_saved(at::Tensor&, torch::dynamo::autograd::SwapSavedVariables&) override {}
 
  private:
-  std::vector<int64_t> leaves_; // one of FullyShardedDataParallel holds several parameters
+  std::vector<int64_t> sites_; // one of FullyShardedDataParallel holds several parameters
 };
 
 } // namespace
@@ -95,18 +109,16 @@ class Hook : public torch::autograd::PostAccumulateGradHook {
 extern "C" {
 
 // As ddltrace_memory.
-void ddltrace_gradient_memory(void* pieces[4], int64_t lengths[4]) {
+void ddltrace_gradient_memory(void* pieces[2], int64_t lengths[2]) {
   constexpr int64_t kInteger = sizeof(int64_t);
   pieces[0] = &control;
   lengths[0] = sizeof(control) / kInteger;
-  pieces[1] = what;
-  pieces[2] = ready;
-  pieces[3] = threads;
-  lengths[1] = lengths[2] = lengths[3] = kRingSize;
+  pieces[1] = rows;
+  lengths[1] = sizeof(rows) / kInteger;
 }
 
 // Takes down when the gradient of a leaf is ready. Returns whether it does.
-int ddltrace_watch_gradient(int64_t tensor_impl, int64_t leaf) {
+int ddltrace_watch_gradient(int64_t tensor_impl, int64_t site) {
   using namespace torch::autograd;
   if (impl::set_post_acc_grad_hooks == nullptr || impl::post_acc_grad_hooks == nullptr) {
     return 0;
@@ -121,7 +133,7 @@ int ddltrace_watch_gradient(int64_t tensor_impl, int64_t leaf) {
     if (hook == nullptr) {
       return 0;
     }
-    hook->add(leaf);
+    hook->add(site);
     return 1;
   } catch (...) {
     return 0;

@@ -20,7 +20,7 @@ class NativeLibrary:
             first slots are theirs, in the same order.
         collectives: Of each group that C++ counts for: how many collectives it has had.
         gradient_control: Four integers; see `Control` in `gradients.cpp`.
-        gradients: Of what became ready: which leaf's, when, on which thread; see there.
+        gradients: What became ready, a row of `Recorder.flat` each; see there.
 
     Raises:
         OSError: It does not fit this PyTorch.
@@ -50,7 +50,7 @@ class NativeLibrary:
         except AttributeError as error:
             raise OSError(f"{path} is not what was built: {error}") from error
         self.control, self.slots, self.ring, self.collectives = _pieces(memory, 4)
-        self.gradient_control, *self.gradients = _pieces(gradient_memory, 4)
+        self.gradient_control, self.gradients = _pieces(gradient_memory, 2)
 
 
 def _pieces(function: Any, count: int) -> list[memoryview]:

@@ -278,7 +278,7 @@ def test_damage_to_a_tail_is_never_a_traceback(tmp_path: Path) -> None:
 def test_a_hostile_tail_is_refused(text: bytes, tmp_path: Path) -> None:
     path = tmp_path / (SEGMENT + TAIL_SUFFIX)
     body = np.array([1, 2, 3, 4], np.int64).tobytes() + text
-    path.write_bytes(_HEADER.pack(_MAGIC, 4, 0, len(text), zlib.crc32(body)) + body)
+    path.write_bytes(_HEADER.pack(_MAGIC, 4, 0, 0, 0, len(text), zlib.crc32(body)) + body)
     with pytest.raises(ValueError, match="the tail is damaged"):
         read_tail(path.read_bytes(), 0, {})
     StreamWriter(tmp_path / (SEGMENT + STREAM_SUFFIX)).close()

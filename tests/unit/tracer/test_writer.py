@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -379,6 +380,22 @@ def test_all_ranks_write_at_the_same_moments(monkeypatch: pytest.MonkeyPatch) ->
         assert 0.03 <= left_s <= 0.27  # a thread that was woken too early does not write twice
 
 
+def test_rows_that_come_many_at_a_time_are_counted_where_there_is_no_room() -> None:
+    recorder = Recorder(5)
+    site = recorder.site("gradient", "w", 0)
+    recorder.record("layer", "x", 1, 2)
+    rows = array("q", [cell for at in range(6) for cell in (site, at, at, 7)])
+    recorder.add_rows(memoryview(rows))
+    assert recorder.dropped == 2
+    batch = built(recorder)
+    assert batch["name"].to_pylist() == ["x", *["w"] * 4]
+    assert batch["start_ns"].to_pylist() == [1, 0, 1, 2, 3]
+    assert recorder.take().rows == 0
+    recorder.close_after_fork()
+    recorder.add_rows(memoryview(rows))
+    assert recorder.take().rows == 0
+
+
 def test_what_cannot_be_taken_for_want_of_memory_is_taken_later() -> None:
     recorder = Recorder(100)
     recorder.set_step(0, 1)
@@ -396,5 +413,5 @@ def test_what_cannot_be_taken_for_want_of_memory_is_taken_later() -> None:
     recorder.phase_changes = changes
     taken = recorder.take()
     assert (len(taken.flat), len(taken.ended), len(taken.open)) == (4, 1, 1)
-    assert taken.step_changes == [1, 0]
+    assert list(taken.step_changes) == [1, 0]
     assert recorder.take().rows == 0
