@@ -26,6 +26,7 @@ from ddltrace.analyzer.measures.breakdown import (
     rank_sets,
 )
 from ddltrace.analyzer.measures.collectives import collective_rows, in_steps, joining, p2p_rows
+from ddltrace.analyzer.measures.failures import find_failure, has_lasted
 from ddltrace.analyzer.measures.hangs import find_hangs, find_standstill
 from ddltrace.analyzer.measures.idle import idle_row, idle_shares
 from ddltrace.analyzer.measures.path_parts import path_parts, path_totals
@@ -88,6 +89,9 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
         for rank, scan in scans.items()
     }
     hangs = find_hangs(trace, scans, joined, origin_ns)
+    failure = find_failure(trace, hangs, origin_ns)
+    if failure is not None:
+        hangs = tuple(hang for hang in hangs if has_lasted(hang))
     steady = steps.number[steps.steady]
     counted = in_steps(rank_steps["step"].astype(np.int64), steady)
     window = counted if len(steps) else np.ones(len(rank_steps["step"]), dtype=bool)
@@ -132,6 +136,7 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
             [paths[number] for number in steady.tolist()], steps.lead[steps.steady].tolist(), joined
         ),
         hangs=hangs,
+        failure=failure,
         standstill=None if hangs else find_standstill(trace, scans),
         paths=paths,
         joined=joined,

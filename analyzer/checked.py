@@ -101,6 +101,8 @@ _OF_RANK: Final[dict[str, Callable[[Any], bool]]] = {
     "status": _is_text,
     "level": _is_text,
     "events": _optional(_is_count),
+    "ended_ns": _optional(_is_time),
+    "exit_status": _optional(_is_count),
     "dropped": _is_count,
     "lost_bytes": _is_count,
 }

@@ -73,6 +73,12 @@ class Columns:
         return np.asarray((self.end == NULL_NS) & ~done)
 
     @cached_property
+    def failed(self) -> BoolArray:
+        """What ended with an error."""
+        codes, values = self.codes("status")
+        return np.array([*(value == "failed" for value in values), False])[codes]
+
+    @cached_property
     def kind(self) -> IntArray:
         """Code of every event's kind in `KIND`; negative for kinds of another version."""
         return self._fixed("kind", KIND)

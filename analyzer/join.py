@@ -117,6 +117,7 @@ class AllMessages:
     start: IntArray
     end: IntArray
     unfinished: BoolArray
+    failed: BoolArray
     op: IntArray
     ops: list[str]
     group: IntArray
@@ -242,6 +243,7 @@ def _concatenate(trace: Trace, messages: Mapping[int, Messages]) -> AllMessages:
         start=column("start"),
         end=column("end"),
         unfinished=column("unfinished").astype(bool),
+        failed=column("failed").astype(bool),
         op=op,
         ops=list(ops),
         group=group,

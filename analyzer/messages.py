@@ -21,6 +21,7 @@ class Messages:
         start: When each entered the communication library or began to execute, ns.
         end: When it completed; `NULL_NS` for an open one, and where nobody knows when.
         unfinished: Whether it had not completed when last seen.
+        failed: Whether it ended with an error.
         enqueue: When the host handed it over; its start where that is not known.
         id: Its number in the rank.
         op: Index into `ops`.
@@ -43,6 +44,7 @@ class Messages:
     start: IntArray
     end: IntArray
     unfinished: BoolArray
+    failed: BoolArray
     enqueue: IntArray
     id: IntArray
     op: IntArray
@@ -97,6 +99,7 @@ def read_messages(columns: Columns) -> Messages:
         start=start,
         end=columns.end[rows],
         unfinished=columns.unfinished[rows],
+        failed=columns.failed[rows],
         enqueue=np.where(enqueue == NULL_NS, start, enqueue),
         id=columns.ints("id", rows),
         op=op,

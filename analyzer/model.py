@@ -635,6 +635,25 @@ class Hang:
     called: dict[int, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Failure:
+    """The rank that ended first in a job that failed.
+
+    Attributes:
+        rank: The rank.
+        exit_status: How it ended; 128 + n when signal n killed it; null if nobody saw it.
+        at_us: When, from the trace's origin.
+        before_us: How long before the next rank; None if no other ended after it.
+        doing: What it was doing.
+    """
+
+    rank: int
+    exit_status: int | None
+    at_us: float
+    before_us: float | None
+    doing: str
+
+
 def stuck_ranks(hangs: Iterable[Hang]) -> frozenset[int]:
     """The ranks that are in any of them."""
     return frozenset(rank for hang in hangs for rank in hang.entered)
@@ -743,6 +762,7 @@ class Analysis:
         traffic: Bytes by pair of ranks.
         critical_path: The largest parts of the critical paths of the steady steps.
         hangs: Collectives that never completed, causes first.
+        failure: Which rank ended first, in a job that failed; null if nobody saw it.
         standstill: Where all ranks are that have fallen silent; null if some go on, or if the job
             ended, or if collectives hang.
         findings: What to act on, the largest possible saving first.
@@ -770,6 +790,7 @@ class Analysis:
     traffic: tuple[TrafficRow, ...]
     critical_path: tuple[PathPart, ...]
     hangs: tuple[Hang, ...]
+    failure: Failure | None
     standstill: Standstill | None
     findings: tuple[Finding, ...]
     slow_steps: SlowSteps

@@ -6,6 +6,7 @@ from ddltrace.analyzer.advice import cause_text, path_shares
 from ddltrace.analyzer.measures.stragglers import holds_others_up
 from ddltrace.analyzer.model import (
     Analysis,
+    Failure,
     Hang,
     SlowStep,
     Standstill,
@@ -15,6 +16,7 @@ from ddltrace.analyzer.model import (
 )
 from ddltrace.analyzer.table import shorten
 from ddltrace.analyzer.units import printable, share_text, time_text
+from ddltrace.tracer.store import status_text
 
 _NAMES = {
     "compute": "compute",
@@ -35,7 +37,8 @@ _SHOWN_SHARE = 0.0005  # below, it would be written as 0.0 %
 
 
 def sentences(analysis: Analysis) -> tuple[str, ...]:
-    """Three sentences, led by a fourth where the job hangs. Names are safe to print."""
+    """Three sentences, led by others where the job failed or hangs. Names are safe to print."""
+    failure = [] if analysis.failure is None else [_failure(analysis.failure)]
     hang = []
     if analysis.hangs:
         first, more = analysis.hangs[0], len(analysis.hangs) - 1
@@ -44,7 +47,7 @@ def sentences(analysis: Analysis) -> tuple[str, ...]:
         hang = [f"{circle}{hang_text(first)}{f' ({more} more hang)' if more else ''}."]
     elif analysis.standstill is not None:
         hang = [_standstill(analysis.standstill)]
-    return (*hang, _where(analysis), _cause(analysis), _advice(analysis))
+    return (*failure, *hang, _where(analysis), _cause(analysis), _advice(analysis))
 
 
 def ranks_text(ranks: tuple[int, ...]) -> str:
@@ -107,6 +110,17 @@ def hang_text(hang: Hang) -> str:
         f"{what} hangs: {ranks_text(hang.entered)} entered it{waited}, "
         f"{ranks_text(hang.missing)} never did{': ' + told if told else ''}"
     )
+
+
+def _failure(failure: Failure) -> str:
+    how = "ended without closing its trace"
+    if failure.exit_status is not None:
+        how = status_text(failure.exit_status)
+        how = f"was {how}" if how.startswith("killed") else f"ended with {how}"
+    before = "" if failure.before_us is None else f", {time_text(failure.before_us)} before others"
+    doing = printable(failure.doing)
+    doing = f"was {doing.removeprefix('is ')}" if doing.startswith("is ") else doing
+    return f"Rank {failure.rank} {how}{before}: it {doing}."
 
 
 def _standstill(standstill: Standstill) -> str:

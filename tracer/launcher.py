@@ -10,13 +10,17 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ddltrace.tracer.config import CaptureConfig, words_in
 from ddltrace.tracer.directories import cannot_be_made, is_taken, make_empty
 from ddltrace.tracer.errors import UnwritableError, UsageError
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.rank_ends import End
 
 _FORWARDED: Final = (
     signal.SIGINT,
@@ -129,9 +133,11 @@ def run_job(
         ) from error
     reserve(config.directory / RUN_FILE)
     reasons: list[str] = []
+    ends: dict[str, End] = {}
     with _place_for_words() as words:
         try:
-            run.exit_status = _supervise(command, environment_of_job(replace(config, words=words)))
+            environment = environment_of_job(replace(config, words=words))
+            run.exit_status = _supervise(command, environment, _watching(config.directory, ends))
         except UsageError:
             take_back(config.directory)
             raise
@@ -140,7 +146,7 @@ def run_job(
     run.ended_unix_ns = time.time_ns()
     status = run.exit_status
     try:
-        run = finalize(config.directory, run)
+        run = finalize(config.directory, run, ends)
         reasons += words_in(config.directory)
     except Exception as error:  # noqa: BLE001 - the status is the job's, whatever happened
         if not config.directory.exists():
@@ -154,6 +160,28 @@ def run_job(
         return JobResult(status, len(run.ranks), (note,), (note,))
     num_ranks = len({info.rank for info in run.ranks})
     return JobResult(status, num_ranks, tuple(run.notes), tuple(reasons), harmed=bool(reasons))
+
+
+@contextlib.contextmanager
+def _watching(directory: Path, ends: dict[str, End]) -> Iterator[None]:
+    """Watches the ranks that record into a directory; the job goes on if that cannot be.
+
+    Args:
+        directory: The trace's.
+        ends: Gets the end of each process, by its segment.
+    """
+    from ddltrace.tracer.rank_ends import RankEnds
+
+    watch = None
+    with contextlib.suppress(OSError, RuntimeError):  # there are no more descriptors or threads
+        watch = RankEnds(directory)
+        watch.start()
+    try:
+        yield
+    finally:
+        if watch is not None:
+            watch.stop()
+            ends.update(watch.ends)
 
 
 @contextlib.contextmanager
@@ -196,8 +224,14 @@ def environment_of_job(config: CaptureConfig) -> dict[str, str]:
     return environment
 
 
-def _supervise(command: Sequence[str], environment: dict[str, str]) -> int:
+def _supervise(
+    command: Sequence[str],
+    environment: dict[str, str],
+    watching: AbstractContextManager[None] | None = None,
+) -> int:
     """Runs the command to its end, passing on signals.
+
+    Threads are to be started by `watching`: after the fork, and with the signals blocked.
 
     The child stays in the launcher's process group, so that it has the terminal: a Ctrl-C then
     reaches it without us, and only signals that somebody sent to us alone are forwarded.
@@ -214,7 +248,8 @@ def _supervise(command: Sequence[str], environment: dict[str, str]) -> int:
             raise UsageError(f"command not found: {command[0]}") from error
         except OSError as error:
             raise UsageError(f"{command[0]} cannot be run: {error.strerror}") from error
-        status = _wait(child)
+        with watching or contextlib.nullcontext():
+            status = _wait(child)
         _forget_pending()
     finally:
         unblock()

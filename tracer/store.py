@@ -23,10 +23,11 @@ import os
 import platform
 import re
 import shutil
+import signal
 import stat
 import time
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -67,6 +68,7 @@ _MAX_TIME_NS: Final = 1 << 62
 _SURELY_IDLE_S: Final = 5.0
 _SURELY_OVER_S: Final = 2.0
 _BUFFER_BYTES: Final = 1 << 20
+_SIGNALLED: Final = 128
 _FILE_MAGIC: Final = b"ARROW1"
 _Content: TypeAlias = bytes | mmap.mmap
 _DECODING_ERRORS: Final = (pa.ArrowException, OSError, MemoryError, OverflowError)
@@ -123,6 +125,8 @@ class RankInfo:
         silence: What the process did when it last recorded nothing for some seconds; see
             ``docs/trace-format.md``.
         gloo_times: Whether Gloo itself told when its messages began and ended.
+        ended_ns: When the process ended, on its clock, if the launcher saw it.
+        exit_status: How; 128 + n when signal n killed it.
     """
 
     rank: int
@@ -150,6 +154,8 @@ class RankInfo:
     silence: dict[str, Any] | None = None
     cost: dict[str, Any] | None = None
     gloo_times: bool = False
+    ended_ns: int | None = None
+    exit_status: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object that `rank_from_json` reads back."""
@@ -469,10 +475,22 @@ def read_sidecars(directory: Path, notes: list[str]) -> list[RankInfo]:
     infos = []
     for path in sorted(directory.glob(f"rank-*{SIDECAR_SUFFIX}")):
         try:
-            infos.append(rank_from_json(_read_json(path)))
-        except (TraceError, KeyError, TypeError, ValueError, AttributeError) as error:
-            notes.append(f"{path.name} cannot be read ({error!r:.80}): its rank is left out")
+            infos.append(read_sidecar(path))
+        except TraceError as error:
+            notes.append(f"{path.name} cannot be read ({error!s:.80}): its rank is left out")
     return infos
+
+
+def read_sidecar(path: Path) -> RankInfo:
+    """Reads a rank process's own file.
+
+    Raises:
+        TraceError: It is damaged.
+    """
+    try:
+        return rank_from_json(_read_json(path))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TraceError(repr(error)) from error
 
 
 def rank_from_json(value: dict[str, Any]) -> RankInfo:
@@ -799,12 +817,15 @@ def finalize_rank(directory: Path, info: RankInfo) -> None:
             tail.replace(tail.with_suffix(".tail-damaged"))
 
 
-def finalize(directory: Path, run: RunInfo) -> RunInfo:
+def finalize(
+    directory: Path, run: RunInfo, ends: Mapping[str, tuple[int, int | None]] | None = None
+) -> RunInfo:
     """Makes the final trace of what the ranks left, and writes ``run.json``.
 
     Args:
         directory: The trace directory.
         run: What the launcher knows; its `ranks` are replaced by what the ranks wrote.
+        ends: When each process ended and of what, by its segment, as far as it was seen.
 
     Returns:
         The run as written; or, if the command ended before its ranks, as it is now: who reads it
@@ -812,6 +833,9 @@ def finalize(directory: Path, run: RunInfo) -> RunInfo:
     """
     run.ranks = read_sidecars(directory, run.notes)
     run.ranks.sort(key=lambda info: (info.rank, info.attempt, info.pid or 0))
+    for info in run.ranks:
+        if ends and info.segment in ends:
+            info.ended_ns, info.exit_status = ends[info.segment]
     left = _still_recording(directory, run)
     if left:
         # Nobody watches the job any more, and nobody knows when it ends.
@@ -893,7 +917,7 @@ def _account(directory: Path, run: RunInfo) -> None:
     for info in run.ranks:
         who = f"rank {info.rank}" + (f" (attempt {info.attempt})" if len(attempts) > 1 else "")
         if info.status == "killed":
-            run.notes.append(f"{who} ended without closing its trace")
+            run.notes.append(f"{who} ended without closing its trace{_how(info)}")
         if info.lost_bytes:
             run.notes.append(f"{who}: the last {info.lost_bytes} bytes are unreadable")
         if info.dropped:
@@ -901,6 +925,19 @@ def _account(directory: Path, run: RunInfo) -> None:
         if info.errors:
             run.notes.append(f"{who}: {len(info.errors)} tracer errors: {info.errors[0]}")
     run.status = "partial" if run.notes else "complete"
+
+
+def _how(info: RankInfo) -> str:
+    """How a process ended, if somebody saw it."""
+    return "" if info.exit_status is None else f": {status_text(info.exit_status)}"
+
+
+def status_text(status: int) -> str:
+    """An exit status in words: ``killed by SIGKILL``, ``exit status 3``."""
+    if status > _SIGNALLED:
+        with contextlib.suppress(ValueError):
+            return f"killed by {signal.Signals(status - _SIGNALLED).name}"
+    return f"exit status {status}"
 
 
 def _gone(directory: Path, run: RunInfo) -> list[str]:

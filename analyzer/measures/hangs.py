@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,10 +42,13 @@ def find_hangs(
 
     A member is *missing* when the trace has events of it and it never entered the collective,
     or never sent what another one waits to receive. While a job runs, some messages are in
-    flight at any moment; those only count when they have been so for far too long.
+    flight at any moment; those only count when they have been so for far too long. One that
+    failed after a long wait hung, too, until its rank gave up.
     """
     messages, collectives = joined.messages, joined.collectives
-    is_open = messages.unfinished
+    timed = messages.end != NULL_NS
+    gave_up = messages.failed & timed & (messages.end - messages.start >= _MIN_WAIT_NS)
+    is_open = messages.unfinished | gave_up
     found = np.unique(joined.collective[is_open & (joined.collective != NULL)])
     lonely = np.flatnonzero(
         is_open & messages.is_p2p & (joined.partner == NULL) & (messages.peer != NULL)
@@ -53,29 +56,37 @@ def find_hangs(
     if not len(found) and not len(lonely):
         return ()
     now = _end_of_trace(trace, scans)
-    timed = messages.end != NULL_NS
-    durations = messages.end[timed] - messages.start[timed]
+    worked = timed & ~gave_up
+    durations = messages.end[worked] - messages.start[worked]
     if trace.run.status == "running":
         patience = max(_PATIENCE * int(durations.max(initial=0)), _MIN_WAIT_NS)
     else:
         usual = float(np.quantile(durations, _USUAL)) if len(durations) else 0.0
         patience = min(int(usual), _MIN_WAIT_NS)
 
-    def waited_us(since_ns: int) -> float | None:
-        return None if now is None else max(now - since_ns, 0) / 1e3
+    ended = _ends(trace)
 
-    def hangs_since(since_ns: int) -> bool:
-        return trace.run.status != "running" if now is None else now - since_ns >= patience
+    def waited_ns(rows: Iterable[int], since_ns: int) -> int | None:
+        """How long the last rank waited: until it gave up, its own end, or that of the job."""
+        ends = [
+            int(messages.end[row]) if timed[row] else ended.get(int(messages.rank[row]), now)
+            for row in rows
+        ]
+        return max((max(0, end - since_ns) for end in ends if end is not None), default=None)
+
+    def is_hang(waited: int | None) -> bool:
+        return trace.run.status != "running" if waited is None else waited >= patience
 
     hangs = []
     counts = np.diff(np.append(collectives.first_row, len(joined.order)))
     for i in found.tolist():
         last = int(collectives.last[i])
-        if not hangs_since(last):
-            continue
         rows = joined.order[collectives.first_row[i] : collectives.first_row[i] + counts[i]]
         group = int(collectives.group[i])
         called = {int(messages.rank[row]): messages.ops[messages.op[row]] for row in rows}
+        waited = waited_ns(rows, last)
+        if not is_hang(waited):
+            continue
         members = messages.members[group] or tuple(trace.ranks)
         hangs.append(
             Hang(
@@ -85,22 +96,23 @@ def find_hangs(
                 entered=tuple(sorted(called)),
                 missing=tuple(sorted(set(members) - set(called))),
                 since_us=(last - origin_ns) / 1e3,
-                waited_us=waited_us(last),
+                waited_us=None if waited is None else waited / 1e3,
                 called=dict(sorted(called.items())) if len(set(called.values())) > 1 else {},
             )
         )
     for row in lonely.tolist():
-        start = int(messages.start[row])
-        if hangs_since(start):
+        start, rank = int(messages.start[row]), int(messages.rank[row])
+        waited = waited_ns([row], start)
+        if is_hang(waited):
             hangs.append(
                 Hang(
                     op=messages.ops[messages.op[row]],
                     group=messages.groups[messages.group[row]],
                     seq=None if messages.seq[row] == NULL else int(messages.seq[row]),
-                    entered=(int(messages.rank[row]),),
+                    entered=(rank,),
                     missing=(int(messages.peer[row]),),
                     since_us=(start - origin_ns) / 1e3,
-                    waited_us=waited_us(start),
+                    waited_us=None if waited is None else waited / 1e3,
                 )
             )
     # A rank that hangs itself did not come because of that: not it is to be asked first.
@@ -135,12 +147,17 @@ def _with_doings(trace: Trace, hang: Hang, stuck: frozenset[int]) -> Hang:
     present = set(trace.ranks)
     missing = sorted(hang.missing, key=lambda rank: rank in stuck)
     shown = (*missing[:_MAX_SHOWN], *hang.entered[:_MAX_SHOWN])
-    doing = {rank: _doing(trace, rank) if rank in present else "left no trace" for rank in shown}
-    return Hang(**{**vars(hang), "doing": doing})
+    doings = {rank: doing(trace, rank) if rank in present else "left no trace" for rank in shown}
+    return Hang(**{**vars(hang), "doing": doings})
 
 
-def _doing(trace: Trace, rank: int) -> str:
-    """What a rank was in the middle of, or what it did last."""
+def doing(trace: Trace, rank: int) -> str:
+    """What a rank was in the middle of, or what it did last.
+
+    Args:
+        trace: The job's.
+        rank: One of which something was recorded.
+    """
     columns = _last_events(trace, rank)
     rows = columns.rows(*_DOINGS, "message")
     row = None
@@ -213,6 +230,15 @@ def _event_text(columns: Columns, row: int) -> str:
         what += f" number {number} of group {word('group')}"
     verb = "is in" if unfinished else "last did"
     return f"{verb} {what}{'' if step == NULL else f' of step {step}'}"
+
+
+def _ends(trace: Trace) -> dict[int, int]:
+    """When the last process of each rank ended, on rank 0's clock, where somebody saw it."""
+    return {
+        info.rank: trace.moment(info, info.ended_ns)
+        for info in trace.run.ranks
+        if info.ended_ns is not None
+    }
 
 
 def _end_of_trace(trace: Trace, scans: Mapping[int, RankScan]) -> int | None:

@@ -277,6 +277,63 @@ def test_messages_in_flight_when_all_was_ended_are_no_hang(build, waited, hangs)
     assert len(built.trace().analyze().hangs) == hangs
 
 
+def _ended(build, statuses, *, hangs_us=0):
+    """A trace whose ranks 0 and 1 ended at 3 s and 2 s, rank 1 after entering a message or not."""
+    built = build(2)
+    for rank, (ended_ns, status) in enumerate(zip((3 * 10**9, 2 * 10**9), statuses, strict=True)):
+        built[rank].message("all_reduce", 10, 20, seq=0, bytes=4)
+        built[rank].info_changes = {"ended_ns": ended_ns, "exit_status": status}
+    if hangs_us:
+        built[1].message("all_reduce", 1_000_000, 1_000_000 + hangs_us, seq=1, status="failed")
+    return built.trace().analyze()
+
+
+@pytest.mark.parametrize(
+    ("statuses", "told"),
+    [
+        ((143, 137), "Rank 1 was killed by SIGKILL, 1.00 s before others: it last did message"),
+        ((0, 3), "Rank 1 ended with exit status 3, 1.00 s before others: it last did message"),
+        ((3, 0), "Rank 0 ended with exit status 3: it last did message"),
+        ((0, 0), None),
+    ],
+)
+def test_the_rank_that_ended_first_in_a_job_that_failed_is_told(build, statuses, told):
+    analysis = _ended(build, statuses)
+    if told is None:
+        assert analysis.failure is None
+    else:
+        assert analysis.failure.at_us == pytest.approx(2e6 if statuses[1] else 3e6, rel=1e-3)
+        assert sentences(analysis)[0].startswith(told)
+
+
+def test_ranks_that_are_ended_together_have_not_failed(build):
+    built = build(2)
+    for rank in (0, 1):
+        built[rank].add("layer", 0, 10, name="a")
+        built[rank].info_changes = {"ended_ns": 2 * 10**9 + rank * 10**6, "exit_status": 143}
+    assert built.trace().analyze().failure is None
+
+
+def test_an_end_that_nobody_saw_leaves_open_who_was_first(build):
+    assert _ended(build, (143, None)).failure is None  # rank 1 has closed its trace
+    built = build(2, "other")
+    for rank in (0, 1):
+        built[rank].add("layer", 0, 10, name="a")
+    built[1].info_changes = {"ended_ns": 2 * 10**9, "exit_status": 137}
+    assert built.trace().analyze().failure is None
+
+
+@pytest.mark.parametrize("waited_us", [500_000, 1_200_000])
+def test_a_rank_that_gave_up_waiting_has_hung_and_is_not_to_blame(build, waited_us):
+    analysis = _ended(build, (143, 1), hangs_us=waited_us)
+    if waited_us < 1_000_000:
+        assert (analysis.hangs, analysis.failure.rank) == ((), 1)
+    else:
+        assert analysis.failure is None
+        (hang,) = analysis.hangs
+        assert (hang.entered, hang.missing, hang.waited_us) == ((1,), (0,), waited_us)
+
+
 @pytest.mark.parametrize("spoke_again", [False, True])
 def test_ranks_that_all_fell_silent_without_a_message_are_told(build, spoke_again):
     built = build(2)

@@ -1,0 +1,64 @@
+"""Which rank's end made a job fail: the first, as the launchers saw them end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ddltrace.analyzer.measures.hangs import doing
+from ddltrace.analyzer.model import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddltrace.analyzer.model import Hang
+    from ddltrace.analyzer.trace import Trace
+
+_SIGNALLED: Final = 128
+_LONG_US: Final = 1e6
+_AT_ONCE_NS: Final = 1_000_000_000
+"""Ranks that the same signal ends within this time were ended together, by somebody outside."""
+
+
+def has_lasted(hang: Hang) -> bool:
+    """Whether ranks hung for so long that it is not only what the end of one has left behind."""
+    return hang.waited_us is None or hang.waited_us >= _LONG_US
+
+
+def find_failure(trace: Trace, hangs: Sequence[Hang], origin_ns: int) -> Failure | None:
+    """Finds the rank that ended first in a job that failed.
+
+    Args:
+        trace: The job's.
+        hangs: What hung. A rank that gave up waiting ended first, too, but of another's fault.
+        origin_ns: Where the trace begins.
+
+    Returns:
+        It; None if the job did not fail, all ranks were ended together, or the end of one of them
+        was not seen.
+    """
+    attempt = max((info.attempt for info in trace.run.ranks), default=0)
+    ends = []
+    for info in trace.run.ranks:
+        if info.attempt == attempt:
+            if info.ended_ns is None:
+                return None
+            ends.append((trace.moment(info, info.ended_ns), info))
+    ends.sort(key=lambda end: end[0])
+    first_ns, first = next((end for end in ends if end[1].exit_status != 0), (0, None))
+    if first is None or (first.exit_status is None and first.status != "killed"):
+        return None
+    rank, status = first.rank, first.exit_status
+    if len(ends) > 1 and (status or 0) > _SIGNALLED:
+        same = [end_ns - first_ns for end_ns, info in ends if info.exit_status == status]
+        if len(same) == len(ends) and max(same) < _AT_ONCE_NS:
+            return None
+    if any(rank in hang.entered for hang in hangs if hang.missing and has_lasted(hang)):
+        return None
+    later = [end_ns for end_ns, info in ends if end_ns > first_ns and info.rank != rank]
+    return Failure(
+        rank=rank,
+        exit_status=status,
+        at_us=(first_ns - origin_ns) / 1e3,
+        before_us=(later[0] - first_ns) / 1e3 if later else None,
+        doing=doing(trace, rank),
+    )

@@ -1,0 +1,136 @@
+"""Sees from outside when each rank's process ends, and of what.
+
+A rank that is killed cannot tell so, and those that waited for it end soon after it: which was
+first is known only to who watches them all. The launcher is told by the kernel, through a file
+descriptor of each process, and need not ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import select
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ddltrace.tracer.clocks import clock_domain
+from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.store import SIDECAR_SUFFIX, pid_namespace, read_sidecar
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.store import RankInfo
+
+_SHORTEST_S: Final = 0.1
+_LONGEST_S: Final = 2.0
+_STATE: Final = 0  # of the fields of /proc/PID/stat behind the name
+_EXIT_CODE: Final = 49
+
+
+class End(NamedTuple):
+    """The end of a process.
+
+    Attributes:
+        ended_ns: When, on its monotonic clock.
+        exit_status: 128 + n when signal n killed it; None if it is not known.
+    """
+
+    ended_ns: int
+    exit_status: int | None
+
+
+class RankEnds(threading.Thread):
+    """Watches the processes of this host that record into a directory.
+
+    Args:
+        directory: The trace's.
+
+    Attributes:
+        ends: Of each process that has ended, by the name of its segment.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(name="ddltrace-rank-ends", daemon=True)
+        self._directory = directory
+        self._own_domain = clock_domain()
+        self._seen: set[str] = set()
+        self._watched: dict[int, tuple[str, int]] = {}
+        self._poll = select.poll()
+        self._told, self._tell = os.pipe()
+        self._poll.register(self._told, select.POLLIN)
+        self.ends: dict[str, End] = {}
+
+    def run(self) -> None:
+        """Watches until it is stopped; what it cannot see, nobody is told of."""
+        with contextlib.suppress(Exception):
+            self._watch()
+        for descriptor in (*self._watched, self._told):
+            os.close(descriptor)
+
+    def stop(self) -> None:
+        """Ends it; what has ended by now is known."""
+        with contextlib.suppress(OSError, RuntimeError):  # it has ended, or has not begun
+            os.write(self._tell, b"x")
+            self.join()
+        os.close(self._tell)
+
+    def _watch(self) -> None:
+        pause_s, goes_on = _SHORTEST_S, True
+        while goes_on:
+            # New ones come when the job begins, and when it begins again.
+            found = self._find()
+            ended = [fd for fd, _ in self._poll.poll(pause_s * 1e3)]
+            pause_s = _SHORTEST_S if found or ended else min(2 * pause_s, _LONGEST_S)
+            goes_on = self._told not in ended
+            for descriptor in ended if goes_on else list(self._watched):
+                self._note_end(descriptor)
+
+    def _find(self) -> bool:
+        """Begins to watch processes that are new. Returns whether there were any."""
+        names = [
+            entry.name
+            for entry in os.scandir(self._directory)
+            if entry.name.endswith(SIDECAR_SUFFIX)
+            and entry.name.startswith("rank-")
+            and entry.name not in self._seen
+        ]
+        for name in names:
+            self._seen.add(name)
+            with contextlib.suppress(OSError, AttributeError, TraceError):
+                self._begin(read_sidecar(self._directory / name))
+        return bool(names)
+
+    def _begin(self, info: RankInfo) -> None:
+        here = platform.node(), pid_namespace(), self._own_domain
+        if info.pid is None or (info.host, info.pid_namespace, info.clock_domain) != here:
+            return
+        descriptor = os.pidfd_open(info.pid)
+        self._watched[descriptor] = info.segment, info.pid
+        self._poll.register(descriptor, select.POLLIN)
+
+    def _note_end(self, descriptor: int) -> None:
+        """Notes the end of a process, if it has ended."""
+        if not select.select([descriptor], [], [], 0)[0]:
+            return
+        now = time.monotonic_ns()
+        segment, pid = self._watched.pop(descriptor)
+        self.ends[segment] = End(now, _exit_status(pid))
+        self._poll.unregister(descriptor)
+        os.close(descriptor)
+
+
+def _exit_status(pid: int) -> int | None:
+    """How a process ended that nobody has waited for yet."""
+    try:
+        if os.geteuid() not in (0, os.stat(f"/proc/{pid}").st_uid):
+            return None  # it would read as 0
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        values = fields.rpartition(")")[2].split()
+        if values[_STATE] != "Z":
+            return None
+        status = os.waitstatus_to_exitcode(int(values[_EXIT_CODE]))
+    except (OSError, ValueError, IndexError):
+        return None
+    return status if status >= 0 else 128 - status
