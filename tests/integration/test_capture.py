@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support.jobs import JOBS, ONE_RANK, Done, run, torchrun, traced
+from support.jobs import JOBS, ONE_RANK, Done, on_ranks, run, torchrun, traced
 
 from ddltrace.tracer.store import RunInfo, read_events, read_run
 
@@ -133,7 +133,7 @@ def test_evaluation_belongs_to_no_step(cnn: tuple[Path, RunInfo, Done, Done]) ->
 
 def test_level_comm_has_messages_and_steps_but_no_layers(tmp_path: Path) -> None:
     done = run(
-        traced(tmp_path / "trace", torchrun("ddp_cnn.py", "4"), "--level", "comm"), cwd=tmp_path
+        traced(tmp_path / "trace", on_ranks("ddp_cnn.py", "4"), "--level", "comm"), cwd=tmp_path
     )
     assert done.status == 0, done.stderr
     info = read_run(tmp_path / "trace")
@@ -148,7 +148,7 @@ def test_level_comm_has_messages_and_steps_but_no_layers(tmp_path: Path) -> None
 
 
 def test_accumulation_under_no_sync(tmp_path: Path) -> None:
-    command = torchrun("transformer_accumulate.py")
+    command = on_ranks("transformer_accumulate.py")
     plain = run(command, cwd=tmp_path)
     done = run(traced(tmp_path / "trace", command), cwd=tmp_path)
     assert done.losses() == plain.losses()
@@ -169,7 +169,7 @@ def test_accumulation_under_no_sync(tmp_path: Path) -> None:
 
 
 def test_messages_by_hand_are_counted_exactly(tmp_path: Path) -> None:
-    done = run(traced(tmp_path / "trace", torchrun("by_hand.py")), cwd=tmp_path)
+    done = run(traced(tmp_path / "trace", on_ranks("by_hand.py")), cwd=tmp_path)
     assert done.status == 0, done.stderr
     info = read_run(tmp_path / "trace")
     frame = rows(tmp_path / "trace", info, 0)
@@ -231,7 +231,7 @@ second = dist.all_reduce(small, async_op=True)
 first.wait()
 """
     )
-    done = run(traced(tmp_path / "trace", torchrun(tmp_path / "job.py")), cwd=tmp_path)
+    done = run(traced(tmp_path / "trace", on_ranks(tmp_path / "job.py")), cwd=tmp_path)
     assert done.status == 0, done.stderr
     info = read_run(tmp_path / "trace")
     for rank in (0, 1):

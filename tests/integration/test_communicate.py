@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support.jobs import run, torchrun, traced
+from support.jobs import on_ranks, run, traced
 from support.traces import Recorded
 
 WORLD = 4
@@ -16,7 +16,7 @@ RANKS = range(WORLD)
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     cwd = tmp_path_factory.mktemp("communicate")
-    command = torchrun("every_collective.py", ranks=WORLD)
+    command = on_ranks("every_collective.py", ranks=WORLD)
     done = run(traced(cwd / "trace", command), cwd=cwd, timeout=240)
     assert done.status == 0, done.stderr
     assert done.stdout.count("done") == WORLD
@@ -213,7 +213,7 @@ def test_functional_collectives_and_their_waits(job: Recorded) -> None:
 
 
 def test_remote_calls_without_a_process_group(tmp_path: Path) -> None:
-    done = run(traced(tmp_path / "trace", torchrun("every_rpc.py")), cwd=tmp_path)
+    done = run(traced(tmp_path / "trace", on_ranks("every_rpc.py")), cwd=tmp_path)
     assert done.status == 0, done.stderr
     job = Recorded(tmp_path / "trace")
     assert job.info.notes == []

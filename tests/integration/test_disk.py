@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.jobs import DDLTRACE, JOBS, ONE_RANK, run, start, torchrun, traced
+from support.jobs import DDLTRACE, JOBS, ONE_RANK, on_ranks, run, start, traced
 
 from ddltrace.tracer.store import read_events, read_run
 
@@ -90,7 +90,7 @@ def test_a_directory_that_vanishes_before_the_job_records(tmp_path: Path, status
 
 
 def test_a_directory_that_vanishes_in_mid_run(tmp_path: Path) -> None:
-    command = torchrun("ddp_cnn.py", "12")
+    command = on_ranks("ddp_cnn.py", "12")
     plain = run(command, cwd=tmp_path)
     trace = tmp_path / "trace"
     process = start(traced(trace, command), cwd=tmp_path, stderr=(tmp_path / "errors").open("w"))

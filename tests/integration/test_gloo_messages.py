@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support.jobs import DDLTRACE, ONE_RANK, Done, run, torchrun, traced
+from support.jobs import DDLTRACE, ONE_RANK, Done, on_ranks, run, traced
 
 from ddltrace.tracer.native import build as native_build
 from ddltrace.tracer.store import RankInfo, read_events, read_run
@@ -81,7 +81,7 @@ needs_compiler = pytest.mark.skipif(
 def record(tmp_path: Path, script: str, **environment: str) -> tuple[Done, list[RankInfo]]:
     (tmp_path / "job.py").write_text(script)
     trace = tmp_path / "trace"
-    done = run(traced(trace, torchrun(tmp_path / "job.py"), "--force"), cwd=tmp_path, **environment)
+    done = run(traced(trace, on_ranks(tmp_path / "job.py"), "--force"), cwd=tmp_path, **environment)
     assert done.status == 0, done.stderr
     infos = read_run(trace).ranks
     assert [info.errors for info in infos] == [[], []]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from pandas.testing import assert_frame_equal
-from support.jobs import Done, run, torchrun, traced
+from support.jobs import Done, on_ranks, run, traced
 from support.traces import SAME_OF_MESSAGES, last_of_messages
 
 from ddltrace.tracer.native import build as native_build
@@ -49,7 +49,7 @@ def record(
 ) -> Recorded:
     """With what is compiled or without."""
     trace = tmp_path / f"trace-{native}"
-    command = torchrun("known.py", way, str(steps))
+    command = on_ranks("known.py", way, str(steps))
     done = run(traced(trace, command, *options), cwd=tmp_path, DDLTRACE_NATIVE=str(int(native)))
     assert (done.status != 0) == fails, done.stderr
     return Recorded(done, trace)

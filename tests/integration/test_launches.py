@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from pandas.testing import assert_frame_equal
-from support.jobs import run, torchrun, traced
+from support.jobs import on_ranks, run, traced
 from support.traces import SAME_OF_MESSAGES, last_of_messages
 
 from ddltrace.tracer.native import build as native_build
@@ -28,7 +28,7 @@ def messages(trace: Path, rank: int) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def test_the_same_is_recorded_as_by_the_kernels(tmp_path: Path) -> None:
-    command = torchrun("launches.py")
+    command = on_ranks("launches.py")
     untraced = run(command, cwd=tmp_path)
     assert untraced.status == 0, untraced.stderr
     for native in "10":
@@ -58,7 +58,7 @@ def test_the_same_is_recorded_as_by_the_kernels(tmp_path: Path) -> None:
 
 def test_a_pause_is_passed_by_and_counted(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(PAUSES)
-    done = run(traced(tmp_path / "trace", torchrun(tmp_path / "job.py")), cwd=tmp_path)
+    done = run(traced(tmp_path / "trace", on_ranks(tmp_path / "job.py")), cwd=tmp_path)
     assert done.status == 0, done.stderr
     for rank in (0, 1):
         found, _ = messages(tmp_path / "trace", rank)
@@ -67,7 +67,7 @@ def test_a_pause_is_passed_by_and_counted(tmp_path: Path) -> None:
 
 def test_a_signal_handler_may_launch_in_the_middle_of_a_launch(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(SIGNALS)
-    job = traced(tmp_path / "trace", torchrun(tmp_path / "job.py", ranks=1))
+    job = traced(tmp_path / "trace", on_ranks(tmp_path / "job.py", ranks=1))
     done = run(job, cwd=tmp_path)
     assert done.status == 0, done.stderr
     found, _ = messages(tmp_path / "trace", 0)

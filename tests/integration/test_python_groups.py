@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from pandas.testing import assert_frame_equal
-from support.jobs import Done, run, torchrun, traced
+from support.jobs import Done, on_ranks, run, torchrun, traced
 from support.traces import SAME_OF_MESSAGES, last_of_messages
 
 from ddltrace.tracer.store import GroupInfo, read_events, read_run
@@ -16,7 +16,7 @@ SAME = [column for column in SAME_OF_MESSAGES if column not in ("group", "lane")
 
 
 def traced_with(directory: Path, how: str) -> Done:
-    command = torchrun("python_groups.py", how)
+    command = on_ranks("python_groups.py", how)
     done = run(traced(directory / how, command, "--measure-cost", "0"), cwd=directory)
     assert done.status == 0, done.stderr
     return done

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.jobs import Done, run, torchrun, traced
+from support.jobs import Done, on_ranks, run, traced
 from support.traces import Recorded
 
 STEPS = 4
@@ -41,7 +41,7 @@ SCENARIOS = [
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, Done, Path]:
     cwd = tmp_path_factory.mktemp("train")
-    command = torchrun("every_training.py", *SCENARIOS)
+    command = on_ranks("every_training.py", *SCENARIOS)
     plain = run(command, cwd=cwd, timeout=240)
     assert plain.status == 0, plain.stderr
     done = run(traced(cwd / "trace", command), cwd=cwd, timeout=240)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from support.jobs import run, torchrun, traced
+from support.jobs import on_ranks, run, traced
 from support.truth import differences
 
 from ddltrace.analyzer.trace import open_trace
@@ -13,7 +13,7 @@ from ddltrace.tracer.store import read_events, read_run
 
 
 def test_both_see_the_same_collectives_and_layers(tmp_path: Path) -> None:
-    done = run(traced(tmp_path / "trace", torchrun("profiled.py", str(tmp_path))), cwd=tmp_path)
+    done = run(traced(tmp_path / "trace", on_ranks("profiled.py", str(tmp_path))), cwd=tmp_path)
     assert done.status == 0, done.stderr
     found = {d.what: d for d in differences(tmp_path / "trace", tmp_path)}
     # Two ranks, 20 steps: two buckets and one all-reduce by hand; two convolutions.
@@ -30,7 +30,7 @@ def test_both_see_the_same_collectives_and_layers(tmp_path: Path) -> None:
 
 
 def test_level_op_sees_operators_in_its_window_only(tmp_path: Path) -> None:
-    command = torchrun("ddp_cnn.py", "8")
+    command = on_ranks("ddp_cnn.py", "8")
     plain = run(command, cwd=tmp_path)
     done = run(
         traced(tmp_path / "trace", command, "--level", "op", "--op-steps", "3:5"), cwd=tmp_path
@@ -46,7 +46,7 @@ def test_level_op_sees_operators_in_its_window_only(tmp_path: Path) -> None:
 
 
 def test_a_job_measures_what_its_recording_costs(tmp_path: Path) -> None:
-    command = torchrun("ddp_cnn.py", "224")
+    command = on_ranks("ddp_cnn.py", "224")
     done = run(traced(tmp_path / "trace", command), cwd=tmp_path)
     assert done.status == 0, done.stderr
     assert "times an unrecorded one" in done.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 JOBS = Path(__file__).resolve().parent.parent / "jobs"
+LAUNCH_RANKS = Path(__file__).resolve().parent / "launch_ranks.py"
 DDLTRACE = [sys.executable, "-m", "ddltrace"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 # A job of one rank without a launcher. The only process of a job can take any free port.
@@ -75,6 +76,11 @@ def torchrun(script: str | Path, *arguments: str, ranks: int = 2) -> list[str]:
     """The command that starts a script of `tests/jobs` on some ranks."""
     path = JOBS / script
     return [*TORCHRUN, f"--nproc-per-node={ranks}", str(path), *arguments]
+
+
+def on_ranks(script: str | Path, *arguments: str, ranks: int = 2) -> list[str]:
+    """The same by a launcher that is up sooner, for jobs of which the launcher is not the point."""
+    return [sys.executable, str(LAUNCH_RANKS), str(ranks), str(JOBS / script), *arguments]
 
 
 def traced(trace: Path, command: list[str], *options: str) -> list[str]:

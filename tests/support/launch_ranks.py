@@ -1,0 +1,44 @@
+"""Starts a script on some ranks of this host and waits for them: a small ``mpirun``.
+
+    python launch_ranks.py 2 train.py ARGUMENT...
+
+It does not load PyTorch, as torchrun does, which takes longer than most of the jobs here. If a rank
+fails, the others are ended, and its status is the launcher's.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+PAUSE_S = 0.02
+
+
+def main() -> int:
+    count, command = int(sys.argv[1]), [sys.executable, *sys.argv[2:]]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        subprocess.Popen(
+            command, env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        )
+        for rank in range(count)
+    ]
+    while True:
+        statuses = [rank.poll() for rank in ranks]
+        failed = [status for status in statuses if status]
+        if failed or None not in statuses:
+            break
+        time.sleep(PAUSE_S)
+    for rank in ranks:
+        rank.terminate()
+        rank.wait()
+    return abs(failed[0]) if failed else 0
+
+
+sys.exit(main())
