@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ddltrace.tracer.store import RankInfo
 
 _SHORTEST_S: Final = 0.1
-_LONGEST_S: Final = 2.0
+_LONGEST_S: Final = 0.5
+_PATIENCE_S: Final = 5.0
 _STATE: Final = 0  # of the fields of /proc/PID/stat behind the name
 _EXIT_CODE: Final = 49
 
@@ -70,10 +71,10 @@ class RankEnds(threading.Thread):
             os.close(descriptor)
 
     def stop(self) -> None:
-        """Ends it; what has ended by now is known."""
+        """Ends it; what has ended by now is known, unless the disk does not answer."""
         with contextlib.suppress(OSError, RuntimeError):  # it has ended, or has not begun
             os.write(self._tell, b"x")
-            self.join()
+            self.join(_PATIENCE_S)
         os.close(self._tell)
 
     def _watch(self) -> None:
@@ -81,10 +82,10 @@ class RankEnds(threading.Thread):
         while goes_on:
             # New ones come when the job begins, and when it begins again.
             found = self._find()
-            ended = [fd for fd, _ in self._poll.poll(pause_s * 1e3)]
-            pause_s = _SHORTEST_S if found or ended else min(2 * pause_s, _LONGEST_S)
-            goes_on = self._told not in ended
-            for descriptor in ended if goes_on else list(self._watched):
+            ready = {descriptor for descriptor, _ in self._poll.poll(pause_s * 1e3)}
+            pause_s = _SHORTEST_S if found or ready else min(2 * pause_s, _LONGEST_S)
+            goes_on = self._told not in ready
+            for descriptor in ready & self._watched.keys():
                 self._note_end(descriptor)
 
     def _find(self) -> bool:
@@ -111,9 +112,7 @@ class RankEnds(threading.Thread):
         self._poll.register(descriptor, select.POLLIN)
 
     def _note_end(self, descriptor: int) -> None:
-        """Notes the end of a process, if it has ended."""
-        if not select.select([descriptor], [], [], 0)[0]:
-            return
+        """Notes the end of a process."""
         now = time.monotonic_ns()
         segment, pid = self._watched.pop(descriptor)
         self.ends[segment] = End(now, _exit_status(pid))

@@ -14,7 +14,7 @@ import torch, torch.distributed as dist
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=3))
 for _ in range(20):
     dist.all_reduce(torch.ones(4))
-time.sleep(0.5)
+time.sleep(2)  # the launcher comes to see it
 if dist.get_rank() == 1:
     if sys.argv[1] == "raises":
         raise RuntimeError("on purpose")
