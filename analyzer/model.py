@@ -645,6 +645,7 @@ class Failure:
         at_us: When, from the trace's origin.
         before_us: How long before the next rank; None if no other ended after it.
         doing: What it was doing.
+        attempt: In which attempt; null if the job was not restarted.
     """
 
     rank: int
@@ -652,6 +653,7 @@ class Failure:
     at_us: float
     before_us: float | None
     doing: str
+    attempt: int | None
 
 
 def stuck_ranks(hangs: Iterable[Hang]) -> frozenset[int]:

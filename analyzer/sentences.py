@@ -120,7 +120,8 @@ def _failure(failure: Failure) -> str:
     before = "" if failure.before_us is None else f", {time_text(failure.before_us)} before others"
     doing = printable(failure.doing)
     doing = f"was {doing.removeprefix('is ')}" if doing.startswith("is ") else doing
-    return f"Rank {failure.rank} {how}{before}: it {doing}."
+    attempt = "" if failure.attempt is None else f" of attempt {failure.attempt}"
+    return f"Rank {failure.rank}{attempt} {how}{before}: it {doing}."
 
 
 def _standstill(standstill: Standstill) -> str:

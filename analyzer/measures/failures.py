@@ -33,10 +33,17 @@ def find_failure(trace: Trace, hangs: Sequence[Hang], origin_ns: int) -> Failure
         origin_ns: Where the trace begins.
 
     Returns:
-        It; None if the job did not fail, all ranks were ended together, or the end of one of them
-        was not seen.
+        It, of the last attempt that failed; None if none did, all its ranks were ended together, or
+        the end of one of them was not seen.
     """
-    attempt = max((info.attempt for info in trace.run.ranks), default=0)
+    attempts = sorted({info.attempt for info in trace.run.ranks}, reverse=True)
+    found = (_of_attempt(trace, attempt, hangs, origin_ns) for attempt in attempts)
+    return next((failure for failure in found if failure is not None), None)
+
+
+def _of_attempt(
+    trace: Trace, attempt: int, hangs: Sequence[Hang], origin_ns: int
+) -> Failure | None:
     ends = []
     for info in trace.run.ranks:
         if info.attempt == attempt:
@@ -60,5 +67,6 @@ def find_failure(trace: Trace, hangs: Sequence[Hang], origin_ns: int) -> Failure
         exit_status=status,
         at_us=(first_ns - origin_ns) / 1e3,
         before_us=(later[0] - first_ns) / 1e3 if later else None,
-        doing=doing(trace, rank),
+        doing=doing(trace, rank, first_ns),
+        attempt=attempt if len({info.attempt for info in trace.run.ranks}) > 1 else None,
     )

@@ -64,14 +64,16 @@ def find_hangs(
         usual = float(np.quantile(durations, _USUAL)) if len(durations) else 0.0
         patience = min(int(usual), _MIN_WAIT_NS)
 
-    ended = _ends(trace)
+    lives = _Lives(trace)
 
     def waited_ns(rows: Iterable[int], since_ns: int) -> int | None:
         """How long the last rank waited: until it gave up, its own end, or that of the job."""
-        ends = [
-            int(messages.end[row]) if timed[row] else ended.get(int(messages.rank[row]), now)
-            for row in rows
-        ]
+        ends = []
+        for row in rows:
+            end: int | None = int(messages.end[row])
+            if not timed[row]:
+                _, end = lives.of(int(messages.rank[row]), int(messages.start[row]))
+            ends.append(now if end is None else end)
         return max((max(0, end - since_ns) for end in ends if end is not None), default=None)
 
     def is_hang(waited: int | None) -> bool:
@@ -124,7 +126,7 @@ def find_hangs(
             hang.since_us,
         )
     )
-    return tuple(_with_doings(trace, hang, stuck) for hang in hangs[:_MAX_SHOWN])
+    return tuple(_with_doings(trace, hang, stuck, origin_ns) for hang in hangs[:_MAX_SHOWN])
 
 
 def find_standstill(trace: Trace, scans: Mapping[int, RankScan]) -> Standstill | None:
@@ -134,7 +136,7 @@ def find_standstill(trace: Trace, scans: Mapping[int, RankScan]) -> Standstill |
         return None
     doing, since = {}, []
     for rank in trace.ranks:
-        silence = _silence(trace, rank, _last_events(trace, rank))
+        silence = _silence(trace, rank, _last_events(trace, rank, NULL_NS, None))
         if silence is None:
             return None
         doing[rank] = _at_place(silence)
@@ -143,22 +145,26 @@ def find_standstill(trace: Trace, scans: Mapping[int, RankScan]) -> Standstill |
     return Standstill(doing, None if now is None else max(now - max(since), 0) / 1e3)
 
 
-def _with_doings(trace: Trace, hang: Hang, stuck: frozenset[int]) -> Hang:
+def _with_doings(trace: Trace, hang: Hang, stuck: frozenset[int], origin_ns: int) -> Hang:
+    at_ns = origin_ns + round(hang.since_us * 1e3)
     present = set(trace.ranks)
     missing = sorted(hang.missing, key=lambda rank: rank in stuck)
     shown = (*missing[:_MAX_SHOWN], *hang.entered[:_MAX_SHOWN])
-    doings = {rank: doing(trace, rank) if rank in present else "left no trace" for rank in shown}
+    doings = {
+        rank: doing(trace, rank, at_ns) if rank in present else "left no trace" for rank in shown
+    }
     return Hang(**{**vars(hang), "doing": doings})
 
 
-def doing(trace: Trace, rank: int) -> str:
-    """What a rank was in the middle of, or what it did last.
+def doing(trace: Trace, rank: int, at_ns: int) -> str:
+    """What a rank was in the middle of in the end, or what it did last.
 
     Args:
         trace: The job's.
         rank: One of which something was recorded.
+        at_ns: When it was the process that is meant, on rank 0's clock.
     """
-    columns = _last_events(trace, rank)
+    columns = _last_events(trace, rank, *_Lives(trace).of(rank, at_ns))
     rows = columns.rows(*_DOINGS, "message")
     row = None
     if len(rows):
@@ -180,14 +186,17 @@ def _at_place(silence: Mapping[str, Any]) -> str:
     return f"is at {_place(silence['stack'])}, phase {silence['phase']}{step}"
 
 
-def _last_events(trace: Trace, rank: int) -> Columns:
+def _last_events(trace: Trace, rank: int, after_ns: int, until_ns: int | None) -> Columns:
     """Those events of a rank that tell what it did last, found a window at a time.
 
-    All its messages, what had not ended, and of each window what ended last.
+    All its messages, what had not ended, and of each window what ended last; of those that began
+    within some time.
     """
     kept = [EVENTS.empty_table()]
     for table in trace.windows(rank):
-        columns = Columns(table)
+        start = Columns(table).start
+        meant = (start > after_ns) & (start <= (start if until_ns is None else until_ns))
+        columns = Columns(table.filter(meant))
         latest = np.maximum(columns.end, columns.start)
         wanted = columns.unfinished | (columns.kind == KIND["message"])
         for rows in (columns.rows(*_DOINGS), np.arange(len(columns))):
@@ -232,13 +241,24 @@ def _event_text(columns: Columns, row: int) -> str:
     return f"{verb} {what}{'' if step == NULL else f' of step {step}'}"
 
 
-def _ends(trace: Trace) -> dict[int, int]:
-    """When the last process of each rank ended, on rank 0's clock, where somebody saw it."""
-    return {
-        info.rank: trace.moment(info, info.ended_ns)
-        for info in trace.run.ranks
-        if info.ended_ns is not None
-    }
+class _Lives:
+    """When the processes of each rank ended, on rank 0's clock, where somebody saw it."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._ends: dict[int, list[int]] = {}
+        for info in trace.run.ranks:
+            if info.ended_ns is not None:
+                self._ends.setdefault(info.rank, []).append(trace.moment(info, info.ended_ns))
+
+    def of(self, rank: int, at_ns: int) -> tuple[int, int | None]:
+        """The process that was a rank at a moment: when the one before it ended, and when it did.
+
+        Returns:
+            Both; the smallest integer and None where there is none, or nobody saw it.
+        """
+        ends = self._ends.get(rank, [])
+        before = max((end for end in ends if end < at_ns), default=NULL_NS)
+        return before, min((end for end in ends if end >= at_ns), default=None)
 
 
 def _end_of_trace(trace: Trace, scans: Mapping[int, RankScan]) -> int | None:

@@ -10,7 +10,7 @@ import pytest
 from ddltrace.analyzer.sentences import sentences
 from ddltrace.analyzer.trace import open_trace
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.store import GroupInfo, TensorInfo
+from ddltrace.tracer.store import GroupInfo, TensorInfo, segment_name
 
 
 def _ddp_step(built, rank, number, begin, *, late=0.0, tensors=()):
@@ -304,6 +304,35 @@ def test_the_rank_that_ended_first_in_a_job_that_failed_is_told(build, statuses,
     else:
         assert analysis.failure.at_us == pytest.approx(2e6 if statuses[1] else 3e6, rel=1e-3)
         assert sentences(analysis)[0].startswith(told)
+
+
+@pytest.mark.parametrize("waited_s", [0.2, 2])
+def test_what_failed_before_a_restart_is_told_of_the_processes_of_then(build, waited_s):
+    built = build(2)
+    rank_builder = type(built[0])
+    for rank in (0, 1):
+        segment = segment_name(rank=rank, attempt=1, pid=200 + rank)
+        built[rank].message("all_reduce", 6_000_000, 6_000_010, seq=0, bytes=4)
+        ended = {"ended_ns": 7 * 10**9, "exit_status": 0}
+        built[rank].info_changes = {"attempt": 1, "segment": segment, **ended}
+        former = built.ranks[2 + rank] = rank_builder(rank)
+        former.add("layer", 10 + rank, 20, name="a")
+        former.info_changes = {
+            "rank": rank,
+            "segment": segment_name(rank=rank, attempt=0, pid=100 + rank),
+            "ended_ns": round((1 + waited_s) * 1e9) - 50_000_000 * rank,
+            "exit_status": (143, 137)[rank],
+        }
+    built.ranks[2].message("all_reduce", 1_000_000, None, seq=0, bytes=4)
+    analysis = built.trace().analyze()
+    failure = analysis.failure
+    assert (failure.rank, failure.attempt, failure.doing) == (1, 0, "last did layer a")
+    assert failure.before_us == pytest.approx(50_000)
+    assert sentences(analysis)[0].startswith("Rank 1 of attempt 0 was killed by SIGKILL, 50.0 ms")
+    assert len(analysis.hangs) == (waited_s > 1)
+    for hang in analysis.hangs:
+        assert (hang.entered, hang.missing, hang.waited_us) == ((0,), (1,), 2e6)
+        assert hang.doing[1] == "last did layer a"
 
 
 def test_ranks_that_are_ended_together_have_not_failed(build):
