@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from support.jobs import DDLTRACE, JOBS, run, traced
+from support.jobs import DDLTRACE, JOBS, at_once, run, traced
 from support.memory_cgroup import memory_cgroup
 
 from ddltrace.tracer.store import read_events, read_run
@@ -28,10 +28,11 @@ CLOSED = ("returns", "out_of_memory")
 
 def test_each_rank_dies_in_its_own_way(tmp_path: Path) -> None:
     job = [sys.executable, str(JOBS / "deaths.py"), *WAYS]
-    plain = run(job, cwd=tmp_path)
-    assert (plain.status, json.loads(plain.stdout)) == (0, WAYS), plain.stderr
     trace = tmp_path / "trace"
-    done = run(traced(trace, job), cwd=tmp_path)
+    plain, done = at_once(
+        lambda: run(job, cwd=tmp_path), lambda: run(traced(trace, job), cwd=tmp_path)
+    )
+    assert (plain.status, json.loads(plain.stdout)) == (0, WAYS), plain.stderr
     assert (done.status, done.stdout) == (0, plain.stdout), done.stderr
     report = run([*DDLTRACE, "analyze", str(trace)], cwd=tmp_path)
     assert report.status == 0, report.stderr

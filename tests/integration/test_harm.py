@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 import pytest
-from support.jobs import DDLTRACE, JOBS, ONE_RANK, run, torchrun, traced
+from support.jobs import DDLTRACE, JOBS, ONE_RANK, at_once, run, torchrun, traced
 
 from ddltrace.tracer.store import RunInfo, finalize, read_events, read_run, write_run
 
@@ -37,15 +37,18 @@ def lines(command: list[str], cwd: Path, timeout: float = 280) -> list[dict[str,
 
 def test_every_way_to_end_ends_as_untraced(tmp_path: Path) -> None:
     job = [sys.executable, str(JOBS / "exits.py")]
-    plain = lines([*job, *WAYS], tmp_path)
-    (tmp_path / "traces").mkdir()
-    done = lines([*job, "traced", str(tmp_path / "traces"), *WAYS], tmp_path)
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    plain, done = at_once(
+        lambda: lines([*job, *WAYS], tmp_path),
+        lambda: lines([*job, "traced", str(traces), *WAYS], tmp_path),
+    )
     assert [d["how"] for d in done] == list(WAYS)
     # Statuses and, to the byte, what was printed: tracebacks, warnings, signal handlers,
     # sys.path, the random numbers that follow.
     assert done == plain
     for number, how in enumerate(WAYS):
-        trace = tmp_path / "traces" / f"{number}-{how}"
+        trace = traces / f"{number}-{how}"
         if how == "vanished":
             trace = trace.with_name(trace.name + ".gone")
         for info in read_run(trace).ranks:

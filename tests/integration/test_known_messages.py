@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from pandas.testing import assert_frame_equal
-from support.jobs import Done, on_ranks, run, traced
+from support.jobs import Done, at_once, on_ranks, run, traced
 from support.traces import SAME_OF_MESSAGES, last_of_messages
 
 from ddltrace.tracer.native import build as native_build
@@ -57,8 +57,10 @@ def record(
 
 @pytest.mark.parametrize(("way", "steps"), [("alone", 40), ("beside", 40), ("full", 2500)])
 def test_the_same_is_recorded_as_by_python(tmp_path: Path, way: str, steps: int) -> None:
-    native = record(tmp_path, way, steps, "--measure-cost", "0")
-    plain = record(tmp_path, way, steps, "--measure-cost", "0", native=False)
+    native, plain = at_once(
+        lambda: record(tmp_path, way, steps, "--measure-cost", "0"),
+        lambda: record(tmp_path, way, steps, "--measure-cost", "0", native=False),
+    )
     assert plain.without_python() == []
     # Most messages of C++, from where PyTorch has told of the buckets; or all that fit.
     assert min(native.without_python()) > (4096 if way == "full" else steps)

@@ -6,9 +6,11 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 JOBS = Path(__file__).resolve().parent.parent / "jobs"
 LAUNCH_RANKS = Path(__file__).resolve().parent / "launch_ranks.py"
@@ -48,6 +50,16 @@ def run(command: list[str], *, cwd: Path, timeout: float = 120, **extra: str) ->
         check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+def at_once(*calls: Callable[[], Any]) -> list[Any]:
+    """Makes some calls at the same time: jobs that do not depend on each other.
+
+    Returns:
+        Their results, in order.
+    """
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
 def free_port() -> int:
