@@ -26,8 +26,8 @@ from ddltrace.analyzer.measures.breakdown import (
     rank_sets,
 )
 from ddltrace.analyzer.measures.collectives import collective_rows, in_steps, joining, p2p_rows
-from ddltrace.analyzer.measures.failures import find_failure, has_lasted
-from ddltrace.analyzer.measures.hangs import find_hangs, find_standstill
+from ddltrace.analyzer.measures.failures import find_failure
+from ddltrace.analyzer.measures.hangs import find_hangs, find_standstill, has_lasted
 from ddltrace.analyzer.measures.idle import idle_row, idle_shares
 from ddltrace.analyzer.measures.path_parts import path_parts, path_totals
 from ddltrace.analyzer.measures.slow_steps import slow_steps

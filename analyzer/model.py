@@ -653,7 +653,7 @@ class Failure:
     at_us: float
     before_us: float | None
     doing: str
-    attempt: int | None
+    attempt: int | None = None
 
 
 def stuck_ranks(hangs: Iterable[Hang]) -> frozenset[int]:

@@ -16,7 +16,7 @@ from ddltrace.analyzer.model import (
 )
 from ddltrace.analyzer.table import shorten
 from ddltrace.analyzer.units import printable, share_text, time_text
-from ddltrace.tracer.store import status_text
+from ddltrace.tracer.exit_status import signal_name, status_text
 
 _NAMES = {
     "compute": "compute",
@@ -115,8 +115,8 @@ def hang_text(hang: Hang) -> str:
 def _failure(failure: Failure) -> str:
     how = "ended without closing its trace"
     if failure.exit_status is not None:
-        how = status_text(failure.exit_status)
-        how = f"was {how}" if how.startswith("killed") else f"ended with {how}"
+        verb = "was" if signal_name(failure.exit_status) else "ended with"
+        how = f"{verb} {status_text(failure.exit_status)}"
     before = "" if failure.before_us is None else f", {time_text(failure.before_us)} before others"
     doing = printable(failure.doing)
     doing = f"was {doing.removeprefix('is ')}" if doing.startswith("is ") else doing

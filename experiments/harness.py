@@ -19,6 +19,7 @@ from ddltrace.analyzer.units import time_text
 from ddltrace.experiments.results import Results, Row, measure
 from ddltrace.experiments.strategy import Strategy
 from ddltrace.tracer.errors import DdltraceError, UsageError
+from ddltrace.tracer.exit_status import shell_status
 
 _FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -186,7 +187,7 @@ def _run_to_its_end(command: Sequence[str], log: Path) -> int:
             status = job.wait()
     if received:
         raise Interrupted(received[0])
-    return status if status >= 0 else 128 - status
+    return shell_status(status)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from typing import Any, Final, NoReturn
 
 from ddltrace.experiments.network import INTERFACE, EmulatedNetwork, parse_bandwidth
 from ddltrace.tracer.errors import DdltraceError
+from ddltrace.tracer.exit_status import shell_status
 
 _PORT: Final = "29500"  # the hosts' network is their own: no port is taken
 _GRACE_SECONDS: Final = 10.0
@@ -86,7 +87,7 @@ def _run_ranks(network: EmulatedNetwork, command: Sequence[str]) -> int:
             states = [process.poll() for process in ranks]
             failed = [state for state in states if state]
             if failed:
-                return failed[0] if failed[0] > 0 else 128 - failed[0]
+                return shell_status(failed[0])
             if all(state == 0 for state in states):
                 return 0
             time.sleep(_POLL_SECONDS)

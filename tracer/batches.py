@@ -14,6 +14,7 @@ import pyarrow as pa
 from ddltrace.tracer import arrays
 from ddltrace.tracer.recorder import (
     BY_TIME,
+    FLAT_CELLS,
     KIND_CODE,
     REPEAT_FIELDS,
     Message,
@@ -202,7 +203,7 @@ class BatchBuilder:
         messages += still_open(taken.open, self._message_row)
         if not taken.flat and not messages and not taken.waits and not taken.repeats:
             return None
-        rows = np.frombuffer(taken.flat, np.int64).reshape(-1, 4)
+        rows = np.frombuffer(taken.flat, np.int64).reshape(-1, FLAT_CELLS)
         repeats = np.frombuffer(taken.repeats, np.int64).reshape(-1, len(REPEAT_FIELDS))
         return self._batch(rows, messages, repeats, taken.waits)
 

@@ -12,6 +12,7 @@ import threading
 from array import array
 from typing import TYPE_CHECKING, Final
 
+from ddltrace.tracer.recorder import FLAT_CELLS
 from ddltrace.tracer.weak_identity import WeakIdentityMap
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ _MISSED: Final = 1
 _PAUSED: Final = 2
 _NEWEST_NS: Final = 3
 # Of NativeLibrary.gradients.
-_CELLS: Final = 4  # of a row, the site first
 _NONE: Final = -1
 
 
@@ -47,7 +47,7 @@ class NativeGradients:
         self._watch = library.watch_gradient
         self._control = library.gradient_control
         self._rows = library.gradients
-        self._room = len(self._rows) // _CELLS
+        self._room = len(self._rows) // FLAT_CELLS
         self._none = memoryview(array("q", [_NONE]) * self._room)
         self._recorder = recorder
         self._registry = registry
@@ -142,16 +142,16 @@ class NativeGradients:
             while not self._abandoned and self._control[_WRITTEN] != self._taken:
                 begin = self._taken % self._room
                 end = min(begin + self._control[_WRITTEN] - self._taken, self._room)
-                sites = self._rows[_CELLS * begin : _CELLS * end : _CELLS].tolist()
+                sites = self._rows[FLAT_CELLS * begin : FLAT_CELLS * end : FLAT_CELLS].tolist()
                 if _NONE in sites:
                     del sites[sites.index(_NONE) :]  # another thread is still writing it
                 if not sites:
                     return
                 first, self._taken = self._taken, self._taken + len(sites)
-                taken = self._rows[_CELLS * begin : _CELLS * (begin + len(sites))]
+                taken = self._rows[FLAT_CELLS * begin : FLAT_CELLS * (begin + len(sites))]
                 if self._detailed:
                     self._recorder.add_rows(taken)
-                taken[::_CELLS] = self._none[: len(sites)]
+                taken[::FLAT_CELLS] = self._none[: len(sites)]
                 self._note(first, sites)
 
     def _note(self, first: int, sites: list[int]) -> None:

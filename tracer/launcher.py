@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from ddltrace.tracer.config import CaptureConfig, words_in
 from ddltrace.tracer.directories import cannot_be_made, is_taken, make_empty
 from ddltrace.tracer.errors import UnwritableError, UsageError
+from ddltrace.tracer.exit_status import shell_status
 
 if TYPE_CHECKING:
     from ddltrace.tracer.rank_ends import End
@@ -253,7 +254,7 @@ def _supervise(
         _forget_pending()
     finally:
         unblock()
-    return status if status >= 0 else 128 - status
+    return shell_status(status)
 
 
 def _wait(child: subprocess.Popen[bytes]) -> int:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ddltrace.tracer.clocks import clock_domain
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.exit_status import shell_status
 from ddltrace.tracer.store import SIDECAR_SUFFIX, pid_namespace, read_sidecar
 
 if TYPE_CHECKING:
@@ -129,7 +130,6 @@ def _exit_status(pid: int) -> int | None:
         values = fields.rpartition(")")[2].split()
         if values[_STATE] != "Z":
             return None
-        status = os.waitstatus_to_exitcode(int(values[_EXIT_CODE]))
+        return shell_status(os.waitstatus_to_exitcode(int(values[_EXIT_CODE])))
     except (OSError, ValueError, IndexError):
         return None
-    return status if status >= 0 else 128 - status

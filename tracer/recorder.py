@@ -88,8 +88,8 @@ REPEAT_FIELDS: Final = (
 Wait: TypeAlias = tuple[int, int, int, str, int]
 """A wait of the host for a message: start_ns, end_ns, message id, name, thread ident."""
 
-_CELLS: Final = 4
-"""Integers of a row of `Recorder.flat`."""
+FLAT_CELLS: Final = 4
+"""Integers of a row of `Recorder.flat`; the first is the site."""
 
 
 def _integers() -> array[int]:
@@ -122,7 +122,7 @@ class Taken:
     def rows(self) -> int:
         """Rows that it makes at most."""
         messages = len(self.ended) + len(self.open) + len(self.repeats) // len(REPEAT_FIELDS)
-        return len(self.flat) // _CELLS + messages + len(self.waits)
+        return len(self.flat) // FLAT_CELLS + messages + len(self.waits)
 
     def extend(self, later: Taken) -> None:
         """Adds what was taken later."""
@@ -160,7 +160,7 @@ class Recorder:
         self.flat: list[int] = []
         self.more = array("q")
         self.emit = self.flat.extend
-        self.limit = buffer_rows * _CELLS
+        self.limit = buffer_rows * FLAT_CELLS
         self.buffer_rows = buffer_rows
         self.dropped = 0
         self.paused = False
@@ -215,12 +215,12 @@ class Recorder:
         Args:
             rows: Integers of 64 bits.
         """
-        room = max(0, self.limit - len(self.flat) - len(self.more)) // _CELLS * _CELLS
+        room = max(0, self.limit - len(self.flat) - len(self.more)) // FLAT_CELLS * FLAT_CELLS
         try:
             self.more.frombytes(rows[:room].cast("B"))
         except MemoryError:
             room = 0
-        self.dropped += len(rows[room:]) // _CELLS
+        self.dropped += len(rows[room:]) // FLAT_CELLS
 
     def add_wait(self, start_ns: int, end_ns: int, message: int, name: str) -> None:
         """Appends a wait of this thread, or counts it as dropped when there is no room.

@@ -23,7 +23,6 @@ import os
 import platform
 import re
 import shutil
-import signal
 import stat
 import time
 import zlib
@@ -37,6 +36,7 @@ from typing import Any, BinaryIO, Final, TypeAlias
 import pyarrow as pa
 
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.exit_status import status_text
 from ddltrace.tracer.frames import scan_stream
 from ddltrace.tracer.own_file import OwnFile
 from ddltrace.tracer.schema import EVENTS, SCHEMA_NAME
@@ -68,7 +68,6 @@ _MAX_TIME_NS: Final = 1 << 62
 _SURELY_IDLE_S: Final = 5.0
 _SURELY_OVER_S: Final = 2.0
 _BUFFER_BYTES: Final = 1 << 20
-_SIGNALLED: Final = 128
 _FILE_MAGIC: Final = b"ARROW1"
 _Content: TypeAlias = bytes | mmap.mmap
 _DECODING_ERRORS: Final = (pa.ArrowException, OSError, MemoryError, OverflowError)
@@ -930,14 +929,6 @@ def _account(directory: Path, run: RunInfo) -> None:
 def _how(info: RankInfo) -> str:
     """How a process ended, if somebody saw it."""
     return "" if info.exit_status is None else f": {status_text(info.exit_status)}"
-
-
-def status_text(status: int) -> str:
-    """An exit status in words: ``killed by SIGKILL``, ``exit status 3``."""
-    if status > _SIGNALLED:
-        with contextlib.suppress(ValueError):
-            return f"killed by {signal.Signals(status - _SIGNALLED).name}"
-    return f"exit status {status}"
 
 
 def _gone(directory: Path, run: RunInfo) -> list[str]:

@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from ddltrace.tracer.batches import BatchBuilder, Context, still_open
 from ddltrace.tracer.own_file import OwnFile
-from ddltrace.tracer.recorder import REPEAT_FIELDS, Message, Recorder, Site, Taken
+from ddltrace.tracer.recorder import FLAT_CELLS, REPEAT_FIELDS, Message, Recorder, Site, Taken
 from ddltrace.tracer.schema import KINDS, STATUSES
 
 _MAGIC: Final = b"ddltail3"
@@ -38,7 +38,7 @@ bytes of JSON; CRC-32 of all these."""
 
 _MAX_BYTES: Final = 256 << 20
 _CELL_BYTES: Final = 8
-_CELLS_OF_ROWS: Final = (4, len(REPEAT_FIELDS), 2, 2)
+_CELLS_OF_ROWS: Final = (FLAT_CELLS, len(REPEAT_FIELDS), 2, 2)
 _EMPTY: Final = '{"sites": [], "patterns": [], "ended": [], "open": [], "waits": []}'
 _MESSAGE_FIELDS: Final = (
     *("id", "op", "group", "enqueue_ns", "start_ns", "end_ns", "name", "seq", "peer", "tag"),
@@ -93,7 +93,7 @@ class TailWriter:
             OSError: It cannot be written.
         """
         sites, patterns = self._recorder.sites, self._recorder.patterns
-        new_sites = set(taken.flat[::4]) - self._told_sites
+        new_sites = set(taken.flat[::FLAT_CELLS]) - self._told_sites
         new_patterns = set(taken.repeats[:: len(REPEAT_FIELDS)]) - self._told_patterns
         row: dict[str, Any] = {
             "sites": [[number, *sites[number]] for number in new_sites],
@@ -174,7 +174,7 @@ def _read(
         for number, values in row["patterns"]:
             number_of_pattern[number] = len(patterns)
             patterns.append(_message(values))
-        flat[::4] = array("q", [number_of_site[number] for number in flat[::4]])
+        flat[::FLAT_CELLS] = array("q", [number_of_site[number] for number in flat[::FLAT_CELLS]])
         every = len(REPEAT_FIELDS)
         repeats[::every] = array("q", [number_of_pattern[number] for number in repeats[::every]])
         taken.extend(

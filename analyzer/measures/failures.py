@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from ddltrace.analyzer.measures.hangs import doing
+from ddltrace.analyzer.measures.hangs import Lives, doing, has_lasted
 from ddltrace.analyzer.model import Failure
+from ddltrace.tracer.exit_status import SIGNALLED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddltrace.analyzer.model import Hang
     from ddltrace.analyzer.trace import Trace
+    from ddltrace.tracer.store import RankInfo
 
-_SIGNALLED: Final = 128
-_LONG_US: Final = 1e6
 _AT_ONCE_NS: Final = 1_000_000_000
 """Ranks that the same signal ends within this time were ended together, by somebody outside."""
-
-
-def has_lasted(hang: Hang) -> bool:
-    """Whether ranks hung for so long that it is not only what the end of one has left behind."""
-    return hang.waited_us is None or hang.waited_us >= _LONG_US
 
 
 def find_failure(trace: Trace, hangs: Sequence[Hang], origin_ns: int) -> Failure | None:
@@ -37,25 +33,29 @@ def find_failure(trace: Trace, hangs: Sequence[Hang], origin_ns: int) -> Failure
         the end of one of them was not seen.
     """
     attempts = sorted({info.attempt for info in trace.run.ranks}, reverse=True)
-    found = (_of_attempt(trace, attempt, hangs, origin_ns) for attempt in attempts)
-    return next((failure for failure in found if failure is not None), None)
+    for attempt in attempts:
+        infos = [info for info in trace.run.ranks if info.attempt == attempt]
+        failure = _first_to_fail(trace, infos, hangs, origin_ns)
+        if failure is not None:
+            return failure if len(attempts) == 1 else replace(failure, attempt=attempt)
+    return None
 
 
-def _of_attempt(
-    trace: Trace, attempt: int, hangs: Sequence[Hang], origin_ns: int
+def _first_to_fail(
+    trace: Trace, infos: Sequence[RankInfo], hangs: Sequence[Hang], origin_ns: int
 ) -> Failure | None:
+    """The same among the processes of one attempt."""
     ends = []
-    for info in trace.run.ranks:
-        if info.attempt == attempt:
-            if info.ended_ns is None:
-                return None
-            ends.append((trace.moment(info, info.ended_ns), info))
+    for info in infos:
+        if info.ended_ns is None:
+            return None
+        ends.append((trace.moment(info, info.ended_ns), info))
     ends.sort(key=lambda end: end[0])
     first_ns, first = next((end for end in ends if end[1].exit_status != 0), (0, None))
     if first is None or (first.exit_status is None and first.status != "killed"):
         return None
     rank, status = first.rank, first.exit_status
-    if len(ends) > 1 and (status or 0) > _SIGNALLED:
+    if len(ends) > 1 and (status or 0) > SIGNALLED:
         same = [end_ns - first_ns for end_ns, info in ends if info.exit_status == status]
         if len(same) == len(ends) and max(same) < _AT_ONCE_NS:
             return None
@@ -67,6 +67,5 @@ def _of_attempt(
         exit_status=status,
         at_us=(first_ns - origin_ns) / 1e3,
         before_us=(later[0] - first_ns) / 1e3 if later else None,
-        doing=doing(trace, rank, first_ns),
-        attempt=attempt if len({info.attempt for info in trace.run.ranks}) > 1 else None,
+        doing=doing(trace, Lives(trace), rank, first_ns),
     )

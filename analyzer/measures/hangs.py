@@ -64,9 +64,9 @@ def find_hangs(
         usual = float(np.quantile(durations, _USUAL)) if len(durations) else 0.0
         patience = min(int(usual), _MIN_WAIT_NS)
 
-    lives = _Lives(trace)
+    lives = Lives(trace)
 
-    def waited_ns(rows: Iterable[int], since_ns: int) -> int | None:
+    def waited_us(rows: Iterable[int], since_ns: int) -> float | None:
         """How long the last rank waited: until it gave up, its own end, or that of the job."""
         ends = []
         for row in rows:
@@ -74,10 +74,10 @@ def find_hangs(
             if not timed[row]:
                 _, end = lives.of(int(messages.rank[row]), int(messages.start[row]))
             ends.append(now if end is None else end)
-        return max((max(0, end - since_ns) for end in ends if end is not None), default=None)
+        return max((max(0, end - since_ns) / 1e3 for end in ends if end is not None), default=None)
 
-    def is_hang(waited: int | None) -> bool:
-        return trace.run.status != "running" if waited is None else waited >= patience
+    def is_hang(waited: float | None) -> bool:
+        return trace.run.status != "running" if waited is None else waited >= patience / 1e3
 
     hangs = []
     counts = np.diff(np.append(collectives.first_row, len(joined.order)))
@@ -86,7 +86,7 @@ def find_hangs(
         rows = joined.order[collectives.first_row[i] : collectives.first_row[i] + counts[i]]
         group = int(collectives.group[i])
         called = {int(messages.rank[row]): messages.ops[messages.op[row]] for row in rows}
-        waited = waited_ns(rows, last)
+        waited = waited_us(rows, last)
         if not is_hang(waited):
             continue
         members = messages.members[group] or tuple(trace.ranks)
@@ -98,13 +98,13 @@ def find_hangs(
                 entered=tuple(sorted(called)),
                 missing=tuple(sorted(set(members) - set(called))),
                 since_us=(last - origin_ns) / 1e3,
-                waited_us=None if waited is None else waited / 1e3,
+                waited_us=waited,
                 called=dict(sorted(called.items())) if len(set(called.values())) > 1 else {},
             )
         )
     for row in lonely.tolist():
         start, rank = int(messages.start[row]), int(messages.rank[row])
-        waited = waited_ns([row], start)
+        waited = waited_us([row], start)
         if is_hang(waited):
             hangs.append(
                 Hang(
@@ -114,7 +114,7 @@ def find_hangs(
                     entered=(rank,),
                     missing=(int(messages.peer[row]),),
                     since_us=(start - origin_ns) / 1e3,
-                    waited_us=None if waited is None else waited / 1e3,
+                    waited_us=waited,
                 )
             )
     # A rank that hangs itself did not come because of that: not it is to be asked first.
@@ -126,7 +126,12 @@ def find_hangs(
             hang.since_us,
         )
     )
-    return tuple(_with_doings(trace, hang, stuck, origin_ns) for hang in hangs[:_MAX_SHOWN])
+    return tuple(_with_doings(trace, lives, hang, stuck, origin_ns) for hang in hangs[:_MAX_SHOWN])
+
+
+def has_lasted(hang: Hang) -> bool:
+    """Whether ranks hung for so long that it is not only what the end of one has left behind."""
+    return hang.waited_us is None or hang.waited_us * 1e3 >= _MIN_WAIT_NS
 
 
 def find_standstill(trace: Trace, scans: Mapping[int, RankScan]) -> Standstill | None:
@@ -145,26 +150,30 @@ def find_standstill(trace: Trace, scans: Mapping[int, RankScan]) -> Standstill |
     return Standstill(doing, None if now is None else max(now - max(since), 0) / 1e3)
 
 
-def _with_doings(trace: Trace, hang: Hang, stuck: frozenset[int], origin_ns: int) -> Hang:
+def _with_doings(
+    trace: Trace, lives: Lives, hang: Hang, stuck: frozenset[int], origin_ns: int
+) -> Hang:
     at_ns = origin_ns + round(hang.since_us * 1e3)
     present = set(trace.ranks)
     missing = sorted(hang.missing, key=lambda rank: rank in stuck)
     shown = (*missing[:_MAX_SHOWN], *hang.entered[:_MAX_SHOWN])
     doings = {
-        rank: doing(trace, rank, at_ns) if rank in present else "left no trace" for rank in shown
+        rank: doing(trace, lives, rank, at_ns) if rank in present else "left no trace"
+        for rank in shown
     }
     return Hang(**{**vars(hang), "doing": doings})
 
 
-def doing(trace: Trace, rank: int, at_ns: int) -> str:
+def doing(trace: Trace, lives: Lives, rank: int, at_ns: int) -> str:
     """What a rank was in the middle of in the end, or what it did last.
 
     Args:
         trace: The job's.
+        lives: Of its processes.
         rank: One of which something was recorded.
         at_ns: When it was the process that is meant, on rank 0's clock.
     """
-    columns = _last_events(trace, rank, *_Lives(trace).of(rank, at_ns))
+    columns = _last_events(trace, rank, *lives.of(rank, at_ns))
     rows = columns.rows(*_DOINGS, "message")
     row = None
     if len(rows):
@@ -241,7 +250,7 @@ def _event_text(columns: Columns, row: int) -> str:
     return f"{verb} {what}{'' if step == NULL else f' of step {step}'}"
 
 
-class _Lives:
+class Lives:
     """When the processes of each rank ended, on rank 0's clock, where somebody saw it."""
 
     def __init__(self, trace: Trace) -> None:

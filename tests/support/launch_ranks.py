@@ -9,20 +9,19 @@ fails, the others are ended, and its status is the launcher's.
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
+
+from jobs import free_port
 
 PAUSE_S = 0.02
 
 
 def main() -> int:
     count, command = int(sys.argv[1]), [sys.executable, *sys.argv[2:]]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    common = {"WORLD_SIZE": str(count), **address}
     ranks = [
         subprocess.Popen(
             command, env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
