@@ -1,6 +1,6 @@
 """One rank's time without gaps: what it was doing at every instant, and when it was blocked.
 
-The critical path walks on this. On a CPU rank it is the host's main thread: the innermost of
+The critical path walks on this. On a CPU rank it is the thread that trains: the innermost of
 the events open at an instant decides. On a rank whose kernels are seen it is the device: a
 kernel before a copy, and in the gaps what the host was doing.
 """
@@ -8,7 +8,7 @@ kernel before a copy, and in the gaps what the host was doing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -156,6 +156,7 @@ class TimelineBuilder:
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
         self._lanes: Counter[str | None] = Counter()
+        self._steps: Counter[str | None] = Counter()
         self._lane: str | None = None
         self._pending: list[Work] = []
         self._until = NULL_NS
@@ -171,12 +172,13 @@ class TimelineBuilder:
             parts.append(_work(columns, columns.rows(kind), codes, optimizer))
         rows = columns.rows(*_HOST_KINDS)
         lanes = columns.lane[rows]
-        counts = np.bincount(lanes + 1, minlength=len(columns.lanes) + 1)
         lane_names: list[str | None] = [None, *columns.lanes]
-        used = {lane_names[code]: int(counts[code]) for code in np.flatnonzero(counts)}
-        if not self._lanes:
-            self._lane = _leading(used)
+        used = _counts(lanes, lane_names)
+        first = not self._lanes
         self._lanes.update(used)
+        self._steps.update(_counts(columns.lane[columns.rows("step")], lane_names))
+        if first:
+            self._lane = self._leading()
         if self._lane in used:
             rows = rows[lanes == lane_names.index(self._lane) - 1]
             self._add_host(_work(columns, rows, codes, optimizer))
@@ -197,7 +199,7 @@ class TimelineBuilder:
             The timeline; None where it cannot be told from events that came some at a time:
             then all have to come at once.
         """
-        if self._late or self._lane != _leading(self._lanes):
+        if self._late or self._lane != self._leading():
             return None
         self._cut(Work.joined(self._pending))
         self._pending = []
@@ -209,7 +211,7 @@ class TimelineBuilder:
                 top = _describe(_latest(Work.joined(self._device[kind])), _ON_DEVICE)
                 partition = _overlay(top, partition)
         else:
-            start, end, message = _blocked(waits)
+            start, end, message = _blocked(waits, self._lane)
             partition = _describe(host, _ON_CPU)
         return Timeline(
             rank=rank,
@@ -221,6 +223,14 @@ class TimelineBuilder:
             gradient_time=found.time,
             gradient_tensor=found.tensor,
             backward=self._names.get("backward", NULL),
+        )
+
+    def _leading(self) -> str | None:
+        """The thread that leads: with the most steps, else `main`, else with the most host work."""
+        if not self._lanes:
+            return _MAIN_LANE
+        return max(
+            self._lanes, key=lambda lane: (self._steps[lane], lane == _MAIN_LANE, self._lanes[lane])
         )
 
     def _code(self, name: str) -> int:
@@ -268,11 +278,15 @@ class Gradients(NamedTuple):
     tensor: IntArray
 
 
-def _leading(lanes: Mapping[str | None, int]) -> str | None:
-    """The thread that leads: `main`, or the one with the most host work."""
-    if _MAIN_LANE in lanes or not lanes:
-        return _MAIN_LANE
-    return max(lanes, key=lambda lane: lanes[lane])
+def _counts(lanes: IntArray, names: Sequence[str | None]) -> dict[str | None, int]:
+    """How many rows each lane has.
+
+    Args:
+        lanes: Index of each row's lane; -1 if it has none.
+        names: Of no lane and of all others.
+    """
+    counts = np.bincount(lanes + 1, minlength=len(names))
+    return {names[int(code)]: int(counts[code]) for code in np.flatnonzero(counts)}
 
 
 def _work(columns: Columns, rows: IntArray, codes: IntArray, optimizer: int) -> Work:
@@ -396,11 +410,11 @@ def _without_holes(partition: Partition, first: int | None) -> Partition:
     )
 
 
-def _blocked(waits: Waits) -> tuple[IntArray, IntArray, IntArray]:
-    """Start, end and message of the main thread's waits, made disjoint."""
+def _blocked(waits: Waits, lane: str | None) -> tuple[IntArray, IntArray, IntArray]:
+    """Start, end and message of one thread's waits, made disjoint; of all if it has none."""
     waits_rows = np.arange(len(waits.start))
-    if _MAIN_LANE in waits.lanes:
-        waits_rows = waits_rows[waits.lane == waits.lanes.index(_MAIN_LANE)]
+    if lane in waits.lanes:
+        waits_rows = waits_rows[waits.lane == waits.lanes.index(lane)]
     start, end = waits.start[waits_rows], waits.end[waits_rows]
     if len(start):
         reach = np.maximum.accumulate(end)

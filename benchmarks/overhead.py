@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import os
 import random
 import resource
@@ -58,6 +59,9 @@ SAME_FOR_ALL = {
 SETTLING_STEPS = 2  # of each turn, not counted: caches fill again
 PAUSE_S = 0.3  # longer than a tracer keeps what it has before it writes
 START_TIMEOUT_S = 120
+CALLS = ("a layer", "a blocking all_reduce", "the launch of an asynchronous one")
+CALLS_OF_TURN = 100
+NUM_TURNS = 300
 
 
 def residual_cnn() -> nn.Module:
@@ -240,12 +244,13 @@ class Start:
     Attributes:
         turns: Of each mode: its turns, one in each round.
         peaks_kb: Of each mode: the most memory that a rank held.
-        event_bytes: Of each traced mode: bytes that an event takes on disk.
+        event_bytes: Of each traced mode: bytes that an event takes on disk; and that each further
+            one takes, without what every file has.
     """
 
     turns: dict[str, list[Turn]]
     peaks_kb: dict[str, int]
-    event_bytes: dict[str, float]
+    event_bytes: dict[str, tuple[float, float]]
 
     def cpu_ratio(self, mode: str) -> float:
         """A mode's median ratio of processor time to the untraced one in the same round."""
@@ -303,7 +308,8 @@ def measure(job: str, modes: Sequence[str], starts: int, rounds: int, seconds: f
         "step and of processor time to untraced: in each start; of these median, 95 % interval"
     )
     print(
-        "mode       step ms   time (interval)          processor time (interval)  MB more  B/event"
+        "mode       step ms   time (interval)          processor time (interval)  MB more"
+        "  B/event  a further one"
     )
     for mode in modes:
         time_ratio = interval([start.step_ms(mode) / start.step_ms("untraced") for start in found])
@@ -314,7 +320,8 @@ def measure(job: str, modes: Sequence[str], starts: int, rounds: int, seconds: f
         )
         size = ""
         if mode in TRACED:
-            size = f"{statistics.median(start.event_bytes[mode] for start in found):8.1f}"
+            each, further = zip(*(start.event_bytes[mode] for start in found), strict=True)
+            size = f"{statistics.median(each):8.1f} {statistics.median(further):14.1f}"
         print(f"{mode:<9} {step_ms:8.2f}   {time_ratio:<24} {cpu_ratio:<26} {more_mb:7.1f} {size}")
 
 
@@ -340,33 +347,95 @@ def ranks_of(trace: Path) -> list[dict[str, Any]]:
     return ranks
 
 
-def event_sizes(trace: Path) -> float:
-    """Bytes that an event takes on disk."""
-    ranks = ranks_of(trace)
-    size = sum(path.stat().st_size for path in trace.glob("*.arrow"))
-    return float(size / sum(rank["events"] for rank in ranks))
+def event_sizes(trace: Path) -> tuple[float, float]:
+    """Bytes that an event takes on disk, and that each further one takes.
 
-
-def hot_path_costs() -> dict[str, float]:
-    """Nanoseconds that one event adds to the thread that records it, by kind.
-
-    Each is the difference between the patched and the original call, measured in turn in one
-    process of world size 1. A launch is what the call of an asynchronous message takes; its end is
-    waited for before the next one, outside of what is timed: with many at a time, Gloo's thread is
-    what is measured.
+    A file has some thousand bytes of its own, which are much of a short trace: the second number is
+    by how much its files are longer than with the first half of their events.
     """
+    from ddltrace.tracer.store import read_events, write_events
+
+    events = further = halves_size = 0
+    for rank in ranks_of(trace):
+        table, _ = read_events(trace, rank["segment"])
+        with tempfile.TemporaryDirectory() as name:
+            half = table.slice(0, len(table) // 2).to_batches()
+            write_events(Path(name), rank["segment"], iter(half))
+            halves_size += _size_of_events(Path(name))
+        events += len(table)
+        further += len(table) - len(table) // 2
+    size = _size_of_events(trace)
+    return size / events, (size - halves_size) / further
+
+
+def _size_of_events(trace: Path) -> int:
+    return sum(path.stat().st_size for path in trace.glob("*.arrow"))
+
+
+@dataclass(frozen=True)
+class HotPathCost:
+    """What recording adds to one call.
+
+    Attributes:
+        added_ns: Nanoseconds on the thread that calls.
+        plain_ns: How long the call takes without.
+    """
+
+    added_ns: float
+    plain_ns: float
+
+    def __str__(self) -> str:
+        return f"{self.added_ns / 1e3:.1f} us, to {self.plain_ns / 1e3:.1f} us without"
+
+
+def hot_path_costs() -> dict[str, HotPathCost]:
+    """What one event adds to the thread that records it.
+
+    Two processes of world size 1, one of them traced, take turns of some milliseconds: medians of
+    the difference between neighbours, as a machine that is shared may be half as fast a second
+    later. They share a core: what it takes to wake up another one is not recording's, and differs
+    from one process to the next by more than that.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ExitStack() as started:
+        ends = []
+        for traced in (False, True):
+            own, its = context.Pipe()
+            process = context.Process(target=_time_calls, args=(its, traced))
+            process.start()
+            started.callback(process.join)
+            started.callback(own.close)
+            ends.append(own)
+
+        def asked(end: Connection[str, float], call: str) -> float:
+            end.send(call)
+            return end.recv()
+
+        costs = {}
+        for call in CALLS:
+            pairs = [tuple(asked(end, call) for end in ends) for _ in range(NUM_TURNS)]
+            costs[call] = HotPathCost(
+                statistics.median(own - plain for plain, own in pairs),
+                statistics.median(plain for plain, _ in pairs),
+            )
+    return costs
+
+
+def _time_calls(told: Connection[float, str], traced: bool) -> None:
+    """One of the two processes: has a turn of each call that it is told, until nobody listens.
+
+    What is timed is the calling thread's time on the core. A launch is what the call of an
+    asynchronous message takes; its end is waited for before the next one, outside of what is
+    timed: with many at a time, Gloo's thread is what is measured.
+    """
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
     import torch
     import torch.distributed as dist
     from torch import nn
 
     from ddltrace.tracer.config import CaptureConfig
     from ddltrace.tracer.session import current_session, start_session
-
-    def timed(call: object, count: int) -> float:
-        start = time.perf_counter_ns()
-        for _ in range(count):
-            call()  # type: ignore[operator]
-        return (time.perf_counter_ns() - start) / count
 
     class Outer(nn.Module):
         def __init__(self) -> None:
@@ -375,43 +444,46 @@ def hot_path_costs() -> dict[str, float]:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             inner = self.inner
-            for _ in range(1000):
+            for _ in range(CALLS_OF_TURN):
                 inner(x)
             return x
 
+    model, tensor = Outer(), torch.ones(16)
+
+    def layers() -> float:
+        start = time.thread_time_ns()
+        model(tensor)
+        return (time.thread_time_ns() - start) / CALLS_OF_TURN
+
+    def messages() -> float:
+        start = time.thread_time_ns()
+        for _ in range(CALLS_OF_TURN):
+            dist.all_reduce(tensor)
+        return (time.thread_time_ns() - start) / CALLS_OF_TURN
+
+    def launches() -> float:
+        taken = []
+        for _ in range(CALLS_OF_TURN):
+            start = time.thread_time_ns()
+            work = dist.all_reduce(tensor, async_op=True)
+            taken.append(time.thread_time_ns() - start)
+            work.wait()
+        return statistics.median(taken)
+
+    turns = dict(zip(CALLS, (layers, messages, launches), strict=True))
     with tempfile.TemporaryDirectory() as name:
         dist.init_process_group("gloo", init_method=f"file://{name}/store", rank=0, world_size=1)
-        model, tensor = Outer(), torch.ones(16)
-        original_call = nn.Module.__call__
-
-        def all_reduce() -> None:
-            dist.all_reduce(tensor)
-
-        def launches(count: int) -> float:
-            taken = []
-            for _ in range(count):
-                start = time.perf_counter_ns()
-                work = dist.all_reduce(tensor, async_op=True)
-                taken.append(time.perf_counter_ns() - start)
-                work.wait()
-            return statistics.median(taken)
-
-        plain_layer = [timed(lambda: original_call(model, tensor), 20) / 1000 for _ in range(15)]
-        plain_message = [timed(all_reduce, 300) for _ in range(15)]
-        plain_launch = [launches(300) for _ in range(15)]
-        start_session(CaptureConfig(directory=Path(name), level="layer"))
+        if traced:
+            start_session(CaptureConfig(directory=Path(name), level="layer"))
+        try:
+            while True:
+                told.send(turns[told.recv()]())
+        except EOFError:
+            pass
         session = current_session()
-        assert session is not None
-        traced_layer = [timed(lambda: model(tensor), 20) / 1000 for _ in range(15)]
-        traced_message = [timed(all_reduce, 300) for _ in range(15)]
-        traced_launch = [launches(300) for _ in range(15)]
-        session.close()
+        if session is not None:
+            session.close()
         dist.destroy_process_group()
-    return {
-        "layer": statistics.median(traced_layer) - statistics.median(plain_layer),
-        "message": statistics.median(traced_message) - statistics.median(plain_message),
-        "launch": statistics.median(traced_launch) - statistics.median(plain_launch),
-    }
 
 
 def main() -> None:
@@ -430,11 +502,8 @@ def main() -> None:
         work(options.rank_of, options.address, options.profiler)
         return
     costs = hot_path_costs()
-    print(f"one layer event: {costs['layer']:.0f} ns on the thread that records it")
-    print(
-        f"one message: {costs['message'] / 1000:.1f} us (blocking all_reduce), "
-        f"{costs['launch'] / 1000:.1f} us (launch of an asynchronous one)"
-    )
+    for call, cost in costs.items():
+        print(f"recording {call + ' adds':<39} {cost}")
     modes = MODES if options.mode is None else (MODES[0], *options.mode)
     for job in options.job or JOBS:
         measure(job, modes, options.starts, options.rounds, options.seconds)

@@ -29,6 +29,11 @@ class GradientAccess:
         if ident not in self._trainers:
             self._of_engine.add(ident)
 
+    @property
+    def trainer(self) -> int | None:
+        """The thread that trains; None if there is none yet, or several."""
+        return min(self._trainers) if len(self._trainers) == 1 else None
+
     def may_look(self) -> bool:
         """Whether this thread may look at any gradient."""
         ident = threading.get_ident()

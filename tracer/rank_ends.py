@@ -8,9 +8,11 @@ descriptor of each process, and need not ask.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import platform
 import select
+import struct
 import threading
 import time
 from pathlib import Path
@@ -29,6 +31,11 @@ _LONGEST_S: Final = 0.5
 _PATIENCE_S: Final = 5.0
 _STATE: Final = 0  # of the fields of /proc/PID/stat behind the name
 _EXIT_CODE: Final = 49
+# Linux's `ioctl` of a process's descriptor that fills a `struct pidfd_info`; the flag for the
+# status of a process that somebody has waited for (since 6.15); where flags and status are in it.
+_PIDFD_GET_INFO: Final = 0xC040FF0B
+_PIDFD_INFO_EXIT: Final = 1 << 3
+_PIDFD_INFO: Final = struct.Struct("=Q52xi")
 
 
 class End(NamedTuple):
@@ -116,20 +123,38 @@ class RankEnds(threading.Thread):
         """Notes the end of a process."""
         now = time.monotonic_ns()
         segment, pid = self._watched.pop(descriptor)
-        self.ends[segment] = End(now, _exit_status(pid))
+        self.ends[segment] = End(now, _exit_status(pid, descriptor))
         self._poll.unregister(descriptor)
         os.close(descriptor)
 
 
-def _exit_status(pid: int) -> int | None:
-    """How a process ended that nobody has waited for yet."""
-    try:
-        if os.geteuid() not in (0, os.stat(f"/proc/{pid}").st_uid):
-            return None  # it would read as 0
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        values = fields.rpartition(")")[2].split()
-        if values[_STATE] != "Z":
-            return None
-        return shell_status(os.waitstatus_to_exitcode(int(values[_EXIT_CODE])))
-    except (OSError, ValueError, IndexError):
-        return None
+def _exit_status(pid: int, descriptor: int) -> int | None:
+    """How a process ended, which somebody may have waited for just now.
+
+    Args:
+        pid: The process.
+        descriptor: The process's.
+    """
+    for ask, of in ((_of_zombie, pid), (_of_reaped, descriptor)):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            wait_status = ask(of)
+            if wait_status is not None:
+                return shell_status(os.waitstatus_to_exitcode(wait_status))
+    return None
+
+
+def _of_zombie(pid: int) -> int | None:
+    """What ``wait`` will tell of a process that has ended; None if somebody has asked."""
+    if os.geteuid() not in (0, os.stat(f"/proc/{pid}").st_uid):
+        return None  # it would read as 0
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    values = fields.rpartition(")")[2].split()
+    return int(values[_EXIT_CODE]) if values[_STATE] == "Z" else None
+
+
+def _of_reaped(descriptor: int) -> int | None:
+    """What ``wait`` has told of a process; None if nobody has asked."""
+    info = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, 0))
+    fcntl.ioctl(descriptor, _PIDFD_GET_INFO, info)
+    given, wait_status = _PIDFD_INFO.unpack(info)
+    return wait_status if given & _PIDFD_INFO_EXIT else None

@@ -178,7 +178,9 @@ class Session:
             on_fault=self.fault,
             on_beat=self._save_changes,
             on_end=self._finish,
-            watchdog=Watchdog(self.recorder, self.note_silence),
+            watchdog=Watchdog(
+                self.recorder, self.note_silence, lambda: self.registry.access.trainer
+            ),
         )
         self._writer.start()
         os.register_at_fork(

@@ -18,7 +18,8 @@ class Steps:
     """Follows the job's steps.
 
     A step is recorded when the next one's training begins or at the end of the job, because
-    only then is it known that no further optimizer belongs to it.
+    only then is it known that no further optimizer belongs to it. It is of the thread that updates:
+    some frameworks train in another than the main one.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -27,6 +28,7 @@ class Steps:
         self._number = 0
         self._start_ns: int | None = None
         self._updated_ns: int | None = None
+        self._thread = 0
         self._trained = False
         self._steppers: set[int] = set()
         self._unrecorded: set[int] = set()
@@ -73,6 +75,7 @@ class Steps:
     def end_update(self, now_ns: int) -> None:
         """An optimizer has stepped; what follows belongs to the next step."""
         self._updated_ns = now_ns
+        self._thread = threading.get_ident()
         self._recorder.set_step(self._number + 1, now_ns)
         if self._recorder.paused:
             self._unrecorded.add(self._number)
@@ -91,9 +94,8 @@ class Steps:
         """Records the step that an optimizer has ended."""
         if self._updated_ns is None or self._start_ns is None:
             return
-        thread = threading.main_thread().ident or 0
         if self._number not in self._unrecorded:
-            self._recorder.add(self._site, self._start_ns, self._updated_ns, thread)
+            self._recorder.add(self._site, self._start_ns, self._updated_ns, self._thread)
         self._number += 1
         self._start_ns = self._updated_ns
         self._updated_ns = None

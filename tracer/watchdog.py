@@ -2,8 +2,8 @@
 
 Events are recorded when they end, so a rank that is stuck in the middle of something leaves
 no event of it. The writer asks this module at every flush; after some silence it takes down
-the step, the phase and the main thread's Python stack, once, so that a trace of a job that
-hangs says what each rank was doing, even after a kill.
+the step, the phase and the Python stack of the thread that trains or communicates, once, so that
+a trace of a job that hangs says what each rank was doing, even after a kill.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -23,6 +23,7 @@ _PATIENCE_S: Final = 2.0
 _MAX_PATIENCE_S: Final = 64.0
 _MAX_FRAMES: Final = 24
 _MAX_FRAME_LENGTH: Final = 200
+_COMMUNICATION: Final = "/torch/distributed/"
 _OWN_FOLDER: Final = str(Path(__file__).resolve().parent)
 
 
@@ -35,11 +36,18 @@ class Watchdog:
     Args:
         recorder: Whose step and phase to take down.
         publish: Is given each note; see ``silence`` in ``docs/trace-format.md``.
+        trainer: Tells the thread that trains, if that is known.
     """
 
-    def __init__(self, recorder: Recorder, publish: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        publish: Callable[[dict[str, Any]], None],
+        trainer: Callable[[], int | None],
+    ) -> None:
         self._recorder = recorder
         self._publish = publish
+        self._trainer = trainer
         self._patience_s = _PATIENCE_S
         self._active_ns = time.monotonic_ns()
         self._noted = False
@@ -64,23 +72,41 @@ class Watchdog:
                     "noticed_ns": now,
                     "step": self._recorder.step,
                     "phase": PHASES[self._recorder.phase],
-                    "stack": main_thread_stack(),
+                    "stack": stack_of_job(self._trainer()),
                 }
             )
 
 
-def main_thread_stack() -> list[str]:
-    """The main thread's frames as ``file:line function``, the innermost first.
+def stack_of_job(trainer: int | None) -> list[str]:
+    """What the job is at: a thread's frames as ``file:line function``, the innermost first.
 
-    The tracer's own frames are left out, and only so many are taken as tell where it is.
+    Of the thread that trains and the main one it is that which is inside of ``torch.distributed``,
+    or else the first; of others only if none is known to train. The tracer's own frames are left
+    out, and only so many are taken as tell where it is.
+
+    Args:
+        trainer: The thread that trains; None if that is not known.
     """
-    ident = threading.main_thread().ident
-    frame: FrameType | None = sys._current_frames().get(ident or 0)
+    frames = sys._current_frames()
+    trains = trainer in frames
+    threads = [trainer, threading.main_thread().ident, *(() if trains else frames)]
+    alive = [frames[thread] for thread in threads if thread in frames]
     shown: list[str] = []
-    while frame is not None and len(shown) < _MAX_FRAMES:
+    for frame in _outwards(next(filter(_communicates, alive), alive[0])):
         code = frame.f_code
-        if not code.co_filename.startswith(_OWN_FOLDER):
+        if len(shown) < _MAX_FRAMES and not code.co_filename.startswith(_OWN_FOLDER):
             text = f"{code.co_filename}:{frame.f_lineno} {code.co_name}"
             shown.append(text[-_MAX_FRAME_LENGTH:])
-        frame = frame.f_back
     return shown
+
+
+def _communicates(innermost: FrameType) -> bool:
+    """Whether a thread is inside of ``torch.distributed``."""
+    return any(_COMMUNICATION in frame.f_code.co_filename for frame in _outwards(innermost))
+
+
+def _outwards(innermost: FrameType) -> Iterator[FrameType]:
+    frame: FrameType | None = innermost
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -55,7 +55,7 @@ class WriterThread(threading.Thread):
         on_beat: Callable[[], None],
         on_end: Callable[[int], None],
         watchdog: Watchdog,
-        batch_interval_s: float = 10.0,
+        batch_interval_s: float = 30.0,
     ) -> None:
         super().__init__(name="ddltrace-writer", daemon=True)
         self._watchdog = watchdog

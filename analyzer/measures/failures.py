@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
     from ddltrace.analyzer.model import Hang
     from ddltrace.analyzer.trace import Trace
     from ddltrace.tracer.store import RankInfo
+
+_BY_OTHERS: Final = (
+    None,
+    *(SIGNALLED + number for number in (signal.SIGINT, signal.SIGKILL, signal.SIGTERM)),
+)
+"""Exit statuses of those whom somebody else may have ended."""
 
 _AT_ONCE_NS: Final = 1_000_000_000
 """Ranks that the same signal ends within this time were ended together, by somebody outside."""
@@ -30,13 +37,15 @@ def find_failure(trace: Trace, hangs: Sequence[Hang], origin_ns: int) -> Failure
 
     Returns:
         It, of the last attempt that failed; None if none did, all its ranks were ended together, or
-        the end of one of them was not seen.
+        the end of one of them was not seen. Ranks that somebody ended after they had done their
+        work, as Ray does, have not failed: their command has not.
     """
     attempts = sorted({info.attempt for info in trace.run.ranks}, reverse=True)
     for attempt in attempts:
         infos = [info for info in trace.run.ranks if info.attempt == attempt]
         failure = _first_to_fail(trace, infos, hangs, origin_ns)
-        if failure is not None:
+        succeeded = attempt == attempts[0] and trace.run.exit_status == 0
+        if failure is not None and not (succeeded and failure.exit_status in _BY_OTHERS):
             return failure if len(attempts) == 1 else replace(failure, attempt=attempt)
     return None
 

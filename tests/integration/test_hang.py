@@ -15,16 +15,18 @@ from typing import Any
 import pytest
 from support.jobs import DDLTRACE, environment, run, torchrun, traced
 
-from ddltrace.tracer.store import read_run
+from ddltrace.tracer.store import read_events, read_run
 
 PATIENCE_S = 120
 
 
 @contextmanager
-def hanging(trace: Path, how: str, stuck_in: str, ranks: int = 2) -> Iterator[None]:
+def hanging(
+    trace: Path, how: str, stuck_in: str, ranks: int = 2, *in_thread: str
+) -> Iterator[None]:
     """A job that hangs, from when every rank's silence was noted until it is stopped."""
     process = subprocess.Popen(
-        traced(trace, torchrun("hangs.py", how, ranks=ranks)),
+        traced(trace, torchrun("hangs.py", how, *in_thread, ranks=ranks)),
         cwd=trace.parent,
         env=environment(),
         stdout=subprocess.DEVNULL,
@@ -113,6 +115,18 @@ def test_a_hang_is_explained(tmp_path: Path, how: str, stuck_in: str, ranks: int
     assert run_info.status == "partial"
     assert len(run_info.ranks) == ranks
     check(trace, how)
+
+
+def test_a_hang_of_a_thread_is_explained(tmp_path: Path) -> None:
+    """Ray trains in another thread than the main one."""
+    trace = tmp_path / "trace"
+    with hanging(trace, "skip", "write_checkpoint", 2, "in_thread"):
+        check(trace, "skip")
+    check(trace, "skip")
+    for info in read_run(trace).ranks:
+        events, _ = read_events(trace, info.segment)
+        kinds = zip(events["kind"].to_pylist(), events["lane"].to_pylist(), strict=True)
+        assert {lane for kind, lane in kinds if kind in ("phase", "step", "layer")} == {"thread-1"}
 
 
 def test_the_launcher_killed_leaves_a_trace_that_explains(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
-"""Trains three steps, then hangs in the way that its argument names."""
+"""Trains three steps, then hangs in the way that its first argument names.
+
+A second one has it do so in another thread than the main one.
+"""
 
 import sys
+import threading
 import time
 
 import torch
@@ -67,4 +71,9 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) > 2:
+        thread = threading.Thread(target=main)
+        thread.start()
+        thread.join()
+    else:
+        main()

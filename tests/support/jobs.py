@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import socket
 import subprocess
 import sys
@@ -18,6 +20,9 @@ DDLTRACE = [sys.executable, "-m", "ddltrace"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 # A job of one rank without a launcher. The only process of a job can take any free port.
 ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+_RELEASE = tuple(int(number) for number in re.findall(r"\d+", platform.release())[:2])
+# Whether the kernel still tells how a process ended when its parent has been told.
+STATUS_REMAINS = _RELEASE >= (6, 15)
 
 
 @dataclass

@@ -51,8 +51,8 @@ class RankBuilder:
     def wait(self, start: float, end: float, parent: int | None, **columns: Any) -> None:
         self.add("wait", start, end, **{"parent": parent, "name": "wait", **columns})
 
-    def whole_step(self, number: int, start: float, end: float) -> None:
-        self.add("step", start, end, name="step", step=number)
+    def whole_step(self, number: int, start: float, end: float, **columns: Any) -> None:
+        self.add("step", start, end, name="step", **{"step": number, **columns})
 
 
 class TraceBuilder:

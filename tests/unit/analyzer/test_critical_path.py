@@ -33,6 +33,24 @@ def test_a_wait_leads_to_the_last_arriver(build):
     ]
 
 
+def test_the_thread_that_trains_is_followed(build):
+    """Ray trains in another thread than the main one, which may do something, too."""
+    built = build(1)
+    one = built[0]
+    one.add("layer", 0, 1, name="Model")
+    for step in range(2):
+        one.step, at = step, 100 * step + 5
+        one.add("phase", at, at + 60, name="forward", lane="thread-1")
+        message = one.message("all_reduce", at + 60, at + 90, seq=step, bytes=4)
+        one.wait(at + 60, at + 90, message, lane="thread-1")
+        one.add("layer", at + 50, at + 70, name="Model")
+        one.whole_step(step, at, at + 90, lane="thread-1")
+    assert _pieces(built.trace().analyze())[-2:] == [
+        (0, "compute", "forward", 5, 65),
+        (0, "transfer", "all_reduce", 65, 95),
+    ]
+
+
 def test_when_all_had_come_the_whole_wait_is_transfer(build):
     built = build(2)
     for rank, arrival in ((0, 5), (1, 8)):

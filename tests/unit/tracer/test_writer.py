@@ -21,7 +21,7 @@ from ddltrace.tracer.recorder import Recorder, Taken
 from ddltrace.tracer.schema import EVENTS
 from ddltrace.tracer.store import RankInfo, StreamWriter, finalize_rank, read_events
 from ddltrace.tracer.tail import TailWriter
-from ddltrace.tracer.watchdog import Watchdog, main_thread_stack
+from ddltrace.tracer.watchdog import Watchdog, stack_of_job
 from ddltrace.tracer.writer import WriterThread, _until_next
 
 SEGMENT = "rank-00000-0-1"
@@ -189,7 +189,7 @@ def writer_on(
         on_fault=lambda where, error: faults.append(f"{where}: {error}"),
         on_beat=lambda: None,
         on_end=lambda _: None,
-        watchdog=Watchdog(recorder, lambda _: None),
+        watchdog=Watchdog(recorder, lambda _: None, lambda: None),
         batch_interval_s=0.001,
     )
 
@@ -303,7 +303,7 @@ def test_silence_is_noted_once_and_patience_doubles(monkeypatch: pytest.MonkeyPa
     recorder = Recorder(10)
     recorder.set_step(6, 0)
     recorder.enter_phase(1, 0)
-    watchdog = Watchdog(recorder, notes.append)
+    watchdog = Watchdog(recorder, notes.append, lambda: None)
 
     def second(number: float, active: bool = False) -> int:
         Clock.now = int(number * 1e9)
@@ -321,10 +321,34 @@ def test_silence_is_noted_once_and_patience_doubles(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_stack_names_the_function_that_runs() -> None:
-    stack = main_thread_stack()
+    stack = stack_of_job(None)
     assert stack[0].endswith(" test_the_stack_names_the_function_that_runs")
     assert "test_writer.py:" in stack[0]
     assert len(stack) <= 24
+
+
+def test_the_stack_is_that_of_the_thread_that_tells() -> None:
+    goes_on = threading.Event()
+
+    def communicate() -> None:
+        # Code of this name, wherever it is.
+        code = compile("goes_on.wait()", "/x/torch/distributed/x.py", "exec")
+        exec(code, {"goes_on": goes_on})
+
+    def train() -> None:
+        goes_on.wait()
+
+    threads = [threading.Thread(target=target) for target in (communicate, train)]
+    for thread in threads:
+        thread.start()
+    try:
+        unknown, known = stack_of_job(None), stack_of_job(threads[1].ident)
+        gone = stack_of_job(-1)
+    finally:
+        goes_on.set()
+    assert any(frame.endswith(" communicate") for frame in unknown)
+    assert any(frame.endswith(" communicate") for frame in gone)
+    assert any(frame.endswith(" train") for frame in known)
 
 
 def test_rows_that_cannot_be_built_are_kept(
