@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -16,12 +15,6 @@ if TYPE_CHECKING:
     from ddltrace.analyzer.model import Hang
     from ddltrace.analyzer.trace import Trace
     from ddltrace.tracer.store import RankInfo
-
-_BY_OTHERS: Final = (
-    None,
-    *(SIGNALLED + number for number in (signal.SIGINT, signal.SIGKILL, signal.SIGTERM)),
-)
-"""Exit statuses of those whom somebody else may have ended."""
 
 _AT_ONCE_NS: Final = 1_000_000_000
 """Ranks that the same signal ends within this time were ended together, by somebody outside."""
@@ -37,15 +30,13 @@ def find_failure(trace: Trace, hangs: Sequence[Hang], origin_ns: int) -> Failure
 
     Returns:
         It, of the last attempt that failed; None if none did, all its ranks were ended together, or
-        the end of one of them was not seen. Ranks that somebody ended after they had done their
-        work, as Ray does, have not failed: their command has not.
+        the end of one of them was not seen.
     """
     attempts = sorted({info.attempt for info in trace.run.ranks}, reverse=True)
     for attempt in attempts:
         infos = [info for info in trace.run.ranks if info.attempt == attempt]
         failure = _first_to_fail(trace, infos, hangs, origin_ns)
-        succeeded = attempt == attempts[0] and trace.run.exit_status == 0
-        if failure is not None and not (succeeded and failure.exit_status in _BY_OTHERS):
+        if failure is not None:
             return failure if len(attempts) == 1 else replace(failure, attempt=attempt)
     return None
 
@@ -64,10 +55,12 @@ def _first_to_fail(
     if first is None or (first.exit_status is None and first.status != "killed"):
         return None
     rank, status = first.rank, first.exit_status
-    if len(ends) > 1 and (status or 0) > SIGNALLED:
-        same = [end_ns - first_ns for end_ns, info in ends if info.exit_status == status]
-        if len(same) == len(ends) and max(same) < _AT_ONCE_NS:
+    if len(ends) > 1 and all(info.exit_status == status for _, info in ends):
+        signalled = status is not None and status > SIGNALLED
+        if signalled and ends[-1][0] - first_ns < _AT_ONCE_NS:
             return None
+        if trace.run.exit_status == 0 and not _was_restarted(trace, first):
+            return None  # Ray, for one, ends its workers when they have done their work
     if any(rank in hang.entered for hang in hangs if hang.missing and has_lasted(hang)):
         return None
     later = [end_ns for end_ns, info in ends if end_ns > first_ns and info.rank != rank]
@@ -78,3 +71,8 @@ def _first_to_fail(
         before_us=(later[0] - first_ns) / 1e3 if later else None,
         doing=doing(trace, Lives(trace), rank, first_ns),
     )
+
+
+def _was_restarted(trace: Trace, info: RankInfo) -> bool:
+    """Whether another attempt followed that of a process."""
+    return any(later.attempt > info.attempt for later in trace.run.ranks)
