@@ -18,8 +18,8 @@ class Steps:
     """Follows the job's steps.
 
     A step is recorded when the next one's training begins or at the end of the job, because
-    only then is it known that no further optimizer belongs to it. It is of the thread that updates:
-    some frameworks train in another than the main one.
+    only then is it known that no further optimizer belongs to it. It is of the thread that trains,
+    which is another than the main one in some frameworks, and need not be the one that updates.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -44,6 +44,8 @@ class Steps:
         self._close_updated()
         if self._start_ns is None or self._recorder.step is None:
             self._open(now_ns)
+        if not self._trained:
+            self._thread = threading.get_ident()
         self._trained = True
 
     def begin_evaluation(self, now_ns: int) -> None:
@@ -75,7 +77,8 @@ class Steps:
     def end_update(self, now_ns: int) -> None:
         """An optimizer has stepped; what follows belongs to the next step."""
         self._updated_ns = now_ns
-        self._thread = threading.get_ident()
+        if not self._trained:
+            self._thread = threading.get_ident()
         self._recorder.set_step(self._number + 1, now_ns)
         if self._recorder.paused:
             self._unrecorded.add(self._number)
