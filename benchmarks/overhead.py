@@ -355,17 +355,17 @@ def event_sizes(trace: Path) -> tuple[float, float]:
     """
     from ddltrace.tracer.store import read_events, write_events
 
-    events = further = halves_size = 0
-    for rank in ranks_of(trace):
-        table, _ = read_events(trace, rank["segment"])
-        with tempfile.TemporaryDirectory() as name:
-            half = table.slice(0, len(table) // 2).to_batches()
-            write_events(Path(name), rank["segment"], iter(half))
-            halves_size += _size_of_events(Path(name))
-        events += len(table)
-        further += len(table) - len(table) // 2
-    size = _size_of_events(trace)
-    return size / events, (size - halves_size) / further
+    events = further = 0
+    with tempfile.TemporaryDirectory() as name:
+        halves = Path(name)
+        for rank in ranks_of(trace):
+            table, _ = read_events(trace, rank["segment"])
+            half = len(table) // 2
+            write_events(halves, rank["segment"], iter(table.slice(0, half).to_batches()))
+            events += len(table)
+            further += len(table) - half
+        size = _size_of_events(trace)
+        return size / events, (size - _size_of_events(halves)) / further
 
 
 def _size_of_events(trace: Path) -> int:
@@ -451,14 +451,14 @@ def _time_calls(told: Connection[float, str], traced: bool) -> None:
     model, tensor = Outer(), torch.ones(16)
 
     def layers() -> float:
-        start = time.thread_time_ns()
-        model(tensor)
-        return (time.thread_time_ns() - start) / CALLS_OF_TURN
+        return mean_ns(lambda: model(tensor))
 
     def messages() -> float:
+        return mean_ns(lambda: [dist.all_reduce(tensor) for _ in range(CALLS_OF_TURN)])
+
+    def mean_ns(calls: Callable[[], object]) -> float:
         start = time.thread_time_ns()
-        for _ in range(CALLS_OF_TURN):
-            dist.all_reduce(tensor)
+        calls()
         return (time.thread_time_ns() - start) / CALLS_OF_TURN
 
     def launches() -> float:

@@ -35,16 +35,22 @@ def find_failure(trace: Trace, hangs: Sequence[Hang], origin_ns: int) -> Failure
     attempts = sorted({info.attempt for info in trace.run.ranks}, reverse=True)
     for attempt in attempts:
         infos = [info for info in trace.run.ranks if info.attempt == attempt]
-        failure = _first_to_fail(trace, infos, hangs, origin_ns)
+        succeeded = attempt == attempts[0] and trace.run.exit_status == 0
+        failure = _first_to_fail(trace, infos, hangs, origin_ns, succeeded=succeeded)
         if failure is not None:
             return failure if len(attempts) == 1 else replace(failure, attempt=attempt)
     return None
 
 
 def _first_to_fail(
-    trace: Trace, infos: Sequence[RankInfo], hangs: Sequence[Hang], origin_ns: int
+    trace: Trace,
+    infos: Sequence[RankInfo],
+    hangs: Sequence[Hang],
+    origin_ns: int,
+    *,
+    succeeded: bool,
 ) -> Failure | None:
-    """The same among the processes of one attempt."""
+    """The same among the processes of one attempt, with which the command may have succeeded."""
     ends = []
     for info in infos:
         if info.ended_ns is None:
@@ -59,7 +65,7 @@ def _first_to_fail(
         signalled = status is not None and status > SIGNALLED
         if signalled and ends[-1][0] - first_ns < _AT_ONCE_NS:
             return None
-        if trace.run.exit_status == 0 and not _was_restarted(trace, first):
+        if succeeded:
             return None  # Ray, for one, ends its workers when they have done their work
     if any(rank in hang.entered for hang in hangs if hang.missing and has_lasted(hang)):
         return None
@@ -71,8 +77,3 @@ def _first_to_fail(
         before_us=(later[0] - first_ns) / 1e3 if later else None,
         doing=doing(trace, Lives(trace), rank, first_ns),
     )
-
-
-def _was_restarted(trace: Trace, info: RankInfo) -> bool:
-    """Whether another attempt followed that of a process."""
-    return any(later.attempt > info.attempt for later in trace.run.ranks)
