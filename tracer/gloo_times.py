@@ -76,7 +76,9 @@ class GlooTimes:
         """
         if self._slots[slot * _FIELDS + _STATE] == _GONE:
             return False
-        self.adopt(slot, message)
+        message.slot = slot
+        message.settle = self.settle
+        self._followed[slot] = message
         return True
 
     def adopt(self, slot: int, message: Message) -> None:

@@ -53,6 +53,7 @@ class NativeGradients:
         self._registry = registry
         self._detailed = detailed
         self._taken = self._control[_WRITTEN]
+        self._noted = self._taken
         self._missed = self._control[_MISSED]
         # The ids for which each is: a leaf may hold several parameters.
         self._watched: WeakIdentityMap[torch.Tensor, list[int]] = WeakIdentityMap()
@@ -136,6 +137,11 @@ class NativeGradients:
         newest_ns: int = self._control[_NEWEST_NS]
         return newest_ns
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether anything became ready that is not yet where `collect` brings it."""
+        return bool(self._control[_WRITTEN] != self._noted)
+
     def collect(self) -> None:
         """Brings what became ready since the last call to the recorder and the registry."""
         with self._collecting:
@@ -153,6 +159,7 @@ class NativeGradients:
                     self._recorder.add_rows(taken)
                 taken[::FLAT_CELLS] = self._none[: len(sites)]
                 self._note(first, sites)
+                self._noted = self._taken
 
     def _note(self, first: int, sites: list[int]) -> None:
         """Notes as ready what is.

@@ -53,7 +53,16 @@ class Message:
         "tensors",
     )
 
-    def __init__(self, id_: int, op: str, group: str, enqueue_ns: int) -> None:
+    def __init__(
+        self,
+        id_: int,
+        op: str,
+        group: str,
+        enqueue_ns: int,
+        *,
+        step: int | None = None,
+        phase: int = _OTHER,
+    ) -> None:
         self.id = id_
         self.op = op
         self.group = group
@@ -72,8 +81,8 @@ class Message:
         self.settle: Callable[[Message], None] | None = None
         self.slot = -1  # where Gloo's threads note its times; -1 if they do not
         self.tensors: list[int] | None = None
-        self.step: int | None = None
-        self.phase = _OTHER
+        self.step = step
+        self.phase = phase
         self.shown_open = False
 
 
@@ -268,9 +277,9 @@ class Recorder:
     def new_message(self, op: str, group: str, enqueue_ns: int) -> Message:
         """Registers a message that has just been handed to the communication library."""
         number = next(self._message_numbers)
-        message = Message(number, op, group, enqueue_ns)
-        message.step = self.step
-        message.phase = self.phase
+        message = Message(
+            number, op, group, enqueue_ns, step=self.step, phase=self._phase_stack[-1]
+        )
         if len(self.open) + len(self.finished) < self.buffer_rows:
             self.open[number] = message
         else:

@@ -247,8 +247,12 @@ class Registry:
         """
         found = []
         at_ready = self.access.may_look_at_ready()
+        if at_ready:
+            self._index_ready()
         for tensor in tensors:
-            number = self._tensor_at(tensor, at_ready=at_ready)
+            number = self._find(tensor, at_ready=at_ready)
+            if number is None and self._scanned < _GRADIENTS_TOO and self._scan():
+                number = self._find(tensor, at_ready=at_ready)
             if number is None:
                 return None
             found.append(number)
@@ -284,32 +288,34 @@ class Registry:
             self.native.end_step()
         self._scanned = _NOTHING
 
-    def _tensor_at(self, tensor: torch.Tensor, *, at_ready: bool) -> int | None:
-        if at_ready:
-            self._index_ready()
-        number = self._find(tensor, at_ready=at_ready)
-        if number is None and self._scan():
-            number = self._find(tensor, at_ready=at_ready)
-        return number
-
     def _find(self, tensor: torch.Tensor, *, at_ready: bool) -> int | None:
         """The parameter in whose value or gradient a tensor lies, as a whole or a part."""
-        addresses = [_address(tensor)]
-        if not tensor.is_sparse:
-            addresses.append(tensor.untyped_storage().data_ptr())
-        for address in addresses:
-            number = self._by_address.get(address)
-            parameter = None if number is None else self._parameters[number]()
-            if parameter is None:
-                continue
-            # Memory can be given to others: what lies there now must be the parameter's.
-            for own in (parameter.grad if at_ready else None, parameter):
-                if own is not None and address == _address(own) and _fits(tensor, own):
-                    return number
+        address = _address(tensor)
+        whole = address if tensor.is_sparse else tensor.untyped_storage().data_ptr()
+        by_address = self._by_address
+        if address not in by_address and whole not in by_address:
+            return None
+        number = self._find_at(address, tensor, at_ready=at_ready)
+        if number is None and whole != address:
+            number = self._find_at(whole, tensor, at_ready=at_ready)
+        return number
+
+    def _find_at(self, address: int, tensor: torch.Tensor, *, at_ready: bool) -> int | None:
+        number = self._by_address.get(address)
+        parameter = None if number is None else self._parameters[number]()
+        if parameter is None:
+            return None
+        # Memory can be given to others: what lies there now must be the parameter's.
+        for own in (parameter.grad if at_ready else None, parameter):
+            if own is not None and address == _address(own) and _fits(tensor, own):
+                return number
         return None
 
     def _index_ready(self) -> None:
-        self.collect_ready()
+        if self.native is not None and self.native.is_behind:
+            self.native.collect()
+        if not self.ready:
+            return
         while self.ready:
             number = self.ready.pop()
             parameter = self._parameters[number]()

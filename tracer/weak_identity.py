@@ -9,6 +9,14 @@ _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 
+class _Entry(weakref.ref, Generic[_Key, _Value]):
+    """A reference to an object, and what is known of it."""
+
+    __slots__ = ("key", "value")
+    key: int
+    value: _Value
+
+
 class WeakIdentityMap(Generic[_Key, _Value]):
     """What is known of objects of the job, for as long as the job keeps them.
 
@@ -17,32 +25,35 @@ class WeakIdentityMap(Generic[_Key, _Value]):
     """
 
     def __init__(self) -> None:
-        self._entries: dict[int, tuple[weakref.ref[_Key], _Value]] = {}
+        entries: dict[int, _Entry[_Key, _Value]] = {}
+
+        def forget(gone: _Entry[_Key, _Value]) -> None:
+            if entries.get(gone.key) is gone:  # the id may have come back
+                del entries[gone.key]
+
+        self._entries = entries
+        self._forget = forget
 
     def set(self, thing: _Key, value: _Value) -> None:
         """Notes what is known of an object."""
-        key, entries = id(thing), self._entries
-
-        def forget(gone: weakref.ref[_Key]) -> None:
-            entry = entries.get(key)
-            if entry is not None and entry[0] is gone:  # the id may have come back
-                del entries[key]
-
-        entries[key] = weakref.ref(thing, forget), value
+        entry = _Entry(thing, self._forget)
+        entry.key, entry.value = id(thing), value
+        self._entries[entry.key] = entry
 
     def get(self, thing: _Key) -> _Value | None:
         """What is known of an object; None if nothing is."""
         entry = self._entries.get(id(thing))
-        return entry[1] if entry is not None and entry[0]() is thing else None
+        return entry.value if entry is not None and entry() is thing else None
 
     def pop(self, thing: _Key) -> _Value | None:
         """The same, and forgets it."""
-        value = self.get(thing)
-        if value is not None:
-            self._entries.pop(id(thing), None)
-        return value
+        entry = self._entries.get(id(thing))
+        if entry is None or entry() is not thing:
+            return None
+        self._entries.pop(entry.key, None)
+        return entry.value
 
     def things(self) -> list[_Key]:
         """The objects of which something is known."""
-        things = [reference() for reference, _ in list(self._entries.values())]
+        things = [entry() for entry in list(self._entries.values())]
         return [thing for thing in things if thing is not None]

@@ -30,8 +30,16 @@ def first_tensor(arguments: Iterable[Any]) -> Any:
     return None
 
 
-def num_bytes(tensors: list[torch.Tensor]) -> tuple[int, bool]:
-    """Bytes of the elements of some tensors, or of what sparse ones hold; whether one is sparse."""
+def measure(value: Any) -> tuple[list[torch.Tensor], int, bool]:
+    """What is in an argument.
+
+    Args:
+        value: A tensor, a list of tensors or a list of lists.
+
+    Returns:
+        The tensors; the bytes of their elements (what sparse ones hold); whether one is sparse.
+    """
+    tensors = flatten(value)
     total, sparse = 0, False
     for tensor in tensors:
         if tensor.is_sparse:
@@ -39,7 +47,7 @@ def num_bytes(tensors: list[torch.Tensor]) -> tuple[int, bool]:
             total += tensor._indices().nbytes + tensor._values().nbytes
         else:
             total += tensor.nbytes
-    return total, sparse
+    return tensors, total, sparse
 
 
 @functools.cache

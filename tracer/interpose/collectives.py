@@ -30,10 +30,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ddltrace.tracer.gloo_times import GlooTimes
 from ddltrace.tracer.guard import quiet
-from ddltrace.tracer.interpose.arguments import first_tensor, flatten, name_of, num_bytes
+from ddltrace.tracer.interpose.arguments import first_tensor, flatten, measure, name_of
 from ddltrace.tracer.interpose.cuda import MessageTimer, asking_from_any_thread, can_record
 from ddltrace.tracer.interpose.groups import Group
-from ddltrace.tracer.interpose.launches import Offer
 from ddltrace.tracer.interpose.waits import Waits
 from ddltrace.tracer.known_messages import KnownMessages
 from ddltrace.tracer.native.library import NativeLibrary
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     import torch
 
     from ddltrace.tracer.device_clock import Mark
+    from ddltrace.tracer.interpose.launches import Offer
     from ddltrace.tracer.session import Session
 
 _now = time.monotonic_ns
@@ -139,8 +139,7 @@ def install(session: Session) -> None:
     for name, operator in _OPERATORS.items():
         if hasattr(torch.ops.c10d, name):
             library.impl(name, observer.kernel(name, operator), "BackendSelect", with_keyset=True)
-    if session.native is not None and session.known is not None and session.known.see_launches():
-        launches.install(observer, session.native, _OPERATORS, session.fault)
+    launches.install(session, observer, _OPERATORS)
     python_groups.install(session, observer, _OPERATORS)
     session.on_close(observer.stop)
     os.register_at_fork(after_in_child=quiet(observer.abandon, session.fault))
@@ -163,6 +162,8 @@ class Observer:
     Attributes:
         active: Whether messages are recorded.
         waits: Where the host's waits are recorded.
+        gloo: Where Gloo's times are taken down; None if they are not.
+        coalescing: What this thread launches together.
     """
 
     def __init__(self, session: Session) -> None:
@@ -185,14 +186,14 @@ class Observer:
             session.fault,
         )
         library = session.native
-        self._gloo: GlooTimes | None = None
+        self.gloo: GlooTimes | None = None
         self._known: KnownMessages | None = None
         if library is not None:
-            self._gloo = GlooTimes(library, self._recorder)
-            self._known = session.known = KnownMessages(library, self._gloo, self._recorder)
+            self.gloo = GlooTimes(library, self._recorder)
+            self._known = session.known = KnownMessages(library, self.gloo, self._recorder)
         self._recorder.collectors.append(self._collect)
         self._launched = threading.local()
-        self._coalescing = _Coalescing()
+        self.coalescing = _Coalescing()
         self._timer = MessageTimer(session)
         self.active = True
         self._below = session.groups.below
@@ -232,7 +233,7 @@ class Observer:
         redispatch = getattr(torch.ops.c10d, name).default.redispatch
         below, meta = _dispatch_keyset_full_after(DispatchKey.BackendSelect), DispatchKey.Meta
         fault = self._session.fault
-        end_launch = None if self._gloo is None else self._gloo.end_launch
+        end_launch = None if self.gloo is None else self.gloo.end_launch
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             start = _now()
@@ -280,24 +281,6 @@ class Observer:
 
         return blocking_kernel if operator.blocks else kernel
 
-    def offer(self, process_group: Any) -> Offer | None:
-        """To be called right before a collective on the CPU is launched.
-
-        Args:
-            process_group: Whose it is.
-
-        Returns:
-            What it is to be known by, if it needs no kernel of Python's.
-        """
-        gloo = self._gloo
-        if not self.active or gloo is None or self._coalescing.messages is not None:
-            return None
-        group = self._groups.of(process_group)
-        if not group.blocking.get("cpu"):
-            return None  # a first message tells
-        slot = NativeLibrary.UNRECORDED if self._recorder.paused else gloo.free_slot()
-        return None if slot is None else Offer(slot, group)
-
     def launched_past(
         self, operator: Operator, args: Sequence[Any], offer: Offer, work: Any, start: int
     ) -> None:
@@ -305,17 +288,19 @@ class Observer:
 
         Args:
             operator: What was called.
-            args: Its arguments.
+            args: The arguments of the method: the operator's, and its options.
             offer: What was offered.
             work: What was returned.
             start: When it was called.
         """
-        if offer.slot == NativeLibrary.UNRECORDED:
-            offer.group.next_collective()
+        slot, group = offer
+        if slot == NativeLibrary.UNRECORDED:
+            group.next_collective()
             return
-        message = self.describe(operator, args, offer.group, start)
+        root = None if operator.peer is None else args[-1].rootRank
+        message = self.describe(operator, args, group, start, root=root)
         self.waits.works.add(work, message)
-        if self._gloo is None or not self._gloo.follow(offer.slot, message):
+        if self.gloo is None or not self.gloo.follow(slot, message):
             self._reapers.follow(work, message, poll=False)
 
     def bucket_of(
@@ -373,8 +358,8 @@ class Observer:
             mark = self._timer.begin(first)
         sparse_bytes = None
         if operator.op == "all_reduce" and first.is_sparse:
-            sparse_bytes, _ = num_bytes(flatten(args[0]))
-        gloo = self._gloo
+            _, sparse_bytes, _ = measure(args[0])
+        gloo = self.gloo
         if gloo is None or operator.composed or operator.op in P2P_OPS:
             return _Launch(start, mark, sparse_bytes=sparse_bytes)
         return _Launch(start, mark, gloo.begin_launch(), sparse_bytes)
@@ -394,30 +379,31 @@ class Observer:
         group: Group,
         start: int,
         *,
+        root: int | None = None,
         by_engine: bool = False,
     ) -> Message:
-        """A message with all that its call tells of it."""
+        """A message with all that its call tells of it; the root is by default in the arguments."""
         message = self._recorder.new_message(operator.op, group.name, start)
-        self._below.messages += 1
+        if self._below.outer is not None:
+            self._below.messages += 1
+        inputs, outputs = operator.inputs, operator.outputs
         tensors: list[torch.Tensor] = []
         sparse = False
-        if operator.inputs is not None:
-            tensors = flatten(args[operator.inputs])
-            message.bytes, sparse = num_bytes(tensors)
-        if operator.outputs == operator.inputs:
+        if inputs is not None:
+            tensors, message.bytes, sparse = measure(args[inputs])
+        if outputs == inputs:
             # A broadcast's receivers and a reduction's contributors hold the same tensor. What
             # comes of sparse tensors is known only when they have been summed.
             message.out_bytes = None if sparse else message.bytes
-        elif operator.outputs is not None:
-            outputs = flatten(args[operator.outputs])
-            message.out_bytes, _ = num_bytes(outputs)
-            tensors = tensors or outputs
-        if operator.inputs is None and operator.outputs is None:
-            message.bytes = message.out_bytes = 0
+        elif outputs is not None:
+            received, message.out_bytes, _ = measure(args[outputs])
+            tensors = tensors or received
         if tensors:
             message.dtype = name_of(tensors[0].dtype)
             self._name(message, tensors, by_engine=by_engine)
-        self._number(message, operator, args, group)
+        elif inputs is None and outputs is None:
+            message.bytes = message.out_bytes = 0
+        self._number(message, operator, args, group, root)
         return message
 
     def _record(
@@ -439,7 +425,7 @@ class Observer:
         if group.sends_nothing:
             self._recorder.complete(message, _now())
             return
-        together = self._coalescing.messages
+        together = self.coalescing.messages
         if together is not None:
             together.append((message, launch.mark))
             return  # begins and ends with the others
@@ -495,7 +481,7 @@ class Observer:
         @functools.wraps(original)
         def start_coalescing(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            self._coalescing.messages = []
+            self.coalescing.messages = []
             return result
 
         return start_coalescing
@@ -506,8 +492,8 @@ class Observer:
             try:
                 work = original(*args, **kwargs)
             finally:
-                messages = self._coalescing.messages or []
-                self._coalescing.messages = None
+                messages = self.coalescing.messages or []
+                self.coalescing.messages = None
             try:
                 self._launched_together(work, messages)
             except Exception as error:  # noqa: BLE001 - the job goes on
@@ -530,7 +516,7 @@ class Observer:
 
     def _is_told(self, launch: _Launch, message: Message) -> bool:
         """Whether Gloo's own threads will tell the end of a message on the CPU."""
-        gloo = self._gloo
+        gloo = self.gloo
         if gloo is None:
             return False
         if not gloo.listens:
@@ -583,10 +569,17 @@ class Observer:
             message.seq = group.next_between(message)
 
     @staticmethod
-    def _number(message: Message, operator: Operator, args: Sequence[Any], group: Group) -> None:
+    def _number(
+        message: Message,
+        operator: Operator,
+        args: Sequence[Any],
+        group: Group,
+        root: int | None = None,
+    ) -> None:
         """Gives the message its peer and the number that its other sides give it, too."""
-        if operator.peer is not None and len(args) > operator.peer:
-            message.peer = group.global_rank(args[operator.peer])
+        if operator.peer is not None:
+            peer = root if root is not None or len(args) <= operator.peer else args[operator.peer]
+            message.peer = None if peer is None else group.global_rank(peer)
         if operator.op not in P2P_OPS:
             message.seq = group.next_collective()
             return

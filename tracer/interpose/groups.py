@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.tracer.recorder import Message
 from ddltrace.tracer.store import GroupInfo
+from ddltrace.tracer.weak_identity import WeakIdentityMap
 
 if TYPE_CHECKING:
     import torch
@@ -100,25 +100,25 @@ class Groups:
 
     Attributes:
         below: Whether messages are sent by a group in Python.
+        seen: The group of a ``torch.distributed.ProcessGroup``, if it has been asked for before.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.below = _Below()
-        self._known: dict[str, tuple[weakref.ref[Any], Group]] = {}
+        self._group_of: WeakIdentityMap[Any, Group] = WeakIdentityMap()
+        self.seen = self._group_of.get
+        self._newest: dict[str, Group] = {}  # by what PyTorch calls it
         self._names: dict[str, int] = {}
         self._by_name: dict[str, Group] = {}
 
     def of(self, process_group: Any) -> Group:
         """The group of a ``torch.distributed.ProcessGroup``."""
-        try:
-            name = process_group.group_name
-        except RuntimeError:  # one in Python may have none itself
-            name = _registered_name(process_group)
-        known = self._known.get(name)
-        if known is not None and known[0]() is process_group:
-            return known[1]
-        return self._add(process_group, name)
+        group = self.seen(process_group)
+        if group is None:
+            group = self._add(process_group)
+            self._group_of.set(process_group, group)
+        return group
 
     def named(self, name: str) -> Group:
         """The group that has this name in the trace."""
@@ -138,30 +138,31 @@ class Groups:
             group.sends_nothing = backend.lower() == _SENDS_NOTHING
         return known
 
-    def _add(self, process_group: Any, name: str) -> Group:
+    def _add(self, process_group: Any) -> Group:
         import torch.distributed as dist
 
+        try:
+            name = process_group.group_name
+        except RuntimeError:  # one in Python may have none itself
+            name = _registered_name(process_group)
         try:
             ranks = tuple(dist.get_process_group_ranks(process_group))
         except (KeyError, ValueError, RuntimeError):
             ranks = self._ranks_of_outer(process_group)
-        former = self._known.get(name)
-        if former is not None and not ranks and not former[1].ranks:
-            group = former[1]  # without a register nobody can tell two from one
-        else:
-            # A job that leaves its groups and forms them again gives the same names again.
-            number = self._names[name] = self._names.get(name, 0) + 1
-            shown = name if number == 1 else f"{name}#{number}"
-            backend = process_group.name()
-            own = process_group.rank() if ranks else None
-            group = Group(shown, ranks, own)
-            self._by_name[shown] = group
-            if self._session.known is not None:
-                # The new group may have the address of one that is no more.
-                self._session.known.forget()
-            description = process_group.group_desc
-            self._session.add_group(GroupInfo(shown, description, backend, ranks))
-        self._known[name] = (weakref.ref(process_group), group)
+        former = self._newest.get(name)
+        if former is not None and not ranks and not former.ranks:
+            return former  # without a register nobody can tell two from one
+        # A job that leaves its groups and forms them again gives the same names again.
+        number = self._names[name] = self._names.get(name, 0) + 1
+        shown = name if number == 1 else f"{name}#{number}"
+        backend = process_group.name()
+        own = process_group.rank() if ranks else None
+        group = self._newest[name] = self._by_name[shown] = Group(shown, ranks, own)
+        if self._session.known is not None:
+            # The new group may have the address of one that is no more.
+            self._session.known.forget()
+        description = process_group.group_desc
+        self._session.add_group(GroupInfo(shown, description, backend, ranks))
         return group
 
     def _ranks_of_outer(self, process_group: Any) -> tuple[int, ...]:

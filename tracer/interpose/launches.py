@@ -9,15 +9,18 @@ not as plain as that goes through the kernel as before.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ddltrace.tracer.interpose.arguments import first_tensor
+from ddltrace.tracer.native.library import NativeLibrary
 
 if TYPE_CHECKING:
+    from ddltrace.tracer.gloo_times import GlooTimes
     from ddltrace.tracer.interpose.collectives import Observer, Operator
     from ddltrace.tracer.interpose.groups import Group
-    from ddltrace.tracer.native.library import NativeLibrary
+    from ddltrace.tracer.session import Session
 
 METHODS: Final = {
     "allreduce": ("allreduce_", "AllreduceOptions"),
@@ -35,70 +38,74 @@ METHODS: Final = {
 """Of each method: the operator that it calls, and the last of its arguments."""
 
 
-class Offer(NamedTuple):
-    """What a launch is to be known by.
-
-    Attributes:
-        slot: Where Gloo's threads note its times, or `NativeLibrary.UNRECORDED`.
-        group: Its group.
-    """
-
-    slot: int
-    group: Group
+Offer: TypeAlias = "tuple[int, Group]"
+"""What a launch is to be known by: where Gloo's threads note its times, or
+`NativeLibrary.UNRECORDED`; and its group."""
 
 
-def install(
-    observer: Observer,
-    library: NativeLibrary,
-    operators: dict[str, Operator],
-    fault: Callable[[str, Exception], None],
-) -> None:
-    """Patches the methods of ``ProcessGroup``.
+def install(session: Session, observer: Observer, operators: dict[str, Operator]) -> None:
+    """Patches the methods of ``ProcessGroup``, if C++ can see what they launch.
 
     Args:
+        session: The recording rank.
         observer: What records messages.
-        library: What launches past Python's kernels.
         operators: What is known of each operator.
-        fault: Told of what goes wrong here.
     """
     import torch.distributed as dist
     from torch._C import _distributed_c10d as bindings
 
+    library, gloo, known = session.native, observer.gloo, session.known
+    if library is None or gloo is None or known is None or not known.see_launches():
+        return
+    offered = _Offered(library)
     group_class: Any = dist.ProcessGroup
     for method, (name, options) in METHODS.items():
         options_class = getattr(bindings, options, None)
         if hasattr(group_class, method) and options_class is not None:
-            launches = _Launches(observer, operators[name], options_class)
+            launches = _Launches(session, observer, gloo, operators[name], options_class)
             original = getattr(group_class, method)
-            setattr(group_class, method, _around(original, launches, library, fault))
+            setattr(group_class, method, _around(original, launches, offered, session.fault))
+
+
+class _Offered(threading.local):
+    """What a thread offers.
+
+    Attributes:
+        cell: The one integer of it; see `NativeLibrary.offered`.
+    """
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self.cell = library.offered()
 
 
 def _around(
     original: Callable[..., Any],
     launches: _Launches,
-    library: NativeLibrary,
+    offered: _Offered,
     fault: Callable[[str, Exception], None],
 ) -> Callable[..., Any]:
     """A method that records what it launches."""
-    offer_slot, withdraw, nothing = library.offer, library.withdraw, library.NOTHING
+    operator, launched_past = launches.operator, launches.observer.launched_past
 
     def method(process_group: Any, *args: Any, **kwargs: Any) -> Any:
         offer = None
         try:
             offer = None if kwargs else launches.offer(process_group, args)
+            cell = offered.cell
         except Exception as error:  # noqa: BLE001 - the job goes on
             fault("offer a launch", error)
         if offer is None:
             return original(process_group, *args, **kwargs)
-        launched_ns, former = 0, nothing
+        # A signal handler of the job's may launch in the middle of another launch.
+        former = cell[0]
         try:
-            former = offer_slot(offer.slot)
+            cell[0] = offer[0]
             work = original(process_group, *args)
         finally:
-            launched_ns = withdraw(former)
-        if launched_ns:
+            launched, cell[0] = cell[0], former
+        if launched < NativeLibrary.UNRECORDED:
             try:
-                launches.record(offer, args, work, launched_ns)
+                launched_past(operator, args, offer, work, -launched)
             except Exception as error:  # noqa: BLE001 - the job goes on
                 fault("record a launch", error)
         return work
@@ -114,17 +121,29 @@ class _Launches:
     """The launches by one method.
 
     Args:
+        session: The recording rank.
         observer: What records messages.
-        operator: What it calls.
-        options_class: Of the last argument.
+        gloo: What takes down their times.
+        operator: What the method calls.
+        options_class: Of its last argument.
     """
 
-    def __init__(self, observer: Observer, operator: Operator, options_class: type) -> None:
+    def __init__(
+        self,
+        session: Session,
+        observer: Observer,
+        gloo: GlooTimes,
+        operator: Operator,
+        options_class: type,
+    ) -> None:
         from torch import Tensor
         from torch.nn import Parameter
 
-        self._observer = observer
-        self._operator = operator
+        self.observer = observer
+        self._gloo = gloo
+        self._recorder = session.recorder
+        self._seen_group = session.groups.seen
+        self.operator = operator
         self._options_class = options_class
         self._plain = (Tensor, Parameter)
 
@@ -138,25 +157,23 @@ class _Launches:
         Returns:
             What it is to be known by; None if a kernel has to see it.
         """
-        observer, operator = self._observer, self._operator
+        operator = self.operator
         if len(args) <= operator.group or type(args[-1]) is not self._options_class:
             return None
-        first = first_tensor(args[: operator.group])
-        if type(first) not in self._plain or not first.is_cpu or first.is_sparse:
+        first = args[0]
+        if type(first) is list and first:
+            first = first[0]
+        if type(first) not in self._plain:
+            first = first_tensor(args[: operator.group])
+            if type(first) not in self._plain:
+                return None
+        if not first.is_cpu or first.is_sparse:
             return None
-        return observer.offer(process_group)
-
-    def record(self, offer: Offer, args: tuple[Any, ...], work: Any, launched_ns: int) -> None:
-        """To be called after a launch past the kernel.
-
-        Args:
-            offer: What was offered.
-            args: The arguments of the method.
-            work: What it returned.
-            launched_ns: When the launch began.
-        """
-        operator = self._operator
-        root = None if operator.peer is None else args[-1].rootRank
-        # As the operator has them, whose root comes after the group or one place later.
-        as_operator = (*args[: operator.group], None, root, root)
-        self._observer.launched_past(operator, as_operator, offer, work, launched_ns)
+        observer = self.observer
+        if not observer.active or observer.coalescing.messages is not None:
+            return None
+        group = self._seen_group(process_group)
+        if group is None or not group.blocking.get("cpu"):
+            return None  # a first message tells
+        slot = NativeLibrary.UNRECORDED if self._recorder.paused else self._gloo.free_slot()
+        return None if slot is None else (slot, group)

@@ -29,17 +29,18 @@ _MOST_NESTED: Final = 4
 
 
 class MessageOf:
-    """Which message an object of the job stands for, while that object lives."""
+    """Which message an object of the job stands for, while that object lives.
+
+    Attributes:
+        add: Remembers an object for as long as the job keeps it.
+    """
 
     def __init__(self) -> None:
         self._weak: WeakIdentityMap[Any, Message] = WeakIdentityMap()
+        self.add = self._weak.set
         # The newest of each thread, and the objects themselves.
         self._strong: dict[int, tuple[Any, Message]] = {}
         self._newest: dict[int, deque[tuple[int, Message]]] = {}  # ids of the objects, by thread
-
-    def add(self, thing: Any, message: Message) -> None:
-        """Remembers an object for as long as the job keeps it."""
-        self._weak.set(thing, message)
 
     def add_newest(self, thing: Any, message: Message) -> None:
         """The same for an object that its caller is about to be handed."""
@@ -165,7 +166,7 @@ class Waits:
             self._on_ordered(message)
         else:
             self._recorder.complete(message, end, "failed" if failed else "ok")
-        self.record(message, message.name, start, end)
+        self._recorder.add_wait(start, end, message.id, message.name)
 
     def _patched_wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
         message_of, fault = self.works.get, self._session.fault

@@ -457,16 +457,9 @@ void ddltrace_end_launch() {
   end_launch();
 }
 
-// The next message that this thread launches has this slot; or kUnrecorded. Returns what is to be
-// given to `withdraw`: a signal handler of the job's may launch in the middle of another launch.
-int64_t ddltrace_offer(int64_t slot) {
-  return std::exchange(offered, slot);
-}
-
-// No longer. Returns when it was launched; 0 if it was not, or not by the kernels here.
-int64_t ddltrace_withdraw(int64_t former) {
-  const int64_t offer = std::exchange(offered, former);
-  return is_launched(offer) ? -offer : 0;
+// Where this thread says what it offers: a call for every launch would take longer than to write it.
+void* ddltrace_offered() {
+  return &offered;
 }
 
 // From now on the kernels see what is launched. Returns whether they do.

@@ -37,8 +37,7 @@ class NativeLibrary:
         try:
             self.begin_launch = _typed(library.ddltrace_begin_launch, ctypes.c_int, 1)
             self.end_launch = _typed(library.ddltrace_end_launch, None, 0)
-            self.offer = _typed(library.ddltrace_offer, ctypes.c_int64, 1)
-            self.withdraw = _typed(library.ddltrace_withdraw, ctypes.c_int64, 1)
+            self._offered = _typed(library.ddltrace_offered, ctypes.c_void_p, 0)
             self.see_launches = _typed(library.ddltrace_see_launches, ctypes.c_int, 0)
             self.make_known = _typed(library.ddltrace_make_known, ctypes.c_int64, 2)
             self.activate = _typed(library.ddltrace_activate, None, 1)
@@ -52,15 +51,24 @@ class NativeLibrary:
         self.control, self.slots, self.ring, self.collectives = _pieces(memory, 4)
         self.gradient_control, self.gradients = _pieces(gradient_memory, 2)
 
+    def offered(self) -> memoryview:
+        """Where this thread says what it launches next: a slot, `UNRECORDED` or `NOTHING`.
+
+        Returns:
+            One integer. Once launched, it is when: the time as a negative number.
+        """
+        return _integers_at(self._offered(), 1)
+
 
 def _pieces(function: Any, count: int) -> list[memoryview]:
     """The pieces of memory that a function of the library tells of."""
     pieces, lengths = (ctypes.c_void_p * count)(), (ctypes.c_int64 * count)()
     function(pieces, lengths)
-    return [
-        memoryview((ctypes.c_int64 * length).from_address(piece)).cast("B").cast("q")
-        for piece, length in zip(pieces, lengths, strict=True)
-    ]
+    return [_integers_at(piece, length) for piece, length in zip(pieces, lengths, strict=True)]
+
+
+def _integers_at(address: Any, length: int) -> memoryview:
+    return memoryview((ctypes.c_int64 * length).from_address(address)).cast("B").cast("q")
 
 
 def _typed(function: Any, result: Any, num_integers: int) -> Any:
