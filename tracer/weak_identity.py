@@ -9,7 +9,7 @@ _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 
-class _Entry(weakref.ref, Generic[_Key, _Value]):
+class _Entry(weakref.ref[_Key], Generic[_Key, _Value]):
     """A reference to an object, and what is known of it."""
 
     __slots__ = ("key", "value")

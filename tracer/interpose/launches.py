@@ -85,7 +85,7 @@ def _around(
     fault: Callable[[str, Exception], None],
 ) -> Callable[..., Any]:
     """A method that records what it launches."""
-    operator, launched_past = launches.operator, launches.observer.launched_past
+    operator, observer = launches.operator, launches.observer
 
     def method(process_group: Any, *args: Any, **kwargs: Any) -> Any:
         offer = None
@@ -105,7 +105,7 @@ def _around(
             launched, cell[0] = cell[0], former
         if launched < NativeLibrary.UNRECORDED:
             try:
-                launched_past(operator, args, offer, work, -launched)
+                observer.launched_past(operator, args, offer, work, -launched)
             except Exception as error:  # noqa: BLE001 - the job goes on
                 fault("record a launch", error)
         return work
