@@ -401,6 +401,9 @@ def _compiled(losses, backend, wrap):
         next(net.children()).register_forward_hook(lambda *_: None)
     if wrap == "inside":
         model = DistributedDataParallel(torch.compile(net, backend=backend))
+    elif wrap == "in_place":  # one layer, whose calls stay calls of a module
+        list(net.children())[1].compile(backend=backend)
+        model = DistributedDataParallel(net)
     else:
         model = torch.compile(DistributedDataParallel(net), backend=backend)
     train(model, sgd(model), losses)
@@ -414,6 +417,11 @@ def _compiled(losses, backend, wrap):
 def compiled(losses):
     _compiled(losses, "aot_eager", "inside")
     _compiled(losses, "aot_eager", "outside")
+
+
+@scenario
+def compiled_in_place(losses):
+    _compiled(losses, "aot_eager", "in_place")
 
 
 @scenario
