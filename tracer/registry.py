@@ -238,8 +238,14 @@ class Registry:
         self.collect_ready()
         return any(self.tensor_id(p) in self.trained for p in model.parameters())
 
-    def tensors_at(self, tensors: Iterable[torch.Tensor]) -> list[int] | None:
+    def tensors_at(
+        self, tensors: Sequence[torch.Tensor], at: tuple[int, int] | None = None
+    ) -> list[int] | None:
         """Which parameters' values or gradients lie in these tensors, by address.
+
+        Args:
+            tensors: What a message holds.
+            at: Where the elements of the only tensor lie, and where its memory begins, if known.
 
         Returns:
             Ids, or None if any of the tensors holds something else, or a gradient that this
@@ -250,9 +256,10 @@ class Registry:
         if at_ready:
             self._index_ready()
         for tensor in tensors:
-            number = self._find(tensor, at_ready=at_ready)
+            addresses = at or _addresses(tensor)
+            number = self._find(tensor, addresses, at_ready=at_ready)
             if number is None and self._scanned < _GRADIENTS_TOO and self._scan():
-                number = self._find(tensor, at_ready=at_ready)
+                number = self._find(tensor, addresses, at_ready=at_ready)
             if number is None:
                 return None
             found.append(number)
@@ -288,27 +295,19 @@ class Registry:
             self.native.end_step()
         self._scanned = _NOTHING
 
-    def _find(self, tensor: torch.Tensor, *, at_ready: bool) -> int | None:
+    def _find(
+        self, tensor: torch.Tensor, addresses: tuple[int, int], *, at_ready: bool
+    ) -> int | None:
         """The parameter in whose value or gradient a tensor lies, as a whole or a part."""
-        address = _address(tensor)
-        whole = address if tensor.is_sparse else tensor.untyped_storage().data_ptr()
-        by_address = self._by_address
-        if address not in by_address and whole not in by_address:
-            return None
-        number = self._find_at(address, tensor, at_ready=at_ready)
-        if number is None and whole != address:
-            number = self._find_at(whole, tensor, at_ready=at_ready)
-        return number
-
-    def _find_at(self, address: int, tensor: torch.Tensor, *, at_ready: bool) -> int | None:
-        number = self._by_address.get(address)
-        parameter = None if number is None else self._parameters[number]()
-        if parameter is None:
-            return None
-        # Memory can be given to others: what lies there now must be the parameter's.
-        for own in (parameter.grad if at_ready else None, parameter):
-            if own is not None and address == _address(own) and _fits(tensor, own):
-                return number
+        for address in addresses:
+            number = self._by_address.get(address)
+            parameter = None if number is None else self._parameters[number]()
+            if parameter is None:
+                continue
+            # Memory can be given to others: what lies there now must be the parameter's.
+            for own in (parameter.grad if at_ready else None, parameter):
+                if own is not None and address == _address(own) and _fits(tensor, own):
+                    return number
         return None
 
     def _index_ready(self) -> None:
@@ -366,6 +365,12 @@ def _address(tensor: torch.Tensor) -> int:
     """Where a tensor's elements lie; 0 if it has none."""
     local = getattr(tensor, "_local_tensor", tensor)  # a DTensor has no memory of its own
     return (local._values() if local.is_sparse else local).data_ptr()
+
+
+def _addresses(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where a tensor's elements lie, and where its memory begins."""
+    address = _address(tensor)
+    return address, address if tensor.is_sparse else tensor.untyped_storage().data_ptr()
 
 
 def _fits(tensor: torch.Tensor, own: torch.Tensor) -> bool:

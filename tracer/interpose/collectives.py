@@ -282,7 +282,7 @@ class Observer:
         return blocking_kernel if operator.blocks else kernel
 
     def launched_past(
-        self, operator: Operator, args: Sequence[Any], offer: Offer, work: Any, start: int
+        self, operator: Operator, args: Sequence[Any], offer: Offer, work: Any, known: Sequence[int]
     ) -> None:
         """Records what was launched without a kernel of Python's.
 
@@ -291,14 +291,27 @@ class Observer:
             args: The arguments of the method: the operator's, and its options.
             offer: What was offered.
             work: What was returned.
-            start: When it was called.
+            known: What `NativeLibrary.offered` then held.
         """
         slot, group = offer
         if slot == NativeLibrary.UNRECORDED:
             group.next_collective()
             return
+        inputs, outputs = operator.inputs, operator.outputs
+        if inputs is None or outputs is None:
+            return  # none of those that are offered
+        launched, first_bytes, second_bytes, address, storage = known
+        message = self._recorder.new_message(operator.op, group.name, -launched)
+        if self._below.outer is not None:
+            self._below.messages += 1
+        message.bytes = second_bytes if inputs else first_bytes
+        message.out_bytes = second_bytes if outputs else first_bytes
+        tensors = flatten(args[inputs]) or flatten(args[outputs])
+        if tensors:
+            message.dtype = name_of(tensors[0].dtype)
+            self._name(message, tensors, at=(address, storage) if address else None)
         root = None if operator.peer is None else args[-1].rootRank
-        message = self.describe(operator, args, group, start, root=root)
+        self._number(message, operator, args, group, root)
         self.waits.works.add(work, message)
         if self.gloo is None or not self.gloo.follow(slot, message):
             self._reapers.follow(work, message, poll=False)
@@ -379,10 +392,9 @@ class Observer:
         group: Group,
         start: int,
         *,
-        root: int | None = None,
         by_engine: bool = False,
     ) -> Message:
-        """A message with all that its call tells of it; the root is by default in the arguments."""
+        """A message with all that its call tells of it."""
         message = self._recorder.new_message(operator.op, group.name, start)
         if self._below.outer is not None:
             self._below.messages += 1
@@ -403,7 +415,7 @@ class Observer:
             self._name(message, tensors, by_engine=by_engine)
         elif inputs is None and outputs is None:
             message.bytes = message.out_bytes = 0
-        self._number(message, operator, args, group, root)
+        self._number(message, operator, args, group)
         return message
 
     def _record(
@@ -576,7 +588,10 @@ class Observer:
         group: Group,
         root: int | None = None,
     ) -> None:
-        """Gives the message its peer and the number that its other sides give it, too."""
+        """Gives the message its peer and the number that its other sides give it, too.
+
+        The root is by default among the arguments.
+        """
         if operator.peer is not None:
             peer = root if root is not None or len(args) <= operator.peer else args[operator.peer]
             message.peer = None if peer is None else group.global_rank(peer)
@@ -587,9 +602,20 @@ class Observer:
             message.tag = args[operator.tag] if len(args) > operator.tag else 0
         message.seq = group.next_between(message)  # of a receive from anyone: when it has come
 
-    def _name(self, message: Message, tensors: list[torch.Tensor], *, by_engine: bool) -> None:
-        """Finds which parameters the message carries."""
-        carried = self._registry.carried.now
+    def _name(
+        self,
+        message: Message,
+        tensors: list[torch.Tensor],
+        *,
+        by_engine: bool = False,
+        at: tuple[int, int] | None = None,
+    ) -> None:
+        """Finds which parameters the message carries.
+
+        Where its one tensor lies is looked up unless it is given, see `Registry.tensors_at`.
+        """
+        registry = self._registry
+        carried = registry.carried.now
         if carried is not None:
             name, message.tensors = carried
             message.name = name or message.op
@@ -598,9 +624,9 @@ class Observer:
         if bucket is not None:
             message.name, message.tensors = bucket
             return
-        message.tensors = self._registry.tensors_at(tensors)
+        message.tensors = registry.tensors_at(tensors, at)
         if message.tensors is not None:
-            message.name = self._registry.name_of(message.tensors)
+            message.name = registry.name_of(message.tensors)
 
 
 def _called_by_engine(frame: FrameType | None) -> bool:

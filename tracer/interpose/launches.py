@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from ddltrace.tracer.interpose.arguments import first_tensor
 from ddltrace.tracer.native.library import NativeLibrary
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class _Offered(threading.local):
     """What a thread offers.
 
     Attributes:
-        cell: The one integer of it; see `NativeLibrary.offered`.
+        cell: See `NativeLibrary.offered`.
     """
 
     def __init__(self, library: NativeLibrary) -> None:
@@ -85,27 +84,34 @@ def _around(
     fault: Callable[[str, Exception], None],
 ) -> Callable[..., Any]:
     """A method that records what it launches."""
-    operator, observer = launches.operator, launches.observer
+    operator, observer, nothing = launches.operator, launches.observer, NativeLibrary.NOTHING
 
     def method(process_group: Any, *args: Any, **kwargs: Any) -> Any:
-        offer = None
+        offer, cell = None, None
         try:
             offer = None if kwargs else launches.offer(process_group, args)
             cell = offered.cell
         except Exception as error:  # noqa: BLE001 - the job goes on
             fault("offer a launch", error)
-        if offer is None:
+        if offer is None or cell is None:
             return original(process_group, *args, **kwargs)
-        # A signal handler of the job's may launch in the middle of another launch.
         former = cell[0]
+        if former != nothing:
+            # By a signal handler of the job's, in the middle of another launch.
+            cell[0] = nothing
+            try:
+                return original(process_group, *args)
+            finally:
+                cell[0] = former
         try:
             cell[0] = offer[0]
             work = original(process_group, *args)
         finally:
-            launched, cell[0] = cell[0], former
-        if launched < NativeLibrary.UNRECORDED:
+            known = cell.tolist()
+            cell[0] = nothing
+        if known[0] < NativeLibrary.UNRECORDED:
             try:
-                observer.launched_past(operator, args, offer, work, -launched)
+                observer.launched_past(operator, args, offer, work, known)
             except Exception as error:  # noqa: BLE001 - the job goes on
                 fault("record a launch", error)
         return work
@@ -136,16 +142,12 @@ class _Launches:
         operator: Operator,
         options_class: type,
     ) -> None:
-        from torch import Tensor
-        from torch.nn import Parameter
-
         self.observer = observer
         self._gloo = gloo
         self._recorder = session.recorder
         self._seen_group = session.groups.seen
         self.operator = operator
         self._options_class = options_class
-        self._plain = (Tensor, Parameter)
 
     def offer(self, process_group: Any, args: tuple[Any, ...]) -> Offer | None:
         """To be called right before a launch.
@@ -155,19 +157,10 @@ class _Launches:
             args: Its arguments.
 
         Returns:
-            What it is to be known by; None if a kernel has to see it.
+            What it is to be known by, if it turns out to be of plain tensors on the CPU; None if a
+            kernel has to see it.
         """
-        operator = self.operator
-        if len(args) <= operator.group or type(args[-1]) is not self._options_class:
-            return None
-        first = args[0]
-        if type(first) is list and first:
-            first = first[0]
-        if type(first) not in self._plain:
-            first = first_tensor(args[: operator.group])
-            if type(first) not in self._plain:
-                return None
-        if not first.is_cpu or first.is_sparse:
+        if len(args) <= self.operator.group or type(args[-1]) is not self._options_class:
             return None
         observer = self.observer
         if not observer.active or observer.coalescing.messages is not None:

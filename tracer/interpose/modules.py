@@ -76,7 +76,8 @@ def _wrapped(session: Session, original: Callable[..., Any]) -> Callable[..., An
         start = _now()
         if only_chooses:
             compiled = self._compiled_call_impl
-            result = (self._call_impl if compiled is None else compiled)(*args, **kwargs)
+            chosen: Any = self._call_impl if compiled is None else compiled
+            result = chosen(*args, **kwargs)
         else:
             result = original(self, *args, **kwargs)
         end = _now()

@@ -259,6 +259,12 @@ struct Passing {
 };
 thread_local const Passing* passing = nullptr;
 
+// Whether a tensor is a dense one on the CPU, whose memory is its own.
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.is_cpu() && tensor.layout() == c10::kStrided &&
+      tensor.has_storage() && !tensor.unsafeGetTensorImpl()->is_python_dispatch();
+}
+
 std::optional<Call> read(const c10::OperatorHandle& op, torch::jit::Stack& stack, Kind kind) {
   const size_t count = op.schema().arguments().size();
   const c10::IValue& tensors = torch::jit::peek(stack, 0, count);
@@ -271,8 +277,7 @@ std::optional<Call> read(const c10::OperatorHandle& op, torch::jit::Stack& stack
     return std::nullopt;
   }
   const at::Tensor tensor = list.get(0);
-  if (!tensor.defined() || !tensor.is_cpu() || tensor.layout() != c10::kStrided ||
-      !tensor.has_storage() || tensor.unsafeGetTensorImpl()->is_python_dispatch()) {
+  if (!is_plain(tensor)) {
     return std::nullopt;
   }
   return Call{
@@ -347,28 +352,89 @@ bool launch(
   return true;
 }
 
-// What this thread is about to launch for Python: the slot of the message, or one of these. Once it
-// was launched: when, as a negative number.
 constexpr int64_t kNothing = -1;
 constexpr int64_t kUnrecorded = -2; // it is only to pass Python's kernel by
-thread_local int64_t offered = kNothing;
 
-bool is_launched(int64_t offer) {
-  return offer < kUnrecorded;
+// What a thread launches for Python, which reads this memory: it would have to ask each tensor.
+struct Offer {
+  int64_t slot = kNothing; // or kUnrecorded; once launched: when, as a negative number
+  int64_t bytes[2]{}; // in each of its first two arguments
+  int64_t address = 0; // where the elements of its input lie; 0 if it has several tensors, or none
+  int64_t storage = 0; // where the memory of that begins
+};
+thread_local Offer offered;
+
+bool is_launched(int64_t slot) {
+  return slot < kUnrecorded;
+}
+
+// Of one argument: its tensors, and what their elements take.
+struct Extent {
+  const at::Tensor* first = nullptr;
+  int64_t count = 0;
+  int64_t bytes = 0;
+};
+
+// Adds the tensors in a tensor, a list or a list of lists; returns false if one is not plain.
+bool add(Extent& extent, const c10::IValue& value) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (!is_plain(tensor)) {
+      return false;
+    }
+    extent.first = extent.count++ == 0 ? &tensor : extent.first;
+    extent.bytes += static_cast<int64_t>(tensor.nbytes());
+    return true;
+  }
+  for (const c10::IValue& inner : value.toListRef()) {
+    if (!add(extent, inner)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Takes down what is offered. The operators have their group behind one or two arguments with
+// tensors, of which the last is the input.
+bool measure(Offer& offer, const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const size_t count = op.schema().arguments().size();
+  const size_t with_tensors = torch::jit::peek(stack, 1, count).isObject() ? 1 : 2;
+  Extent extent;
+  for (size_t i = 0; i < with_tensors; ++i) {
+    extent = Extent{};
+    if (!add(extent, torch::jit::peek(stack, i, count))) {
+      return false;
+    }
+    offer.bytes[i] = extent.bytes;
+  }
+  const bool is_one = extent.count == 1;
+  offer.address = is_one ? reinterpret_cast<int64_t>(extent.first->const_data_ptr()) : 0;
+  offer.storage = is_one ? reinterpret_cast<int64_t>(extent.first->storage().data()) : 0;
+  return true;
 }
 
 // Launches what Python has offered; returns false if it has offered nothing.
 bool launch_offered(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) {
-  const int64_t slot = offered;
+  const int64_t slot = offered.slot;
   if (slot == kNothing || is_launched(slot)) {
     return false;
   }
-  offered = kNothing;
+  offered.slot = kNothing;
   const int64_t now = now_ns();
-  if (!kernel_is_next(keys) || (slot != kUnrecorded && !begin_launch(slot))) {
+  if (!kernel_is_next(keys)) {
     return false;
   }
-  offered = -now;
+  try {
+    if (!measure(offered, op, *stack)) {
+      return false;
+    }
+  } catch (...) {
+    return false;
+  }
+  if (slot != kUnrecorded && !begin_launch(slot)) {
+    return false;
+  }
+  offered.slot = -now;
   try {
     op.redispatchBoxed(keys & kBackend, stack);
   } catch (...) {
@@ -457,8 +523,10 @@ void ddltrace_end_launch() {
   end_launch();
 }
 
-// Where this thread says what it offers: a call for every launch would take longer than to write it.
-void* ddltrace_offered() {
+// Where this thread says what it offers, and reads what came of it; and how many integers of 64 bits
+// that is. A call for each launch would take longer.
+void* ddltrace_offered(int64_t* length) {
+  *length = sizeof(offered) / sizeof(int64_t);
   return &offered;
 }
 

@@ -37,7 +37,8 @@ class NativeLibrary:
         try:
             self.begin_launch = _typed(library.ddltrace_begin_launch, ctypes.c_int, 1)
             self.end_launch = _typed(library.ddltrace_end_launch, None, 0)
-            self._offered = _typed(library.ddltrace_offered, ctypes.c_void_p, 0)
+            self._offered = library.ddltrace_offered
+            self._offered.restype = ctypes.c_void_p
             self.see_launches = _typed(library.ddltrace_see_launches, ctypes.c_int, 0)
             self.make_known = _typed(library.ddltrace_make_known, ctypes.c_int64, 2)
             self.activate = _typed(library.ddltrace_activate, None, 1)
@@ -52,12 +53,14 @@ class NativeLibrary:
         self.gradient_control, self.gradients = _pieces(gradient_memory, 2)
 
     def offered(self) -> memoryview:
-        """Where this thread says what it launches next: a slot, `UNRECORDED` or `NOTHING`.
+        """Where this thread says what it launches next, and what is then known of it.
 
         Returns:
-            One integer. Once launched, it is when: the time as a negative number.
+            Five integers; see `Offer` in `gloo_messages.cpp`. The first is a slot, `UNRECORDED` or
+            `NOTHING`; once launched, the time as a negative number.
         """
-        return _integers_at(self._offered(), 1)
+        length = ctypes.c_int64()
+        return _integers_at(self._offered(ctypes.byref(length)), length.value)
 
 
 def _pieces(function: Any, count: int) -> list[memoryview]:
