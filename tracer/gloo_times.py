@@ -64,6 +64,10 @@ class GlooTimes:
         slot = self._first_slot + next(self._numbers) % self._num_slots
         return None if slot in self._followed else slot
 
+    def is_gone(self, slot: int) -> bool:
+        """Whether nobody will tell the end of a message any more."""
+        return bool(self._slots[slot * _FIELDS + _STATE] == _GONE)
+
     def follow(self, slot: int, message: Message) -> bool:
         """Completes a message when its end is known.
 
@@ -74,7 +78,7 @@ class GlooTimes:
         Returns:
             Whether its end will be known.
         """
-        if self._slots[slot * _FIELDS + _STATE] == _GONE:
+        if self.is_gone(slot):
             return False
         message.slot = slot
         message.settle = self.settle

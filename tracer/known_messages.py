@@ -16,10 +16,13 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ddltrace.tracer.recorder import BY_TIME, Message, Recorder
+from ddltrace.tracer.interpose.arguments import name_of
+from ddltrace.tracer.recorder import BY_TIME, Launched, Message, Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Hashable, Iterable
+
+    import torch
 
     from ddltrace.tracer.gloo_times import GlooTimes
     from ddltrace.tracer.interpose.groups import Group
@@ -33,11 +36,20 @@ _LAUNCHED: Final = 3
 _BUCKETS: Final = 4
 # Of NativeLibrary.ring, and of what is passed on to Python.
 _WHAT: Final = 0
+_ENQUEUE: Final = 1
+_NUMBER: Final = 2
+_ROOT: Final = 4
+_ID: Final = 5
 _FREE: Final = 0
 _LAUNCHING: Final = 1
 _LEFT_OUT: Final = 2
 _FIRST: Final = 3
 _UNKNOWN: Final = 0
+
+_NOT_OF_PYTHON: Final = -1  # in the place of an id
+_NO_ROOT: Final = -1
+_MAX_PATTERNS: Final = 1 << 14
+_PATIENCE_NS: Final = 2_000_000_000
 
 
 _Over: TypeAlias = tuple[int, int, str, int]
@@ -68,6 +80,7 @@ class KnownMessages:
         self._buckets = 0
         self._launched_before = {_BACKWARD_THREAD: 0, _BROADCAST_THREAD: 0}
         self._group_of: list[Group] = []  # of each of the recorder's patterns
+        self._pattern_of: dict[Hashable, int] = {}  # of those that `launched` has made
         self._over: deque[_Over] = deque(maxlen=self._size)
         self._groups: list[Group] = []
         self._adding = threading.RLock()
@@ -137,6 +150,58 @@ class KnownMessages:
                 self._group_of.append(group)
                 patterns.append(message)
         return place if place >= 0 else None
+
+    def launched(
+        self,
+        place: int,
+        enqueue_ns: int,
+        like: tuple[str, str, torch.dtype, tuple[int, ...] | None],
+        group: Group,
+        root: int | None,
+    ) -> Launched | None:
+        """Says what a message is that C++ has launched for Python.
+
+        Args:
+            place: Its place in the ring.
+            enqueue_ns: When it was launched.
+            like: Its operation, name, element type and parameters.
+            group: Its group.
+            root: Rank of the root in the group.
+
+        Returns:
+            What stands for it; None if it is to be recorded without the ring.
+        """
+        ring, at = self._ring, place * self._fields
+        if ring[at + _ENQUEUE] != enqueue_ns or ring[at + _WHAT] != _LAUNCHING:
+            return None  # given up: we have come too late
+        pattern = self._pattern_of.get((like, group.name))
+        if pattern is None:
+            pattern = self._add_pattern(like, group)
+        if pattern is None or self._times.is_gone(place):
+            ring[at + _WHAT] = _LEFT_OUT
+            return None
+        number = self._recorder.new_id()
+        ring[at + _NUMBER] = group.next_collective()
+        ring[at + _ROOT] = _NO_ROOT if root is None else root
+        ring[at + _ID] = number
+        ring[at + _WHAT] = _FIRST + pattern
+        return Launched(number, self._recorder.patterns[pattern])
+
+    def _add_pattern(
+        self, like: tuple[str, str, torch.dtype, tuple[int, ...] | None], group: Group
+    ) -> int | None:
+        op, name, dtype, tensors = like
+        message = Message(-1, op, group.name, 0)
+        message.name, message.dtype = name, name_of(dtype)
+        message.tensors = None if tensors is None else list(tensors)
+        with self._adding:
+            patterns = self._recorder.patterns
+            if len(patterns) >= _MAX_PATTERNS:
+                return None
+            self._group_of.append(group)
+            patterns.append(message)
+            pattern = self._pattern_of[like, group.name] = len(patterns) - 1
+        return pattern
 
     def activate(self, places: Iterable[int]) -> None:
         """From now on known messages are recorded without Python.
@@ -217,7 +282,9 @@ class KnownMessages:
         while self._taken < launched:
             slot = self._taken % self._size
             at = slot * self._fields
-            what, enqueue_ns, number, num_bytes, root = self._ring[at : at + self._fields]
+            what, enqueue_ns, number, num_bytes, root, own_id = self._ring[at : at + self._fields]
+            if what == _LAUNCHING and self._is_given_up(slot, enqueue_ns):
+                what = _LEFT_OUT
             if what in (_FREE, _LAUNCHING):
                 return  # a thread is at it
             position, self._taken = self._taken, self._taken + 1
@@ -226,24 +293,39 @@ class KnownMessages:
                 continue
             pattern = what - _FIRST
             like, peer = recorder.patterns[pattern], self._group_of[pattern].global_rank(root)
+            of_python = own_id != _NOT_OF_PYTHON
             ended = self._times.of_ended(slot, enqueue_ns)
             if ended is not None:
                 start, told_ns, status = ended
-                end = _end_of(position, like.op, told_ns, over)
+                end = told_ns if of_python else _end_of(position, like.op, told_ns, over)
                 times = (enqueue_ns, min(start, end), end)
                 recorder.add_repeat(
-                    pattern, times, seq=number, num_bytes=num_bytes, peer=peer, status=status
+                    *(pattern, times),
+                    seq=number,
+                    num_bytes=num_bytes,
+                    peer=peer,
+                    status=status,
+                    number=own_id if of_python else None,
                 )
                 self._ring[at + _WHAT] = _FREE
                 continue
-            message = recorder.new_message(like.op, like.group, enqueue_ns)
+            message = recorder.new_message(
+                like.op, like.group, enqueue_ns, own_id if of_python else None
+            )
             message.step, message.phase = None, BY_TIME
             message.name, message.tensors, message.dtype = like.name, like.tensors, like.dtype
             message.seq = number
             message.bytes = message.out_bytes = num_bytes
             message.peer = peer
             self._times.adopt(slot, message)
-            message.settle = self._settle
+            if not of_python:
+                message.settle = self._settle
+
+    def _is_given_up(self, slot: int, enqueue_ns: int) -> bool:
+        """Whether a message has ended that Python should have said something of since long."""
+        if time.monotonic_ns() < enqueue_ns + _PATIENCE_NS:
+            return False
+        return self._times.of_ended(slot, enqueue_ns) is not None
 
     def _settle(self, message: Message) -> None:
         """Puts in the times that Gloo's threads took down, or when the job had waited for it."""

@@ -86,6 +86,31 @@ class Message:
         self.shown_open = False
 
 
+class Launched:
+    """A message of which C++ and the writer know the rest: what stands for it until its end.
+
+    Args:
+        id_: Its number.
+        like: What it has in common with others.
+    """
+
+    __slots__ = ("id", "like")
+
+    def __init__(self, id_: int, like: Message) -> None:
+        self.id = id_
+        self.like = like
+
+    @property
+    def name(self) -> str:
+        """What the timeline shows."""
+        return self.like.name
+
+    @property
+    def op(self) -> str:
+        """Public name of the operation."""
+        return self.like.op
+
+
 Site: TypeAlias = tuple[int, str, int]
 """A place that records: kind code, name, tensor id or -1."""
 
@@ -274,9 +299,23 @@ class Recorder:
         if room > 0:
             changes.extend((now_ns, value if room > 2 else unknown))
 
-    def new_message(self, op: str, group: str, enqueue_ns: int) -> Message:
-        """Registers a message that has just been handed to the communication library."""
-        number = next(self._message_numbers)
+    def new_id(self) -> int:
+        """A number for a message that is registered later."""
+        return next(self._message_numbers)
+
+    def new_message(
+        self, op: str, group: str, enqueue_ns: int, number: int | None = None
+    ) -> Message:
+        """Registers a message that has just been handed to the communication library.
+
+        Args:
+            op: Public name of the operation.
+            group: Name of its group.
+            enqueue_ns: When it was launched.
+            number: Its `new_id`, if it has one already.
+        """
+        if number is None:
+            number = next(self._message_numbers)
         message = Message(
             number, op, group, enqueue_ns, step=self.step, phase=self._phase_stack[-1]
         )
@@ -295,6 +334,7 @@ class Recorder:
         num_bytes: int,
         peer: int | None,
         status: str,
+        number: int | None = None,
     ) -> None:
         """Adds a message that is complete, or counts it as dropped when there is no room.
 
@@ -305,8 +345,10 @@ class Recorder:
             num_bytes: Of its input, and of its output.
             peer: Global rank of the root.
             status: How it ended.
+            number: Its `new_id`, if it has one already.
         """
-        number = next(self._message_numbers)
+        if number is None:
+            number = next(self._message_numbers)
         if len(self.repeats) >= len(REPEAT_FIELDS) * self.buffer_rows:
             self.dropped += 1
             return

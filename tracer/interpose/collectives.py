@@ -300,20 +300,30 @@ class Observer:
         inputs, outputs = operator.inputs, operator.outputs
         if inputs is None or outputs is None:
             return  # none of those that are offered
-        launched, first_bytes, second_bytes, address, storage = known
-        message = self._recorder.new_message(operator.op, group.name, -launched)
+        launched, first_bytes, second_bytes, address, storage, place = known
         if self._below.outer is not None:
             self._below.messages += 1
+        tensors = flatten(args[inputs]) or flatten(args[outputs])
+        name, parameters, dtype = operator.op, None, None
+        if tensors:
+            dtype = tensors[0].dtype
+            at = (address, storage) if address else None
+            name, parameters = self._name(operator, group, tensors, at=at)
+        root = None if operator.peer is None else args[-1].rootRank
+        if place >= 0 and self._known is not None and dtype is not None:
+            like = (operator.op, name, dtype, None if parameters is None else tuple(parameters))
+            sent = self._known.launched(place, -launched, like, group, root)
+            if sent is not None:
+                self.waits.works.add(work, sent)
+                return
+        message = self._recorder.new_message(operator.op, group.name, -launched)
         message.bytes = second_bytes if inputs else first_bytes
         message.out_bytes = second_bytes if outputs else first_bytes
-        tensors = flatten(args[inputs]) or flatten(args[outputs])
-        if tensors:
-            message.dtype = name_of(tensors[0].dtype)
-            self._name(message, tensors, at=(address, storage) if address else None)
-        root = None if operator.peer is None else args[-1].rootRank
+        message.name, message.tensors = name, parameters
+        message.dtype = None if dtype is None else name_of(dtype)
         self._number(message, operator, args, group, root)
         self.waits.works.add(work, message)
-        if self.gloo is None or not self.gloo.follow(slot, message):
+        if place >= 0 or self.gloo is None or not self.gloo.follow(slot, message):
             self._reapers.follow(work, message, poll=False)
 
     def bucket_of(
@@ -412,7 +422,8 @@ class Observer:
             tensors = tensors or received
         if tensors:
             message.dtype = name_of(tensors[0].dtype)
-            self._name(message, tensors, by_engine=by_engine)
+            named = self._name(operator, group, tensors, by_engine=by_engine)
+            message.name, message.tensors = named
         elif inputs is None and outputs is None:
             message.bytes = message.out_bytes = 0
         self._number(message, operator, args, group)
@@ -604,29 +615,27 @@ class Observer:
 
     def _name(
         self,
-        message: Message,
+        operator: Operator,
+        group: Group,
         tensors: list[torch.Tensor],
         *,
         by_engine: bool = False,
         at: tuple[int, int] | None = None,
-    ) -> None:
-        """Finds which parameters the message carries.
+    ) -> tuple[str, list[int] | None]:
+        """The name of a message and the parameters that it carries.
 
         Where its one tensor lies is looked up unless it is given, see `Registry.tensors_at`.
         """
         registry = self._registry
         carried = registry.carried.now
         if carried is not None:
-            name, message.tensors = carried
-            message.name = name or message.op
-            return
-        bucket = self._bucket(message.group, tensors) if by_engine else None
+            name, parameters = carried
+            return name or operator.op, parameters
+        bucket = self._bucket(group.name, tensors) if by_engine else None
         if bucket is not None:
-            message.name, message.tensors = bucket
-            return
-        message.tensors = registry.tensors_at(tensors, at)
-        if message.tensors is not None:
-            message.name = registry.name_of(message.tensors)
+            return bucket
+        parameters = registry.tensors_at(tensors, at)
+        return (operator.op if parameters is None else registry.name_of(parameters)), parameters
 
 
 def _called_by_engine(frame: FrameType | None) -> bool:

@@ -66,6 +66,10 @@ def install(session: Session, observer: Observer, operators: dict[str, Operator]
             setattr(group_class, method, _around(original, launches, offered, session.fault))
 
 
+_PLACE: Final = 5  # of `NativeLibrary.offered`: the last
+_NOT_IN_RING: Final = -1
+
+
 class _Offered(threading.local):
     """What a thread offers.
 
@@ -85,6 +89,8 @@ def _around(
 ) -> Callable[..., Any]:
     """A method that records what it launches."""
     operator, observer, nothing = launches.operator, launches.observer, NativeLibrary.NOTHING
+    # What C++ and the writer can make a message of, whose output is as long as its input.
+    in_ring = 0 if operator.inputs == operator.outputs else _NOT_IN_RING
 
     def method(process_group: Any, *args: Any, **kwargs: Any) -> Any:
         offer, cell = None, None
@@ -104,7 +110,7 @@ def _around(
             finally:
                 cell[0] = former
         try:
-            cell[0] = offer[0]
+            cell[0], cell[_PLACE] = offer[0], in_ring
             work = original(process_group, *args)
         finally:
             known = cell.tolist()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
-from ddltrace.tracer.recorder import Message
+from ddltrace.tracer.recorder import Launched, Message
 from ddltrace.tracer.weak_identity import WeakIdentityMap
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class MessageOf:
     """
 
     def __init__(self) -> None:
-        self._weak: WeakIdentityMap[Any, Message] = WeakIdentityMap()
+        self._weak: WeakIdentityMap[Any, Message | Launched] = WeakIdentityMap()
         self.add = self._weak.set
         # The newest of each thread, and the objects themselves.
         self._strong: dict[int, tuple[Any, Message]] = {}
@@ -56,7 +56,7 @@ class MessageOf:
         newest.append((id(thing), message))
         self._strong[id(thing)] = (thing, message)
 
-    def get(self, thing: Any) -> Message | None:
+    def get(self, thing: Any) -> Message | Launched | None:
         """The message of an object, or None."""
         held = self._strong.get(id(thing))
         return self._weak.get(thing) if held is None else held[1]
@@ -148,7 +148,7 @@ class Waits:
         """Whether a handle is of a class that the job wrote in Python: nobody else may ask it."""
         return type(work).__module__ != self._module_of_pytorch
 
-    def record(self, message: Message | None, name: str, start: int, end: int) -> None:
+    def record(self, message: Message | Launched | None, name: str, start: int, end: int) -> None:
         """Notes that the host was blocked.
 
         Args:
@@ -159,9 +159,13 @@ class Waits:
         """
         self._recorder.add_wait(start, end, -1 if message is None else message.id, name)
 
-    def waited(self, message: Message, start: int, end: int, *, failed: bool = False) -> None:
+    def waited(
+        self, message: Message | Launched, start: int, end: int, *, failed: bool = False
+    ) -> None:
         """Notes that the host has waited for a message to its end."""
-        if message.id in self.stream_ordered:
+        if isinstance(message, Launched):
+            pass  # Gloo's own threads tell the end
+        elif message.id in self.stream_ordered:
             self.stream_ordered.discard(message.id)
             self._on_ordered(message)
         else:
@@ -193,13 +197,15 @@ class Waits:
 
         return _like(wait, original)
 
-    def _waited(self, message: Message, work: Any, start: int, end: int, *, failed: bool) -> None:
+    def _waited(
+        self, message: Message | Launched, work: Any, start: int, end: int, *, failed: bool
+    ) -> None:
         if failed and not self.is_in_python(work) and not self.original_is_completed(work):
             # Out of patience, not out of order: it may yet complete.
             self.record(message, message.name, start, end)
             return
         self.works.discard(work)
-        if message.op == "recv" and not failed:
+        if isinstance(message, Message) and message.op == "recv" and not failed:
             self._on_received(message, work)
         self.waited(message, start, end, failed=failed)
 
@@ -217,8 +223,8 @@ class Waits:
 
     def _seen_completed(self, work: Any) -> None:
         message = self.works.get(work)
-        if message is None or message.end_ns is not None:
-            return
+        if not isinstance(message, Message) or message.end_ns is not None:
+            return  # or Gloo's own threads tell the end
         if message.slot >= 0 or self.is_in_python(work):
             self._recorder.complete(message, _now())
         else:
@@ -231,7 +237,7 @@ class Waits:
                 message = self.works.get(work)
                 if message is not None:
                     self.futures.add(future, message)
-                    if self.is_in_python(work):
+                    if isinstance(message, Message) and self.is_in_python(work):
                         self._complete_with(message, future)
             except Exception as error:  # noqa: BLE001 - the job goes on
                 self._session.fault("get_future", error)

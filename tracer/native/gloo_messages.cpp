@@ -70,6 +70,7 @@ struct Message {
   Shared number; // among the collectives of its group
   Shared bytes;
   Shared root;
+  Shared id; // as Python has numbered it; -1 if C++ has launched it
 };
 
 struct Control {
@@ -332,6 +333,7 @@ bool launch(
   noted.enqueue_ns = now_ns();
   noted.bytes = call.bytes;
   noted.root = call.root;
+  noted.id = -1;
   if (!begin_launch(place)) {
     noted.what = kLeftOut;
     return false;
@@ -361,6 +363,7 @@ struct Offer {
   int64_t bytes[2]{}; // in each of its first two arguments
   int64_t address = 0; // where the elements of its input lie; 0 if it has several tensors, or none
   int64_t storage = 0; // where the memory of that begins
+  int64_t place = -1; // not -1: it is to have one in the ring; then that, or -1 if there is none
 };
 thread_local Offer offered;
 
@@ -431,21 +434,37 @@ bool launch_offered(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack*
   } catch (...) {
     return false;
   }
-  if (slot != kUnrecorded && !begin_launch(slot)) {
+  if (slot == kUnrecorded) {
+    offered.slot = -now;
+    op.redispatchBoxed(keys & kBackend, stack);
+    return true;
+  }
+  // Python says the rest of what has a place in the ring, when it knows that it was launched.
+  const int64_t place = offered.place = offered.place == -1 ? -1 : claim();
+  if (place != -1) {
+    Message& noted = ring[place];
+    noted.what = kLaunching;
+    noted.enqueue_ns = now;
+    noted.bytes = offered.bytes[0];
+  }
+  const auto leave_out = [place] {
+    if (place != -1) {
+      ring[place].what = kLeftOut;
+    }
+  };
+  if (!begin_launch(place == -1 ? slot : place)) {
+    leave_out();
     return false;
   }
   offered.slot = -now;
   try {
     op.redispatchBoxed(keys & kBackend, stack);
   } catch (...) {
-    if (slot != kUnrecorded) {
-      end_launch();
-    }
+    end_launch();
+    leave_out();
     throw;
   }
-  if (slot != kUnrecorded) {
-    end_launch();
-  }
+  end_launch();
   return true;
 }
 

@@ -25,7 +25,7 @@ OPEN, OK, FAILED, GONE = range(4)
 class PlayedLibrary:
     """What C++ would share, and what it would do."""
 
-    RING_FIELDS, SLOT_FIELDS = 5, 4
+    RING_FIELDS, SLOT_FIELDS = 6, 4
 
     def __init__(self) -> None:
         self.control = memoryview(array("q", [0] * 5))
@@ -65,7 +65,7 @@ class PlayedLibrary:
         at = slot * self.RING_FIELDS
         assert self.ring[at] == 0, "no room"
         self.slots[4 * slot : 4 * slot + 4] = memoryview(array("q", [1, 0, 0, OPEN]))
-        self.ring[at : at + 5] = memoryview(array("q", [3 + pattern, now, number, 400, 0]))
+        self.ring[at : at + 6] = memoryview(array("q", [3 + pattern, now, number, 400, 0, -1]))
         self.control[3] += 1
         return slot
 
