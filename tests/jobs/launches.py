@@ -1,6 +1,7 @@
 """Collectives launched by Python in plain ways and in others; two ranks.
 
-At the end each rank prints how many launches passed Python's kernels by.
+At the end each rank prints how many launches passed Python's kernels by, and of how many of them
+C++ and the writer made the message.
 """
 
 import sys
@@ -15,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddltrace.tracer.interpose.collectives import Observer
+from ddltrace.tracer.known_messages import KnownMessages
 
 STEPS = 6
 
@@ -25,17 +27,18 @@ def say(line):
     sys.stdout.flush()
 
 
-def count_launches():
-    """What is called for each launch that passes Python's kernels by."""
-    passed_by = []
-    original = Observer.launched_past
+def count(owner, method):
+    """What a method has returned so far."""
+    returned = []
+    original = getattr(owner, method)
 
-    def launched_past(*args):
-        passed_by.append(args)
-        return original(*args)
+    def counting(*args):
+        result = original(*args)
+        returned.append(result)
+        return result
 
-    Observer.launched_past = launched_past
-    return passed_by
+    setattr(owner, method, counting)
+    return returned
 
 
 class Seeing(TorchDispatchMode):
@@ -172,7 +175,8 @@ def in_backward(rank, group):
 
 def main():
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    passed_by = count_launches()
+    passed_by = count(Observer, "launched_past")
+    in_ring = count(KnownMessages, "launched")
     rank, world = dist.get_rank(), dist.group.WORLD
     other = dist.new_group(group_desc="other")
     torch.manual_seed(0)
@@ -181,7 +185,8 @@ def main():
         section(rank, world)
     plain(rank, other)
     dist.barrier()
-    say(f"passed by {len(passed_by)}")
+    assert None not in in_ring
+    say(f"passed by {len(passed_by)} {len(in_ring)}")
     dist.destroy_process_group()
 
 

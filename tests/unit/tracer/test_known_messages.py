@@ -11,7 +11,9 @@ from array import array
 from typing import Any
 
 import pytest
+import torch
 
+from ddltrace.tracer import known_messages
 from ddltrace.tracer.batches import BatchBuilder
 from ddltrace.tracer.gloo_times import GlooTimes
 from ddltrace.tracer.interpose.groups import Group
@@ -20,6 +22,8 @@ from ddltrace.tracer.recorder import Message, Recorder
 
 SIZE = 8
 OPEN, OK, FAILED, GONE = range(4)
+LAUNCHING = 1
+LIKE = ("reduce", "fc.weight", torch.float16, (4,))
 
 
 class PlayedLibrary:
@@ -59,13 +63,24 @@ class PlayedLibrary:
     def end_launch(self) -> None:
         pass
 
+    def place(self) -> int:
+        """The place of the next message in the ring."""
+        return self.control[3] % SIZE
+
     def launch(self, pattern: int, now: int, number: int) -> int:
         """A known message is launched; returns its slot."""
-        slot = self.control[3] % SIZE
+        return self._put([3 + pattern, now, number, 400, 0, -1])
+
+    def launch_for_python(self, now: int) -> int:
+        """A message is launched of which Python is to say what it is; returns its slot."""
+        return self._put([LAUNCHING, now, 77, 400, 77, 77])  # what another has left there
+
+    def _put(self, row: list[int]) -> int:
+        slot = self.place()
         at = slot * self.RING_FIELDS
         assert self.ring[at] == 0, "no room"
         self.slots[4 * slot : 4 * slot + 4] = memoryview(array("q", [1, 0, 0, OPEN]))
-        self.ring[at : at + 6] = memoryview(array("q", [3 + pattern, now, number, 400, 0, -1]))
+        self.ring[at : at + 6] = memoryview(array("q", row))
         self.control[3] += 1
         return slot
 
@@ -83,7 +98,7 @@ class Rank:
         times = GlooTimes(self.library, self.recorder)
         self.known = KnownMessages(self.library, times, self.recorder)
         self.known.see_launches()
-        group = Group(name="0", ranks=(5, 6), own=0)
+        self.group = group = Group(name="0", ranks=(5, 6), own=0)
         for op in ("all_reduce", "broadcast"):
             like = Message(0, op, "0", 0)
             like.name, like.tensors, like.dtype = f"a {op}", [7, 8], "float32"
@@ -148,6 +163,57 @@ def test_one_whose_end_nobody_told_is_over_when_it_is_looked_at() -> None:
     assert row["status"] == "ok"
 
 
+def test_python_says_the_rest_of_what_was_launched_for_it() -> None:
+    rank = Rank()
+    patterns = len(rank.recorder.patterns)
+    ended, under_way = (rank.library.launch_for_python(now) for now in (100, 200))
+    sent = [
+        rank.known.launched(slot, now, LIKE, rank.group, root)
+        for slot, now, root in ((ended, 100, 1), (under_way, 200, None))
+    ]
+    assert len(rank.recorder.patterns) == patterns + 1
+    assert [(one.name, one.op) for one in sent if one is not None] == [("fc.weight", "reduce")] * 2
+    rank.known.begin_backward()
+    rank.known.end_backward(105)  # which waits for none of them
+    rank.library.end(ended, 110, 150, OK)
+    row, shown = sorted(rank.rows(), key=lambda row: row["enqueue_ns"] or 0)
+    assert [row["id"], shown["id"]] == [one.id for one in sent if one is not None]
+    assert times(row) == (100, 110, 150, "ok")
+    assert times(shown) == (200, 200, None, "open")
+    assert (row["op"], row["name"], row["dtype"], row["tensors"]) == (*LIKE[:2], "float16", [4])
+    assert (row["seq"], shown["seq"], row["peer"], shown["peer"]) == (0, 1, 6, None)
+    rank.library.end(under_way, 210, 250, FAILED)
+    (told,) = rank.rows()
+    assert (told["id"], *times(told)) == (shown["id"], 200, 210, 250, "failed")
+
+
+def test_one_of_which_python_says_nothing_holds_nobody_up_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rank, now = Rank(), 10**15
+    monkeypatch.setattr(known_messages.time, "monotonic_ns", lambda: now)
+    silent = rank.library.launch_for_python(now)
+    rank.library.end(silent, now + 1, now + 2, OK)
+    rank.library.end(rank.library.launch(0, now + 3, 0), now + 4, now + 5, OK)
+    assert rank.rows() == []  # Python may be about to say it
+    now += 3 * 10**9
+    (row,) = rank.rows()
+    assert row["enqueue_ns"] == 10**15 + 3
+    place = rank.library.place()
+    assert rank.known.launched(silent, 10**15, LIKE, rank.group, None) is None
+    assert rank.group.collectives == 0
+    assert rank.library.place() == place
+
+
+def test_one_whose_end_nobody_will_tell_is_not_left_to_the_ring() -> None:
+    rank = Rank()
+    slot = rank.library.launch_for_python(100)
+    rank.library.end(slot, 0, 0, GONE)
+    assert rank.known.launched(slot, 100, LIKE, rank.group, None) is None
+    assert rank.rows() == []
+    assert rank.library.ring[slot * PlayedLibrary.RING_FIELDS] == 0  # the place is free
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_whenever_the_writer_looks_it_is_the_same(seed: int) -> None:
     rng, rank = random.Random(seed), Rank()
@@ -157,7 +223,7 @@ def test_whenever_the_writer_looks_it_is_the_same(seed: int) -> None:
     for number in range(200):
         now += 10
         rank.known.begin_backward()
-        full = rank.library.ring[rank.library.control[3] % SIZE * 5] != 0
+        full = rank.library.ring[rank.library.place() * PlayedLibrary.RING_FIELDS] != 0
         if not full:
             under_way.append((rank.library.launch(0, now, number), now))
         rng.shuffle(under_way)
