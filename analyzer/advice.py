@@ -114,8 +114,8 @@ def _communication(analysis: Analysis, held: dict[str, float], wall: float) -> I
         command = _experiment(analysis, "wfbp", "ddp")
     elif overlap is not None and overlap < _LOW_OVERLAP:
         advice = (
-            "start sending earlier, in smaller buckets (bucket_cap_mb) or each gradient as soon "
-            "as it is ready"
+            "start sending earlier, in smaller buckets (DDP's bucket_cap_mb, DeepSpeed's "
+            "reduce_bucket_size) or each gradient as soon as it is ready"
         )
         command = _experiment(analysis, "ddp", "ddp:bucket_mb=1", "wfbp")
     else:

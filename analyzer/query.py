@@ -59,6 +59,10 @@ def run_query(trace: Trace, sql: str) -> pa.Table:
         connection.execute("SET lock_configuration = true")
         try:
             return connection.sql(sql).to_arrow_table()
+        except duckdb.BinderException as error:
+            columns = [f"{name}: {', '.join(connection.table(name).columns)}" for name in tables]
+            known = f"columns of {'; of '.join(columns)}" if columns else ""
+            raise _refusal(error, known) from error
         except duckdb.Error as error:
             raise _refusal(error) from error
 
@@ -80,9 +84,10 @@ def _check_statement(sql: str) -> None:
         raise UsageError("write one statement that asks for rows, a SELECT")
 
 
-def _refusal(error: Exception) -> UsageError:
+def _refusal(error: Exception, known: str = "") -> UsageError:
+    """What DuckDB says, and what could have been meant: by default the tables."""
     first = str(error).strip().splitlines()[0] if str(error).strip() else "no answer"
-    return UsageError(f"{first:.200} (tables: {', '.join(TABLES)})")
+    return UsageError(f"{first:.200} ({known or 'tables: ' + ', '.join(TABLES)})")
 
 
 def render_rows(table: pa.Table, form: str) -> str:

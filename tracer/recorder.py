@@ -3,8 +3,8 @@
 The hot path appends four integers to one flat list: site, start, end, thread. A *site* is a
 fixed place that records (kind, name, tensor), numbered once. A flat list of integers gives
 the garbage collector nothing to walk, and ``extend`` with a tuple is atomic. Messages are
-rarer and wider; each is one object, but for those that C++ launches again and again: of what
-they have in common there is one object, a *pattern*, and of each a row of integers.
+rarer and wider; each is one object, but for those that C++ has taken down: of what some have in
+common there is one object, a *pattern*, and of each a row of integers.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@
 // Launches of Python. Where a kernel is Python's, PyTorch makes Python objects of all arguments for
 // it, and takes them apart again for the kernel below: that costs a launch more than all that is
 // recorded of it. So whoever launches by a method of ProcessGroup offers the slot of its message
-// before, describes the message after, and leaves to the kernels here what lies between.
+// before, or asks for a place in the ring; says after that what the message is; and leaves to the
+// kernels here what lies between: the launch, its time, how many bytes there are and where they lie.
 //
 // Called by gloo_times.py, known_messages.py and interpose/launches.py.
 

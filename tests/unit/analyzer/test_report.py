@@ -237,6 +237,19 @@ def test_sql_reads_nothing_else_and_fails_in_one_line(build, duckdb, sql):
     assert "\n" not in str(result.exception)
 
 
+@pytest.mark.parametrize(
+    ("sql", "known"),
+    [
+        ("SELECT nothing FROM messages", ["columns of messages: rank, op, group,"]),
+        ("SELECT e.no FROM events e JOIN steps s USING (step)", ["events: rank,", "; of steps: "]),
+        ("SELECT * FROM nothing", ["tables: events, messages,"]),
+    ],
+)
+def test_sql_that_asks_for_what_is_not_there_is_told_what_is(build, duckdb, sql, known):
+    error = str(_run(query, build(1).write(), sql).exception)
+    assert all(part in error for part in known), error
+
+
 def test_a_table_keeps_its_width_with_wide_letters():
     lines = render(["name", "n"], [["漢字" * 40, "1"], ["e\u0301" * 90, "2"]], 40)
     assert max(map(columns_of, lines)) <= 40
