@@ -7,9 +7,9 @@ cache any more. So a message that Python has recorded once is made known to
 launched and its number; the writer's thread makes the rest here, a row of integers for each
 that has ended by then.
 
-What Python launches past its own kernels (`interpose/launches.py`) goes the same way: C++ takes down
-the launch, and Python then says which of the known ones it is like. An object for each message,
-which lives until it is written, is memory that is in no cache, and work for the garbage collector.
+What Python launches past its own kernels (`interpose/launches.py`) goes the same way: C++ takes
+down the launch, and Python then says which of the known ones it is like. An object for each
+message, which lives until it is written, is memory in no cache, and work for the garbage collector.
 """
 
 from __future__ import annotations

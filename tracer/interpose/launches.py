@@ -4,8 +4,8 @@ The kernels of `collectives.py` see every call, but those in Python are not chea
 Python objects of all arguments for them, and takes them apart again for what lies below. Where
 Gloo tells the times, a collective on the CPU needs no such kernel: the method of `ProcessGroup` has
 all its arguments at hand, and `native/gloo_messages.cpp` launches it past the kernel, measures its
-tensors on the way, and gives it a place in the ring of `known_messages.py` if its output is as long as
-its input. Whatever is not as plain as that goes through the kernel as before.
+tensors on the way, and gives it a place in the ring of `known_messages.py` if its output is as long
+as its input. Whatever is not as plain as that goes through the kernel as before.
 """
 
 from __future__ import annotations
