@@ -80,9 +80,7 @@ class GlooTimes:
         """
         if self.is_gone(slot):
             return False
-        message.slot = slot
-        message.settle = self.settle
-        self._followed[slot] = message
+        self.adopt(slot, message)
         return True
 
     def adopt(self, slot: int, message: Message) -> None:

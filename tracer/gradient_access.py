@@ -16,21 +16,18 @@ class GradientAccess:
     def __init__(self) -> None:
         self._trainers: set[int] = set()
         self._of_engine: set[int] = set()
-        self._at_ready: dict[int, bool] = {}  # what was answered since either has changed
 
     def note_pass(self) -> None:
         """This thread is about to run a backward pass: it trains, or is the engine's, nested."""
         ident = threading.get_ident()
-        if ident not in self._trainers and ident not in self._of_engine:
+        if ident not in self._of_engine:
             self._trainers.add(ident)
-            self._at_ready = {}
 
     def note_gradient(self) -> None:
         """A gradient has become ready on this thread: it trains, or is the engine's."""
         ident = threading.get_ident()
-        if ident not in self._trainers and ident not in self._of_engine:
+        if ident not in self._trainers:
             self._of_engine.add(ident)
-            self._at_ready = {}
 
     @property
     def trainer(self) -> int | None:
@@ -50,10 +47,5 @@ class GradientAccess:
         An engine's thread runs while the one that trains waits for it; but those of other devices
         may be at other gradients.
         """
-        ident, answers = threading.get_ident(), self._at_ready
-        may = answers.get(ident)
-        if may is None:
-            only_one = len(self._trainers) == 1
-            may = (only_one and ident in self._of_engine) or self.may_look()
-            answers[ident] = may  # of no account if something has changed since
-        return may
+        only_one = len(self._trainers) == 1
+        return (only_one and threading.get_ident() in self._of_engine) or self.may_look()

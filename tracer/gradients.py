@@ -137,13 +137,10 @@ class NativeGradients:
         newest_ns: int = self._control[_NEWEST_NS]
         return newest_ns
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether anything became ready that is not yet where `collect` brings it."""
-        return bool(self._control[_WRITTEN] != self._noted)
-
     def collect(self) -> None:
         """Brings what became ready since the last call to the recorder and the registry."""
+        if self._control[_WRITTEN] == self._noted:
+            return  # and no other thread is at it
         with self._collecting:
             while not self._abandoned and self._control[_WRITTEN] != self._taken:
                 begin = self._taken % self._room

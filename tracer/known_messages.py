@@ -50,7 +50,7 @@ _LEFT_OUT: Final = 2
 _FIRST: Final = 3
 _UNKNOWN: Final = 0
 
-_NOT_OF_PYTHON: Final = -1  # in the place of an id
+_OF_CPP: Final = -1  # in the place of an id
 _NO_ROOT: Final = -1
 _MAX_PATTERNS: Final = 1 << 14
 _PATIENCE_NS: Final = 2_000_000_000
@@ -287,7 +287,8 @@ class KnownMessages:
             slot = self._taken % self._size
             at = slot * self._fields
             what, enqueue_ns, number, num_bytes, root, own_id = self._ring[at : at + self._fields]
-            if what == _LAUNCHING and self._is_given_up(slot, enqueue_ns):
+            own = None if own_id == _OF_CPP else own_id
+            if what == _LAUNCHING and own is not None and self._is_given_up(slot, enqueue_ns):
                 what = _LEFT_OUT
             if what in (_FREE, _LAUNCHING):
                 return  # a thread is at it
@@ -297,11 +298,10 @@ class KnownMessages:
                 continue
             pattern = what - _FIRST
             like, peer = recorder.patterns[pattern], self._group_of[pattern].global_rank(root)
-            of_python = own_id != _NOT_OF_PYTHON
             ended = self._times.of_ended(slot, enqueue_ns)
             if ended is not None:
                 start, told_ns, status = ended
-                end = told_ns if of_python else _end_of(position, like.op, told_ns, over)
+                end = told_ns if own is not None else _end_of(position, like.op, told_ns, over)
                 times = (enqueue_ns, min(start, end), end)
                 recorder.add_repeat(
                     *(pattern, times),
@@ -309,20 +309,18 @@ class KnownMessages:
                     num_bytes=num_bytes,
                     peer=peer,
                     status=status,
-                    number=own_id if of_python else None,
+                    number=own,
                 )
                 self._ring[at + _WHAT] = _FREE
                 continue
-            message = recorder.new_message(
-                like.op, like.group, enqueue_ns, own_id if of_python else None
-            )
+            message = recorder.new_message(like.op, like.group, enqueue_ns, own)
             message.step, message.phase = None, BY_TIME
             message.name, message.tensors, message.dtype = like.name, like.tensors, like.dtype
             message.seq = number
             message.bytes = message.out_bytes = num_bytes
             message.peer = peer
             self._times.adopt(slot, message)
-            if not of_python:
+            if own is None:
                 message.settle = self._settle
 
     def _is_given_up(self, slot: int, enqueue_ns: int) -> bool:

@@ -105,11 +105,6 @@ class Launched:
         """What the timeline shows."""
         return self.like.name
 
-    @property
-    def op(self) -> str:
-        """Public name of the operation."""
-        return self.like.op
-
 
 Site: TypeAlias = tuple[int, str, int]
 """A place that records: kind code, name, tensor id or -1."""
@@ -315,7 +310,7 @@ class Recorder:
             number: Its `new_id`, if it has one already.
         """
         if number is None:
-            number = next(self._message_numbers)
+            number = self.new_id()
         message = Message(
             number, op, group, enqueue_ns, step=self.step, phase=self._phase_stack[-1]
         )
@@ -348,7 +343,7 @@ class Recorder:
             number: Its `new_id`, if it has one already.
         """
         if number is None:
-            number = next(self._message_numbers)
+            number = self.new_id()
         if len(self.repeats) >= len(REPEAT_FIELDS) * self.buffer_rows:
             self.dropped += 1
             return

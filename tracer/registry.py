@@ -311,10 +311,7 @@ class Registry:
         return None
 
     def _index_ready(self) -> None:
-        if self.native is not None and self.native.is_behind:
-            self.native.collect()
-        if not self.ready:
-            return
+        self.collect_ready()
         while self.ready:
             number = self.ready.pop()
             parameter = self._parameters[number]()

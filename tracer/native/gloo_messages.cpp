@@ -71,8 +71,9 @@ struct Message {
   Shared number; // among the collectives of its group
   Shared bytes;
   Shared root;
-  Shared id; // as Python has numbered it; -1 if C++ has launched it
+  Shared id; // as Python numbers it, or will; kOfCpp if C++ has launched it
 };
+constexpr int64_t kOfCpp = -1;
 
 struct Control {
   Shared backward_thread; // whose all-reduces may be known: it runs a backward pass
@@ -292,14 +293,20 @@ std::optional<Call> read(const c10::OperatorHandle& op, torch::jit::Stack& stack
       kind == Kind::kBroadcast ? torch::jit::peek(stack, 2, count).toInt() : -1};
 }
 
-// The place of a new message in the ring; -1 if the one that was there is not over.
-int64_t claim() {
+// Takes down a message that is launched now: its place in the ring; -1 if the one that was there is
+// not over.
+int64_t claim(int64_t enqueue_ns, int64_t bytes, int64_t id) {
   int64_t position = control.launched.load();
   do {
     if (ring[position % kRingSize].what.load() != kFree) {
       return -1;
     }
   } while (!control.launched.compare_exchange_weak(position, position + 1));
+  Message& noted = ring[position % kRingSize];
+  noted.enqueue_ns = enqueue_ns;
+  noted.bytes = bytes;
+  noted.id = id;
+  noted.what = kLaunching; // the last: the writer looks how long it has been so
   return position % kRingSize;
 }
 
@@ -311,6 +318,30 @@ constexpr Keys kBackend(Keys::FULL_AFTER, c10::DispatchKey::BackendSelect);
 // before: a mode of the job's, or what makes a conjugated view real.
 bool kernel_is_next(Keys keys) {
   return (keys & kPython).highestPriorityTypeId() == c10::DispatchKey::BackendSelect;
+}
+
+// Launches the message of a slot, which is left out of the ring if that fails. Returns false if it
+// could not begin.
+bool launch_as(
+    int64_t slot, const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) {
+  const auto leave_out = [slot] {
+    if (slot < kRingSize) {
+      ring[slot].what = kLeftOut;
+    }
+  };
+  if (!begin_launch(slot)) {
+    leave_out();
+    return false;
+  }
+  try {
+    op.redispatchBoxed(keys & kBackend, stack);
+  } catch (...) {
+    end_launch();
+    leave_out();
+    throw;
+  }
+  end_launch();
+  return true;
 }
 
 // Launches a known message; returns false if Python has to.
@@ -325,28 +356,12 @@ bool launch(
     ++collectives[message.group];
     return true;
   }
-  const int64_t place = claim();
-  if (place < 0) {
+  const int64_t place = claim(now_ns(), call.bytes, kOfCpp);
+  if (place < 0 || !launch_as(place, op, keys, stack)) {
     return false;
   }
   Message& noted = ring[place];
-  noted.what = kLaunching;
-  noted.enqueue_ns = now_ns();
-  noted.bytes = call.bytes;
   noted.root = call.root;
-  noted.id = -1;
-  if (!begin_launch(place)) {
-    noted.what = kLeftOut;
-    return false;
-  }
-  try {
-    op.redispatchBoxed(keys & kBackend, stack);
-  } catch (...) {
-    end_launch();
-    noted.what = kLeftOut;
-    throw;
-  }
-  end_launch();
   noted.number = collectives[message.group]++;
   noted.what = message.what;
   if (call.kind == Kind::kBucket) {
@@ -441,31 +456,14 @@ bool launch_offered(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack*
     return true;
   }
   // Python says the rest of what has a place in the ring, when it knows that it was launched.
-  const int64_t place = offered.place = offered.place == -1 ? -1 : claim();
-  if (place != -1) {
-    Message& noted = ring[place];
-    noted.what = kLaunching;
-    noted.enqueue_ns = now;
-    noted.bytes = offered.bytes[0];
-  }
-  const auto leave_out = [place] {
-    if (place != -1) {
-      ring[place].what = kLeftOut;
-    }
-  };
-  if (!begin_launch(place == -1 ? slot : place)) {
-    leave_out();
-    return false;
+  if (offered.place != -1) {
+    offered.place = claim(now, offered.bytes[0], /*id=*/0);
   }
   offered.slot = -now;
-  try {
-    op.redispatchBoxed(keys & kBackend, stack);
-  } catch (...) {
-    end_launch();
-    leave_out();
-    throw;
+  if (!launch_as(offered.place == -1 ? slot : offered.place, op, keys, stack)) {
+    offered.slot = kNothing;
+    return false;
   }
-  end_launch();
   return true;
 }
 

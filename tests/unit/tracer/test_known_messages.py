@@ -173,7 +173,9 @@ def test_python_says_the_rest_of_what_was_launched_for_it() -> None:
         for slot, now, root in ((ended, 100, 1), (under_way, 200, None))
     ]
     assert len(rank.recorder.patterns) == patterns + 1
-    assert [(one.name, one.op) for one in sent if one is not None] == [("fc.weight", "reduce")] * 2
+    assert [(one.name, one.like.op) for one in sent if one is not None] == [
+        ("fc.weight", "reduce")
+    ] * 2
     rank.known.begin_backward()
     rank.known.end_backward(105)  # which waits for none of them
     rank.library.end(ended, 110, 150, OK)
