@@ -47,22 +47,26 @@ class GlooTimes:
         self._recorder = recorder
         self._numbers = itertools.count()
         self._followed: dict[int, Message] = {}
+        self._composed: dict[int, Message] = {}
 
-    def begin_launch(self) -> int:
+    def begin_launch(self, *, composed: bool) -> int:
         """What this thread launches until `end_launch` is one message.
+
+        Args:
+            composed: Whether Gloo makes it of several others.
 
         Returns:
             The message's slot; -1 if there is none, and then no `end_launch` is due.
         """
         slot = self.free_slot()
-        return slot if slot is not None and self._begin_launch(slot) else -1
+        return slot if slot is not None and self._begin_launch(slot, composed) else -1
 
     def free_slot(self) -> int | None:
         """A slot for a message that is about to be launched; None if there is none."""
         if not self.listens:
             return None
         slot = self._first_slot + next(self._numbers) % self._num_slots
-        return None if slot in self._followed else slot
+        return None if slot in self._followed or slot in self._composed else slot
 
     def is_gone(self, slot: int) -> bool:
         """Whether nobody will tell the end of a message any more."""
@@ -94,6 +98,20 @@ class GlooTimes:
         message.settle = self.settle
         self._followed[slot] = message
 
+    def follow_composed(self, slot: int, message: Message) -> None:
+        """Keeps the times of a message that Gloo makes of several others.
+
+        Only a wait for it completes it, and only that of whoever holds it: its wait writes its
+        output once more.
+
+        Args:
+            slot: Of its launch.
+            message: The message.
+        """
+        message.slot = slot
+        message.settle = self.settle
+        self._composed[slot] = message
+
     def collect(self) -> list[int]:
         """Completes the messages that have ended since the last call.
 
@@ -106,6 +124,11 @@ class GlooTimes:
             # What nobody told the end of is over by now.
             self._recorder.complete(self._followed[slot], time.monotonic_ns())
             del self._followed[slot]
+        for slot, message in list(self._composed.items()):
+            if slots[slot * _FIELDS + _STATE] != _OPEN:
+                self._recorder.complete(message, time.monotonic_ns())
+            if message.end_ns is not None:
+                del self._composed[slot]
         return ended
 
     @property
@@ -116,6 +139,7 @@ class GlooTimes:
     def abandon(self) -> None:
         """In a forked child, where nothing ends any more."""
         self._followed.clear()
+        self._composed.clear()
 
     def of_ended(self, slot: int, enqueue_ns: int) -> tuple[int, int, str] | None:
         """What Gloo's threads took down of a message that nobody follows.

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 import pytest
-from support.jobs import DDLTRACE, JOBS, ONE_RANK, at_once, run, torchrun, traced
+from support.jobs import DDLTRACE, JOBS, ONE_RANK, at_once, on_ranks, run, torchrun, traced
 
 from ddltrace.tracer.store import RunInfo, finalize, read_events, read_run, write_run
 
@@ -275,6 +275,48 @@ train(pair, torch.float32)
 pair.zero_grad()
 torch.utils.swap_tensors(pair[0].weight, pair[1].weight)
 train(pair, torch.float32)
+"""
+
+
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_nobody_else_waits_for_what_writes_when_it_is_waited_for(
+    tmp_path: Path, native: str
+) -> None:
+    """On Gloo each wait for a reduce-scatter writes its output, which may be the job's by then."""
+    (tmp_path / "job.py").write_text(WRITES_WHEN_WAITED_FOR)
+    command = traced(tmp_path / "trace", on_ranks(tmp_path / "job.py"))
+    done = run(command, cwd=tmp_path, DDLTRACE_NATIVE=native)
+    assert done.status == 0, done.stderr
+    for info in read_run(tmp_path / "trace").ranks:
+        assert info.errors == []
+        events = read_events(tmp_path / "trace", info.segment)[0].to_pandas()
+        found = events[events.op == "reduce_scatter"]
+        assert len(found) == 3 * 150
+        assert set(found.status) == {"ok"}
+        waits = events[events.kind == "wait"].set_index("parent").end_ns
+        assert (found.end_ns.to_numpy() <= waits[found.id].to_numpy()).all()
+
+
+WRITES_WHEN_WAITED_FOR = """
+import time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+group = dist.group.WORLD
+changed = 0
+for _ in range(150):
+    output, parts = torch.zeros(4), [torch.ones(4), torch.ones(4)]
+    for launch in (
+        lambda: dist.reduce_scatter_tensor(output, torch.cat(parts), async_op=True),
+        lambda: dist.reduce_scatter(output, parts, async_op=True),
+        lambda: group.reduce_scatter_tensor_coalesced([output], [torch.cat(parts)]),
+    ):
+        launch().wait()
+        assert (output == 2).all()
+        output.fill_(7)
+        parts = [torch.ones(4), torch.ones(4)]
+        time.sleep(0.0002)
+        changed += int((output != 7).any())
+assert changed == 0, f"{changed} outputs were written once more"
 """
 
 

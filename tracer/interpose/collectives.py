@@ -12,7 +12,8 @@ the CPU goes past them, if it is plain; see `launches.py`.
 Completion is learned where it is cheapest: from Gloo's own threads, where that can be had; else
 a blocking call's from its own ``wait``, an asynchronous collective's from a reaper. A send's or
 receive's comes from the ``wait`` of its user (Gloo runs it nowhere else, and a second waiter
-would disturb the first).
+would disturb the first); so does a reduce-scatter's, which Gloo makes of other collectives: each
+wait for it writes its output, which the job may have changed since its own.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class Operator:
         asynchronous: Argument that is false if the caller waits at once.
         blocks: Whether the operator itself returns only at the end.
         composed: Whether Gloo makes it of several others, whose ends are not its own.
+        waited_once: Whether on Gloo nobody may wait for it but whoever holds it.
     """
 
     op: str
@@ -75,6 +77,11 @@ class Operator:
     asynchronous: int | None = None
     blocks: bool = False
     composed: bool = False
+
+    @property
+    def waited_once(self) -> bool:
+        """See above: a wait does the work of a send, and writes a composed one's output."""
+        return self.composed or self.op in P2P_OPS
 
 
 class _Launch(NamedTuple):
@@ -352,16 +359,17 @@ class Observer:
         """Whether something is the handle of a message."""
         return isinstance(value, self._work_class)
 
-    def follow(self, message: Message, work: Any, *, on_host: bool) -> None:
+    def follow(self, operator: Operator, message: Message, work: Any, *, on_host: bool) -> None:
         """Records the end of what a group in Python has sent.
 
         Args:
+            operator: What the group does.
             message: The message.
             work: Its handle.
             on_host: Whether to wait for it is to wait for its end.
         """
         self.waits.works.add(work, message)
-        if self.waits.is_in_python(work) or (on_host and message.op in P2P_OPS):
+        if self.waits.is_in_python(work) or (on_host and operator.waited_once):
             return
         if not on_host:
             self.waits.stream_ordered.add(message.id)
@@ -383,9 +391,10 @@ class Observer:
         if operator.op == "all_reduce" and first.is_sparse:
             _, sparse_bytes, _ = measure(args[0])
         gloo = self.gloo
-        if gloo is None or operator.composed or operator.op in P2P_OPS:
+        if gloo is None or operator.op in P2P_OPS:
             return _Launch(start, mark, sparse_bytes=sparse_bytes)
-        return _Launch(start, mark, gloo.begin_launch(), sparse_bytes)
+        slot = gloo.begin_launch(composed=operator.composed)
+        return _Launch(start, mark, slot, sparse_bytes)
 
     def _passes(self, operator: Operator, args: Sequence[Any]) -> bool:
         """Whether a call is left unrecorded in a pause; it is counted: later numbers agree."""
@@ -452,7 +461,7 @@ class Observer:
         if together is not None:
             together.append((message, launch.mark))
             return  # begins and ends with the others
-        told = blocking and first.is_cpu and self._is_told(launch, message)
+        told = blocking and first.is_cpu and self._is_told(operator, launch, message)
         if told:
             self._make_known(message, group, by_engine=by_engine)
             if by_engine:
@@ -467,7 +476,7 @@ class Observer:
             self._timer.end(message, launch.mark)
             return  # nothing to wait for
         self._timer.start(message, launch.mark)
-        if told or (blocking and operator.op in P2P_OPS):
+        if told or (blocking and operator.waited_once):
             return
         index = operator.asynchronous
         asynchronous = (
@@ -537,15 +546,20 @@ class Observer:
             self._timer.start(message, mark)
             self._reapers.follow(work, message, poll=True)
 
-    def _is_told(self, launch: _Launch, message: Message) -> bool:
-        """Whether Gloo's own threads will tell the end of a message on the CPU."""
+    def _is_told(self, operator: Operator, launch: _Launch, message: Message) -> bool:
+        """Whether Gloo's own threads will tell the times of a message on the CPU."""
         gloo = self.gloo
         if gloo is None:
             return False
         if not gloo.listens:
             gloo.listens = self._session.info.gloo_times = True
             self._session.save_info()
-        return launch.slot >= 0 and gloo.follow(launch.slot, message)
+        if launch.slot < 0:
+            return False
+        if operator.composed:
+            gloo.follow_composed(launch.slot, message)
+            return True
+        return gloo.follow(launch.slot, message)
 
     def _make_known(self, message: Message, group: Group, *, by_engine: bool) -> None:
         """Has messages like this one recorded without Python, if C++ launches it in each step."""

@@ -255,4 +255,5 @@ class _Calls:
             self._session.recorder.complete(message, _now(), status)
             return
         first = first_tensor(call.args[: call.operator.group])
-        observer.follow(message, work, on_host=first is None or first.is_cpu)
+        on_host = first is None or first.is_cpu
+        observer.follow(call.operator, message, work, on_host=on_host)

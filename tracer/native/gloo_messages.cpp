@@ -93,7 +93,8 @@ std::atomic<int64_t> launches{0};
 // Goes with a message from its launch to its end; PyTorch drops it with the message.
 class Launch : public c10::DebugInfoBase {
  public:
-  explicit Launch(int64_t slot) : slot_(slots[slot]), number_(++launches) {
+  Launch(int64_t slot, bool composed)
+      : slot_(slots[slot]), number_(++launches), composed_(composed) {
     slot_.began_ns = 0;
     slot_.ended_ns = 0;
     slot_.state = kOpen;
@@ -121,7 +122,11 @@ class Launch : public c10::DebugInfoBase {
     }
     slot_.ended_ns = now_ns();
     // A message that failed is ended inside the handler of its exception.
-    slot_.state = std::current_exception() ? kFailed : kOk;
+    if (std::current_exception()) {
+      slot_.state = kFailed;
+    } else if (!composed_) {
+      slot_.state = kOk;
+    }
   }
 
  private:
@@ -132,6 +137,7 @@ class Launch : public c10::DebugInfoBase {
 
   Slot& slot_;
   int64_t number_;
+  bool composed_; // of several others, and over only when somebody has waited for it
 };
 
 constexpr const char kGloo[] = "gloo:";
@@ -161,9 +167,9 @@ void on_end(const at::RecordFunction& function, at::ObserverContext*) {
 thread_local int depth = 0;
 thread_local at::CallbackHandle listener{0};
 
-void push(int64_t slot) {
+void push(int64_t slot, bool composed) {
   c10::ThreadLocalDebugInfo::_push(
-      c10::DebugInfoKind::TEST_INFO, std::make_shared<Launch>(slot));
+      c10::DebugInfoKind::TEST_INFO, std::make_shared<Launch>(slot, composed));
 }
 
 void pop() {
@@ -171,9 +177,9 @@ void pop() {
 }
 
 // What this thread launches from now on is the message of a slot. Returns whether it is.
-bool begin_launch(int64_t slot) {
+bool begin_launch(int64_t slot, bool composed) {
   try {
-    push(slot);
+    push(slot, composed);
   } catch (...) {
     return false;
   }
@@ -329,7 +335,7 @@ bool launch_as(
       ring[slot].what = kLeftOut;
     }
   };
-  if (!begin_launch(slot)) {
+  if (!begin_launch(slot, /*composed=*/false)) {
     leave_out();
     return false;
   }
@@ -533,8 +539,8 @@ void ddltrace_memory(void* pieces[4], int64_t lengths[4]) {
   lengths[3] = sizeof(collectives) / kInteger;
 }
 
-int ddltrace_begin_launch(int64_t slot) {
-  return begin_launch(slot);
+int ddltrace_begin_launch(int64_t slot, int64_t composed) {
+  return begin_launch(slot, composed != 0);
 }
 
 void ddltrace_end_launch() {

@@ -35,7 +35,7 @@ class NativeLibrary:
         # The interpreter stays ours during a call: what is only read and written under it is safe.
         library = ctypes.PyDLL(str(path))
         try:
-            self.begin_launch = _typed(library.ddltrace_begin_launch, ctypes.c_int, 1)
+            self.begin_launch = _typed(library.ddltrace_begin_launch, ctypes.c_int, 2)
             self.end_launch = _typed(library.ddltrace_end_launch, None, 0)
             self._offered = library.ddltrace_offered
             self._offered.restype = ctypes.c_void_p

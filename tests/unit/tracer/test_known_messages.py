@@ -58,7 +58,7 @@ class PlayedLibrary:
         self.collectives[counter] += 1
         return self.collectives[counter] - 1
 
-    def begin_launch(self, _slot: int) -> int:
+    def begin_launch(self, _slot: int, _composed: bool) -> int:
         return 1
 
     def end_launch(self) -> None:
