@@ -21,12 +21,12 @@ from ddltrace.tracer.recorder import (
     Site,
     Taken,
     Wait,
+    or_null,
 )
 from ddltrace.tracer.schema import EVENTS, KINDS, OPS, PHASES, STATUSES
 
 _Row = TypeVar("_Row")
 
-_BYTES: Final = REPEAT_FIELDS.index("bytes")
 _KEPT_CHANGES: Final = 4096
 _NEWEST: Final = 64
 _OVERFLOW: Final = "(too many names)"
@@ -52,8 +52,8 @@ _MESSAGE_COLUMNS: Final = _rows_of(
     "start_ns end_ns kind name lane step phase id op group seq peer tag bytes out_bytes dtype "
     "enqueue_ns status"
 )
-_REPEAT_COLUMNS: Final = _rows_of("id enqueue_ns start_ns end_ns seq bytes peer status out_bytes")
-_PATTERN_COLUMNS: Final = _rows_of("kind name lane phase op group dtype")
+_REPEAT_COLUMNS: Final = [_ROW_OF[name] for name in REPEAT_FIELDS[1:]]
+_PATTERN_COLUMNS: Final = _rows_of("kind name lane phase op group tag dtype")
 _WAIT_COLUMNS: Final = _rows_of("start_ns end_ns kind name lane parent")
 
 
@@ -226,7 +226,8 @@ class BatchBuilder:
         """What messages have in common in the order of `_PATTERN_COLUMNS`."""
         lane, group = self._codes_of_group(like.group)
         name, op = self._names.code(like.name), self._ops.code(like.op)
-        return _MESSAGE, name, lane, BY_TIME, op, group, self._code_of_dtype(like)
+        own = or_null(like.tag), self._code_of_dtype(like)
+        return _MESSAGE, name, lane, BY_TIME, op, group, *own
 
     def _lane(self, ident: int) -> int:
         code = self._lane_of_thread.get(ident)
@@ -263,8 +264,7 @@ class BatchBuilder:
             table[_MESSAGE_COLUMNS, first_message:first_repeat] = rows.T
         if len(repeats):
             common = self._columns_of_patterns()[repeats[:, 0]]
-            own = (*repeats.T[1:], repeats[:, _BYTES])
-            table[_REPEAT_COLUMNS, first_repeat:first_wait] = own
+            table[_REPEAT_COLUMNS, first_repeat:first_wait] = repeats.T[1:]
             table[_PATTERN_COLUMNS, first_repeat:first_wait] = common.T
         if waits:
             rows = np.array([self._wait_row(*wait) for wait in waits], np.int64)
@@ -303,20 +303,20 @@ class BatchBuilder:
         lane, group = self._codes_of_group(message.group)
         return (
             message.start_ns,
-            _or_null(message.end_ns),
+            or_null(message.end_ns),
             _MESSAGE,
             self._names.code(message.name),
             lane,
-            _or_null(message.step),
+            or_null(message.step),
             message.phase,
             message.id,
             self._ops.code(message.op),
             group,
-            _or_null(message.seq),
-            _or_null(message.peer),
-            _or_null(message.tag),
-            _or_null(message.bytes),
-            _or_null(message.out_bytes),
+            or_null(message.seq),
+            or_null(message.peer),
+            or_null(message.tag),
+            or_null(message.bytes),
+            or_null(message.out_bytes),
             self._code_of_dtype(message),
             message.enqueue_ns,
             STATUSES.index(message.status),
@@ -366,7 +366,3 @@ def still_open(
     """
     rows = [(message, row_of(message)) for message in messages]
     return [(message, row) for message, row in rows if message.end_ns is None]
-
-
-def _or_null(value: int | None) -> int:
-    return -1 if value is None else value

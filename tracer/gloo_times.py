@@ -17,8 +17,10 @@ from ddltrace.tracer.native.library import NativeLibrary
 from ddltrace.tracer.recorder import Message, Recorder
 
 _FIELDS: Final = NativeLibrary.SLOT_FIELDS  # owner, began, ended, state
+_ENDED: Final = 2
 _STATE: Final = 3
 _OPEN: Final = 0
+_OK: Final = 1
 _FAILED: Final = 2
 _GONE: Final = 3
 
@@ -47,76 +49,64 @@ class GlooTimes:
         self._recorder = recorder
         self._numbers = itertools.count()
         self._followed: dict[int, Message] = {}
-        self._composed: dict[int, Message] = {}
+        self._until_waited: dict[int, Message] = {}
 
-    def begin_launch(self, *, composed: bool) -> int:
+    def begin_launch(self, *, waited_once: bool) -> int:
         """What this thread launches until `end_launch` is one message.
 
         Args:
-            composed: Whether Gloo makes it of several others.
+            waited_once: Whether only a wait of whoever holds it completes it.
 
         Returns:
             The message's slot; -1 if there is none, and then no `end_launch` is due.
         """
         slot = self.free_slot()
-        return slot if slot is not None and self._begin_launch(slot, composed) else -1
+        return slot if slot is not None and self._begin_launch(slot, waited_once) else -1
 
     def free_slot(self) -> int | None:
         """A slot for a message that is about to be launched; None if there is none."""
         if not self.listens:
             return None
         slot = self._first_slot + next(self._numbers) % self._num_slots
-        return None if slot in self._followed or slot in self._composed else slot
+        return None if slot in self._followed or slot in self._until_waited else slot
 
     def is_gone(self, slot: int) -> bool:
         """Whether nobody will tell the end of a message any more."""
         return bool(self._slots[slot * _FIELDS + _STATE] == _GONE)
 
-    def follow(self, slot: int, message: Message) -> bool:
+    def follow(self, slot: int, message: Message, *, waited_once: bool) -> bool:
         """Completes a message when its end is known.
 
         Args:
             slot: Of its launch.
             message: The message.
+            waited_once: Whether only a wait of whoever holds it completes it.
 
         Returns:
             Whether its end will be known.
         """
         if self.is_gone(slot):
             return False
-        self.adopt(slot, message)
+        self.adopt(slot, message, waited_once=waited_once)
         return True
 
-    def adopt(self, slot: int, message: Message) -> None:
+    def adopt(self, slot: int, message: Message, *, waited_once: bool) -> None:
         """The same for a message that nobody else can follow.
 
         Args:
             slot: Of its launch.
             message: The message.
+            waited_once: See `follow`.
         """
         message.slot = slot
         message.settle = self.settle
-        self._followed[slot] = message
-
-    def follow_composed(self, slot: int, message: Message) -> None:
-        """Keeps the times of a message that Gloo makes of several others.
-
-        Only a wait for it completes it, and only that of whoever holds it: its wait writes its
-        output once more.
-
-        Args:
-            slot: Of its launch.
-            message: The message.
-        """
-        message.slot = slot
-        message.settle = self.settle
-        self._composed[slot] = message
+        (self._until_waited if waited_once else self._followed)[slot] = message
 
     def collect(self) -> list[int]:
         """Completes the messages that have ended since the last call.
 
         Returns:
-            Their slots.
+            Their slots, and those of messages that nobody will wait for any more.
         """
         slots = self._slots
         ended = [slot for slot in list(self._followed) if slots[slot * _FIELDS + _STATE] != _OPEN]
@@ -124,12 +114,26 @@ class GlooTimes:
             # What nobody told the end of is over by now.
             self._recorder.complete(self._followed[slot], time.monotonic_ns())
             del self._followed[slot]
-        for slot, message in list(self._composed.items()):
-            if slots[slot * _FIELDS + _STATE] != _OPEN:
+        for slot, message in list(self._until_waited.items()):
+            if slots[slot * _FIELDS + _STATE] != _OPEN and not self._is_untold(slot):
                 self._recorder.complete(message, time.monotonic_ns())
-            if message.end_ns is not None:
-                del self._composed[slot]
+            if message.end_ns is not None or self.is_gone(slot):
+                del self._until_waited[slot]
+                ended.append(slot)
         return ended
+
+    def waited(self, slot: int, end_ns: int, *, failed: bool) -> None:
+        """Says that whoever holds a message has waited for it.
+
+        Args:
+            slot: Of its launch.
+            end_ns: When the wait ended.
+            failed: Whether it raised.
+        """
+        at = slot * _FIELDS
+        if self._slots[at + _STATE] == _OPEN:
+            self._slots[at + _ENDED] = self._slots[at + _ENDED] or end_ns
+            self._slots[at + _STATE] = _FAILED if failed else _OK
 
     @property
     def followed(self) -> list[int]:
@@ -139,24 +143,34 @@ class GlooTimes:
     def abandon(self) -> None:
         """In a forked child, where nothing ends any more."""
         self._followed.clear()
-        self._composed.clear()
+        self._until_waited.clear()
 
-    def of_ended(self, slot: int, enqueue_ns: int) -> tuple[int, int, str] | None:
+    def of_ended(
+        self, slot: int, enqueue_ns: int, *, waited_once: bool = False
+    ) -> tuple[int, int | None, str] | None:
         """What Gloo's threads took down of a message that nobody follows.
 
         Args:
             slot: Of its launch.
             enqueue_ns: When it was launched.
+            waited_once: Whether only a wait of whoever holds it completes it.
 
         Returns:
-            Its start, its end and its status; None if it has not ended.
+            Its start, its end and its status; None if it has not ended. Without an end it never
+            will.
         """
         state = self._slots[slot * _FIELDS + _STATE]  # before the times, which are set before it
         if state == _OPEN:
             return None
+        if waited_once and self._is_untold(slot):
+            return enqueue_ns, None, "open"
         # What nobody told the end of is over by now.
         start, end = self._told(slot, enqueue_ns) or (enqueue_ns, time.monotonic_ns())
         return start, end, "failed" if state == _FAILED else "ok"
+
+    def _is_untold(self, slot: int) -> bool:
+        """Whether a message is gone of which nothing has ended."""
+        return self.is_gone(slot) and not self._slots[slot * _FIELDS + _ENDED]
 
     def settle(self, message: Message) -> None:
         """Puts in the times that Gloo's threads took down."""

@@ -21,7 +21,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ddltrace.tracer.interpose.arguments import name_of
-from ddltrace.tracer.recorder import BY_TIME, Launched, Message, Recorder
+from ddltrace.tracer.recorder import BY_TIME, Launched, Message, Recorder, or_null, value_of
+from ddltrace.tracer.schema import P2P_OPS
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
@@ -42,8 +43,10 @@ _BUCKETS: Final = 4
 _WHAT: Final = 0
 _ENQUEUE: Final = 1
 _NUMBER: Final = 2
-_ROOT: Final = 4
-_ID: Final = 5
+_BYTES: Final = 3
+_OUT_BYTES: Final = 4
+_ROOT: Final = 5
+_ID: Final = 6
 _FREE: Final = 0
 _LAUNCHING: Final = 1
 _LEFT_OUT: Final = 2
@@ -51,10 +54,13 @@ _FIRST: Final = 3
 _UNKNOWN: Final = 0
 
 _OF_CPP: Final = -1  # in the place of an id
-_NO_ROOT: Final = -1
+_NULL: Final = -1
 _MAX_PATTERNS: Final = 1 << 14
 _PATIENCE_NS: Final = 2_000_000_000
 
+
+Like: TypeAlias = "tuple[str, str, torch.dtype | None, tuple[int, ...] | None, int | None]"
+"""What messages of Python have in common: operation, name, element type, parameters and tag."""
 
 _Over: TypeAlias = tuple[int, int, str, int]
 """Messages that the job has waited for: the number of the first among all that were launched, the
@@ -84,6 +90,7 @@ class KnownMessages:
         self._buckets = 0
         self._launched_before = {_BACKWARD_THREAD: 0, _BROADCAST_THREAD: 0}
         self._group_of: list[Group] = []  # of each of the recorder's patterns
+        self._waited_once: list[bool] = []  # of each: see `launched`
         self._pattern_of: dict[Hashable, int] = {}  # of those that `launched` has made
         self._over: deque[_Over] = deque(maxlen=self._size)
         self._groups: list[Group] = []
@@ -151,26 +158,31 @@ class KnownMessages:
             patterns = self._recorder.patterns
             place: int = self._library.make_known(counter, _FIRST + len(patterns))
             if place >= 0:
-                self._group_of.append(group)
-                patterns.append(message)
+                self._append(message, group)
         return place if place >= 0 else None
 
     def launched(
         self,
         place: int,
         enqueue_ns: int,
-        like: tuple[str, str, torch.dtype, tuple[int, ...] | None],
+        like: Like,
         group: Group,
-        root: int | None,
+        *,
+        seq: int | None,
+        peer: int | None,
+        waited_once: bool,
     ) -> Launched | None:
         """Says what a message is that C++ has launched for Python.
 
         Args:
             place: Its place in the ring.
             enqueue_ns: When it was launched.
-            like: Its operation, name, element type and parameters.
+            like: What it is like.
             group: Its group.
-            root: Rank of the root in the group.
+            seq: Its number there.
+            peer: Rank in the group of the root, or of the other side.
+            waited_once: Whether only a wait of whoever holds it completes it; then `waited` is to
+                be called.
 
         Returns:
             What stands for it; None if it is to be recorded without the ring.
@@ -180,32 +192,53 @@ class KnownMessages:
             return None  # given up: we have come too late
         pattern = self._pattern_of.get((like, group.name))
         if pattern is None:
-            pattern = self._add_pattern(like, group)
+            pattern = self._add_pattern(like, group, waited_once=waited_once)
         if pattern is None or self._times.is_gone(place):
             ring[at + _WHAT] = _LEFT_OUT
             return None
         number = self._recorder.new_id()
-        ring[at + _NUMBER] = group.next_collective()
-        ring[at + _ROOT] = _NO_ROOT if root is None else root
+        op, _, dtype, *_ = like
+        if op in P2P_OPS:
+            ring[at + (_OUT_BYTES if op == "send" else _BYTES)] = _NULL
+        elif dtype is None:  # PyTorch has made up a tensor to have something to launch
+            ring[at + _BYTES] = ring[at + _OUT_BYTES] = 0
+        ring[at + _NUMBER] = or_null(seq)
+        ring[at + _ROOT] = or_null(peer)
         ring[at + _ID] = number
         ring[at + _WHAT] = _FIRST + pattern
-        return Launched(number, self._recorder.patterns[pattern])
+        return Launched(number, self._recorder.patterns[pattern], place if waited_once else -1)
 
-    def _add_pattern(
-        self, like: tuple[str, str, torch.dtype, tuple[int, ...] | None], group: Group
-    ) -> int | None:
-        op, name, dtype, tensors = like
+    def waited(self, message: Launched, end_ns: int, *, failed: bool) -> None:
+        """Says that whoever holds a message has waited for it.
+
+        Args:
+            message: The message.
+            end_ns: When the wait ended.
+            failed: Whether it raised.
+        """
+        at = message.place * self._fields
+        if self._ring[at + _ID] == message.id and self._ring[at + _WHAT] >= _FIRST:
+            self._times.waited(message.place, end_ns, failed=failed)
+
+    def _add_pattern(self, like: Like, group: Group, *, waited_once: bool) -> int | None:
+        op, name, dtype, tensors, tag = like
         message = Message(-1, op, group.name, 0)
-        message.name, message.dtype = name, name_of(dtype)
+        message.name, message.tag = name, tag
+        message.dtype = None if dtype is None else name_of(dtype)
         message.tensors = None if tensors is None else list(tensors)
         with self._adding:
-            patterns = self._recorder.patterns
-            if len(patterns) >= _MAX_PATTERNS:
+            if len(self._group_of) >= _MAX_PATTERNS:
                 return None
-            self._group_of.append(group)
-            patterns.append(message)
-            pattern = self._pattern_of[like, group.name] = len(patterns) - 1
+            pattern = self._append(message, group, waited_once=waited_once)
+            self._pattern_of[like, group.name] = pattern
         return pattern
+
+    def _append(self, message: Message, group: Group, *, waited_once: bool = False) -> int:
+        """Adds a pattern: what it stands for is there before it."""
+        self._group_of.append(group)
+        self._waited_once.append(waited_once)
+        self._recorder.patterns.append(message)
+        return len(self._group_of) - 1
 
     def activate(self, places: Iterable[int]) -> None:
         """From now on known messages are recorded without Python.
@@ -286,7 +319,7 @@ class KnownMessages:
         while self._taken < launched:
             slot = self._taken % self._size
             at = slot * self._fields
-            what, enqueue_ns, number, num_bytes, root, own_id = self._ring[at : at + self._fields]
+            what, enqueue_ns, number, *num_bytes, root, own_id = self._ring[at : at + self._fields]
             own = None if own_id == _OF_CPP else own_id
             if what == _LAUNCHING and own is not None and self._is_given_up(slot, enqueue_ns):
                 what = _LEFT_OUT
@@ -298,15 +331,18 @@ class KnownMessages:
                 continue
             pattern = what - _FIRST
             like, peer = recorder.patterns[pattern], self._group_of[pattern].global_rank(root)
-            ended = self._times.of_ended(slot, enqueue_ns)
+            waited_once = self._waited_once[pattern]
+            seq, in_bytes, out_bytes = [value_of(x) for x in (number, *num_bytes)]
+            ended = self._times.of_ended(slot, enqueue_ns, waited_once=waited_once)
             if ended is not None:
-                start, told_ns, status = ended
-                end = told_ns if own is not None else _end_of(position, like.op, told_ns, over)
-                times = (enqueue_ns, min(start, end), end)
+                start, end, status = ended
+                if end is not None:
+                    end = end if own is not None else _end_of(position, like.op, end, over)
+                    start = min(start, end)
                 recorder.add_repeat(
-                    *(pattern, times),
-                    seq=number,
-                    num_bytes=num_bytes,
+                    *(pattern, (enqueue_ns, start, end)),
+                    seq=seq,
+                    num_bytes=(in_bytes, out_bytes),
                     peer=peer,
                     status=status,
                     number=own,
@@ -316,10 +352,9 @@ class KnownMessages:
             message = recorder.new_message(like.op, like.group, enqueue_ns, own)
             message.step, message.phase = None, BY_TIME
             message.name, message.tensors, message.dtype = like.name, like.tensors, like.dtype
-            message.seq = number
-            message.bytes = message.out_bytes = num_bytes
-            message.peer = peer
-            self._times.adopt(slot, message)
+            message.tag, message.seq, message.peer = like.tag, seq, peer
+            message.bytes, message.out_bytes = in_bytes, out_bytes
+            self._times.adopt(slot, message, waited_once=waited_once)
             if own is None:
                 message.settle = self._settle
 

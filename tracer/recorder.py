@@ -92,13 +92,16 @@ class Launched:
     Args:
         id_: Its number.
         like: What it has in common with others.
+        place: Where it is to be told that whoever holds it has waited for it; -1: nowhere, its end
+            is known without.
     """
 
-    __slots__ = ("id", "like")
+    __slots__ = ("id", "like", "place")
 
-    def __init__(self, id_: int, like: Message) -> None:
+    def __init__(self, id_: int, like: Message, place: int = -1) -> None:
         self.id = id_
         self.like = like
+        self.place = place
 
     @property
     def name(self) -> str:
@@ -110,12 +113,24 @@ Site: TypeAlias = tuple[int, str, int]
 """A place that records: kind code, name, tensor id or -1."""
 
 REPEAT_FIELDS: Final = (
-    *("pattern", "id", "enqueue_ns", "start_ns", "end_ns", "seq", "bytes", "peer", "status"),
+    *("pattern", "id", "enqueue_ns", "start_ns", "end_ns", "seq", "bytes", "out_bytes", "peer"),
+    "status",
 )
-"""What a row of `Recorder.repeats` holds; the pattern and the status by their numbers."""
+"""What a row of `Recorder.repeats` holds, -1 for null; pattern and status by their numbers."""
 
 Wait: TypeAlias = tuple[int, int, int, str, int]
 """A wait of the host for a message: start_ns, end_ns, message id, name, thread ident."""
+
+
+def or_null(value: int | None) -> int:
+    """An integer that may be missing, in a table of integers."""
+    return -1 if value is None else value
+
+
+def value_of(integer: int) -> int | None:
+    """The other way round."""
+    return None if integer == -1 else integer
+
 
 FLAT_CELLS: Final = 4
 """Integers of a row of `Recorder.flat`; the first is the site."""
@@ -323,22 +338,22 @@ class Recorder:
     def add_repeat(
         self,
         pattern: int,
-        times_ns: tuple[int, int, int],
+        times_ns: tuple[int, int, int | None],
         *,
-        seq: int,
-        num_bytes: int,
+        seq: int | None,
+        num_bytes: tuple[int | None, int | None],
         peer: int | None,
         status: str,
         number: int | None = None,
     ) -> None:
-        """Adds a message that is complete, or counts it as dropped when there is no room.
+        """Adds a message that is over, or counts it as dropped when there is no room.
 
         Args:
             pattern: The number of what it has in common with others.
-            times_ns: When it was enqueued, began and ended.
+            times_ns: When it was enqueued, began and ended; None: nobody will know when.
             seq: Its number in its group.
-            num_bytes: Of its input, and of its output.
-            peer: Global rank of the root.
+            num_bytes: Of its input and of its output.
+            peer: Global rank of the root, or of the other side.
             status: How it ended.
             number: Its `new_id`, if it has one already.
         """
@@ -347,11 +362,9 @@ class Recorder:
         if len(self.repeats) >= len(REPEAT_FIELDS) * self.buffer_rows:
             self.dropped += 1
             return
+        own = (*times_ns, seq, *num_bytes, peer)
         self.repeats.extend(
-            (
-                *(pattern, number, *times_ns, seq, num_bytes),
-                *(-1 if peer is None else peer, STATUSES.index(status)),
-            )
+            (pattern, number, *[or_null(value) for value in own], STATUSES.index(status))
         )
 
     def take(self) -> Taken:

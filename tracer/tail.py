@@ -31,7 +31,7 @@ from ddltrace.tracer.own_file import OwnFile
 from ddltrace.tracer.recorder import FLAT_CELLS, REPEAT_FIELDS, Message, Recorder, Site, Taken
 from ddltrace.tracer.schema import KINDS, STATUSES
 
-_MAGIC: Final = b"ddltail3"
+_MAGIC: Final = b"ddltail4"
 _HEADER: Final = struct.Struct("=8s6I")
 """The magic; cells of flat rows, of repeated messages, of changes of the step and of the phase;
 bytes of JSON; CRC-32 of all these."""

@@ -39,9 +39,8 @@ def test_the_same_is_recorded_as_by_the_kernels(tmp_path: Path) -> None:
         counts = [x.split()[-2:] for x in done.stdout.splitlines() if "passed by" in x]
         passed_by, in_ring = zip(*[(int(a), int(b)) for a, b in counts], strict=True)
         if native == "1":
-            assert min(passed_by) >= 30
-            assert min(in_ring) >= 15
-            assert all(a > b for a, b in zip(passed_by, in_ring, strict=True))
+            assert min(passed_by) >= 70
+            assert passed_by == in_ring
         else:
             assert passed_by == in_ring == (0, 0)
     for rank in (0, 1):
@@ -50,8 +49,11 @@ def test_the_same_is_recorded_as_by_the_kernels(tmp_path: Path) -> None:
         assert_frame_equal(found[SAME_OF_MESSAGES], expected[SAME_OF_MESSAGES])
         assert len(waits) == len(expected_waits)
         assert (found.start_ns >= found.enqueue_ns).all()
-        assert (found.end_ns >= found.start_ns).all()
-        assert set(found.status) == {"ok"}
+        assert (found.end_ns.dropna() >= found.start_ns[found.end_ns.notna()]).all()
+        unwaited = (found.op == "send") & (found.tag == 3)
+        assert unwaited.sum() == 2
+        assert set(found[~unwaited].status) == {"ok"}
+        assert set(found[unwaited].status) == {"open"}
         assert "float16" not in set(found.dtype)  # tensors that only had a shape
         # What the job's hook sends is its parameter's, though a bucket has the same memory.
         reduced = found[found.op == "all_reduce"]

@@ -32,8 +32,8 @@ def count(owner, method):
     returned = []
     original = getattr(owner, method)
 
-    def counting(*args):
-        result = original(*args)
+    def counting(*args, **kwargs):
+        result = original(*args, **kwargs)
         returned.append(result)
         return result
 
@@ -95,6 +95,42 @@ def plain(rank, group):
     dist.all_to_all_single(torch.empty(8), torch.ones(8), group=group)
     uneven = [3, 5] if rank == 0 else [5, 3]
     dist.all_to_all_single(torch.empty(8), torch.ones(8), uneven, uneven)
+    scattered = torch.empty(5)
+    dist.reduce_scatter_tensor(scattered, torch.ones(10), group=group)
+    dist.reduce_scatter(scattered, [torch.ones(5), torch.ones(5)], group=group)
+    work = dist.reduce_scatter_tensor(scattered, torch.ones(10), group=group, async_op=True)
+    work.wait()
+    assert scattered[0].item() == 2
+    dist.barrier(group)
+    dist.barrier(group, async_op=True).wait()
+
+
+def between_two(rank, group):
+    """Sends and receives."""
+    other = 1 - rank
+    for tag in (0, 0, 9):
+        exchange = [dist.isend(torch.full((4,), float(rank)), other, group, tag)]
+        received = torch.empty(4)
+        exchange.append(dist.irecv(received, other, group, tag))
+        for work in reversed(exchange):
+            work.wait()
+        assert received[0].item() == other
+    if rank == 0:
+        dist.send(torch.arange(3), 1, group)
+        dist.send(torch.arange(3), 1, group)
+    else:
+        assert dist.recv(torch.empty(3, dtype=torch.int64), 0, group) == 0
+        assert dist.recv(torch.empty(3, dtype=torch.int64), None, group) == 0
+    both = [
+        dist.P2POp(dist.isend, torch.ones(2), other, group),
+        dist.P2POp(dist.irecv, torch.empty(2), other, group),
+    ]
+    for work in dist.batch_isend_irecv(both):
+        work.wait()
+    unwaited = dist.isend(torch.ones(6), other, group, tag=3)
+    dist.irecv(torch.empty(6), other, group, tag=3).wait()
+    dist.barrier(group)
+    del unwaited
 
 
 def by_method(rank, group):
@@ -181,9 +217,10 @@ def main():
     other = dist.new_group(group_desc="other")
     torch.manual_seed(0)
     dist.barrier()  # the first message tells that Gloo blocks
-    for section in (plain, by_method, strange, in_backward):
+    for section in (plain, between_two, by_method, strange, in_backward):
         section(rank, world)
     plain(rank, other)
+    between_two(rank, other)
     dist.barrier()
     assert None not in in_ring
     say(f"passed by {len(passed_by)} {len(in_ring)}")

@@ -153,6 +153,20 @@ def install(session: Session) -> None:
     functional.install(session, observer)
 
 
+class _Sides(NamedTuple):
+    """Whom a message is about.
+
+    Attributes:
+        seq: Its number among those of the same sides.
+        peer: Rank in its group of the root, or of the other side.
+        tag: Its tag.
+    """
+
+    seq: int | None
+    peer: int | None
+    tag: int | None = None
+
+
 class _Coalescing(threading.local):
     """What a thread launches together.
 
@@ -301,36 +315,60 @@ class Observer:
             known: What `NativeLibrary.offered` then held.
         """
         slot, group = offer
+        sides = self._sides(operator, args, group)
         if slot == NativeLibrary.UNRECORDED:
-            group.next_collective()
-            return
-        inputs, outputs = operator.inputs, operator.outputs
-        if inputs is None or outputs is None:
-            return  # none of those that are offered
-        launched, first_bytes, second_bytes, address, storage, place = known
+            return  # it is counted: later numbers agree
         if self._below.outer is not None:
             self._below.messages += 1
-        tensors = flatten(args[inputs]) or flatten(args[outputs])
+        launched, *_, address, storage, place = known
+        indices = (operator.inputs, operator.outputs)
+        of_arguments = (flatten(args[index]) for index in indices if index is not None)
+        tensors: list[torch.Tensor] = next(filter(None, of_arguments), [])
         name, parameters, dtype = operator.op, None, None
         if tensors:
             dtype = tensors[0].dtype
             at = (address, storage) if address else None
             name, parameters = self._name(operator, group, tensors, at=at)
-        root = None if operator.peer is None else args[-1].rootRank
-        if place >= 0 and self._known is not None and dtype is not None:
-            like = (operator.op, name, dtype, None if parameters is None else tuple(parameters))
-            sent = self._known.launched(place, -launched, like, group, root)
+        if place >= 0 and self._known is not None:
+            carried = None if parameters is None else tuple(parameters)
+            like = (operator.op, name, dtype, carried, sides.tag)
+            sent = self._known.launched(
+                *(place, -launched, like, group),
+                seq=sides.seq,
+                peer=sides.peer,
+                waited_once=operator.waited_once,
+            )
             if sent is not None:
                 self.waits.works.add(work, sent)
                 return
         message = self._recorder.new_message(operator.op, group.name, -launched)
-        message.bytes = second_bytes if inputs else first_bytes
-        message.out_bytes = second_bytes if outputs else first_bytes
         message.name, message.tensors = name, parameters
         message.dtype = None if dtype is None else name_of(dtype)
-        self._number(message, operator, args, group, root)
+        message.seq, message.tag, message.peer = sides.seq, sides.tag, group.global_rank(sides.peer)
+        self._follow_past_ring(operator, message, work, slot, known)
+
+    @staticmethod
+    def _sides(operator: Operator, args: Sequence[Any], group: Group) -> _Sides:
+        """Whom the call of a method is about, and its number."""
+        if operator.op in P2P_OPS:
+            _, peer, tag = args
+            return _Sides(group.next_between(operator.op, group.global_rank(peer), tag), peer, tag)
+        return _Sides(group.next_collective(), None if operator.peer is None else args[-1].rootRank)
+
+    def _follow_past_ring(
+        self, operator: Operator, message: Message, work: Any, slot: int, known: Sequence[int]
+    ) -> None:
+        """Follows what was launched without a kernel of Python's, and has no place in the ring."""
+        _, _, num_bytes, out_bytes, *_, place = known
+        if message.dtype is None:  # PyTorch has made up a tensor to have something to launch
+            num_bytes = out_bytes = 0
+        message.bytes = None if operator.inputs is None and message.dtype else num_bytes
+        message.out_bytes = None if operator.outputs is None and message.dtype else out_bytes
         self.waits.works.add(work, message)
-        if place >= 0 or self.gloo is None or not self.gloo.follow(slot, message):
+        followed = False
+        if place < 0 and self.gloo is not None:
+            followed = self.gloo.follow(slot, message, waited_once=operator.waited_once)
+        if not followed and not operator.waited_once:
             self._reapers.follow(work, message, poll=False)
 
     def bucket_of(
@@ -391,9 +429,9 @@ class Observer:
         if operator.op == "all_reduce" and first.is_sparse:
             _, sparse_bytes, _ = measure(args[0])
         gloo = self.gloo
-        if gloo is None or operator.op in P2P_OPS:
+        if gloo is None:
             return _Launch(start, mark, sparse_bytes=sparse_bytes)
-        slot = gloo.begin_launch(composed=operator.composed)
+        slot = gloo.begin_launch(waited_once=operator.waited_once)
         return _Launch(start, mark, slot, sparse_bytes)
 
     def _passes(self, operator: Operator, args: Sequence[Any]) -> bool:
@@ -556,10 +594,7 @@ class Observer:
             self._session.save_info()
         if launch.slot < 0:
             return False
-        if operator.composed:
-            gloo.follow_composed(launch.slot, message)
-            return True
-        return gloo.follow(launch.slot, message)
+        return gloo.follow(launch.slot, message, waited_once=operator.waited_once)
 
     def _make_known(self, message: Message, group: Group, *, by_engine: bool) -> None:
         """Has messages like this one recorded without Python, if C++ launches it in each step."""
@@ -603,29 +638,21 @@ class Observer:
                 message.peer = group.global_rank(work._source_rank())
             except RuntimeError:  # a handle in Python that does not say
                 return
-            message.seq = group.next_between(message)
+            message.seq = group.next_between(message.op, message.peer, message.tag)
 
     @staticmethod
-    def _number(
-        message: Message,
-        operator: Operator,
-        args: Sequence[Any],
-        group: Group,
-        root: int | None = None,
-    ) -> None:
-        """Gives the message its peer and the number that its other sides give it, too.
-
-        The root is by default among the arguments.
-        """
+    def _number(message: Message, operator: Operator, args: Sequence[Any], group: Group) -> None:
+        """Gives the message its peer and the number that its other sides give it, too."""
         if operator.peer is not None:
-            peer = root if root is not None or len(args) <= operator.peer else args[operator.peer]
-            message.peer = None if peer is None else group.global_rank(peer)
+            peer = args[operator.peer] if len(args) > operator.peer else None
+            message.peer = group.global_rank(peer)
         if operator.op not in P2P_OPS:
             message.seq = group.next_collective()
             return
         if operator.tag is not None:
             message.tag = args[operator.tag] if len(args) > operator.tag else 0
-        message.seq = group.next_between(message)  # of a receive from anyone: when it has come
+        # Of a receive from anyone: when it has come.
+        message.seq = group.next_between(message.op, message.peer, message.tag)
 
     def _name(
         self,

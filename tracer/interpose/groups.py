@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from ddltrace.tracer.recorder import Message
 from ddltrace.tracer.store import GroupInfo
 from ddltrace.tracer.weak_identity import WeakIdentityMap
 
@@ -50,9 +49,9 @@ class Group:
     next_elsewhere: Callable[[], int] | None = None
     messages: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
 
-    def global_rank(self, rank: int) -> int | None:
+    def global_rank(self, rank: int | None) -> int | None:
         """The global rank of a member, if it is known."""
-        return self.ranks[rank] if 0 <= rank < len(self.ranks) else None
+        return self.ranks[rank] if rank is not None and 0 <= rank < len(self.ranks) else None
 
     def next_collective(self) -> int:
         """The number of a collective that begins."""
@@ -62,14 +61,20 @@ class Group:
         self.collectives += 1
         return number
 
-    def next_between(self, message: Message) -> int | None:
-        """The number of a send or receive among those with the same ends and tag."""
-        if self.own is None or message.peer is None:
+    def next_between(self, op: str, peer: int | None, tag: int | None) -> int | None:
+        """The number of a message between two ranks among those with the same ends and tag.
+
+        Args:
+            op: Whether it is a send or a receive.
+            peer: Global rank of the other side, if it is known.
+            tag: Its tag.
+        """
+        if self.own is None or peer is None:
             return None
-        own, peer = self.ranks[self.own], message.peer
-        ends = (own, peer) if message.op == "send" else (peer, own)
+        own = self.ranks[self.own]
+        ends = (own, peer) if op == "send" else (peer, own)
         by_tag = self.messages.setdefault(ends, {})
-        tag = message.tag or 0
+        tag = tag or 0
         number = by_tag.get(tag)
         if number is None:
             if len(by_tag) > _MAX_TAGS:

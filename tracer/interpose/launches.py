@@ -4,8 +4,8 @@ The kernels of `collectives.py` see every call, but those in Python are not chea
 Python objects of all arguments for them, and takes them apart again for what lies below. Where
 Gloo tells the times, a collective on the CPU needs no such kernel: the method of `ProcessGroup` has
 all its arguments at hand, and `native/gloo_messages.cpp` launches it past the kernel, measures its
-tensors on the way, and gives it a place in the ring of `known_messages.py` if its output is as long
-as its input. Whatever is not as plain as that goes through the kernel as before.
+tensors on the way, and gives it a place in the ring of `known_messages.py`. Whatever is not as
+plain as that goes through the kernel as before.
 """
 
 from __future__ import annotations
@@ -22,20 +22,27 @@ if TYPE_CHECKING:
     from ddltrace.tracer.interpose.groups import Group
     from ddltrace.tracer.session import Session
 
-METHODS: Final = {
+METHODS: Final[dict[str, tuple[str, str | type]]] = {
     "allreduce": ("allreduce_", "AllreduceOptions"),
     "broadcast": ("broadcast_", "BroadcastOptions"),
     "reduce": ("reduce_", "ReduceOptions"),
     "allgather": ("allgather_", "AllgatherOptions"),
     "_allgather_base": ("_allgather_base_", "AllgatherOptions"),
     "all_gather_single": ("_allgather_base_", "AllgatherOptions"),
+    "reduce_scatter": ("reduce_scatter_", "ReduceScatterOptions"),
+    "_reduce_scatter_base": ("_reduce_scatter_base_", "ReduceScatterOptions"),
+    "reduce_scatter_single": ("_reduce_scatter_base_", "ReduceScatterOptions"),
     "gather": ("gather_", "GatherOptions"),
     "scatter": ("scatter_", "ScatterOptions"),
     "alltoall": ("alltoall_", "AllToAllOptions"),
     "alltoall_base": ("alltoall_base_", "AllToAllOptions"),
     "all_to_all_single": ("alltoall_base_", "AllToAllOptions"),
+    "barrier": ("barrier", "BarrierOptions"),
+    "send": ("send", int),
+    "recv": ("recv_", int),
 }
-"""Of each method: the operator that it calls, and the last of its arguments."""
+"""Of each method: the operator that it calls, and the type of its last argument: the tag, or
+options in PyTorch's bindings."""
 
 
 Offer: TypeAlias = "tuple[int, Group]"
@@ -59,16 +66,16 @@ def install(session: Session, observer: Observer, operators: dict[str, Operator]
         return
     offered = _Offered(library)
     group_class: Any = dist.ProcessGroup
-    for method, (name, options) in METHODS.items():
-        options_class = getattr(bindings, options, None)
-        if hasattr(group_class, method) and options_class is not None:
-            launches = _Launches(session, observer, gloo, operators[name], options_class)
+    for method, (name, last) in METHODS.items():
+        last_type = getattr(bindings, last, None) if isinstance(last, str) else last
+        if hasattr(group_class, method) and last_type is not None:
+            launches = _Launches(session, observer, gloo, operators[name], last_type)
             original = getattr(group_class, method)
             setattr(group_class, method, _around(original, launches, offered, session.fault))
 
 
-_PLACE: Final = 5  # of `NativeLibrary.offered`: the last
-_NOT_IN_RING: Final = -1
+_WAITED_ONCE: Final = 1  # of `NativeLibrary.offered`
+_OPTIONS: Final = ("opts",)
 
 
 class _Offered(threading.local):
@@ -90,13 +97,16 @@ def _around(
 ) -> Callable[..., Any]:
     """A method that records what it launches."""
     operator, observer, nothing = launches.operator, launches.observer, NativeLibrary.NOTHING
-    # What C++ and the writer can make a message of, whose output is as long as its input.
-    in_ring = 0 if operator.inputs == operator.outputs else _NOT_IN_RING
+    waited_once = int(operator.waited_once)
 
     def method(process_group: Any, *args: Any, **kwargs: Any) -> Any:
         offer, cell = None, None
         try:
-            offer = None if kwargs else launches.offer(process_group, args)
+            if not kwargs:
+                offer = launches.offer(process_group, args)
+            elif tuple(kwargs) == _OPTIONS:
+                args, kwargs = (*args, kwargs["opts"]), {}
+                offer = launches.offer(process_group, args)
             cell = offered.cell
         except Exception as error:  # noqa: BLE001 - the job goes on
             fault("offer a launch", error)
@@ -111,7 +121,7 @@ def _around(
             finally:
                 cell[0] = former
         try:
-            cell[0], cell[_PLACE] = offer[0], in_ring
+            cell[0], cell[_WAITED_ONCE] = offer[0], waited_once
             work = original(process_group, *args)
         finally:
             known = cell.tolist()
@@ -138,7 +148,7 @@ class _Launches:
         observer: What records messages.
         gloo: What takes down their times.
         operator: What the method calls.
-        options_class: Of its last argument.
+        last_type: Of its last argument.
     """
 
     def __init__(
@@ -147,14 +157,16 @@ class _Launches:
         observer: Observer,
         gloo: GlooTimes,
         operator: Operator,
-        options_class: type,
+        last_type: type,
     ) -> None:
         self.observer = observer
         self._gloo = gloo
         self._recorder = session.recorder
         self._seen_group = session.groups.seen
         self.operator = operator
-        self._options_class = options_class
+        self._last_type = last_type
+        # Without tensors there is only that.
+        self._num_args = 1 if operator.inputs == operator.outputs is None else operator.group + 1
 
     def offer(self, process_group: Any, args: tuple[Any, ...]) -> Offer | None:
         """To be called right before a launch.
@@ -167,7 +179,7 @@ class _Launches:
             What it is to be known by, if it turns out to be of plain tensors on the CPU; None if a
             kernel has to see it.
         """
-        if len(args) <= self.operator.group or type(args[-1]) is not self._options_class:
+        if len(args) < self._num_args or type(args[-1]) is not self._last_type:
             return None
         observer = self.observer
         if not observer.active or observer.coalescing.messages is not None:

@@ -31,15 +31,9 @@ _OTHERS: Final = {
     "allgather_coalesced": "allgather_coalesced_",
     "allgather_into_tensor_coalesced": "allgather_into_tensor_coalesced_",
     "all_gather_single_coalesced": "allgather_into_tensor_coalesced_",
-    "reduce_scatter": "reduce_scatter_",
-    "_reduce_scatter_base": "_reduce_scatter_base_",
-    "reduce_scatter_single": "_reduce_scatter_base_",
     "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced_",
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced_",
-    "barrier": "barrier",
     "monitored_barrier": "monitored_barrier_",
-    "send": "send",
-    "recv": "recv_",
     "recv_anysource": "recv_any_source_",
 }
 

@@ -164,7 +164,9 @@ class Waits:
     ) -> None:
         """Notes that the host has waited for a message to its end."""
         if isinstance(message, Launched):
-            pass  # Gloo's own threads tell the end
+            # Else Gloo's own threads tell the end.
+            if message.place >= 0 and self._session.known is not None:
+                self._session.known.waited(message, end, failed=failed)
         elif message.id in self.stream_ordered:
             self.stream_ordered.discard(message.id)
             self._on_ordered(message)

@@ -20,9 +20,9 @@
 //
 // Launches of Python. Where a kernel is Python's, PyTorch makes Python objects of all arguments for
 // it, and takes them apart again for the kernel below: that costs a launch more than all that is
-// recorded of it. So whoever launches by a method of ProcessGroup offers the slot of its message
-// before, or asks for a place in the ring; says after that what the message is; and leaves to the
-// kernels here what lies between: the launch, its time, how many bytes there are and where they lie.
+// recorded of it. So whoever launches by a method of ProcessGroup offers a slot before, for when there
+// is no place in the ring; says after that what the message is; and leaves to the kernels here what
+// lies between: the launch, its time, how many bytes there are and where they lie.
 //
 // Called by gloo_times.py, known_messages.py and interpose/launches.py.
 
@@ -69,11 +69,13 @@ struct Message {
   Shared what;
   Shared enqueue_ns;
   Shared number; // among the collectives of its group
-  Shared bytes;
-  Shared root;
-  Shared id; // as Python numbers it, or will; kOfCpp if C++ has launched it
+  Shared bytes; // of the input
+  Shared out_bytes;
+  Shared root; // or the other side
+  Shared id; // as Python numbers it; or one of these
 };
-constexpr int64_t kOfCpp = -1;
+constexpr int64_t kOfCpp = -1; // C++ has launched it
+constexpr int64_t kOfPython = -2; // Python will number it
 
 struct Control {
   Shared backward_thread; // whose all-reduces may be known: it runs a backward pass
@@ -93,8 +95,8 @@ std::atomic<int64_t> launches{0};
 // Goes with a message from its launch to its end; PyTorch drops it with the message.
 class Launch : public c10::DebugInfoBase {
  public:
-  Launch(int64_t slot, bool composed)
-      : slot_(slots[slot]), number_(++launches), composed_(composed) {
+  Launch(int64_t slot, bool waited_once)
+      : slot_(slots[slot]), number_(++launches), waited_once_(waited_once) {
     slot_.began_ns = 0;
     slot_.ended_ns = 0;
     slot_.state = kOpen;
@@ -124,7 +126,7 @@ class Launch : public c10::DebugInfoBase {
     // A message that failed is ended inside the handler of its exception.
     if (std::current_exception()) {
       slot_.state = kFailed;
-    } else if (!composed_) {
+    } else if (!waited_once_) {
       slot_.state = kOk;
     }
   }
@@ -137,7 +139,7 @@ class Launch : public c10::DebugInfoBase {
 
   Slot& slot_;
   int64_t number_;
-  bool composed_; // of several others, and over only when somebody has waited for it
+  bool waited_once_; // it is over when whoever holds it has waited for it; others may end before
 };
 
 constexpr const char kGloo[] = "gloo:";
@@ -167,9 +169,9 @@ void on_end(const at::RecordFunction& function, at::ObserverContext*) {
 thread_local int depth = 0;
 thread_local at::CallbackHandle listener{0};
 
-void push(int64_t slot, bool composed) {
+void push(int64_t slot, bool waited_once) {
   c10::ThreadLocalDebugInfo::_push(
-      c10::DebugInfoKind::TEST_INFO, std::make_shared<Launch>(slot, composed));
+      c10::DebugInfoKind::TEST_INFO, std::make_shared<Launch>(slot, waited_once));
 }
 
 void pop() {
@@ -177,9 +179,9 @@ void pop() {
 }
 
 // What this thread launches from now on is the message of a slot. Returns whether it is.
-bool begin_launch(int64_t slot, bool composed) {
+bool begin_launch(int64_t slot, bool waited_once) {
   try {
-    push(slot, composed);
+    push(slot, waited_once);
   } catch (...) {
     return false;
   }
@@ -301,7 +303,7 @@ std::optional<Call> read(const c10::OperatorHandle& op, torch::jit::Stack& stack
 
 // Takes down a message that is launched now: its place in the ring; -1 if the one that was there is
 // not over.
-int64_t claim(int64_t enqueue_ns, int64_t bytes, int64_t id) {
+int64_t claim(int64_t enqueue_ns, int64_t bytes, int64_t out_bytes, int64_t id) {
   int64_t position = control.launched.load();
   do {
     if (ring[position % kRingSize].what.load() != kFree) {
@@ -311,6 +313,7 @@ int64_t claim(int64_t enqueue_ns, int64_t bytes, int64_t id) {
   Message& noted = ring[position % kRingSize];
   noted.enqueue_ns = enqueue_ns;
   noted.bytes = bytes;
+  noted.out_bytes = out_bytes;
   noted.id = id;
   noted.what = kLaunching; // the last: the writer looks how long it has been so
   return position % kRingSize;
@@ -329,13 +332,17 @@ bool kernel_is_next(Keys keys) {
 // Launches the message of a slot, which is left out of the ring if that fails. Returns false if it
 // could not begin.
 bool launch_as(
-    int64_t slot, const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) {
+    int64_t slot,
+    bool waited_once,
+    const c10::OperatorHandle& op,
+    Keys keys,
+    torch::jit::Stack* stack) {
   const auto leave_out = [slot] {
     if (slot < kRingSize) {
       ring[slot].what = kLeftOut;
     }
   };
-  if (!begin_launch(slot, /*composed=*/false)) {
+  if (!begin_launch(slot, waited_once)) {
     leave_out();
     return false;
   }
@@ -362,8 +369,8 @@ bool launch(
     ++collectives[message.group];
     return true;
   }
-  const int64_t place = claim(now_ns(), call.bytes, kOfCpp);
-  if (place < 0 || !launch_as(place, op, keys, stack)) {
+  const int64_t place = claim(now_ns(), call.bytes, call.bytes, kOfCpp);
+  if (place < 0 || !launch_as(place, /*waited_once=*/false, op, keys, stack)) {
     return false;
   }
   Message& noted = ring[place];
@@ -382,10 +389,12 @@ constexpr int64_t kUnrecorded = -2; // it is only to pass Python's kernel by
 // What a thread launches for Python, which reads this memory: it would have to ask each tensor.
 struct Offer {
   int64_t slot = kNothing; // or kUnrecorded; once launched: when, as a negative number
-  int64_t bytes[2]{}; // in each of its first two arguments
+  int64_t waited_once = 0; // whether it is over only when whoever holds it has waited for it
+  int64_t bytes = 0; // of its input; of its only tensors if it has no output besides
+  int64_t out_bytes = 0;
   int64_t address = 0; // where the elements of its input lie; 0 if it has several tensors, or none
   int64_t storage = 0; // where the memory of that begins
-  int64_t place = -1; // not -1: it is to have one in the ring; then that, or -1 if there is none
+  int64_t place = -1; // in the ring; -1 if there is none
 };
 thread_local Offer offered;
 
@@ -430,8 +439,11 @@ bool measure(Offer& offer, const c10::OperatorHandle& op, torch::jit::Stack& sta
     if (!add(extent, torch::jit::peek(stack, i, count))) {
       return false;
     }
-    offer.bytes[i] = extent.bytes;
+    if (i == 0) {
+      offer.out_bytes = extent.bytes;
+    }
   }
+  offer.bytes = extent.bytes;
   const bool is_one = extent.count == 1;
   offer.address = is_one ? reinterpret_cast<int64_t>(extent.first->const_data_ptr()) : 0;
   offer.storage = is_one ? reinterpret_cast<int64_t>(extent.first->storage().data()) : 0;
@@ -462,11 +474,10 @@ bool launch_offered(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack*
     return true;
   }
   // Python says the rest of what has a place in the ring, when it knows that it was launched.
-  if (offered.place != -1) {
-    offered.place = claim(now, offered.bytes[0], /*id=*/0);
-  }
+  const int64_t place = claim(now, offered.bytes, offered.out_bytes, kOfPython);
+  offered.place = place;
   offered.slot = -now;
-  if (!launch_as(offered.place == -1 ? slot : offered.place, op, keys, stack)) {
+  if (!launch_as(place == -1 ? slot : place, offered.waited_once != 0, op, keys, stack)) {
     offered.slot = kNothing;
     return false;
   }
@@ -480,8 +491,19 @@ void kernel_of_python(const c10::OperatorHandle& op, Keys keys, torch::jit::Stac
 }
 
 // The other operators that Python offers.
-constexpr const char* kOfPython[] = {
-    "reduce_", "allgather_", "_allgather_base_", "gather_", "scatter_", "alltoall_", "alltoall_base_",
+constexpr const char* kOffered[] = {
+    "reduce_",
+    "allgather_",
+    "_allgather_base_",
+    "reduce_scatter_",
+    "_reduce_scatter_base_",
+    "gather_",
+    "scatter_",
+    "alltoall_",
+    "alltoall_base_",
+    "barrier",
+    "send",
+    "recv_",
 };
 
 template <Kind kind>
@@ -539,8 +561,8 @@ void ddltrace_memory(void* pieces[4], int64_t lengths[4]) {
   lengths[3] = sizeof(collectives) / kInteger;
 }
 
-int ddltrace_begin_launch(int64_t slot, int64_t composed) {
-  return begin_launch(slot, composed != 0);
+int ddltrace_begin_launch(int64_t slot, int64_t waited_once) {
+  return begin_launch(slot, waited_once != 0);
 }
 
 void ddltrace_end_launch() {
@@ -564,7 +586,7 @@ int ddltrace_see_launches() {
         "allreduce_", torch::CppFunction::makeFromBoxedFunction<&kernel<Kind::kBucket>>());
     library->impl(
         "broadcast_", torch::CppFunction::makeFromBoxedFunction<&kernel<Kind::kBroadcast>>());
-    for (const char* name : kOfPython) {
+    for (const char* name : kOffered) {
       library->impl(name, torch::CppFunction::makeFromBoxedFunction<&kernel_of_python>());
     }
     return 1;

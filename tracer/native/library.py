@@ -27,7 +27,7 @@ class NativeLibrary:
     """
 
     SLOT_FIELDS: Final = 4
-    RING_FIELDS: Final = 6
+    RING_FIELDS: Final = 7
     NOTHING: Final = -1
     UNRECORDED: Final = -2  # offered in place of a slot: the launch passes by, as if untraced
 
@@ -56,7 +56,7 @@ class NativeLibrary:
         """Where this thread says what it launches next, and what is then known of it.
 
         Returns:
-            Six integers; see `Offer` in `gloo_messages.cpp`. The first is a slot, `UNRECORDED` or
+            Seven integers; see `Offer` in `gloo_messages.cpp`. The first is a slot, `UNRECORDED` or
             `NOTHING`; once launched, the time as a negative number.
         """
         length = ctypes.c_int64()

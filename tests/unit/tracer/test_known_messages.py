@@ -7,6 +7,7 @@ The memory that C++ shares is played here, to have every order of things;
 from __future__ import annotations
 
 import random
+import time
 from array import array
 from typing import Any
 
@@ -18,18 +19,18 @@ from ddltrace.tracer.batches import BatchBuilder
 from ddltrace.tracer.gloo_times import GlooTimes
 from ddltrace.tracer.interpose.groups import Group
 from ddltrace.tracer.known_messages import KnownMessages
-from ddltrace.tracer.recorder import Message, Recorder
+from ddltrace.tracer.recorder import Launched, Message, Recorder
 
 SIZE = 8
 OPEN, OK, FAILED, GONE = range(4)
 LAUNCHING = 1
-LIKE = ("reduce", "fc.weight", torch.float16, (4,))
+LIKE = ("reduce", "fc.weight", torch.float16, (4,), None)
 
 
 class PlayedLibrary:
     """What C++ would share, and what it would do."""
 
-    RING_FIELDS, SLOT_FIELDS = 6, 4
+    RING_FIELDS, SLOT_FIELDS = 7, 4
 
     def __init__(self) -> None:
         self.control = memoryview(array("q", [0] * 5))
@@ -58,7 +59,7 @@ class PlayedLibrary:
         self.collectives[counter] += 1
         return self.collectives[counter] - 1
 
-    def begin_launch(self, _slot: int, _composed: bool) -> int:
+    def begin_launch(self, _slot: int, _waited_once: bool) -> int:
         return 1
 
     def end_launch(self) -> None:
@@ -70,18 +71,18 @@ class PlayedLibrary:
 
     def launch(self, pattern: int, now: int, number: int) -> int:
         """A known message is launched; returns its slot."""
-        return self._put([3 + pattern, now, number, 400, 0, -1])
+        return self._put([3 + pattern, now, number, 400, 400, 0, -1])
 
     def launch_for_python(self, now: int) -> int:
         """A message is launched of which Python is to say what it is; returns its slot."""
-        return self._put([LAUNCHING, now, 77, 400, 77, 77])  # what another has left there
+        return self._put([LAUNCHING, now, 77, 400, 200, 77, -2])  # 77: what another has left there
 
     def _put(self, row: list[int]) -> int:
         slot = self.place()
         at = slot * self.RING_FIELDS
         assert self.ring[at] == 0, "no room"
         self.slots[4 * slot : 4 * slot + 4] = memoryview(array("q", [1, 0, 0, OPEN]))
-        self.ring[at : at + 6] = memoryview(array("q", row))
+        self.ring[at : at + self.RING_FIELDS] = memoryview(array("q", row))
         self.control[3] += 1
         return slot
 
@@ -110,6 +111,23 @@ class Rank:
         recorder = self.recorder
         batch = BatchBuilder(recorder.sites, recorder.patterns).build(recorder.take())
         return [] if batch is None else batch.to_pylist()
+
+
+def say(
+    rank: Rank,
+    slot: int,
+    now: int,
+    like: Any = LIKE,
+    *,
+    seq: int | None = 0,
+    peer: int | None = None,
+    waited_once: bool = False,
+) -> Launched | None:
+    """Python says what a message is that was launched for it."""
+    known = rank.known
+    return known.launched(
+        *(slot, now, like, rank.group), seq=seq, peer=peer, waited_once=waited_once
+    )
 
 
 def times(row: dict[str, Any]) -> tuple[int, int, int | None, str]:
@@ -169,8 +187,8 @@ def test_python_says_the_rest_of_what_was_launched_for_it() -> None:
     patterns = len(rank.recorder.patterns)
     ended, under_way = (rank.library.launch_for_python(now) for now in (100, 200))
     sent = [
-        rank.known.launched(slot, now, LIKE, rank.group, root)
-        for slot, now, root in ((ended, 100, 1), (under_way, 200, None))
+        say(rank, slot, now, seq=seq, peer=root)
+        for slot, now, seq, root in ((ended, 100, 0, 1), (under_way, 200, 1, None))
     ]
     assert len(rank.recorder.patterns) == patterns + 1
     assert [(one.name, one.like.op) for one in sent if one is not None] == [
@@ -185,6 +203,7 @@ def test_python_says_the_rest_of_what_was_launched_for_it() -> None:
     assert times(shown) == (200, 200, None, "open")
     assert (row["op"], row["name"], row["dtype"], row["tensors"]) == (*LIKE[:2], "float16", [4])
     assert (row["seq"], shown["seq"], row["peer"], shown["peer"]) == (0, 1, 6, None)
+    assert [(r["bytes"], r["out_bytes"]) for r in (row, shown)] == [(400, 200)] * 2
     rank.library.end(under_way, 210, 250, FAILED)
     (told,) = rank.rows()
     assert (told["id"], *times(told)) == (shown["id"], 200, 210, 250, "failed")
@@ -203,8 +222,7 @@ def test_one_of_which_python_says_nothing_holds_nobody_up_for_long(
     (row,) = rank.rows()
     assert row["enqueue_ns"] == 10**15 + 3
     place = rank.library.place()
-    assert rank.known.launched(silent, 10**15, LIKE, rank.group, None) is None
-    assert rank.library.collectives[0] == 0
+    assert say(rank, silent, 10**15) is None
     assert rank.library.place() == place
 
 
@@ -212,7 +230,7 @@ def test_one_whose_end_nobody_will_tell_is_not_left_to_the_ring() -> None:
     rank = Rank()
     slot = rank.library.launch_for_python(100)
     rank.library.end(slot, 0, 0, GONE)
-    assert rank.known.launched(slot, 100, LIKE, rank.group, None) is None
+    assert say(rank, slot, 100) is None
     assert rank.rows() == []
     assert rank.library.ring[slot * PlayedLibrary.RING_FIELDS] == 0  # the place is free
 
@@ -247,3 +265,59 @@ def test_whenever_the_writer_looks_it_is_the_same(seed: int) -> None:
     assert {row["enqueue_ns"]: row["end_ns"] for row in rows.values()} == expected
     assert rank.recorder.dropped == 0
     assert not rank.known._over
+
+
+SEND, RECEIVE = (("send", "send", torch.float32, None, 5), ("recv", "recv", torch.float32, None, 5))
+
+
+@pytest.mark.parametrize("looks_before", [False, True])
+@pytest.mark.parametrize("failed", [False, True])
+@pytest.mark.parametrize("gloo_tells", [False, True])
+def test_one_that_is_over_when_it_was_waited_for(
+    looks_before: bool, failed: bool, gloo_tells: bool
+) -> None:
+    rank = Rank()
+    slots = [rank.library.launch_for_python(now) for now in (100, 200)]
+    sent = [
+        say(rank, slot, now, like, seq=seq, peer=1, waited_once=True)
+        for slot, now, like, seq in zip(slots, (100, 200), (SEND, RECEIVE), (3, 4), strict=True)
+    ]
+    if looks_before:
+        assert [row["status"] for row in rank.rows()] == ["open", "open"]
+    for slot, one, now in zip(slots, sent, (100, 200), strict=True):
+        assert one is not None
+        if gloo_tells:  # a part of it has ended
+            rank.library.end(slot, now + 10, now + 50, OPEN)
+        rank.known.waited(one, now + 60, failed=failed)
+        rank.known.waited(one, now + 70, failed=not failed)
+    for row, now, sizes in zip(rank.rows(), (100, 200), ((400, None), (None, 200)), strict=True):
+        start, end = (now + 10, now + 50) if gloo_tells else (now, now + 60)
+        assert times(row) == (now, start, end, "failed" if failed else "ok")
+        assert (row["bytes"], row["out_bytes"]) == sizes
+        assert (row["peer"], row["tag"], row["seq"]) == (6, 5, 3 if now == 100 else 4)
+    assert rank.rows() == []
+
+
+@pytest.mark.parametrize("looks_before", [False, True])
+def test_one_that_nobody_will_wait_for_stays_open_and_holds_no_place(looks_before: bool) -> None:
+    rank = Rank()
+    slot = rank.library.launch_for_python(100)
+    one = say(rank, slot, 100, SEND, waited_once=True)
+    assert one is not None
+    shown = rank.rows() if looks_before else []
+    rank.library.end(slot, 0, 0, GONE)
+    (row,) = shown + rank.rows()
+    assert times(row) == (100, 100, None, "open")
+    assert rank.library.ring[slot * PlayedLibrary.RING_FIELDS] == 0
+    rank.known.waited(one, 160, failed=False)  # another may be there by now
+    rank.known.stop(5.0)
+    assert rank.rows() == []
+
+
+def test_the_end_of_the_job_waits_for_none_that_only_a_wait_completes() -> None:
+    rank = Rank()
+    say(rank, rank.library.launch_for_python(100), 100, SEND, waited_once=True)
+    start = time.monotonic()
+    rank.known.stop(5.0)
+    assert time.monotonic() - start < 4
+    assert [row["status"] for row in rank.rows()] == ["open"]

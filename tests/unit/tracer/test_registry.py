@@ -10,7 +10,7 @@ from torch import nn
 
 from ddltrace.tracer.interpose import groups
 from ddltrace.tracer.interpose.groups import Group
-from ddltrace.tracer.recorder import Message, Recorder
+from ddltrace.tracer.recorder import Recorder
 from ddltrace.tracer.registry import Registry
 
 
@@ -79,9 +79,7 @@ def test_parameters_without_end_are_counted_not_kept(monkeypatch) -> None:
 def numbers(group: Group, op: str, tags: list[int]) -> list[int | None]:
     given = []
     for tag in tags:
-        message = Message(0, op, group.name, 0)
-        message.peer, message.tag = 1 - (group.own or 0), tag
-        given.append(group.next_between(message))
+        given.append(group.next_between(op, 1 - (group.own or 0), tag))
     return given
 
 

@@ -64,11 +64,13 @@ def add_repeat(recorder: Recorder, rng: random.Random, now: int) -> None:
     if len(recorder.patterns) < 3:
         pattern = Message(now, "broadcast", f"{rng.randrange(3)}", 1)
         pattern.name, pattern.dtype = f"message {rng.randrange(5)}", "float64"
+        pattern.tag = rng.choice([None, 3])
         pattern.tensors = rng.choice([None, [4, 2, 7]])
         recorder.patterns.append(pattern)
     number, peer = rng.randrange(len(recorder.patterns)), rng.choice([None, 1])
-    times, status = (now - 5, now - 2, now), rng.choice(["ok", "failed"])
-    recorder.add_repeat(number, times, seq=8, num_bytes=16, peer=peer, status=status)
+    end, status = rng.choice([(now, "ok"), (now, "failed"), (None, "open")])
+    times, num_bytes = (now - 5, now - 2, end), (rng.choice([None, 16]), 8)
+    recorder.add_repeat(number, times, seq=8, num_bytes=num_bytes, peer=peer, status=status)
 
 
 def taken_anew(taken: Taken) -> Taken:
