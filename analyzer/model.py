@@ -644,6 +644,8 @@ class Failure:
         exit_status: How it ended; 128 + n when signal n killed it; null if nobody saw it.
         at_us: When, from the trace's origin.
         before_us: How long before the next rank; None if no other ended after it.
+        silent_us: How long it had recorded nothing by then; None if it never did. What a rank that
+            is killed does last is not written.
         doing: What it was doing.
         attempt: In which attempt; null if the job was not restarted.
     """
@@ -652,6 +654,7 @@ class Failure:
     exit_status: int | None
     at_us: float
     before_us: float | None
+    silent_us: float | None
     doing: str
     attempt: int | None = None
 

@@ -32,6 +32,7 @@ _WORTH_SAYING = 0.1
 _APART = 1.05  # ranks whose steps lie this far apart: say so
 _SHOWN_RANKS = 8
 _SHOWN_DOINGS = 3
+_SHOWN_SILENCE_US = 1000.0
 _SHOWN_NAME = 40
 _SHOWN_SHARE = 0.0005  # below, it would be written as 0.0 %
 
@@ -120,8 +121,11 @@ def _failure(failure: Failure) -> str:
     before = "" if failure.before_us is None else f", {time_text(failure.before_us)} before others"
     doing = printable(failure.doing)
     doing = f"was {doing.removeprefix('is ')}" if doing.startswith("is ") else doing
+    since = ""
+    if doing.startswith("last") and (failure.silent_us or 0) >= _SHOWN_SILENCE_US:
+        since = f", {time_text(failure.silent_us)} before its end"
     attempt = "" if failure.attempt is None else f" of attempt {failure.attempt}"
-    return f"Rank {failure.rank}{attempt} {how}{before}: it {doing}."
+    return f"Rank {failure.rank}{attempt} {how}{before}: it {doing}{since}."
 
 
 def _standstill(standstill: Standstill) -> str:

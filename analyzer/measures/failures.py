@@ -70,10 +70,13 @@ def _first_to_fail(
     if any(rank in hang.entered for hang in hangs if hang.missing and has_lasted(hang)):
         return None
     later = [end_ns for end_ns, info in ends if end_ns > first_ns and info.rank != rank]
+    did = doing(trace, Lives(trace), rank, first_ns)
+    silent_ns = None if did.recorded_ns is None else max(0, first_ns - did.recorded_ns)
     return Failure(
         rank=rank,
         exit_status=status,
         at_us=(first_ns - origin_ns) / 1e3,
         before_us=(later[0] - first_ns) / 1e3 if later else None,
-        doing=doing(trace, Lives(trace), rank, first_ns),
+        silent_us=None if silent_ns is None else silent_ns / 1e3,
+        doing=did.text,
     )

@@ -6,7 +6,7 @@ import platform
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -141,7 +141,7 @@ def find_standstill(trace: Trace, scans: Mapping[int, RankScan]) -> Standstill |
         return None
     doing, since = {}, []
     for rank in trace.ranks:
-        silence = _silence(trace, rank, _last_events(trace, rank, NULL_NS, None))
+        silence = _silence(trace, rank, _latest(_last_events(trace, rank, NULL_NS, None)))
         if silence is None:
             return None
         doing[rank] = _at_place(silence)
@@ -158,13 +158,25 @@ def _with_doings(
     missing = sorted(hang.missing, key=lambda rank: rank in stuck)
     shown = (*missing[:_MAX_SHOWN], *hang.entered[:_MAX_SHOWN])
     doings = {
-        rank: doing(trace, lives, rank, at_ns) if rank in present else "left no trace"
+        rank: doing(trace, lives, rank, at_ns).text if rank in present else "left no trace"
         for rank in shown
     }
     return Hang(**{**vars(hang), "doing": doings})
 
 
-def doing(trace: Trace, lives: Lives, rank: int, at_ns: int) -> str:
+class Doing(NamedTuple):
+    """What a rank did in the end.
+
+    Attributes:
+        text: As the rest of a sentence about it.
+        recorded_ns: When the last was that it recorded, on rank 0's clock; None if nothing was.
+    """
+
+    text: str
+    recorded_ns: int | None
+
+
+def doing(trace: Trace, lives: Lives, rank: int, at_ns: int) -> Doing:
     """What a rank was in the middle of in the end, or what it did last.
 
     Args:
@@ -175,19 +187,20 @@ def doing(trace: Trace, lives: Lives, rank: int, at_ns: int) -> str:
     """
     columns = _last_events(trace, rank, *lives.of(rank, at_ns))
     rows = columns.rows(*_DOINGS, "message")
+    latest = _latest(columns)
     row = None
     if len(rows):
         still_open = rows[columns.unfinished[rows]]
-        latest = np.maximum(columns.end[rows], columns.start[rows])
         # The oldest that is open: what came after it in other streams waits behind it.
-        row = int(still_open[0] if len(still_open) else rows[np.argmax(latest)])
-    silence = _silence(trace, rank, columns)
+        row = int(still_open[0] if len(still_open) else rows[np.argmax(latest[rows])])
+    silence = _silence(trace, rank, latest)
     what = "did nothing that was recorded" if row is None else _event_text(columns, row)
-    if silence is None:
-        return what
-    if row is not None and columns.unfinished[row]:
-        return f"{what}, at {_place(silence['stack'])}"
-    return _at_place(silence)
+    if silence is not None:
+        if row is not None and columns.unfinished[row]:
+            what = f"{what}, at {_place(silence['stack'])}"
+        else:
+            what = _at_place(silence)
+    return Doing(what, int(latest.max()) if len(latest) else None)
 
 
 def _at_place(silence: Mapping[str, Any]) -> str:
@@ -206,7 +219,7 @@ def _last_events(trace: Trace, rank: int, after_ns: int, until_ns: int | None) -
         start = Columns(table).start
         meant = (start > after_ns) & (start <= (start if until_ns is None else until_ns))
         columns = Columns(table.filter(meant))
-        latest = np.maximum(columns.end, columns.start)
+        latest = _latest(columns)
         wanted = columns.unfinished | (columns.kind == KIND["message"])
         for rows in (columns.rows(*_DOINGS), np.arange(len(columns))):
             if len(rows):
@@ -215,12 +228,17 @@ def _last_events(trace: Trace, rank: int, after_ns: int, until_ns: int | None) -
     return Columns(drop_superseded(pa.concat_tables(kept).unify_dictionaries()))
 
 
-def _silence(trace: Trace, rank: int, columns: Columns) -> dict[str, Any] | None:
-    """What the rank was seen to do after its last event."""
+def _latest(columns: Columns) -> IntArray:
+    """Of each event, when it ended, or began if it has not."""
+    return np.maximum(columns.end, columns.start)
+
+
+def _silence(trace: Trace, rank: int, latest: IntArray) -> dict[str, Any] | None:
+    """What the rank was seen to do after all its events."""
     info = next((info for info in reversed(trace.run.ranks) if info.rank == rank), None)
     if info is None or info.silence is None or not info.silence["stack"]:
         return None
-    last = int(np.maximum(columns.end, columns.start).max(initial=NULL_NS))
+    last = int(latest.max(initial=NULL_NS))
     return info.silence if trace.moment(info, info.silence["noticed_ns"]) >= last else None
 
 
@@ -246,7 +264,7 @@ def _event_text(columns: Columns, row: int) -> str:
         what += "" if tag in (NULL, 0) else f", tag {tag}"
     elif unfinished and number != NULL:
         what += f" number {number} of group {word('group')}"
-    verb = "is in" if unfinished else "last did"
+    verb = "is in" if unfinished else "last recorded"
     return f"{verb} {what}{'' if step == NULL else f' of step {step}'}"
 
 

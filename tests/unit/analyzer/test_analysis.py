@@ -248,7 +248,7 @@ def test_a_message_that_completed_at_an_unknown_time_is_no_hang(build):
     (hang,) = analysis.hangs
     assert (hang.op, hang.seq, hang.missing) == ("all_reduce", 1, (1,))
     assert hang.doing[0] == "is in message all_reduce number 1 of group 0"
-    assert hang.doing[1] == "last did message all_reduce"
+    assert hang.doing[1] == "last recorded message all_reduce"
 
 
 def test_the_cause_of_a_hang_comes_before_what_waits_behind_it(build):
@@ -291,9 +291,12 @@ def _ended(build, statuses, *, hangs_us=0):
 @pytest.mark.parametrize(
     ("statuses", "told"),
     [
-        ((143, 137), "Rank 1 was killed by SIGKILL, 1.00 s before others: it last did message"),
-        ((0, 3), "Rank 1 ended with exit status 3, 1.00 s before others: it last did message"),
-        ((3, 0), "Rank 0 ended with exit status 3: it last did message"),
+        (
+            (143, 137),
+            "Rank 1 was killed by SIGKILL, 1.00 s before others: it last recorded message",
+        ),
+        ((0, 3), "Rank 1 ended with exit status 3, 1.00 s before others: it last recorded message"),
+        ((3, 0), "Rank 0 ended with exit status 3: it last recorded message"),
         ((0, 0), None),
     ],
 )
@@ -304,6 +307,7 @@ def test_the_rank_that_ended_first_in_a_job_that_failed_is_told(build, statuses,
     else:
         assert analysis.failure.at_us == pytest.approx(2e6 if statuses[1] else 3e6, rel=1e-3)
         assert sentences(analysis)[0].startswith(told)
+        assert sentences(analysis)[0].endswith("s before its end.")
 
 
 @pytest.mark.parametrize("waited_s", [0.2, 2])
@@ -326,13 +330,13 @@ def test_what_failed_before_a_restart_is_told_of_the_processes_of_then(build, wa
     built.ranks[2].message("all_reduce", 1_000_000, None, seq=0, bytes=4)
     analysis = built.trace().analyze()
     failure = analysis.failure
-    assert (failure.rank, failure.attempt, failure.doing) == (1, 0, "last did layer a")
+    assert (failure.rank, failure.attempt, failure.doing) == (1, 0, "last recorded layer a")
     assert failure.before_us == pytest.approx(50_000)
     assert sentences(analysis)[0].startswith("Rank 1 of attempt 0 was killed by SIGKILL, 50.0 ms")
     assert len(analysis.hangs) == (waited_s > 1)
     for hang in analysis.hangs:
         assert (hang.entered, hang.missing, hang.waited_us) == ((0,), (1,), 2e6)
-        assert hang.doing[1] == "last did layer a"
+        assert hang.doing[1] == "last recorded layer a"
 
 
 def test_ranks_that_are_ended_together_have_not_failed(build):
