@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor.debug import CommDebugMode
@@ -133,6 +134,45 @@ def between_two(rank, group):
     del unwaited
 
 
+def functional(rank, group):
+    """Functional collectives: used at once, later, never; in and below what PyTorch compiles."""
+    tensor, name = torch.full((4,), float(rank)), group.group_name
+    assert (funcol.all_reduce(tensor, "sum", group) + 0)[0].item() == 1
+    gathered = funcol.all_gather_tensor(tensor, 0, group)
+    scattered = funcol.reduce_scatter_tensor(torch.ones(6), "sum", 0, group)
+    assert scattered.wait()[0].item() == 2
+    assert gathered.wait()[4].item() == 1
+    exchanged = funcol.all_to_all_single(torch.full((2,), float(rank)), None, None, group)
+    assert exchanged.tolist() == [0, 1]
+    assert funcol.broadcast(tensor, 1, group).tolist() == [1.0] * 4
+    ops = torch.ops._c10d_functional
+    unused = ops.all_reduce.default(torch.ones(3), "sum", name)
+    in_place = ops.wait_tensor.default(ops.all_reduce_.default(torch.ones(3), "max", name))
+    assert in_place.tolist() == [1.0] * 3
+    by_name = ops.all_reduce(torch.ones(3), "sum", group_name=name)
+    assert ops.wait_tensor(by_name)[0].item() == 2
+    several = funcol.all_reduce_coalesced([torch.ones(2), torch.ones(5)], "sum", group)
+    assert [s[0].item() for s in several] == [2, 2]
+    gradient = torch.ones(3, requires_grad=True)
+    funcol.all_gather_tensor_autograd(gradient, 0, group).sum().backward()
+    assert gradient.grad.tolist() == [2.0] * 3
+    conjugated = torch.complex(torch.ones(3), torch.ones(3)).conj()
+    assert funcol.all_reduce(conjugated, "sum", group).wait()[0].item() == 2 - 2j
+    with torch.inference_mode():
+        assert funcol.all_reduce(tensor.clone(), "sum", group).tolist() == [1.0] * 4
+    with Seeing() as mode:
+        assert funcol.all_reduce(tensor.clone(), "sum", group).wait()[0].item() == 1
+    assert any("all_reduce" in seen for seen in mode.seen), mode.seen
+    for wrong in ("nobody's", 3):
+        try:
+            ops.all_reduce(tensor, "sum", wrong)
+        except RuntimeError:
+            continue
+        raise AssertionError(wrong)
+    dist.barrier(group)
+    del unused
+
+
 def by_method(rank, group):
     """The methods themselves, with arguments of every kind."""
     tensor, options = torch.ones(3), dist.AllreduceOptions()
@@ -211,13 +251,13 @@ def in_backward(rank, group):
 
 def main():
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    passed_by = count(Observer, "launched_past")
+    passed_by = count(Observer, "record_past")
     in_ring = count(KnownMessages, "launched")
     rank, world = dist.get_rank(), dist.group.WORLD
     other = dist.new_group(group_desc="other")
     torch.manual_seed(0)
     dist.barrier()  # the first message tells that Gloo blocks
-    for section in (plain, between_two, by_method, strange, in_backward):
+    for section in (plain, between_two, functional, by_method, strange, in_backward):
         section(rank, world)
     plain(rank, other)
     between_two(rank, other)

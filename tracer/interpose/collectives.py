@@ -38,7 +38,7 @@ from ddltrace.tracer.interpose.waits import Waits
 from ddltrace.tracer.known_messages import KnownMessages
 from ddltrace.tracer.native.library import NativeLibrary
 from ddltrace.tracer.reaper import Reapers
-from ddltrace.tracer.recorder import Message
+from ddltrace.tracer.recorder import Launched, Message
 from ddltrace.tracer.schema import P2P_OPS
 
 if TYPE_CHECKING:
@@ -146,25 +146,11 @@ def install(session: Session) -> None:
     for name, operator in _OPERATORS.items():
         if hasattr(torch.ops.c10d, name):
             library.impl(name, observer.kernel(name, operator), "BackendSelect", with_keyset=True)
-    launches.install(session, observer, _OPERATORS)
+    offering = launches.install(session, observer, _OPERATORS)
     python_groups.install(session, observer, _OPERATORS)
     session.on_close(observer.stop)
     os.register_at_fork(after_in_child=quiet(observer.abandon, session.fault))
-    functional.install(session, observer)
-
-
-class _Sides(NamedTuple):
-    """Whom a message is about.
-
-    Attributes:
-        seq: Its number among those of the same sides.
-        peer: Rank in its group of the root, or of the other side.
-        tag: Its tag.
-    """
-
-    seq: int | None
-    peer: int | None
-    tag: int | None = None
+    functional.install(session, observer, _OPERATORS, offering)
 
 
 class _Coalescing(threading.local):
@@ -305,7 +291,7 @@ class Observer:
     def launched_past(
         self, operator: Operator, args: Sequence[Any], offer: Offer, work: Any, known: Sequence[int]
     ) -> None:
-        """Records what was launched without a kernel of Python's.
+        """Records what a method of ``ProcessGroup`` has launched without a kernel of Python's.
 
         Args:
             operator: What was called.
@@ -314,62 +300,80 @@ class Observer:
             work: What was returned.
             known: What `NativeLibrary.offered` then held.
         """
-        slot, group = offer
-        sides = self._sides(operator, args, group)
-        if slot == NativeLibrary.UNRECORDED:
-            return  # it is counted: later numbers agree
-        if self._below.outer is not None:
-            self._below.messages += 1
-        launched, *_, address, storage, place = known
+        peer, tag = None, None
+        if operator.op in P2P_OPS:
+            _, peer, tag = args
+        elif operator.peer is not None:
+            peer = args[-1].rootRank
         indices = (operator.inputs, operator.outputs)
         of_arguments = (flatten(args[index]) for index in indices if index is not None)
         tensors: list[torch.Tensor] = next(filter(None, of_arguments), [])
+        sent = self.record_past(operator, tensors, offer, known, peer=peer, tag=tag)
+        if sent is None:
+            return
+        self.waits.works.add(work, sent)
+        if isinstance(sent, Message) and sent.slot < 0 and not operator.waited_once:
+            self._reapers.follow(work, sent, poll=False)
+
+    def record_past(
+        self,
+        operator: Operator,
+        tensors: list[torch.Tensor],
+        offer: Offer,
+        known: Sequence[int],
+        *,
+        peer: int | None,
+        tag: int | None = None,
+    ) -> Launched | Message | None:
+        """Records what was launched without a kernel of Python's.
+
+        Args:
+            operator: What was called.
+            tensors: What it was about.
+            offer: What was offered.
+            known: What `NativeLibrary.offered` then held.
+            peer: Rank in the group of the root, or of the other side.
+            tag: Its tag.
+
+        Returns:
+            What stands for it; None if it is only counted. A `Message` without a slot is to be
+            followed to its end.
+        """
+        slot, group = offer
+        if tag is None:
+            seq: int | None = group.next_collective()
+        else:
+            seq = group.next_between(operator.op, group.global_rank(peer), tag)
+        if slot == NativeLibrary.UNRECORDED:
+            return None
+        if self._below.outer is not None:
+            self._below.messages += 1
+        launched, _, num_bytes, out_bytes, address, storage, place = known
         name, parameters, dtype = operator.op, None, None
         if tensors:
             dtype = tensors[0].dtype
             at = (address, storage) if address else None
             name, parameters = self._name(operator, group, tensors, at=at)
+        waited_once = operator.waited_once
         if place >= 0 and self._known is not None:
             carried = None if parameters is None else tuple(parameters)
-            like = (operator.op, name, dtype, carried, sides.tag)
+            like = (operator.op, name, dtype, carried, tag)
             sent = self._known.launched(
-                *(place, -launched, like, group),
-                seq=sides.seq,
-                peer=sides.peer,
-                waited_once=operator.waited_once,
+                *(place, -launched, like, group), seq=seq, peer=peer, waited_once=waited_once
             )
             if sent is not None:
-                self.waits.works.add(work, sent)
-                return
+                return sent
         message = self._recorder.new_message(operator.op, group.name, -launched)
         message.name, message.tensors = name, parameters
         message.dtype = None if dtype is None else name_of(dtype)
-        message.seq, message.tag, message.peer = sides.seq, sides.tag, group.global_rank(sides.peer)
-        self._follow_past_ring(operator, message, work, slot, known)
-
-    @staticmethod
-    def _sides(operator: Operator, args: Sequence[Any], group: Group) -> _Sides:
-        """Whom the call of a method is about, and its number."""
-        if operator.op in P2P_OPS:
-            _, peer, tag = args
-            return _Sides(group.next_between(operator.op, group.global_rank(peer), tag), peer, tag)
-        return _Sides(group.next_collective(), None if operator.peer is None else args[-1].rootRank)
-
-    def _follow_past_ring(
-        self, operator: Operator, message: Message, work: Any, slot: int, known: Sequence[int]
-    ) -> None:
-        """Follows what was launched without a kernel of Python's, and has no place in the ring."""
-        _, _, num_bytes, out_bytes, *_, place = known
-        if message.dtype is None:  # PyTorch has made up a tensor to have something to launch
+        if dtype is None:  # PyTorch has made up a tensor to have something to launch
             num_bytes = out_bytes = 0
-        message.bytes = None if operator.inputs is None and message.dtype else num_bytes
-        message.out_bytes = None if operator.outputs is None and message.dtype else out_bytes
-        self.waits.works.add(work, message)
-        followed = False
+        message.bytes = None if operator.op == "recv" else num_bytes
+        message.out_bytes = None if operator.op == "send" else out_bytes
+        message.seq, message.tag, message.peer = seq, tag, group.global_rank(peer)
         if place < 0 and self.gloo is not None:
-            followed = self.gloo.follow(slot, message, waited_once=operator.waited_once)
-        if not followed and not operator.waited_once:
-            self._reapers.follow(work, message, poll=False)
+            self.gloo.follow(slot, message, waited_once=waited_once)
+        return message
 
     def bucket_of(
         self, operator: Operator, args: Sequence[Any], group: Group, caller: FrameType | None

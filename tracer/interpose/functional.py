@@ -2,20 +2,24 @@
 
 They give a tensor instead of a handle, and whoever uses it first waits for it. Below them lie
 the ``c10d`` operators, where their messages are recorded; what is added here is the wait.
+
+What Python calls on the CPU goes past all kernels of Python's, see `launches.py`: here it is the
+function behind ``torch.ops`` that offers a launch.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ddltrace.tracer.recorder import Message
+from ddltrace.tracer.recorder import Launched, Message
 
 if TYPE_CHECKING:
     import torch
 
-    from ddltrace.tracer.interpose.collectives import Observer
+    from ddltrace.tracer.interpose.collectives import Observer, Operator
+    from ddltrace.tracer.interpose.launches import Offer, Offering
     from ddltrace.tracer.session import Session
 
 _now = time.monotonic_ns
@@ -38,16 +42,34 @@ _LAUNCHING: Final = (
     "irecv",
     "batch_p2p_ops",
 )
+# Those that are one message: the operator below, and where its root is among the arguments behind
+# the tensor. The group is the last of these.
+_PLAIN: Final = {
+    "all_reduce": ("allreduce_", None),
+    "all_reduce_": ("allreduce_", None),
+    "all_gather_into_tensor": ("allgather_into_tensor_coalesced_", None),
+    "reduce_scatter_tensor": ("reduce_scatter_tensor_coalesced_", None),
+    "all_to_all_single": ("alltoall_base_", None),
+    "broadcast": ("broadcast_", 0),
+    "broadcast_": ("broadcast_", 0),
+}
 # A job that never uses what it asked for must not make us remember without end.
 _MAX_PENDING: Final = 4096
 
 
-def install(session: Session, observer: Observer) -> None:
+def install(
+    session: Session,
+    observer: Observer,
+    operators: dict[str, Operator],
+    offering: Offering | None,
+) -> None:
     """Registers kernels at the operators of functional collectives.
 
     Args:
         session: The recording rank.
         observer: Records the messages below.
+        operators: What is known of each operator below.
+        offering: Offers launches; None if it cannot.
     """
     import torch
 
@@ -58,6 +80,58 @@ def install(session: Session, observer: Observer) -> None:
         if hasattr(torch.ops._c10d_functional, name):
             make = pending.waiting if name == _WAIT else pending.launching
             library.impl(name, make(name), "BackendSelect", with_keyset=True)
+    if offering is None:
+        return
+    for name, (below, root) in _PLAIN.items():
+        packet = getattr(torch.ops._c10d_functional, name, None)
+        if packet is not None:
+            launches = _ByOperator(offering, pending, operators[below], root)
+            for called in (packet, packet.default):
+                called._op = pending.around(called._op, offering.around(called._op, launches))
+    wait = torch.ops._c10d_functional.wait_tensor
+    for called in (wait, wait.default):
+        called._op = pending.around_wait(called._op, offering)
+
+
+class _ByOperator:
+    """The launches by one operator, see `launches.Launches`.
+
+    Args:
+        offering: Offers them.
+        pending: Remembers what nobody has waited for yet.
+        operator: The operator below.
+        root: Where its root is among the arguments.
+    """
+
+    def __init__(
+        self, offering: Offering, pending: _Pending, operator: Operator, root: int | None
+    ) -> None:
+        from torch._C._distributed_c10d import _resolve_process_group
+
+        self.operator = operator
+        self._offering = offering
+        self._pending = pending
+        self._root = root
+        self._group_of = _resolve_process_group
+
+    def offer(self, first: Any, args: tuple[Any, ...]) -> Offer | None:
+        """See `Launches`; the first argument is the tensor."""
+        try:
+            if first.is_complex():
+                return None  # it is sent as real numbers
+            return self._offering.of(self._group_of(args[-1]))
+        except (AttributeError, TypeError, RuntimeError, IndexError):
+            return None  # the call is in error
+
+    def launched(
+        self, first: Any, args: tuple[Any, ...], offer: Offer, result: Any, known: Sequence[int]
+    ) -> None:
+        """See `Launches`."""
+        peer = None if self._root is None else args[self._root]
+        observer = self._offering.observer
+        sent = observer.record_past(self.operator, [first], offer, known, peer=peer)
+        if sent is not None:
+            self._pending.remember(result, [sent])
 
 
 class _Pending:
@@ -66,7 +140,7 @@ class _Pending:
     def __init__(self, session: Session, observer: Observer) -> None:
         self._session = session
         self._observer = observer
-        self._messages: dict[int, Message] = {}
+        self._messages: dict[int, Message | Launched] = {}
 
     def launching(self, name: str) -> Callable[..., Any]:
         """The kernel of an operator that begins messages."""
@@ -76,37 +150,76 @@ class _Pending:
             with self._observer.launched() as messages:
                 result = redispatch(keyset & below, *args, **kwargs)
             if messages:
-                try:
-                    self._remember(result, messages)
-                except Exception as error:  # noqa: BLE001 - the job goes on
-                    self._session.fault(name, error)
+                self._remember(result, messages)
             return result
 
         return kernel
+
+    def around(
+        self, original: Callable[..., Any], offering: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """A function of ``torch.ops`` that begins a message.
+
+        Args:
+            original: The function.
+            offering: The same, but it offers the launch, if its arguments are given by position.
+        """
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if kwargs or not args:
+                return original(*args, **kwargs)
+            with self._observer.launched() as messages:
+                result = offering(*args)
+            if messages:  # by a kernel that was called nevertheless
+                self._remember(result, messages)
+            return result
+
+        return called
 
     def waiting(self, name: str) -> Callable[..., Any]:
         """The kernel of ``wait_tensor``."""
         redispatch, below = _below(name)
 
         def kernel(keyset: Any, tensor: torch.Tensor) -> Any:
-            message = None
-            try:
-                message = self._messages.pop(tensor.untyped_storage()._cdata, None)
-            except Exception as error:  # noqa: BLE001 - the job goes on
-                self._session.fault(name, error)
-            start = _now()
-            try:
-                return redispatch(keyset & below, tensor)
-            finally:
-                if message is not None:
-                    try:
-                        self._observer.waits.waited(message, start, _now())
-                    except Exception as error:  # noqa: BLE001 - the job goes on
-                        self._session.fault(name, error)
+            return self._waited(lambda: redispatch(keyset & below, tensor), tensor)
 
         return kernel
 
-    def _remember(self, result: Any, messages: list[Message]) -> None:
+    def around_wait(self, original: Callable[..., Any], offering: Offering) -> Callable[..., Any]:
+        """The function of ``wait_tensor`` that Python calls."""
+
+        def wait_tensor(*args: Any, **kwargs: Any) -> Any:
+            if kwargs or len(args) != 1:
+                return original(*args, **kwargs)
+            return self._waited(lambda: offering.passing_by(original, args), args[0])
+
+        return wait_tensor
+
+    def _waited(self, wait: Callable[[], Any], tensor: torch.Tensor) -> Any:
+        """Waits and notes what for."""
+        message = None
+        try:
+            message = self._messages.pop(tensor.untyped_storage()._cdata, None)
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            self._session.fault(_WAIT, error)
+        start = _now()
+        try:
+            return wait()
+        finally:
+            if message is not None:
+                try:
+                    self._observer.waits.waited(message, start, _now())
+                except Exception as error:  # noqa: BLE001 - the job goes on
+                    self._session.fault(_WAIT, error)
+
+    def _remember(self, result: Any, messages: Sequence[Message]) -> None:
+        try:
+            self.remember(result, messages)
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            self._session.fault("functional collective", error)
+
+    def remember(self, result: Any, messages: Sequence[Message | Launched]) -> None:
+        """Notes what the tensors of a result come of."""
         tensors = result if isinstance(result, (list, tuple)) else [result]
         # One message for all tensors, or one for each.
         each = messages if len(messages) == len(tensors) else [messages[-1]] * len(tensors)

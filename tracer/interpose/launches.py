@@ -11,8 +11,8 @@ plain as that goes through the kernel as before.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from ddltrace.tracer.native.library import NativeLibrary
 
@@ -50,28 +50,33 @@ Offer: TypeAlias = "tuple[int, Group]"
 `NativeLibrary.UNRECORDED`; and its group."""
 
 
-def install(session: Session, observer: Observer, operators: dict[str, Operator]) -> None:
+def install(
+    session: Session, observer: Observer, operators: dict[str, Operator]
+) -> Offering | None:
     """Patches the methods of ``ProcessGroup``, if C++ can see what they launch.
 
     Args:
         session: The recording rank.
         observer: What records messages.
         operators: What is known of each operator.
+
+    Returns:
+        What offers launches; None if it cannot.
     """
     import torch.distributed as dist
     from torch._C import _distributed_c10d as bindings
 
     library, gloo, known = session.native, observer.gloo, session.known
     if library is None or gloo is None or known is None or not known.see_launches():
-        return
-    offered = _Offered(library)
+        return None
+    offering = Offering(session, observer, gloo, library)
     group_class: Any = dist.ProcessGroup
     for method, (name, last) in METHODS.items():
         last_type = getattr(bindings, last, None) if isinstance(last, str) else last
         if hasattr(group_class, method) and last_type is not None:
-            launches = _Launches(session, observer, gloo, operators[name], last_type)
-            original = getattr(group_class, method)
-            setattr(group_class, method, _around(original, launches, offered, session.fault))
+            launches = _ByMethod(offering, operators[name], last_type)
+            setattr(group_class, method, offering.around(getattr(group_class, method), launches))
+    return offering
 
 
 _WAITED_ONCE: Final = 1  # of `NativeLibrary.offered`
@@ -89,98 +94,63 @@ class _Offered(threading.local):
         self.cell = library.offered()
 
 
-def _around(
-    original: Callable[..., Any],
-    launches: _Launches,
-    offered: _Offered,
-    fault: Callable[[str, Exception], None],
-) -> Callable[..., Any]:
-    """A method that records what it launches."""
-    operator, observer, nothing = launches.operator, launches.observer, NativeLibrary.NOTHING
-    waited_once = int(operator.waited_once)
+class Launches(Protocol):
+    """The launches by one function.
 
-    def method(process_group: Any, *args: Any, **kwargs: Any) -> Any:
-        offer, cell = None, None
-        try:
-            if not kwargs:
-                offer = launches.offer(process_group, args)
-            elif tuple(kwargs) == _OPTIONS:
-                args, kwargs = (*args, kwargs["opts"]), {}
-                offer = launches.offer(process_group, args)
-            cell = offered.cell
-        except Exception as error:  # noqa: BLE001 - the job goes on
-            fault("offer a launch", error)
-        if offer is None or cell is None:
-            return original(process_group, *args, **kwargs)
-        former = cell[0]
-        if former != nothing:
-            # By a signal handler of the job's, in the middle of another launch.
-            cell[0] = nothing
-            try:
-                return original(process_group, *args)
-            finally:
-                cell[0] = former
-        try:
-            cell[0], cell[_WAITED_ONCE] = offer[0], waited_once
-            work = original(process_group, *args)
-        finally:
-            known = cell.tolist()
-            cell[0] = nothing
-        if known[0] < NativeLibrary.UNRECORDED:
-            try:
-                observer.launched_past(operator, args, offer, work, known)
-            except Exception as error:  # noqa: BLE001 - the job goes on
-                fault("record a launch", error)
-        return work
-
-    method.__doc__, method.__name__ = original.__doc__, original.__name__
-    # A process group in Python that leaves this method to its base class is asked for it by the
-    # base class again; PyTorch sees that it comes from there by the name of the calling code.
-    method.__code__ = method.__code__.replace(co_name=original.__name__)
-    return method
-
-
-class _Launches:
-    """The launches by one method.
-
-    Args:
-        session: The recording rank.
-        observer: What records messages.
-        gloo: What takes down their times.
-        operator: What the method calls.
-        last_type: Of its last argument.
+    Attributes:
+        operator: What it calls.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        observer: Observer,
-        gloo: GlooTimes,
-        operator: Operator,
-        last_type: type,
-    ) -> None:
-        self.observer = observer
-        self._gloo = gloo
-        self._recorder = session.recorder
-        self._seen_group = session.groups.seen
-        self.operator = operator
-        self._last_type = last_type
-        # Without tensors there is only that.
-        self._num_args = 1 if operator.inputs == operator.outputs is None else operator.group + 1
+    operator: Operator
 
-    def offer(self, process_group: Any, args: tuple[Any, ...]) -> Offer | None:
+    def offer(self, first: Any, args: tuple[Any, ...]) -> Offer | None:
         """To be called right before a launch.
 
         Args:
-            process_group: Whose method was called.
-            args: Its arguments.
+            first: The first argument of the function.
+            args: The others.
 
         Returns:
             What it is to be known by, if it turns out to be of plain tensors on the CPU; None if a
             kernel has to see it.
         """
-        if len(args) < self._num_args or type(args[-1]) is not self._last_type:
-            return None
+
+    def launched(
+        self, first: Any, args: tuple[Any, ...], offer: Offer, result: Any, known: Sequence[int]
+    ) -> None:
+        """To be called after a launch past the kernel.
+
+        Args:
+            first: The first argument of the function.
+            args: The others.
+            offer: What was offered.
+            result: What the function has returned.
+            known: What `NativeLibrary.offered` then held.
+        """
+
+
+class Offering:
+    """Offers to C++ what Python launches.
+
+    Args:
+        session: The recording rank.
+        observer: What records messages.
+        gloo: What takes down their times.
+        library: What sees the launches.
+    """
+
+    def __init__(
+        self, session: Session, observer: Observer, gloo: GlooTimes, library: NativeLibrary
+    ) -> None:
+        self.observer = observer
+        self._gloo = gloo
+        self._recorder = session.recorder
+        self._seen_group = session.groups.seen
+        self._offered = _Offered(library)
+        self._fault = session.fault
+
+    def of(self, process_group: Any) -> Offer | None:
+        """What a launch in a group is to be known by; None if a kernel has to see it."""
         observer = self.observer
         if not observer.active or observer.coalescing.messages is not None:
             return None
@@ -189,3 +159,88 @@ class _Launches:
             return None  # a first message tells
         slot = NativeLibrary.UNRECORDED if self._recorder.paused else self._gloo.free_slot()
         return None if slot is None else (slot, group)
+
+    def passing_by(self, original: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Calls what launches nothing, and past its kernel of Python's if nothing is offered."""
+        cell = self._offered.cell
+        former, cell[0] = cell[0], NativeLibrary.UNRECORDED
+        try:
+            return original(*args)
+        finally:
+            cell[0] = former
+
+    def around(self, original: Callable[..., Any], launches: Launches) -> Callable[..., Any]:
+        """A function that records what it launches."""
+        offered, fault, nothing = self._offered, self._fault, NativeLibrary.NOTHING
+        waited_once = int(launches.operator.waited_once)
+
+        # With a first argument of its own: see below.
+        def method(first: Any, *args: Any, **kwargs: Any) -> Any:
+            offer, cell = None, None
+            try:
+                if not kwargs:
+                    offer = launches.offer(first, args)
+                elif tuple(kwargs) == _OPTIONS:
+                    args, kwargs = (*args, kwargs["opts"]), {}
+                    offer = launches.offer(first, args)
+                cell = offered.cell
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                fault("offer a launch", error)
+            if offer is None or cell is None:
+                return original(first, *args, **kwargs)
+            former = cell[0]
+            if former != nothing:
+                # By a mode or a signal handler of the job's, in the middle of another launch.
+                cell[0] = nothing
+                try:
+                    return original(first, *args)
+                finally:
+                    cell[0] = former
+            try:
+                cell[0], cell[_WAITED_ONCE] = offer[0], waited_once
+                result = original(first, *args)
+            finally:
+                known = cell.tolist()
+                cell[0] = nothing
+            if known[0] < NativeLibrary.UNRECORDED:
+                try:
+                    launches.launched(first, args, offer, result, known)
+                except Exception as error:  # noqa: BLE001 - the job goes on
+                    fault("record a launch", error)
+            return result
+
+        method.__doc__, method.__name__ = original.__doc__, original.__name__
+        # A process group in Python that leaves this method to its base class is asked for it by the
+        # base class again; PyTorch sees that it comes from there by the calling code's name, and
+        # by the first argument.
+        method.__code__ = method.__code__.replace(co_name=original.__name__)
+        return method
+
+
+class _ByMethod:
+    """The launches by one method of ``ProcessGroup``.
+
+    Args:
+        offering: Offers them.
+        operator: What the method calls.
+        last_type: Of its last argument.
+    """
+
+    def __init__(self, offering: Offering, operator: Operator, last_type: type) -> None:
+        self.operator = operator
+        self._offering = offering
+        self._last_type = last_type
+        # Without tensors there is only that.
+        self._num_args = 1 if operator.inputs == operator.outputs is None else operator.group + 1
+
+    def offer(self, first: Any, args: tuple[Any, ...]) -> Offer | None:
+        """See `Launches`; the first argument is the group."""
+        if len(args) < self._num_args or type(args[-1]) is not self._last_type:
+            return None
+        return self._offering.of(first)
+
+    def launched(
+        self, _: Any, args: tuple[Any, ...], offer: Offer, result: Any, known: Sequence[int]
+    ) -> None:
+        """See `Launches`."""
+        self._offering.observer.launched_past(self.operator, args, offer, result, known)

@@ -490,13 +490,33 @@ void kernel_of_python(const c10::OperatorHandle& op, Keys keys, torch::jit::Stac
   }
 }
 
+// Where Python itself notes what is launched, or waited for, no kernel of Python's has to see it.
+void kernel_of_functional(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) {
+  const bool is_noted = offered.slot != kNothing && !is_launched(offered.slot);
+  op.redispatchBoxed(keys & (is_noted && kernel_is_next(keys) ? kBackend : kPython), stack);
+}
+
+// The functional collectives that Python offers, and the wait for them.
+constexpr const char* kFunctional[] = {
+    "all_reduce",
+    "all_reduce_",
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+    "all_to_all_single",
+    "broadcast",
+    "broadcast_",
+    "wait_tensor",
+};
+
 // The other operators that Python offers.
 constexpr const char* kOffered[] = {
     "reduce_",
     "allgather_",
     "_allgather_base_",
+    "allgather_into_tensor_coalesced_",
     "reduce_scatter_",
     "_reduce_scatter_base_",
+    "reduce_scatter_tensor_coalesced_",
     "gather_",
     "scatter_",
     "alltoall_",
@@ -588,6 +608,16 @@ int ddltrace_see_launches() {
         "broadcast_", torch::CppFunction::makeFromBoxedFunction<&kernel<Kind::kBroadcast>>());
     for (const char* name : kOffered) {
       library->impl(name, torch::CppFunction::makeFromBoxedFunction<&kernel_of_python>());
+    }
+    auto* functional = new torch::Library(
+        torch::Library::IMPL,
+        "_c10d_functional",
+        c10::DispatchKey::ADInplaceOrView,
+        __FILE__,
+        __LINE__);
+    for (const char* name : kFunctional) {
+      functional->impl(
+          name, torch::CppFunction::makeFromBoxedFunction<&kernel_of_functional>());
     }
     return 1;
   } catch (...) {
