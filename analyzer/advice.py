@@ -49,6 +49,10 @@ _FIXES: Final = {
     "network": "look at that rank's own link: its port, its route, what else uses them",
     None: "look at what that rank does before it enters its collectives",
 }
+_FIX_ON_ONE_HOST: Final = (
+    "look for what takes its core from that rank's communication: other work on the host, more "
+    "threads than cores (OMP_NUM_THREADS)"
+)
 
 
 def find_findings(analysis: Analysis, path: Path | None = None) -> tuple[Finding, ...]:
@@ -105,11 +109,11 @@ def _communication(analysis: Analysis, held: dict[str, float], wall: float) -> I
     part = "" if top is None else f", {share_text(top.share / share)} of it {_named(top)}"
     overlap = analysis.summary.overlap_ratio
     hidden = "" if overlap is None else f"; {share_text(overlap)} of communication is overlapped"
-    small = row.bytes is not None and row.bytes < _SMALL_BYTES and row.count > 1
-    if small:
+    per_step = round(row.count / max(analysis.trace.steps, 1))
+    if row.bytes is not None and row.bytes < _SMALL_BYTES and per_step > 1:
         advice = (
-            f"merge messages: {row.count} {row.op} of {bytes_text(row.bytes)} each pay the "
-            "network's latency"
+            f"merge messages: {per_step} {row.op} of {bytes_text(row.bytes)} in each step pay the "
+            "network's latency one by one"
         )
         command = _experiment(analysis, "wfbp", "ddp")
     elif overlap is not None and overlap < _LOW_OVERLAP:
@@ -150,7 +154,7 @@ def _straggler(analysis: Analysis, wall: float) -> Iterable[Finding]:
     else:
         how, advice = (
             f"rank {culprit.rank} is {_lateness(analysis, culprit)}",
-            _FIXES[culprit.cause],
+            _fix(analysis, culprit),
         )
     yield Finding(
         kind="straggler",
@@ -171,12 +175,24 @@ def _lateness(analysis: Analysis, row: StragglerRow) -> str:
     if row.cause is None:
         return how
     longer = time_text(row.cause_us)
-    return f"{how}, whose {cause_text(row)} takes {longer} a step longer than the others'"
+    return f"{how}, whose {cause_text(analysis, row)} takes {longer} a step longer than the others'"
 
 
-def cause_text(row: StragglerRow) -> str | None:
+def cause_text(analysis: Analysis, row: StragglerRow) -> str | None:
     """What a late rank does longer than the others; None where that is not known."""
-    return "own network" if row.cause == "network" else row.cause
+    if row.cause != "network":
+        return row.cause
+    return "own transfer" if _on_one_host(analysis) else "own network"
+
+
+def _fix(analysis: Analysis, row: StragglerRow) -> str:
+    if row.cause == "network" and _on_one_host(analysis):
+        return _FIX_ON_ONE_HOST
+    return _FIXES[row.cause]
+
+
+def _on_one_host(analysis: Analysis) -> bool:
+    return len(analysis.trace.hosts) == 1
 
 
 def _host(analysis: Analysis, held: dict[str, float], wall: float) -> Iterable[Finding]:

@@ -4,8 +4,10 @@ The walk goes back from the last thing to end in the step. On a rank it follows 
 that rank's work. Where the rank was blocked on a collective it goes to the last arriver, at a
 receive to the sender, at the time at which that rank came; from then on the message was under
 way, which is transfer. If everybody had come before the rank began to wait, the whole wait is
-transfer and the walk goes on before it on the same rank. So every instant between the step's
-earliest start and latest end belongs to exactly one piece: they sum to the step's wall time.
+transfer and the walk goes on before it on the same rank. Where a rank came late because its queue
+was busy, the walk goes on in the message that was in the way, see `queues.py`. So every instant
+between the step's earliest start and latest end belongs to exactly one piece: they sum to the
+step's wall time.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import numpy as np
 from ddltrace.analyzer.columns import NULL, NULL_NS, BoolArray, IntArray
 from ddltrace.analyzer.join import Joined
 from ddltrace.analyzer.model import CATEGORIES
+from ddltrace.analyzer.queues import Queues
 from ddltrace.analyzer.timeline import CATEGORY, Timeline
 
 _WINDOWS_AT_ONCE = 128
@@ -197,6 +200,7 @@ class PathFinder:
         tensor_names: Callable[[int], dict[int, str]],
     ) -> None:
         self._joined = joined
+        self._queues = Queues(joined)
         self._timeline = timeline
         self._tensor_names = tensor_names
         self._names: dict[str, int] = {}
@@ -236,7 +240,12 @@ class PathFinder:
         while now > start:
             line = self._timeline(rank)
             block = int(np.searchsorted(line.block_start, now, side="left")) - 1
-            block = min(block, seen.get(rank, block + 1) - 1)
+            if block >= 0 and block == seen.get(rank):
+                # Back in the middle of a wait: its message does not tell why the rank came so late.
+                since = max(int(line.block_start[block]), start)
+                found.add(rank, since, now, CATEGORY["wait"])
+                now = since
+                continue
             if block < 0 or line.block_end[block] <= start:
                 found.add(rank, start, now, _LOCAL)
                 break
@@ -251,15 +260,43 @@ class PathFinder:
                 continue
             row = messages.offsets[rank] + int(line.block_message[block])
             released = int(self._joined.released[row])
-            if released == NULL_NS:
+            # It was not under way yet where the walk came to this block from another message.
+            if released == NULL_NS or released >= now:
                 found.add(rank, since, now, CATEGORY["wait"], row)
                 now = since
                 continue
-            came = min(max(released, since), now)
+            came = max(released, since)
             found.add(rank, came, now, CATEGORY["transfer"], row)
             now = came
             if came > since:
-                rank = int(self._joined.releaser[row])
+                rank, now = self._through_queues(int(self._joined.releaser[row]), now, start, found)
+
+    def _through_queues(
+        self, rank: int, now: int, start: int, found: _Stretches
+    ) -> tuple[int, int]:
+        """Goes on back through the messages that were in the way of one.
+
+        Args:
+            rank: The rank that came last to it.
+            now: When.
+            start: Where the path begins.
+            found: Takes the stretches.
+
+        Returns:
+            Where the walk goes on: the rank that came last to the first of them, and when.
+        """
+        while now > start:
+            row = self._queues.starting(rank, now)
+            former = None if row is None else self._queues.former(row)
+            if former is None:
+                break
+            released = int(self._joined.released[former])
+            if released == NULL_NS or released >= now:
+                break
+            came = max(released, start)
+            found.add(rank, came, now, CATEGORY["transfer"], former)
+            rank, now = int(self._joined.releaser[former]), came
+        return rank, now
 
     def _describe(self, found: _Stretches, windows: int) -> list[Path]:
         """Cuts local stretches along their rank's timeline and names every piece."""

@@ -116,6 +116,7 @@ class AllMessages:
     rank: IntArray
     start: IntArray
     end: IntArray
+    enqueue: IntArray
     unfinished: BoolArray
     failed: BoolArray
     op: IntArray
@@ -242,6 +243,7 @@ def _concatenate(trace: Trace, messages: Mapping[int, Messages]) -> AllMessages:
         rank=rank,
         start=column("start"),
         end=column("end"),
+        enqueue=column("enqueue"),
         unfinished=column("unfinished").astype(bool),
         failed=column("failed").astype(bool),
         op=op,

@@ -203,10 +203,8 @@ def _cause(analysis: Analysis) -> str:
                 f"comes last to {share_text(culprit.share)} of its collectives, by "
                 f"{time_text(culprit.lateness_us)}"
             )
-        return (
-            f"Rank {culprit.rank} {how}, {_why(culprit)}; others wait {share_text(sync)} of the "
-            "step."
-        )
+        why = _why(analysis, culprit)
+        return f"Rank {culprit.rank} {how}, {why}; others wait {share_text(sync)} of the step."
     parts = [part for part in analysis.critical_path if part.name is not None]
     if parts:
         top = parts[0]
@@ -232,10 +230,10 @@ def _others(analysis: Analysis) -> str:
     return "No rank holds the others up; the" if world > 1 else "The"
 
 
-def _why(row: StragglerRow) -> str:
+def _why(analysis: Analysis, row: StragglerRow) -> str:
     if row.cause is None:
         return "for a reason that the trace does not show"
-    return f"because its {cause_text(row)} takes {time_text(row.cause_us)} a step longer"
+    return f"because its {cause_text(analysis, row)} takes {time_text(row.cause_us)} a step longer"
 
 
 def _advice(analysis: Analysis) -> str:

@@ -67,6 +67,52 @@ def test_when_all_had_come_the_whole_wait_is_transfer(build):
     ]
 
 
+@pytest.mark.parametrize("names_message", [True, False])
+def test_a_message_that_stands_in_a_queue_waits_for_those_before_it(build, names_message):
+    """Small buckets, enqueued while the first is under way, and waited for all together."""
+    built = build(2)
+    for rank, delay in ((0, 0), (1, 3)):
+        one = built[rank]
+        one.step = 0
+        one.add("phase", 0, 75, name="backward")
+        for seq in range(3):
+            enqueued = 1000 * (10 + delay + seq)
+            start, end = 10 + delay + 20 * seq, 30 + 20 * seq
+            message = one.message(
+                "all_reduce", start, end, seq=seq, bytes=4, tensors=[seq], enqueue_ns=enqueued
+            )
+        named = {} if names_message else {"name": "backward"}
+        one.wait(12 + delay, 70, message if names_message else None, **named)
+        one.whole_step(0, 0, 75)
+    pieces = _pieces(built.trace().analyze())
+    # Rank 1's first message is the last to come; from then on they are sent one by one.
+    assert pieces == [
+        (1, "compute", "backward", 0, 13),
+        (1, "transfer", "all_reduce tensor 0", 13, 33),
+        (1, "transfer", "all_reduce tensor 1", 33, 53),
+        (1, "transfer", "all_reduce tensor 2", 53, 70),
+        (1, "compute", "backward", 70, 75),
+    ]
+
+
+def test_a_wait_in_whose_middle_the_path_comes_is_not_taken_for_compute(build):
+    """Nothing tells why rank 1, which was blocked, began its message only then."""
+    built = build(2)
+    for rank, start in ((0, 20), (1, 40)):
+        one = built[rank]
+        one.step = 0
+        one.add("phase", 0, 70, name="backward")
+        message = one.message("all_reduce", start, 60, seq=0, bytes=4, enqueue_ns=10_000)
+        one.wait(12, 60, message)
+        one.whole_step(0, 0, 70)
+    assert _pieces(built.trace().analyze()) == [
+        (1, "compute", "backward", 0, 12),
+        (1, "wait", None, 12, 40),
+        (1, "transfer", "all_reduce", 40, 60),
+        (1, "compute", "backward", 60, 70),
+    ]
+
+
 def test_a_pipeline_is_followed_from_receive_to_send(build):
     built = build(3)
     # Rank r computes for 10 us as soon as it has received, then sends on, which takes 5 us.

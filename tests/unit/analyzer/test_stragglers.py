@@ -101,16 +101,23 @@ def test_what_holds_a_rank_up_at_the_end_of_its_step_makes_it_late_in_the_next(b
     assert row.cause_us == pytest.approx(LATE, abs=2)
 
 
-def test_a_rank_that_is_late_because_of_its_own_network(build):
+@pytest.mark.parametrize(
+    ("hosts", "told", "advice"),
+    [(1, "own transfer", "takes its core"), (2, "own network", "own link")],
+)
+def test_a_rank_that_is_late_because_of_its_own_network(build, hosts, told, advice):
     network = frozenset((number, 3) for number in range(STEPS))
-    analysis = _training(build(RANKS), {}, network=network).analyze()
+    built = build(RANKS)
+    for rank in range(RANKS):
+        built[rank].info_changes = {"host": f"host{rank % hosts}"}
+    analysis = _training(built, {}, network=network).analyze()
     row = analysis.stragglers[0]
     assert (row.rank, row.cause, row.sometimes) == (3, "network", False)
     assert row.cause_us == pytest.approx(LATE, abs=2)
     text = " ".join(render_report(analysis).split())
-    assert "because its own network takes 5" in text
+    assert f"because its {told} takes 5" in text
     finding = next(finding for finding in analysis.findings if finding.kind == "straggler")
-    assert "own link" in finding.advice
+    assert advice in finding.advice
 
 
 def test_its_own_network_in_some_steps_only(build):
