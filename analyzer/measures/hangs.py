@@ -30,6 +30,10 @@ _USUAL: Final = 0.9
 """A job that was ended in the middle of its work had messages in flight, too: those that took no
 longer than this part of the others, or a second, did not hang."""
 
+_UNWRITTEN_NS: Final = 500_000_000
+"""What a process that is killed has recorded in this time before may not be written; usual is
+half of it."""
+
 _MAX_SHOWN: Final = 20
 _DOINGS: Final = ("phase", "layer", "data", "wait", "codec", "marker")
 _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
@@ -43,7 +47,8 @@ def find_hangs(
     A member is *missing* when the trace has events of it and it never entered the collective,
     or never sent what another one waits to receive. While a job runs, some messages are in
     flight at any moment; those only count when they have been so for far too long. One that
-    failed after a long wait hung, too, until its rank gave up.
+    failed after a long wait hung, too, until its rank gave up. What a rank did last is not
+    written if it was killed: then nobody knows whether its last message ended, or a next one began.
     """
     messages, collectives = joined.messages, joined.collectives
     timed = messages.end != NULL_NS
@@ -65,15 +70,16 @@ def find_hangs(
         patience = min(int(usual), _MIN_WAIT_NS)
 
     lives = Lives(trace)
+    known = _Known(trace, scans, lives, now)
 
     def waited_us(rows: Iterable[int], since_ns: int) -> float | None:
-        """How long the last rank waited: until it gave up, its own end, or that of the job."""
-        ends = []
-        for row in rows:
-            end: int | None = int(messages.end[row])
-            if not timed[row]:
-                _, end = lives.of(int(messages.rank[row]), int(messages.start[row]))
-            ends.append(now if end is None else end)
+        """How long the last rank is known to have waited: until it gave up, or its end."""
+        ends = [
+            int(messages.end[row])
+            if timed[row]
+            else known.until(int(messages.rank[row]), int(messages.start[row]))
+            for row in rows
+        ]
         return max((max(0, end - since_ns) / 1e3 for end in ends if end is not None), default=None)
 
     def is_hang(waited: float | None) -> bool:
@@ -89,14 +95,16 @@ def find_hangs(
         waited = waited_us(rows, last)
         if not is_hang(waited):
             continue
-        members = messages.members[group] or tuple(trace.ranks)
+        missing = set(messages.members[group] or trace.ranks) - set(called)
+        if known.may_have_come(missing, last):
+            continue
         hangs.append(
             Hang(
                 op=messages.ops[collectives.op[i]],
                 group=messages.groups[group],
                 seq=int(collectives.seq[i]),
                 entered=tuple(sorted(called)),
-                missing=tuple(sorted(set(members) - set(called))),
+                missing=tuple(sorted(missing)),
                 since_us=(last - origin_ns) / 1e3,
                 waited_us=waited,
                 called=dict(sorted(called.items())) if len(set(called.values())) > 1 else {},
@@ -104,15 +112,15 @@ def find_hangs(
         )
     for row in lonely.tolist():
         start, rank = int(messages.start[row]), int(messages.rank[row])
-        waited = waited_us([row], start)
-        if is_hang(waited):
+        waited, peer = waited_us([row], start), int(messages.peer[row])
+        if is_hang(waited) and not known.may_have_come([peer], start):
             hangs.append(
                 Hang(
                     op=messages.ops[messages.op[row]],
                     group=messages.groups[messages.group[row]],
                     seq=None if messages.seq[row] == NULL else int(messages.seq[row]),
                     entered=(rank,),
-                    missing=(int(messages.peer[row]),),
+                    missing=(peer,),
                     since_us=(start - origin_ns) / 1e3,
                     waited_us=waited,
                 )
@@ -286,6 +294,47 @@ class Lives:
         ends = self._ends.get(rank, [])
         before = max((end for end in ends if end < at_ns), default=NULL_NS)
         return before, min((end for end in ends if end >= at_ns), default=None)
+
+
+class _Known:
+    """Until when it is known what ranks did: of one that was killed, the last is not written.
+
+    Args:
+        trace: The job's.
+        scans: Of its ranks.
+        lives: Of its processes.
+        now: When the job ended, if that is known.
+    """
+
+    def __init__(
+        self, trace: Trace, scans: Mapping[int, RankScan], lives: Lives, now: int | None
+    ) -> None:
+        self._lives = lives
+        self._now = now
+        self._written: dict[int, int] = {}  # of ranks whose last process was killed
+        for info in trace.run.ranks:
+            self._written.pop(info.rank, None)
+            if info.status == "killed" and info.rank in scans:
+                seen = [scans[info.rank].last]
+                if info.silence is not None:
+                    seen.append(trace.moment(info, info.silence["noticed_ns"]))
+                self._written[info.rank] = max(seen)
+
+    def until(self, rank: int, at_ns: int) -> int | None:
+        """The time until which it is known that what a rank was in at a moment went on."""
+        _, ended = self._lives.of(rank, at_ns)
+        written = self._written.get(rank)
+        if written is None:
+            return self._now if ended is None else ended
+        return written if ended is None else max(written, ended - _UNWRITTEN_NS)
+
+    def may_have_come(self, ranks: Iterable[int], since_ns: int) -> bool:
+        """Whether nobody knows of one of some ranks what it did from a moment on."""
+        return any(
+            self._written.get(rank, since_ns) < since_ns
+            and self._lives.of(rank, since_ns)[1] is None
+            for rank in ranks
+        )
 
 
 def _end_of_trace(trace: Trace, scans: Mapping[int, RankScan]) -> int | None:
