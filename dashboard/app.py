@@ -63,6 +63,14 @@ _SWITCH_THEME: Final = """(clicks) => {
     return theme;
 }"""
 
+# As dcc.Link does it. dcc.Location cannot: it holds an address without what the timeline has
+# written behind the #, and goes back to that.
+_GO: Final = """(address) => {
+    if (!address) return;
+    history.pushState({}, "", address);
+    window.dispatchEvent(new PopStateEvent("popstate"));
+}"""
+
 _PAGES: Final = (("/", "Overview"), ("/timeline", "Timeline"), ("/compare", "Compare"))
 
 
@@ -105,6 +113,7 @@ def _shell(workspace: Workspace) -> html.Div:
         [
             dcc.Location(id="url", refresh="callback-nav"),
             dcc.Store(id="theme"),
+            dcc.Store(id="go"),
             html.Header(
                 [
                     dcc.Link(
@@ -210,6 +219,7 @@ def _add_shell_callbacks(app: dash.Dash, workspace: Workspace) -> None:
 
 def _add_choice_callbacks(app: dash.Dash, num_traces: int) -> None:
     """Keeps the address and the lists of traces in step."""
+    app.clientside_callback(_GO, Input("go", "data"))
 
     def show_choice(pathname: str | None, search: str | None) -> tuple[Any, bool]:
         number = _number(search, "trace", 0)
@@ -228,7 +238,7 @@ def _add_choice_callbacks(app: dash.Dash, num_traces: int) -> None:
         return f"?trace={value}"
 
     app.callback(
-        Output("url", "search"),
+        Output("go", "data"),
         Input("trace", "value"),
         State("url", "search"),
         State("url", "pathname"),
@@ -241,7 +251,7 @@ def _add_choice_callbacks(app: dash.Dash, num_traces: int) -> None:
         return f"?a={a}&b={b}"
 
     app.callback(
-        Output("url", "search", allow_duplicate=True),
+        Output("go", "data", allow_duplicate=True),
         Input("compare-a", "value"),
         Input("compare-b", "value"),
         State("url", "search"),

@@ -39,6 +39,8 @@
     return node;
   }
 
+  function here() { return location.pathname + location.search; }
+
   class Engine {
     constructor(root, props, setProps) {
       this.root = root;
@@ -48,6 +50,7 @@
       this.hits = [];
       this.held = new Set();
       this.pointer = null;
+      this.page = here();
       this.source = new ns.FrameSource(props.trace, () => this.came(), (error) => this.fail(error));
       this.build();
       this.listen();
@@ -255,8 +258,13 @@
       if (!quiet && this.props.sync) this.tell();
       if (this.props.link) {
         clearTimeout(this.linking);
-        this.linking = setTimeout(() => ns.writeLink(this.props.link, this.view, this.scene, this.selected, this.query), LINK_MS);
+        this.linking = setTimeout(() => this.writeLink(), LINK_MS);
       }
+    }
+
+    // Not once the address is another page's, whose timeline is still to come.
+    writeLink() {
+      if (here() === this.page) ns.writeLink(this.props.link, this.view, this.scene, this.selected, this.query);
     }
 
     draw() {
@@ -599,6 +607,7 @@
       const before = this.props;
       this.props = props;
       this.setProps = setProps;
+      this.page = here();
       if (props.flow !== before.flow) this.flowCame(props.flow);
       if (props.goto && props.goto !== before.goto) this.reveal(props.goto);
       this.draw();

@@ -404,6 +404,48 @@ def test_pages_are_reached_by_their_links(browser: Any, address: str) -> None:
     assert visit.troubles == []
 
 
+def choose(visit: Visit, chooser: str, title: str) -> None:
+    """Chooses a trace from one of the page's lists."""
+    visit.page.click(chooser)
+    visit.page.locator(".dash-dropdown-option").filter(has_text=title).first.click()
+
+
+def linked(visit: Visit, key: str) -> bool:
+    """Whether the address holds the view of a timeline."""
+    return f"{key}=t%3A" in visit.page.url.partition("#")[2]
+
+
+def test_another_trace_is_chosen_on_its_timeline(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "timeline").timeline()
+    for number in (1, 0, 1):
+        visit.until_true(lambda: linked(visit, "v"), "the view is in the link")
+        choose(visit, "#trace", SAMPLES[-number].name)
+        visit.until(f"props.trace === {number} && view")
+        assert visit.page.url.startswith(f"{address}timeline?trace={number}")
+        assert visit.state("view.width") >= visit.state("view.span")
+    visit.page.go_back()
+    visit.until("props.trace === 0")
+    assert visit.troubles == []
+
+
+def test_other_traces_are_chosen_for_a_comparison(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "compare")
+    titles = {"a": SAMPLES[-1].name, "b": SAMPLES[0].name}
+    for key, title in titles.items():
+        for timeline in "ab":
+            visit.timeline(f"#timeline-{timeline}")
+            visit.until_true(lambda k=timeline: linked(visit, k), "the view is in the link")
+        choose(visit, f"#compare-{key}", title)
+        visit.page.locator(f"#timeline-{key}").locator("xpath=../h3").filter(
+            has_text=title
+        ).wait_for()
+    assert "a=1&b=0" in visit.page.url.partition("#")[0]
+    for timeline in "ab":
+        visit.timeline(f"#timeline-{timeline}")
+        visit.until_true(lambda k=timeline: linked(visit, k), "the view is in the link")
+    assert visit.troubles == []
+
+
 def test_evil_names_never_act(browser: Any, address: str) -> None:
     for path in ("?trace=2", "timeline?trace=2", "compare?a=2&b=0"):
         visit = Visit(browser, address, path)
