@@ -80,6 +80,7 @@
       this.timer = 0;
       this.lastFetch = 0;
       this.wanted = new Set();
+      this.naming = 0; // set until the labels asked for are there: they are asked for once
     }
 
     layout() { return getJson(this.url + "layout"); }
@@ -157,17 +158,16 @@
     }
 
     async fetchNames() {
-      this.naming = 0;
       const ids = [...this.wanted].slice(0, MAX_NAMES);
       try {
         const names = await getJson(this.url + "names?ids=" + ids.join(","));
         for (const id of ids) this.names.set(id, names[id]);
-        for (const id of ids) this.wanted.delete(id);
-        if (this.wanted.size) this.naming = setTimeout(() => this.fetchNames(), 0);
         this.onChange();
       } catch (error) {
         this.onError(error);
       }
+      for (const id of ids) this.wanted.delete(id);
+      this.naming = this.wanted.size ? setTimeout(() => this.fetchNames(), 0) : 0;
     }
 
     close() {

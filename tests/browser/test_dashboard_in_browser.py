@@ -303,6 +303,32 @@ def test_keys_go_from_event_to_event(browser: Any, address: str) -> None:
     assert visit.troubles == []
 
 
+def test_labels_are_asked_for_once_however_long_they_take(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "timeline").timeline()
+    visit.page.evaluate(
+        """() => {
+          const ask = window.fetch;
+          window.asked = [];
+          window.fetch = async (url, options) => {
+            if (String(url).includes("/names?")) {
+              window.asked.push(...new URL(url, location).searchParams.get("ids").split(","));
+              await new Promise((done) => setTimeout(done, 250));
+            }
+            return ask(url, options);
+          };
+          document.getElementById("timeline").timeline.source.names.clear();
+        }"""
+    )
+    visit.page.locator(".tl-canvas").hover(position={"x": 500, "y": 200})
+    for key in "wswsw":
+        visit.page.keyboard.press(key, delay=200)
+    visit.until("source.names.size > 0 && source.wanted.size === 0")
+    asked = visit.page.evaluate("window.asked")
+    assert len(asked) > 1
+    assert len(asked) == len(set(asked))
+    assert visit.troubles == []
+
+
 def test_searching_and_stepping_through_the_hits(browser: Any, address: str) -> None:
     visit = Visit(browser, address, "timeline").timeline()
     visit.page.keyboard.press("/")
