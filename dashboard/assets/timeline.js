@@ -149,17 +149,28 @@
       this.changed(true);
     }
 
+    // Shows what the address gives, and everything where it gives nothing.
     restore() {
-      const link = this.props.link ? ns.readLink(this.props.link) : null;
-      if (!link) return;
-      if (link.folded) this.scene.foldAs(link.folded);
+      if (!this.props.link) return;
+      const link = ns.readLink(this.props.link);
+      this.scene.foldAs(link.folded);
       if (link.window && link.window[1] > link.window[0]) this.view.set(...link.window);
+      else this.view.fit();
       this.view.scroll = Math.max(0, link.scroll);
-      if (link.query) {
+      if (link.query !== this.query) {
         this.search.value = link.query;
         this.find(link.query);
       }
       if (link.selected) this.select({ rank: link.selected[0], row: link.selected[1], event: link.selected[2] });
+      else if (this.selected) this.clear();
+    }
+
+    // Somebody went back, or put in a link to another view of this page.
+    linkChanged() {
+      if (!this.view || here() !== this.page) return;
+      clearTimeout(this.linking);
+      this.restore();
+      this.changed(true);
     }
 
     showLegend() {
@@ -205,6 +216,7 @@
       on(this.rulerCanvas, "wheel", (e) => this.wheel(e), { passive: false });
       on(document, "keydown", (e) => this.key(e));
       on(document, "keyup", (e) => this.held.delete(e.key.toLowerCase()));
+      on(window, "hashchange", () => this.linkChanged());
       on(window, "blur", () => this.held.clear());
       on(this.search, "input", () => { clearTimeout(this.typing); this.typing = setTimeout(() => this.find(this.search.value.trim()), 180); });
       on(this.search, "keydown", (e) => {

@@ -28,7 +28,7 @@
         rank, tracks: layout.tracks.filter((t) => t.rank === rank),
       }));
       this.fewFolded = layout.ranks.length <= MANY_RANKS;
-      this.folded = new Set(this.fewFolded ? [] : layout.ranks);
+      this.folded = this.atFirst();
       this.trackOfRow = new Map();
       for (const track of layout.tracks) {
         for (let i = 0; i < track.rows; i++) this.trackOfRow.set(track.row + i, track);
@@ -37,6 +37,9 @@
       this.path = layout.path ? { rank: NO_RANK, kind: "path", row: 0, rows: 0, known: false } : null;
       this.place();
     }
+
+    // What is folded where nobody has said it: everything, of many ranks.
+    atFirst() { return new Set(this.fewFolded ? [] : this.layout.ranks); }
 
     // The rows of the critical path, which come later than the others. Their place is kept.
     pathCame(row, rows) {
@@ -122,7 +125,8 @@
 
     foldAs(text) {
       const named = new Set(text.split("_").map(Number));
-      if (text === "all") this.folded = new Set(this.layout.ranks);
+      if (!text) this.folded = this.atFirst();
+      else if (text === "all") this.folded = new Set(this.layout.ranks);
       else this.folded = new Set(this.layout.ranks.filter((rank) => named.has(rank)));
       this.place();
     }
@@ -185,8 +189,7 @@
 
   // The state of a view in the address: after #, one parameter per timeline.
   ns.readLink = function (key) {
-    const text = new URLSearchParams(location.hash.slice(1)).get(key);
-    if (!text) return null;
+    const text = new URLSearchParams(location.hash.slice(1)).get(key) || "";
     const state = {};
     for (const part of text.split("~")) {
       const at = part.indexOf(":");

@@ -381,6 +381,19 @@ def test_links_restore_the_view(browser: Any, address: str) -> None:
     assert other.state("props.trace") == 1
 
 
+def test_another_link_in_the_same_page_shows_its_view(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "timeline").timeline()
+    click_on(visit, "backward")
+    visit.until_true(lambda: "s%3A" in visit.page.url, "the selection is in the link")
+    visit.page.evaluate("location.hash = 'v=t%3A1000000_3000000~q%3Aall_reduce~f%3Aall'")
+    visit.until("view.t0 === 1e6 && view.t1 === 3e6")
+    visit.until("query === 'all_reduce' && selected === null")
+    assert visit.state("scene.folded.size") == visit.state("scene.ranks.length")
+    visit.page.evaluate("location.hash = ''")
+    visit.until("view.width >= view.span && query === '' && scene.folded.size === 0")
+    assert visit.troubles == []
+
+
 @pytest.mark.parametrize(
     "link", ["v=nonsense", "v=t%3Aa_b", "v=t%3A9_1~q%3A%25E0", "v=s%3A9_9_9", "v=f%3A77"]
 )
