@@ -511,7 +511,8 @@
     select(item) {
       this.hoverOn(null);
       this.selected = item;
-      this.setProps({ selected: { rank: item.rank, row: item.row, event: item.event } });
+      this.range = null;
+      this.setProps({ selected: { rank: item.rank, row: item.row, event: item.event }, range: null });
       this.changed(true);
     }
 

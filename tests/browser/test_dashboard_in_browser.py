@@ -358,6 +358,14 @@ def test_measuring_a_range(browser: Any, address: str) -> None:
     visit.page.keyboard.up("Shift")
     visit.page.wait_for_selector(".details h3")
     assert visit.page.locator(".details h3").inner_text() == "Busy in this range"
+    # What is selected afterwards takes its place, for the key that fits, too.
+    click_on(visit, "backward")
+    visit.until("selected && selected.end !== undefined")
+    visit.page.get_by_text("Busy in this range").wait_for(state="detached")
+    visit.page.keyboard.press("s", delay=300)
+    visit.page.keyboard.press("f")
+    visit.until("view.t0 <= selected.start && selected.end <= view.t1")
+    assert visit.state("view.width < 2 * (selected.end - selected.start)")
     assert visit.troubles == []
 
 
