@@ -306,6 +306,9 @@
 
     timeAt(x) { return this.view.t0 + ((x - ns.GUTTER) / (this.size().width - ns.GUTTER)) * this.view.width; }
 
+    // Of a range that is measured: there is nothing before the trace or behind it.
+    timeInside(x) { return Math.min(Math.max(0, this.timeAt(Math.max(x, ns.GUTTER))), this.layout.span); }
+
     center() {
       const inside = this.pointer && this.pointer.x > ns.GUTTER;
       return inside ? this.timeAt(this.pointer.x) : (this.view.t0 + this.view.t1) / 2;
@@ -404,7 +407,7 @@
       drag.moved = true;
       this.hoverOn(null);
       if (drag.measure) {
-        this.range = [this.timeAt(drag.x), this.timeAt(e.offsetX)];
+        this.range = [this.timeInside(drag.x), this.timeInside(e.offsetX)];
         this.draw();
         return;
       }

@@ -347,16 +347,30 @@ def test_searching_and_stepping_through_the_hits(browser: Any, address: str) -> 
     assert visit.troubles == []
 
 
-def test_measuring_a_range(browser: Any, address: str) -> None:
-    visit = Visit(browser, address, "timeline").timeline()
+def measure(visit: Visit, start: int, end: int) -> None:
+    """Drags from one place of the timeline to another with Shift held."""
     box = visit.page.locator(".tl-canvas").bounding_box()
     visit.page.keyboard.down("Shift")
-    visit.page.mouse.move(box["x"] + 400, box["y"] + 100)
+    visit.page.mouse.move(box["x"] + start, box["y"] + 100)
     visit.page.mouse.down()
-    visit.page.mouse.move(box["x"] + 700, box["y"] + 100, steps=4)
+    visit.page.mouse.move(box["x"] + end, box["y"] + 100, steps=4)
     visit.page.mouse.up()
     visit.page.keyboard.up("Shift")
     visit.page.wait_for_selector(".details h3")
+
+
+def test_a_range_is_measured_inside_the_trace(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "timeline").timeline()
+    measure(visit, 400, 20)
+    assert visit.state("props.range[0]") == 0
+    measure(visit, 600, 1279)
+    visit.until("props.range[1] === Math.round(view.span)")
+    assert visit.troubles == []
+
+
+def test_measuring_a_range(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "timeline").timeline()
+    measure(visit, 400, 700)
     assert visit.page.locator(".details h3").inner_text() == "Busy in this range"
     # What is selected afterwards takes its place, for the key that fits, too.
     click_on(visit, "backward")
