@@ -529,8 +529,10 @@
         this.view.scroll = line.y - height / 2;
       }
       const middle = (item.start + item.end) / 2, width = this.view.width;
-      const long = item.end - item.start > width, tiny = item.end - item.start < width / 400;
-      if (long || tiny) this.view.fitTo(item.start, Math.max(item.end, item.start + (tiny ? (item.end - item.start) * 6 + 200 : 0)));
+      const length = item.end - item.start;
+      // An instant has no length that a window could fit: it is shown among what is around it.
+      const long = length > width, tiny = length > 0 && length < width / 400;
+      if (long || tiny) this.view.fitTo(item.start, Math.max(item.end, item.start + (tiny ? length * 6 + 200 : 0)));
       else if (item.start < this.view.t0 || item.end > this.view.t1) this.view.set(middle - width / 2, middle + width / 2);
       this.select(item);
     }

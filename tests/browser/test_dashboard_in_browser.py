@@ -329,6 +329,30 @@ def test_labels_are_asked_for_once_however_long_they_take(browser: Any, address:
     assert visit.troubles == []
 
 
+def test_a_hit_that_is_an_instant_is_shown_among_others(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "timeline").timeline()
+    start = visit.page.evaluate(
+        f"""() => {{
+          const {{ source, layout, scene, view }} = {TIMELINE}, frame = source.current;
+          const number = layout.roles.indexOf("gradient");
+          const instant = (role, n) => role === number && frame.start[n] === frame.end[n];
+          const i = frame.role.findIndex(instant);
+          const track = scene.trackOfRow.get(frame.row[i]);
+          const hit = {{ rank: track.rank, row: frame.row[i], event: frame.event[i],
+                         start: frame.start[i], end: frame.end[i] }};
+          view.set(hit.end + 1e6, hit.end + 9e6);
+          Object.assign({TIMELINE}, {{ hits: [hit], total: 1 }});
+          return hit.start;
+        }}"""
+    )
+    visit.page.locator(".tl-canvas").focus()
+    visit.page.keyboard.press("Enter")
+    visit.until("selected")
+    assert visit.state("view.width") == pytest.approx(8e6)
+    assert visit.state("view.t0") < start < visit.state("view.t1")
+    assert visit.troubles == []
+
+
 def test_searching_and_stepping_through_the_hits(browser: Any, address: str) -> None:
     visit = Visit(browser, address, "timeline").timeline()
     visit.page.keyboard.press("/")
