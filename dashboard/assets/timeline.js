@@ -250,13 +250,16 @@
       this.draw();
     }
 
+    // The nearest height to which the tracks can be scrolled.
+    scrolled(to) { return Math.min(Math.max(0, to), Math.max(0, this.scene.height - this.size().height)); }
+
     // The view, the scene or the size has changed: paint what there is, ask for what is better.
     changed(quiet) {
       if (!this.view || this.closed) return;
       const { width, height } = this.size();
       if (width < ns.GUTTER + 20 || height < 10) return;
       this.scene.fill(height);
-      this.view.scroll = Math.min(Math.max(0, this.view.scroll), Math.max(0, this.scene.height - height));
+      this.view.scroll = this.scrolled(this.view.scroll);
       const margin = height / 2;
       const lines = this.scene.between(this.view.scroll - margin, this.view.scroll + height + margin);
       const rows = lines.map((line) => line.row).slice(0, 500).sort((a, b) => a - b);
@@ -328,8 +331,11 @@
 
     wheel(e) {
       if (!this.view) return;
-      e.preventDefault();
       const unit = e.deltaMode === 1 ? 16 : 1;
+      const turned = e.ctrlKey || e.metaKey || e.shiftKey || e.deltaX;
+      // Where its tracks end, the page goes on.
+      if (!turned && this.scrolled(this.view.scroll + e.deltaY * unit) === this.view.scroll) return;
+      e.preventDefault();
       const x = e.offsetX;
       this.act(() => {
         if (e.ctrlKey || e.metaKey) this.view.zoom(Math.exp(e.deltaY * unit * WHEEL_ZOOM), this.timeAt(x));

@@ -489,6 +489,25 @@ def test_pages_are_reached_by_their_links(browser: Any, address: str) -> None:
     assert visit.troubles == []
 
 
+def test_the_page_goes_on_where_the_tracks_of_a_comparison_end(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "compare?a=0&b=1").timeline("#timeline-a")
+    visit.figures()
+    canvas = visit.page.locator("#timeline-a .tl-canvas")
+    canvas.scroll_into_view_if_needed()
+    canvas.hover(position={"x": 500, "y": 100})
+    top = "document.getElementById('timeline-a').timeline.view.scroll"
+    offset = "document.scrollingElement.scrollTop"
+    before = visit.page.evaluate(offset)
+    visit.page.mouse.wheel(0, 40)
+    visit.until_true(lambda: visit.page.evaluate(top) == 40, "the tracks scroll")
+    assert visit.page.evaluate(offset) == before
+    for _ in range(8):
+        visit.page.mouse.wheel(0, 2000)
+        visit.page.wait_for_timeout(50)
+    visit.until_true(lambda: visit.page.evaluate(offset) > before, "the page scrolls")
+    assert visit.troubles == []
+
+
 def choose(visit: Visit, chooser: str, title: str) -> None:
     """Chooses a trace from one of the page's lists."""
     visit.page.click(chooser)
