@@ -16,7 +16,7 @@ class Timeline(Component):
         link: Key under which the address keeps the view; without it, it does not.
         sync: Timelines of one name show the same window of time.
         sync_follower: Of synchronized timelines: keys are for the others unless it has focus.
-        compact: Shown beside another one.
+        compact: Shown beside another one, with no panel for what is selected or measured.
         selected: What the user clicked: ``{rank, row, event}``.
         range: What the user measured: start and end in ns.
         flow: Intervals to connect: ``[{row, event, start, end, last}]``.

@@ -20,10 +20,11 @@
     ["compute", "Compute (path)"], ["transfer", "Transfer (path)"], ["idle", "Idle (path)"],
     ["codec", "Codec"], ["marker", "Annotation"], ["host", "Host"],
   ];
+  const MEASURE = "Shift + drag"; // only where a panel tells what was measured
   const KEYS = [
     ["W  S", "Zoom in, out at the pointer"], ["A  D", "Pan left, right"],
     ["↑  ↓", "Scroll"], ["Ctrl + wheel", "Zoom"], ["Shift + wheel", "Pan"],
-    ["Drag", "Pan"], ["Shift + drag", "Measure a range"],
+    ["Drag", "Pan"], [MEASURE, "Measure a range"],
     ["F", "Fit the selection, or everything"], ["Double click", "Fit an event, or everything"],
     [".  ,", "Next, previous event in its row"], ["Enter", "Next hit (Shift: previous)"],
     ["/", "Search"], ["Esc", "Clear"], ["?", "These keys"],
@@ -100,6 +101,7 @@
       this.dialog.appendChild(element("h2", "", "Keys"));
       const list = this.dialog.appendChild(element("dl"));
       for (const [key, text] of KEYS) {
+        if (key === MEASURE && this.props.compact) continue;
         list.appendChild(element("dt", "", key));
         list.appendChild(element("dd", "", text));
       }
@@ -397,7 +399,7 @@
       if (!this.view || e.button !== 0) return;
       this.canvas.focus({ preventScroll: true });
       this.canvas.setPointerCapture(e.pointerId);
-      this.drag = { x: e.offsetX, y: e.offsetY, t0: this.view.t0, t1: this.view.t1, scroll: this.view.scroll, moved: false, measure: e.shiftKey };
+      this.drag = { x: e.offsetX, y: e.offsetY, t0: this.view.t0, t1: this.view.t1, scroll: this.view.scroll, moved: false, measure: e.shiftKey && !this.props.compact };
     }
 
     move(e) {

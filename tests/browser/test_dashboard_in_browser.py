@@ -471,6 +471,11 @@ def test_comparison(browser: Any, address: str, width: int) -> None:
     )
     other = "document.getElementById('timeline-b').timeline.view"
     assert visit.page.evaluate(f"[{other}.t0, {other}.t1]") == [1e6, 9e6]
+    for key in "ab":
+        assert visit.page.locator(f"#timeline-{key} .tl-legend").is_visible()
+        keys = visit.page.locator(f"#timeline-{key} .tl-keys").text_content()
+        assert "Zoom" in keys
+        assert "Measure" not in keys  # nothing here would tell of it
     assert visit.figures() >= 3
     assert visit.fits()
     assert visit.troubles == []
