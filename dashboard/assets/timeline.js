@@ -240,9 +240,8 @@
     fail(error) {
       if (this.closed) return;
       this.failed = true;
-      // fetch() says no more than that when nobody answers.
-      const gone = error instanceof TypeError;
-      this.say(gone ? "The dashboard does not answer. Is ddltrace dashboard still running?" : error.message);
+      // When nobody answers, the page says so, see server_gone.js.
+      this.say(error instanceof TypeError ? "" : error.message);
     }
 
     // Something that was asked for is here.

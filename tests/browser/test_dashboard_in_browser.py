@@ -593,5 +593,12 @@ def test_a_server_that_went_away_is_told_of(browser: Any) -> None:
     workspace = Workspace([ddltrace.open(SAMPLES[0])])
     with running(create_app(workspace).server, bind("127.0.0.1", None)) as url:
         visit = Visit(browser, url, "timeline").timeline()
+        port = int(url.rstrip("/").rpartition(":")[2])
     visit.page.keyboard.press("w", delay=300)
-    visit.page.get_by_text("Is ddltrace dashboard still running?").wait_for()
+    gone = visit.page.get_by_text("Is ddltrace dashboard still running?")
+    gone.wait_for()
+    with running(create_app(workspace).server, bind("127.0.0.1", port)):
+        visit.page.keyboard.press("s", delay=300)
+        gone.wait_for(state="detached")
+    visit.page.get_by_role("link", name="Overview").click()
+    gone.wait_for()

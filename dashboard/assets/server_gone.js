@@ -1,0 +1,32 @@
+// Says that nobody answers any more: pages come from the server, and Dash is silent about it.
+(function () {
+  "use strict";
+  const ask = window.fetch;
+  let banner = null;
+
+  function tell(gone) {
+    if (gone === !!banner) return;
+    if (!gone) {
+      banner.remove();
+      banner = null;
+      return;
+    }
+    banner = document.createElement("div");
+    banner.className = "gone";
+    banner.setAttribute("role", "alert");
+    banner.textContent = "The dashboard does not answer. Is ddltrace dashboard still running?";
+    document.body.appendChild(banner);
+  }
+
+  window.fetch = async function (...request) {
+    try {
+      const response = await ask(...request);
+      tell(false);
+      return response;
+    } catch (error) {
+      // fetch() says no more than that when nobody answers.
+      if (error instanceof TypeError) tell(true);
+      throw error;
+    }
+  };
+})();
