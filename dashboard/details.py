@@ -29,20 +29,24 @@ class Part:
         event: Row in that rank's events.
         arrival_ns: When the rank entered it, since the trace's first event.
         end_ns: When it completed there; None if that was not seen.
-        wait_ns: Time until the last rank arrived.
-        transfer_ns: Time from the last arrival to the end; None if the end was not seen.
+        wait_ns: Time until the last rank arrived; None if a member's record is missing, who may
+            have arrived later.
+        transfer_ns: Time from the last arrival to the end; None if either is not known, or the
+            message did not complete here.
         lateness_ns: Arrival minus the median arrival.
-        is_last: Whether the others waited for this rank.
+        is_last: Whether the others waited for this rank, as far as that is known.
+        is_completed: Whether it completed there, be it at a time that is not known.
     """
 
     rank: int
     event: int
     arrival_ns: int
     end_ns: int | None
-    wait_ns: int
+    wait_ns: int | None
     transfer_ns: int | None
     lateness_ns: float
     is_last: bool
+    is_completed: bool
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,9 @@ def _facts(opened: OpenTrace, rank: int, row: dict[str, Any]) -> list[tuple[str,
     start, end = row["start_ns"], row["end_ns"]
     facts = [("Rank", str(rank))]
     if end is None:
-        facts.append(("Duration", "had not completed when last seen"))
+        ended = "ended at a time that is not known"
+        unseen = ended if row["status"] == "ok" else "had not completed when last seen"
+        facts.append(("Duration", unseen))
     elif end > start or row["kind"] != "gradient":
         facts.append(("Duration", time_text((end - start) / 1e3)))
     facts.append(("Start", time_text((start - origin) / 1e3)))
@@ -191,44 +197,49 @@ def _parts(opened: OpenTrace, rank: int, row: dict[str, Any]) -> tuple[list[Part
         members = sorted({rank, row["peer"]} if row["peer"] is not None else {rank})
     else:
         members = list(opened.trace.group_ranks(row["group"])) or list(opened.trace.ranks)
-    found: list[tuple[int, int, int, int | None]] = []
+    found: list[tuple[int, dict[str, Any]]] = []
     missing = []
     for member in members:
         same = _same_message(opened, member, rank, row) if member in opened.trace.ranks else None
         if same is None:
             missing.append(member)
         else:
-            found.append((member, *same))
+            found.append((member, same))
     if not found:
         return [], missing
-    arrivals = [arrival for _, _, arrival, _ in found]
-    last, median = max(arrivals), statistics.median(arrivals)
+    arrivals = [same["start_ns"] for _, same in found]
+    last, median = None if missing else max(arrivals), statistics.median(arrivals)
     origin = opened.trace.origin_ns
-    parts = [
-        Part(
-            rank=member,
-            event=event,
-            arrival_ns=arrival - origin,
-            end_ns=None if end is None else end - origin,
-            wait_ns=last - arrival,
-            transfer_ns=None if end is None else end - last,
-            lateness_ns=arrival - median,
-            is_last=arrival == last and len(found) > 1,
-        )
-        for member, event, arrival, end in found
-    ]
-    return parts, missing
+    return [_part(member, same, origin, last, median) for member, same in found], missing
+
+
+def _part(rank: int, row: dict[str, Any], origin: int, last: int | None, median: float) -> Part:
+    """A rank's part; `last` is when the last member arrived, None if that is not known."""
+    arrival, end = row["start_ns"], row["end_ns"]
+    completed = row["status"] not in ("open", "failed")
+    return Part(
+        rank=rank,
+        event=row["event"],
+        arrival_ns=arrival - origin,
+        end_ns=None if end is None else end - origin,
+        wait_ns=None if last is None else last - arrival,
+        transfer_ns=None if last is None or end is None or not completed else end - last,
+        lateness_ns=arrival - median,
+        is_last=arrival == last,
+        is_completed=completed,
+    )
 
 
 def _same_message(
     opened: OpenTrace, member: int, rank: int, row: dict[str, Any]
-) -> tuple[int, int, int | None] | None:
-    """Row, start and end of a rank's part in a message."""
+) -> dict[str, Any] | None:
+    """A rank's part in a message."""
     messages = opened.timeline.indexes[member].messages
     mask = pc.and_(pc.equal(messages["seq"], row["seq"]), pc.equal(messages["group"], row["group"]))
     for other in messages.filter(pc.fill_null(mask, False)).to_pylist():
         if _belong_together(row, rank, other, member):
-            return other["event"], other["start_ns"], other["end_ns"]
+            found: dict[str, Any] = other
+            return found
     return None
 
 

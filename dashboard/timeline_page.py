@@ -130,13 +130,13 @@ def _parts(details: Details, places: dict[int, dict[str, Any] | None]) -> list[C
     first = min((part.arrival_ns for part in parts), default=0)
     last = max((part.end_ns or part.arrival_ns for part in parts), default=first)
     rows = [_part(part, places[part.rank], first, max(1, last - first)) for part in parts]
+    keys = {"wait for the last rank": "wait", "transfer": "transfer"}
+    if any(_is_whole(part) for part in parts):
+        keys = {"waiting and transfer, not told apart": "whole"}
     lines: list[Component] = [
         html.Div(rows, className="parts"),
         html.P(
-            [
-                html.Span("wait for the last rank", className="tl-key key-wait"),
-                html.Span("transfer", className="tl-key key-transfer"),
-            ],
+            [html.Span(text, className=f"tl-key key-{key}") for text, key in keys.items()],
             className="parts-legend",
         ),
     ]
@@ -156,24 +156,36 @@ def _parts(details: Details, places: dict[int, dict[str, Any] | None]) -> list[C
     return lines
 
 
+def _is_whole(part: Part) -> bool:
+    """Whether a part is known from its arrival to its end, but not what was waiting of it."""
+    return part.wait_ns is None and part.end_ns is not None
+
+
 def _part(part: Part, where: dict[str, Any] | None, first: int, span: int) -> Component:
     def percent(ns: float) -> str:
         return f"{100 * ns / span:.2f}%"
 
+    lengths: list[tuple[str, int | None]] = [
+        ("wait", part.wait_ns),
+        ("transfer", part.transfer_ns),
+    ]
+    if _is_whole(part):
+        lengths = [("whole", (part.end_ns or 0) - part.arrival_ns)]
     bars: list[Component] = []
-    arrived = part.arrival_ns - first
-    if part.wait_ns:
-        style = {"left": percent(arrived), "width": percent(part.wait_ns)}
-        bars.append(html.Span(className="bar wait", style=style))
-    if part.transfer_ns and part.transfer_ns > 0:
-        style = {"left": percent(arrived + part.wait_ns), "width": percent(part.transfer_ns)}
-        bars.append(html.Span(className="bar transfer", style=style))
-    end = "not completed" if part.transfer_ns is None else time_text(part.transfer_ns / 1e3)
+    at = part.arrival_ns - first
+    for kind, length in lengths:
+        if length is not None and length > 0:
+            style = {"left": percent(at), "width": percent(length)}
+            bars.append(html.Span(className=f"bar {kind}", style=style))
+            at += length
+    texts = [time_text(length / 1e3) for _, length in lengths if length is not None]
+    if len(texts) < len(lengths):
+        texts.append("end not known" if part.is_completed else "not completed")
     return html.Button(
         [
             html.Span(f"rank {part.rank}", className="who"),
             html.Span(bars, className="bars"),
-            html.Span(f"{time_text(part.wait_ns / 1e3)} + {end}", className="times"),
+            html.Span(" + ".join(texts), className="times"),
         ],
         id={"type": "goto", "rank": part.rank, "event": part.event},
         className="part last" if part.is_last else "part",

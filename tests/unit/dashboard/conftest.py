@@ -150,10 +150,14 @@ def write_trace(directory: Path, rows_of_rank: dict[int, list[dict]]) -> Path:
 
 @pytest.fixture
 def write_run_of(tmp_path):
-    """Writes a trace of two ranks: its name, and what `rank_events` takes."""
+    """Writes a trace of two ranks: its name, and what `rank_events` takes.
 
-    def write(name, **shape):
-        return write_trace(tmp_path / name, {rank: rank_events(rank, **shape) for rank in (0, 1)})
+    `change` makes other rows of a rank and its rows.
+    """
+
+    def write(name, *, change=lambda _, rows: rows, **shape):
+        rows = {rank: change(rank, rank_events(rank, **shape)) for rank in (0, 1)}
+        return write_trace(tmp_path / name, rows)
 
     return write
 

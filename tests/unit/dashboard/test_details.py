@@ -2,8 +2,10 @@
 
 import pytest
 
+from ddltrace.analyzer.trace import open_trace
 from ddltrace.dashboard.details import describe
 from ddltrace.dashboard.timeline_page import event_panel, range_panel
+from ddltrace.dashboard.workspace import Workspace
 from ddltrace.tracer.errors import TraceError
 
 MS = 1_000_000
@@ -46,6 +48,37 @@ def test_an_unfinished_message_says_so(opened):
     details = describe(opened, 1, find(opened, 1, status="open"))
     assert dict(details.facts)["Duration"] == "had not completed when last seen"
     assert [part.transfer_ns for part in details.parts] == [None, None]
+
+
+def test_what_a_missing_member_did_to_a_message_is_not_guessed(write_run_of):
+    def lose(rank, rows):
+        return [row for row in rows if rank == 0 or row["op"] != "all_reduce" or row["seq"] != 3]
+
+    opened = Workspace([open_trace(write_run_of("less", change=lose))]).get(0)
+    number = find(opened, 0, op="all_reduce", seq=3)
+    details = describe(opened, 0, number)
+    assert details.missing_ranks == [1]
+    (part,) = details.parts
+    assert (part.wait_ns, part.transfer_ns, part.is_last) == (None, None, False)
+    children, _ = event_panel(opened, 0, number)
+    shown = texts(children)
+    assert "27.0 ms" in shown  # from its arrival to its end
+    assert "waiting and transfer, not told apart" in shown
+    assert "Nothing is known of rank 1." in shown
+    assert not any("arrived last" in text for text in shown)
+
+
+def test_a_failed_message_has_no_transfer(write_run_of):
+    def fail(rank, rows):
+        failed = {"status": "failed"}
+        return [row | failed if rank == 1 and row["seq"] == 3 else row for row in rows]
+
+    opened = Workspace([open_trace(write_run_of("failed", change=fail))]).get(0)
+    details = describe(opened, 0, find(opened, 0, op="all_reduce", seq=3))
+    assert [(part.wait_ns, part.transfer_ns) for part in details.parts] == [
+        (10 * MS, 17 * MS),
+        (0, None),
+    ]
 
 
 @pytest.mark.parametrize(("rank", "event"), [(0, 10**9), (0, -1), (7, 0)])
