@@ -167,6 +167,11 @@ def _number(search: str | None, key: str, default: int) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else default
 
 
+def _trace(search: str | None) -> int:
+    """The trace that pages of one trace show; the comparison keeps it for them."""
+    return _number(search, "trace", _number(search, "a", 0))
+
+
 def _add_shell_callbacks(app: dash.Dash, workspace: Workspace) -> None:
     app.clientside_callback(
         _READ_THEME,
@@ -182,11 +187,11 @@ def _add_shell_callbacks(app: dash.Dash, workspace: Workspace) -> None:
 
     def show_page(pathname: str | None, search: str | None) -> tuple[Any, Any]:
         path = (pathname or "/").rstrip("/") or "/"
-        number = _number(search, "trace", 0)
+        number = _trace(search)
         links = [
             dcc.Link(
                 name,
-                href=href if href == "/compare" else f"{href}?trace={number}",
+                href=f"{href}?trace={number}",
                 className="here" if href == path else "",
             )
             for href, name in _PAGES
@@ -221,9 +226,9 @@ def _add_choice_callbacks(app: dash.Dash, num_traces: int) -> None:
     """Keeps the address and the lists of traces in step."""
     app.clientside_callback(_GO, Input("go", "data"))
 
-    def show_choice(pathname: str | None, search: str | None) -> tuple[Any, bool]:
-        number = _number(search, "trace", 0)
-        return number if number < num_traces else no_update, pathname == "/compare"
+    def show_choice(pathname: str | None, search: str | None) -> tuple[int | None, bool]:
+        number = _trace(search)
+        return number if number < num_traces else None, pathname == "/compare"
 
     app.callback(
         Output("trace", "value"),
@@ -233,7 +238,7 @@ def _add_choice_callbacks(app: dash.Dash, num_traces: int) -> None:
     )(show_choice)
 
     def choose_trace(value: int | None, search: str | None, pathname: str | None) -> Any:
-        if value is None or pathname == "/compare" or _number(search, "trace", 0) == value:
+        if value is None or pathname == "/compare" or _trace(search) == value:
             return no_update
         return f"?trace={value}"
 
@@ -248,7 +253,7 @@ def _add_choice_callbacks(app: dash.Dash, num_traces: int) -> None:
     def choose_pair(a: int | None, b: int | None, search: str | None) -> Any:
         if a is None or b is None or (_number(search, "a", 0), _number(search, "b", 1)) == (a, b):
             return no_update
-        return f"?a={a}&b={b}"
+        return f"?a={a}&b={b}&trace={_trace(search)}"
 
     app.callback(
         Output("go", "data", allow_duplicate=True),
@@ -277,7 +282,7 @@ def _add_figure_callbacks(app: dash.Dash, workspace: Workspace) -> None:
 def _make_figure(workspace: Workspace, name: str, search: str | None) -> go.Figure | None:
     try:
         if name in overview.FIGURES:
-            opened = workspace.get(_number(search, "trace", 0))
+            opened = workspace.get(_trace(search))
             return opened.figure(name, overview.FIGURES[name])
         make: Callable[[compare.Pair], go.Figure | None] | None = compare.FIGURES.get(name)
         if make is None:

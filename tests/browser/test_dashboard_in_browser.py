@@ -491,6 +491,14 @@ def test_pages_are_reached_by_their_links(browser: Any, address: str) -> None:
     visit.page.wait_for_selector(".compare-bar")
     visit.page.go_back()
     visit.timeline()
+    # Through the comparison, whatever is chosen there, one comes back to the same trace.
+    visit.page.get_by_role("link", name="Compare").click()
+    choose(visit, "#compare-a", SAMPLES[-1].name)
+    visit.until_true(lambda: "a=1&b=1" in visit.page.url, "the choice is in the address")
+    visit.page.wait_for_selector(".compare-bar")
+    visit.page.get_by_role("link", name="Timeline", exact=True).click()
+    visit.timeline()
+    assert visit.state("props.trace") == 1
     assert visit.troubles == []
 
 
@@ -584,6 +592,9 @@ def test_an_empty_trace_says_so(browser: Any, address: str) -> None:
 def test_what_is_not_there_says_so(browser: Any, address: str) -> None:
     visit = Visit(browser, address, "?trace=99")
     visit.page.get_by_text("this dashboard has no trace 99").wait_for()
+    assert SAMPLES[0].name not in visit.page.locator("#trace").inner_text()
+    choose(visit, "#trace", SAMPLES[0].name)
+    visit.page.wait_for_selector(".headline h1")
     visit.page.goto(address + "nowhere")
     visit.page.get_by_text("There is no such page").wait_for()
     assert visit.troubles == []
