@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ddltrace.dashboard.workspace import OpenTrace
 
 _MAX_TENSORS: Final = 12
+_MAX_HOSTS: Final = 3
 _OPEN_NOTES: Final = 4
 
 FIGURES: Final[dict[str, Callable[[OpenTrace], go.Figure | None]]] = {
@@ -94,11 +95,13 @@ def _headline(opened: OpenTrace) -> Component:
     analysis = opened.analysis
     trace = analysis.trace
     first, *rest = sentences(analysis)
+    more = len(trace.hosts) - _MAX_HOSTS
     facts = [
         f"{len(trace.ranks)} of {trace.world_size} ranks",
         f"{trace.steps:,} step{'s' * (trace.steps != 1)}",
         f"{trace.events:,} events",
-        printable(", ".join(trace.hosts[:3])) if trace.hosts else "",
+        printable(", ".join(trace.hosts[:_MAX_HOSTS])),
+        f"{more} more host{'s' * (more != 1)}" if more > 0 else "",
         f"level {printable(trace.level)}",
     ]
     notes = [printable(note) for note in trace.notes]

@@ -4,6 +4,7 @@ import json
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,18 @@ def test_overview_leads_with_the_sentences(opened):
     page = as_json(overview.overview_page(opened))
     for sentence in sentences(opened.analysis):
         assert json.dumps(sentence)[1:-1] in page
+
+
+@pytest.mark.parametrize(
+    ("hosts", "says"), [(3, "n0, n1, n2 ·"), (4, "n0, n1, n2 · 1 more host ·"), (9, "6 more hosts")]
+)
+def test_overview_drops_no_host_in_silence(trace_path, hosts, says):
+    opened = Workspace([open_trace(trace_path)]).get(0)
+    names = tuple(f"n{number}" for number in range(hosts))
+    facts = replace(opened.analysis.trace, hosts=names)
+    opened._analysis = Lazy(lambda analysis=opened.analysis: replace(analysis, trace=facts))
+    page = overview.overview_page(opened)
+    assert says in page.children[0].children[0].children
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
