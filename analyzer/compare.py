@@ -73,24 +73,15 @@ class Comparison:
 
 def compare(before: Analysis, after: Analysis) -> Comparison:
     """Compares two analyses, each over its own steady steps."""
-    rows = _steady(before), _steady(after)
-
-    def of_steps(name: str, value: Callable[[StepRow], float | None]) -> Difference:
-        return _difference(name, *([value(row) for row in part] for part in rows))
-
+    sides = (before, after)
     return Comparison(
         before=before.trace.name,
         after=after.trace.name,
         level=LEVEL,
         step_us=compare_steps(before, after),
-        shares=(
-            of_steps("overlap_ratio", lambda row: row.overlap_ratio),
-            of_steps("compute_share", lambda row: row.compute_share),
-            of_steps("exposed_comm_share", lambda row: row.exposed_comm_share),
-            of_steps("idle_share", lambda row: row.idle_share),
-        ),
+        shares=compare_shares(before, after),
         critical_path=tuple(
-            of_steps(name, lambda row, name=name: getattr(row.critical_path, f"{name}_us"))  # type: ignore[misc]
+            _of_steps(name, lambda row, name=name: getattr(row.critical_path, f"{name}_us"), sides)  # type: ignore[misc]
             for name in CATEGORIES
         ),
         ranks=_ranks(before, after),
@@ -100,9 +91,18 @@ def compare(before: Analysis, after: Analysis) -> Comparison:
 
 def compare_steps(before: Analysis, after: Analysis) -> Difference:
     """Compares the wall times of the steady steps of two analyses, microseconds."""
-    return _difference(
-        "step", *([row.wall_us for row in _steady(part)] for part in (before, after))
-    )
+    return _of_steps("step", lambda row: row.wall_us, (before, after))
+
+
+def compare_shares(before: Analysis, after: Analysis) -> tuple[Difference, ...]:
+    """Compares the overlap ratio and the shares of the steady steps, by the summary's names."""
+    values: dict[str, Callable[[StepRow], float | None]] = {
+        "overlap_ratio": lambda row: row.overlap_ratio,
+        "compute_share": lambda row: row.compute_share,
+        "exposed_comm_share": lambda row: row.exposed_comm_share,
+        "idle_share": lambda row: row.idle_share,
+    }
+    return tuple(_of_steps(name, value, (before, after)) for name, value in values.items())
 
 
 def render_comparison(comparison: Comparison, width: int = 100) -> str:
@@ -162,6 +162,13 @@ def _some(row: Difference) -> bool:
 
 def _steady(analysis: Analysis) -> list[StepRow]:
     return [row for row in analysis.steps if row.steady]
+
+
+def _of_steps(
+    name: str, value: Callable[[StepRow], float | None], sides: tuple[Analysis, Analysis]
+) -> Difference:
+    """Compares a number of the steady steps."""
+    return _difference(name, *([value(row) for row in _steady(side)] for side in sides))
 
 
 def _difference(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from dash import dcc, html
 
-from ddltrace.analyzer.compare import compare_steps
+from ddltrace.analyzer.compare import compare_shares, compare_steps
 from ddltrace.analyzer.confidence import LEVEL, MIN_STEPS
 from ddltrace.analyzer.units import NOT_KNOWN, bytes_text, share_text, time_text
 from ddltrace.dashboard import charts
@@ -90,7 +90,7 @@ def compare_page(workspace: Workspace, first: int, second: int) -> Component:
         [
             _chooser(workspace, pair),
             _verdict(pair),
-            card("In numbers", _summary(pair), wide=True),
+            card("In numbers", _summary(pair), hint=_HINT, wide=True),
             html.Div(cards, className="cards"),
             html.Section(
                 [
@@ -167,13 +167,18 @@ def _verdict(pair: Pair) -> Component:
 
 
 def _summary(pair: Pair) -> Component:
+    analyses = (pair[0].analysis, pair[1].analysis)
+    verdicts = {
+        row.name: row.verdict for row in (compare_steps(*analyses), *compare_shares(*analyses))
+    }
     rows = []
-    for name, read, show, less_is_better in _MEASURES:
+    for name, read, show, less_is_better, judged in _MEASURES:
         first, second = (read(opened) for opened in pair)
-        rows.append(
-            (name, show(first), show(second), *_change(first, second, show, less_is_better))
-        )
-    return table(("", "A", "B", "difference", "of A"), rows)
+        verdict = verdicts.get(judged, "unknown")
+        better = None if verdict not in ("less", "more") else less_is_better
+        change = _change(first, second, show, better)
+        rows.append((name, show(first), show(second), *change, _VERDICTS.get(verdict, "")))
+    return table(("", "A", "B", "difference", "of A", ""), rows)
 
 
 def _mean(values: list[float]) -> float | None:
@@ -187,43 +192,60 @@ def _number_text(value: float | None) -> str:
 _Show = Callable[[float | None], str]
 _Read = Callable[["OpenTrace"], "float | None"]
 
-_MEASURES: Final[tuple[tuple[str, _Read, _Show, bool | None], ...]] = (
-    ("Step, mean", lambda a: a.analysis.summary.step_us.mean, time_text, True),
-    ("Step, median", lambda a: a.analysis.summary.step_us.p50, time_text, True),
-    ("Step, 95th percentile", lambda a: a.analysis.summary.step_us.p95, time_text, True),
-    ("Overlap ratio", lambda a: a.analysis.summary.overlap_ratio, share_text, False),
-    ("Compute", lambda a: a.analysis.summary.compute_share, share_text, None),
+_VERDICTS: Final = {"same": "noise"}
+_HINT: Final = (
+    "Coloured where B is better or worse than A by more than its steps differ among themselves; "
+    "“noise” where it is not."
+)
+
+_MEASURES: Final[tuple[tuple[str, _Read, _Show, bool | None, str], ...]] = (
+    ("Step, mean", lambda a: a.analysis.summary.step_us.mean, time_text, True, "step"),
+    ("Step, median", lambda a: a.analysis.summary.step_us.p50, time_text, True, ""),
+    ("Step, 95th percentile", lambda a: a.analysis.summary.step_us.p95, time_text, True, ""),
+    (
+        "Overlap ratio",
+        lambda a: a.analysis.summary.overlap_ratio,
+        share_text,
+        False,
+        "overlap_ratio",
+    ),
+    ("Compute", lambda a: a.analysis.summary.compute_share, share_text, None, "compute_share"),
     (
         "Exposed communication",
         lambda a: a.analysis.summary.exposed_comm_share,
         share_text,
         True,
+        "exposed_comm_share",
     ),
     (
         "Waiting for ranks",
         lambda a: a.analysis.summary.sync_overhead_share,
         share_text,
         True,
+        "",
     ),
-    ("Idle", lambda a: a.analysis.summary.idle_share, share_text, True),
-    ("Update", lambda a: a.analysis.summary.update_overhead_share, share_text, None),
-    ("Data", lambda a: a.analysis.summary.data_share, share_text, True),
+    ("Idle", lambda a: a.analysis.summary.idle_share, share_text, True, "idle_share"),
+    ("Update", lambda a: a.analysis.summary.update_overhead_share, share_text, None, ""),
+    ("Data", lambda a: a.analysis.summary.data_share, share_text, True, ""),
     (
         "Message bytes per rank and step",
         lambda a: _mean([row.message_bytes for row in a.breakdowns]),
         bytes_text,
         None,
+        "",
     ),
     (
         "Messages per rank and step",
         lambda a: _mean([row.messages for row in a.breakdowns]),
         _number_text,
         None,
+        "",
     ),
-    ("Ranks", lambda a: len(a.trace.ranks), _number_text, None),
-    ("Steps", lambda a: a.analysis.trace.steps, _number_text, None),
+    ("Ranks", lambda a: len(a.trace.ranks), _number_text, None, ""),
+    ("Steps", lambda a: a.analysis.trace.steps, _number_text, None, ""),
 )
-"""Name, value, how it is written, and whether less of it is better; None: neither is."""
+"""Name, value, how it is written, whether less of it is better (None: neither is), and the name
+under which a comparison judges it, where one does."""
 
 
 def _change(

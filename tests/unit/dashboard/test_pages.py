@@ -116,6 +116,44 @@ def test_the_headline_says_what_the_comparison_finds(write_run_of, steps, step_m
     assert says in as_json(compare.compare_page(workspace, 0, 1))
 
 
+def test_what_may_be_noise_is_neither_gain_nor_loss(write_run_of):
+    def wobble(rank, rows):
+        """Every other step's optimizer runs on for 8 ms, so that the next step begins later."""
+        return [late(row) for row in rows]
+
+    def late(row):
+        step = row["step"] or 0
+        by = (step // 2 + step % 2) * 8_000_000
+        times = {key: row[key] + by for key in ("start_ns", "end_ns") if row[key] is not None}
+        if row["kind"] == "step" and not step % 2:
+            times["end_ns"] += 8_000_000
+        return row | times
+
+    paths = [
+        write_run_of("first", steps=9, change=wobble),
+        write_run_of("second", steps=9, step_ms=101, change=wobble),
+        write_run_of("third", steps=9, step_ms=150, change=wobble),
+    ]
+    workspace = Workspace([open_trace(path) for path in paths])
+    rows = [
+        {row.children[0].children: row for row in page_rows(workspace, 0, other)}
+        for other in (1, 2)
+    ]
+    near, far = (side["Step, mean"].children for side in rows)
+    assert near[-1].children == "noise"
+    assert near[3].children.className == ""
+    assert near[3].children.children.startswith("+")
+    assert far[-1].children == ""
+    assert far[3].children.className == "loss"
+    assert rows[1]["Step, median"].children[3].children.className == ""  # nothing judges it
+
+
+def page_rows(workspace, first, second):
+    """The rows of a comparison's table of numbers."""
+    numbers = compare.compare_page(workspace, first, second).children[2]
+    return numbers.children[1].children.children[1].children
+
+
 def test_of_a_trace_too_long_the_analyzed_steps_are_shown(write_run_of, monkeypatch):
     path = write_run_of("run", steps=8)
     monkeypatch.setattr(portion, "MOST_BYTES", 20_000)
