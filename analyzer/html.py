@@ -22,6 +22,7 @@ import numpy as np
 
 from ddltrace.analyzer import figures
 from ddltrace.analyzer.model import CATEGORIES, Analysis, Summary
+from ddltrace.analyzer.notes import notes_of, state_text
 from ddltrace.analyzer.palette import style_sheet
 from ddltrace.analyzer.sentences import extra_text, idle_text, sentences
 from ddltrace.analyzer.several import dashboard_command
@@ -148,6 +149,8 @@ def render(analysis: Analysis, trace: Trace, sources: Sequence[Path] | None = No
         data=_safe(json_in_html(data)),
         figures=drawn,
         trace=analysis.trace,
+        state=state_text(analysis.trace),
+        notes=notes_of(analysis),
         clock=analysis.clock,
         summary=analysis.summary,
         joining=analysis.joining,

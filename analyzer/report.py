@@ -10,6 +10,7 @@ from typing import Final
 
 from ddltrace.analyzer.advice import path_shares
 from ddltrace.analyzer.model import Analysis, RankRow, StragglerRow
+from ddltrace.analyzer.notes import notes_of, state_text
 from ddltrace.analyzer.sentences import extra_text, hang_text, idle_text, ranks_text, sentences
 from ddltrace.analyzer.table import render
 from ddltrace.analyzer.units import (
@@ -64,10 +65,9 @@ def _head(analysis: Analysis) -> list[str]:
     ranks = f"{len(trace.ranks)} of {trace.world_size} ranks"
     if len(trace.ranks) == trace.world_size:
         ranks = f"{trace.world_size} rank{'' if trace.world_size == 1 else 's'}"
-    failed = f"; the job ended with status {trace.exit_status}" if trace.exit_status else ""
     lines = [
         f"{trace.name}: {ranks} on {hosts}, {trace.steps} steps, {trace.events:,} events, "
-        f"{trace.status}{failed}"
+        f"{state_text(trace)}"
     ]
     if summary.steps:
         left = f", {summary.warmup_steps} left out" if summary.warmup_steps else ""
@@ -76,19 +76,7 @@ def _head(analysis: Analysis) -> list[str]:
 
 
 def _notes(analysis: Analysis) -> list[str]:
-    notes = list(analysis.trace.notes)
-    joining = analysis.joining
-    if joining.mismatched:
-        notes.append(
-            f"{joining.mismatched} collectives do not agree on operation or size across ranks: "
-            "left out of all times"
-        )
-    if joining.partial:
-        notes.append(f"{joining.partial} of {joining.collectives} collectives lack some rank")
-    if joining.p2p_unmatched:
-        notes.append(f"{joining.p2p_unmatched} sends and receives lack their other side")
-    if joining.by_order:
-        notes.append("collectives carry no sequence numbers: joined by their order")
+    notes = notes_of(analysis)
     lines = [line for note in notes[:_MAX_NOTES] for line in _wrapped(f"! {note}", indent="  ")]
     if len(notes) > _MAX_NOTES:
         lines.append(f"! {len(notes) - _MAX_NOTES} more notes in --json")

@@ -13,7 +13,7 @@ from ddltrace.analyzer.confidence import LEVEL, MIN_STEPS
 from ddltrace.analyzer.units import NOT_KNOWN, bytes_text, share_text, time_text
 from ddltrace.dashboard import charts
 from ddltrace.dashboard.components import Timeline
-from ddltrace.dashboard.widgets import card, empty, graph, table
+from ddltrace.dashboard.widgets import card, empty, graph, notes_box, table
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -141,10 +141,11 @@ def _chooser(workspace: Workspace, pair: Pair) -> Component:
 
 def _verdict(pair: Pair) -> Component:
     """One sentence: which is faster, and whether the steps can tell."""
+    notes = [notes_box(side.notes, of=title) for title, side in _lettered(pair) if side.notes]
     step = compare_steps(pair[0].analysis, pair[1].analysis)
     if step.change is None or step.low is None or step.high is None or not step.before:
         text = f"Too few steady steps to compare step times: each trace needs {MIN_STEPS}."
-        return html.Section([html.H1(text)], className="headline")
+        return html.Section([html.H1(text), *notes], className="headline")
     if step.verdict == "same":
         text = "The step times do not tell A and B apart."
     else:
@@ -161,6 +162,7 @@ def _verdict(pair: Pair) -> Component:
                 f"{len(steady_times(pair[1].analysis))} steady steps.",
                 className="lead",
             ),
+            *notes,
         ],
         className="headline",
     )

@@ -11,7 +11,7 @@ from ddltrace.analyzer import figures
 from ddltrace.analyzer.sentences import sentences
 from ddltrace.analyzer.units import bytes_text, printable, share_text, time_text
 from ddltrace.dashboard import charts
-from ddltrace.dashboard.widgets import card, empty, graph, table, tiles
+from ddltrace.dashboard.widgets import card, empty, graph, notes_box, table, tiles
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _MAX_TENSORS: Final = 12
 _MAX_HOSTS: Final = 3
-_OPEN_NOTES: Final = 4
 
 FIGURES: Final[dict[str, Callable[[OpenTrace], go.Figure | None]]] = {
     "steps": lambda opened: figures.step_times(opened.analysis),
@@ -104,7 +103,6 @@ def _headline(opened: OpenTrace) -> Component:
         f"{more} more host{'s' * (more != 1)}" if more > 0 else "",
         f"level {printable(trace.level)}",
     ]
-    notes = [printable(note) for note in trace.notes]
     children: list[Any] = [
         html.P(" · ".join(fact for fact in facts if fact), className="facts"),
         html.H1(first),
@@ -119,19 +117,8 @@ def _headline(opened: OpenTrace) -> Component:
             className="next",
         ),
     ]
-    if notes:
-        children.append(
-            html.Details(
-                [
-                    html.Summary(
-                        "1 thing to know" if len(notes) == 1 else f"{len(notes)} things to know"
-                    ),
-                    html.Ul([html.Li(note) for note in notes]),
-                ],
-                className="notes",
-                open=len(notes) <= _OPEN_NOTES,
-            )
-        )
+    if opened.notes:
+        children.append(notes_box(opened.notes))
     return html.Section(children, className="headline")
 
 

@@ -50,6 +50,7 @@ def add_routes(server: Flask, workspace: Workspace) -> None:
 
     route("layout", lambda opened, _: opened.layout())
     route("path", lambda opened, _: opened.path_layout())
+    route("notes", lambda opened, _: {"notes": opened.notes})
     route("frame", _frame)
     route("names", _names)
     route("minimap", _minimap)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from dash import dcc, html
 
@@ -11,6 +11,9 @@ from ddltrace.dashboard.theme import GRAPH_CONFIG
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
+
+
+_OPEN_NOTES: Final = 4
 
 
 def card(title: str, *children: Any, hint: str = "", wide: bool = False) -> Component:
@@ -52,6 +55,24 @@ def empty(title: str, *lines: Any) -> Component:
 def failed(message: str) -> Component:
     """A page that could not be made, with the reason."""
     return html.Main(empty("This trace cannot be shown", message), className="page")
+
+
+def notes_box(notes: Sequence[str], *, of: str = "") -> Component:
+    """What to know before believing a page's numbers; open while it is short.
+
+    Args:
+        notes: One or more.
+        of: Which trace they are of, where a page shows several.
+    """
+    count = "1 thing to know" if len(notes) == 1 else f"{len(notes)} things to know"
+    return html.Details(
+        [
+            html.Summary(f"{count} of {of}" if of else count),
+            html.Ul([html.Li(note) for note in notes]),
+        ],
+        className="notes",
+        open=len(notes) <= _OPEN_NOTES,
+    )
 
 
 def tiles(values: Sequence[tuple[str, str, str]]) -> Component:

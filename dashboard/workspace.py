@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from ddltrace.analyzer.notes import notes_of, state_text
 from ddltrace.analyzer.units import printable
 from ddltrace.dashboard.activity import Breakdown, break_down
 from ddltrace.dashboard.frame import Window, encode_frame
@@ -108,6 +109,15 @@ class OpenTrace:
     def analysis(self) -> Analysis:
         """The analysis."""
         return self._analysis.get()
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know before believing the numbers, fit to be shown; it takes the analysis."""
+        trace = self.analysis.trace
+        notes = notes_of(self.analysis)
+        if trace.status != "complete" or trace.exit_status:
+            notes.insert(0, f"the trace is {state_text(trace)}")
+        return [printable(note) for note in notes]
 
     @property
     def path_lane(self) -> PathLane:

@@ -125,12 +125,12 @@
       this.canvas.setAttribute("aria-label",
         `Timeline of ${this.layout.title}: ${this.layout.ranks.length} ranks, ` +
         `${this.layout.events} events, ${ns.timeText(this.layout.span)}. Press ? for keys.`);
+      this.showNotes(this.layout.notes);
       if (!this.layout.tracks.length) {
         this.say("This trace holds no events. Was the job traced to its end?");
         return;
       }
       this.showLegend();
-      this.showNotes();
       this.restore();
       if (this.props.sync) this.join(this.props.sync);
       this.say("");
@@ -139,6 +139,9 @@
       this.busy = await this.source.minimap(width).catch((error) => this.fail(error));
       this.draw();
       if (this.layout.path) await this.addPath();
+      // What only the analysis can tell, which may take a while.
+      const { notes } = await this.source.notes().catch(() => this.layout);
+      if (!this.closed) this.showNotes(notes);
     }
 
     // The critical path takes the analysis of the whole trace: it comes when it is ready.
@@ -185,8 +188,7 @@
     }
 
     // What was lost or is unsure: whoever looks at the picture must know.
-    showNotes() {
-      const { notes } = this.layout;
+    showNotes(notes) {
       if (!notes.length) return;
       this.notes.hidden = false;
       const title = notes.length === 1 ? "1 thing to know" : notes.length + " things to know";

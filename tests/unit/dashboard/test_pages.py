@@ -11,9 +11,12 @@ import pytest
 from plotly.utils import PlotlyJSONEncoder
 
 from ddltrace.analyzer import palette, portion
+from ddltrace.analyzer.html import render as render_html
 from ddltrace.analyzer.palette import ROLES, SURFACES
+from ddltrace.analyzer.report import render_report
 from ddltrace.analyzer.trace import open_trace
 from ddltrace.dashboard import compare, overview, theme
+from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.theme import dress, style_sheet
 from ddltrace.dashboard.workspace import Lazy, Workspace
 from ddltrace.tracer.errors import TraceError
@@ -85,6 +88,35 @@ def test_a_trace_without_events_has_a_page(tmp_path):
     write_run(tmp_path / "nothing", RunInfo(status="complete"))
     workspace = Workspace([open_trace(tmp_path / "nothing")])
     assert "Nothing was measured" in as_json(overview.overview_page(workspace.get(0)))
+
+
+def test_what_to_know_of_a_partial_trace_is_said_everywhere(write_run_of):
+    def lose(rank, rows):
+        return [row for row in rows if rank == 0 or row["seq"] != 3]
+
+    path = write_run_of("half", steps=8, change=lose)
+    run = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps(run | {"status": "partial", "exit_status": 1}))
+    workspace = Workspace([open_trace(path), open_trace(write_run_of("whole", steps=8))])
+    opened = workspace.get(0)
+    says = [
+        "the trace is partial; the job ended with status 1",
+        "1 of 17 collectives lack some rank",
+    ]
+    assert opened.notes == says
+    client = create_app(workspace, loopback=False).server.test_client()
+    assert client.get("/api/0/notes").get_json()["notes"] == opened.notes
+    pages = (
+        overview.overview_page(opened),
+        compare.compare_page(workspace, 0, 1),
+        render_report(opened.analysis),
+        render_html(opened.analysis, opened.trace),
+    )
+    for page in map(as_json, pages):
+        assert "lack some rank" in page
+        assert "partial; the job ended with status 1" in page
+    assert "things to know of A: half" in as_json(pages[1])
+    assert "of B: whole" not in as_json(pages[1])
 
 
 def test_comparing_takes_two_traces(workspace):
