@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import shlex
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from os import PathLike
@@ -44,6 +45,7 @@ _CACHE_BYTES: Final = 512 << 20
 _WINDOW_ROWS: Final = 1 << 16
 _TIME_COLUMNS: Final = ("start_ns", "end_ns", "enqueue_ns")
 _GENERATION_MARK: Final = "@"
+_MAX_NAMED: Final = 8
 
 
 def open_trace(path: str | PathLike[str]) -> Trace:
@@ -70,8 +72,22 @@ def open_trace(path: str | PathLike[str]) -> Trace:
         imported = formats.read(path)
         return Trace(path, check_run(imported.run), imported.tables)
     if path.is_dir():
+        _check_holds_none(path)
         read_run(path)  # raises, and says what is missing
     raise TraceError(f"{path} is neither a trace directory nor of a format that can be imported")
+
+
+def _check_holds_none(path: Path) -> None:
+    """Raises if a directory that is no trace holds some, as an experiment's does."""
+    inside = [run.parent for run in sorted(path.glob(f"*/{RUN_FILE}"))]
+    if not inside:
+        return
+    shown = " ".join(shlex.quote(str(trace)) for trace in inside[:_MAX_NAMED])
+    count = "a trace" if len(inside) == 1 else f"{len(inside)} traces"
+    which = f"the first {_MAX_NAMED}" if len(inside) > _MAX_NAMED else "them"
+    raise TraceError(
+        f"{path} is no trace, but holds {count} (show {which} with: ddltrace dashboard {shown})"
+    )
 
 
 def _read_run(path: Path) -> RunInfo:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 import shutil
 from dataclasses import replace
 
@@ -52,6 +53,23 @@ def test_a_lost_event_file_leaves_an_empty_rank_and_a_note(build):
 def test_no_trace_is_told_in_one_line(tmp_path):
     with pytest.raises(TraceError, match="does not exist"):
         open_trace(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(("count", "says"), [(1, "a trace"), (2, "2 traces"), (9, "9 traces")])
+def test_a_directory_of_traces_leads_to_them(build, tmp_path, count, says):
+    outer = tmp_path / "two words"
+    outer.mkdir()
+    path = build(1).write()
+    for number in range(count):
+        shutil.copytree(path, outer / f"run-{number}")
+    with pytest.raises(TraceError, match=f"holds {says} ") as caught:
+        open_trace(outer)
+    command = str(caught.value).partition("with: ")[2].rstrip(")")
+    named = shlex.split(command)[2:]
+    assert named == [str(outer / f"run-{number}") for number in range(min(count, 8))]
+    assert ("first 8" in str(caught.value)) == (count > 8)
+    for trace in named:
+        assert open_trace(trace).ranks == [0]
 
 
 def test_a_restarted_rank_keeps_steps_groups_and_ids_apart(build, tmp_path):
