@@ -23,6 +23,17 @@ def time_text(us: float | None) -> str:
     return f"{us * 1e3:.0f} ns"
 
 
+def instant_text(us: float) -> str:
+    """An instant in microseconds with the unit that fits it, to the microsecond.
+
+    Instants that lie close together must differ as text; below a millisecond, to the nanosecond.
+    """
+    for (scale, unit), decimals in zip(_TIME_UNITS, (6, 3, 3), strict=True):
+        if abs(us) >= scale:
+            return f"{us / scale:,.{decimals}f} {unit}"
+    return time_text(us)
+
+
 def bytes_text(count: float | None) -> str:
     """A number of bytes with the decimal unit that fits it, three digits."""
     if count is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddltrace.analyzer.units import NOT_KNOWN, bytes_text, printable, time_text
+from ddltrace.analyzer.units import NOT_KNOWN, bytes_text, instant_text, printable, time_text
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.schema import P2P_OPS
 
@@ -152,7 +152,7 @@ def _facts(opened: OpenTrace, rank: int, row: dict[str, Any]) -> list[tuple[str,
         facts.append(("Duration", unseen))
     elif end > start or row["kind"] != "gradient":
         facts.append(("Duration", time_text((end - start) / 1e3)))
-    facts.append(("Start", time_text((start - origin) / 1e3)))
+    facts.append(("Start", instant_text((start - origin) / 1e3)))
     if row["enqueue_ns"] is not None:
         facts.append(("Enqueued", f"{time_text((start - row['enqueue_ns']) / 1e3)} before start"))
     if row["kind"] == "message" and row["id"] is not None:

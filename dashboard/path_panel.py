@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddltrace.analyzer.units import printable, share_text, time_text
+from ddltrace.analyzer.units import instant_text, printable, share_text, time_text
 from ddltrace.dashboard.tracks import NO_EVENT
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def describe_piece(opened: OpenTrace, number: int) -> PieceDetails:
         ("Category", piece.category),
         ("Duration", time_text(length / 1e3)),
         ("Share of the step", share_text(length / whole)),
-        ("Start", time_text((piece.start_ns - lane.origin_ns) / 1e3)),
+        ("Start", instant_text((piece.start_ns - lane.origin_ns) / 1e3)),
         ("Step", str(step)),
     ]
     title = printable(piece.name or piece.category)

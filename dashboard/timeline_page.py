@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from dash import html
 
-from ddltrace.analyzer.units import share_text, time_text
+from ddltrace.analyzer.units import instant_text, share_text, time_text
 from ddltrace.dashboard.components import Timeline
 from ddltrace.dashboard.details import Details, Part, describe
 from ddltrace.dashboard.path_lane import NO_RANK
@@ -97,7 +97,9 @@ def range_panel(opened: OpenTrace, start_ns: int, end_ns: int) -> list[Any]:
         rows.append((f"rank {rank}", *(share_text(share) for share in shares)))
     return [
         html.Header([html.Span("range", className="kind"), html.H2(time_text(width / 1e3))]),
-        html.Dl([*_fact("From", time_text(start_ns / 1e3)), *_fact("To", time_text(end_ns / 1e3))]),
+        html.Dl(
+            [*_fact("From", instant_text(start_ns / 1e3)), *_fact("To", instant_text(end_ns / 1e3))]
+        ),
         html.H3("Busy in this range"),
         table(("rank", "compute", "communication"), rows),
     ]

@@ -3,6 +3,7 @@
 import pytest
 
 from ddltrace.analyzer.trace import open_trace
+from ddltrace.analyzer.units import instant_text
 from ddltrace.dashboard.details import describe
 from ddltrace.dashboard.timeline_page import event_panel, range_panel
 from ddltrace.dashboard.workspace import Workspace
@@ -107,6 +108,27 @@ def test_the_panel_of_a_range_tells_how_busy_ranks_are(opened):
     assert "100 ms" in shown
     row = shown.index("rank 0")
     assert shown[row + 1 : row + 3] == ["67.0 %", "37.0 %"]
+
+
+@pytest.mark.parametrize(
+    ("us", "says"),
+    [
+        (2_348_377.4, "2.348377 s"),
+        (4_000_000_000.0, "4,000.000000 s"),
+        (12_345.678, "12.346 ms"),
+        (1.234, "1.234 µs"),
+        (0.5, "500 ns"),
+        (0.0, "0 ns"),
+    ],
+)
+def test_instants_keep_their_microseconds(us, says):
+    assert instant_text(us) == says
+
+
+def test_two_instants_of_one_range_differ(opened):
+    shown = texts(range_panel(opened, 200 * MS, 200 * MS + 2_000))
+    assert shown[shown.index("From") + 1] == "200.000 ms"
+    assert shown[shown.index("To") + 1] == "200.002 ms"
 
 
 def test_a_message_and_a_search_need_no_rank_to_be_read_again(opened, monkeypatch):
