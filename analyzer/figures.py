@@ -88,7 +88,7 @@ def overlap_over_steps(analysis: Analysis) -> go.Figure | None:
     lines: tuple[tuple[str, str, Callable[[StepRow], float | None]], ...] = (
         ("overlap ratio", "overlap", lambda row: row.overlap_ratio),
         ("compute", "compute", lambda row: row.compute_share),
-        ("exposed communication", "transfer", lambda row: row.exposed_comm_share),
+        ("exposed communication", "exposed", lambda row: row.exposed_comm_share),
         ("idle", "muted", lambda row: row.idle_share),
     )
     if len(rows) < 2:
@@ -125,7 +125,7 @@ def rank_breakdown(analysis: Analysis) -> go.Figure | None:
     parts: tuple[tuple[str, str, Callable[[RankRow], float | None]], ...] = (
         ("compute", "compute", lambda row: _less(row.compute_us, row.overlap_us)),
         ("compute over communication", "overlap", lambda row: row.overlap_us),
-        ("exposed communication", "transfer", lambda row: row.exposed_comm_us),
+        ("exposed communication", "exposed", lambda row: row.exposed_comm_us),
         ("copies", "data", _copies_alone),
         ("idle", "idle", lambda row: row.idle_us),
     )

@@ -264,7 +264,7 @@ def _shares(summary: Summary) -> list[Share]:
     """The parts of a step; empty where one of them is unknown, as they would not sum to it."""
     parts = [
         ("compute", "compute", summary.compute_share),
-        ("exposed communication", "transfer", summary.exposed_comm_share),
+        ("exposed communication", "exposed", summary.exposed_comm_share),
         ("copies", "data", summary.copy_share),
         ("idle", "idle", summary.idle_share),
     ]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
-from ddltrace.analyzer import palette, portion
+from ddltrace.analyzer import figures, palette, portion
 from ddltrace.analyzer.html import render as render_html
 from ddltrace.analyzer.palette import ROLES, SURFACES
 from ddltrace.analyzer.report import render_report
@@ -62,6 +62,15 @@ def test_every_figure_is_coloured_by_role_and_posts_nothing(opened, theme):
         assert figure.layout.font.color is None  # the cached one keeps no theme
     page = as_json(overview.overview_page(opened))
     assert page.count('"showSendToCloud": false') == page.count('"type": "Graph"') > 0
+
+
+def test_exposed_communication_has_one_colour(opened):
+    made = [opened.figure(name, overview.FIGURES[name]) for name in ("overlap", "breakdown")]
+    made.append(figures.rank_breakdown(opened.analysis))
+    roles = {
+        trace.meta["role"] for figure in made for trace in figure.data if "exposed" in trace.name
+    }
+    assert roles == {"exposed"}
 
 
 def test_breakdown_bars_sum_to_the_mean_step(opened):
