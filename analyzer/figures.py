@@ -35,6 +35,9 @@ _MAX_FITS: Final = 6
 
 _LINE_POINTS: Final = 64
 
+_STEP_NAMED: Final = {"tickprefix": "step ", "showtickprefix": "first"}
+"""Axis of steps: what stands over a bar's numbers is its label there, as on the first tick."""
+
 _UPRIGHT_RANKS: Final = 24
 """From this many ranks on, bars stand upright and lose their names."""
 
@@ -58,6 +61,7 @@ def step_times(analysis: Analysis) -> go.Figure | None:
     if not rows:
         return None
     width, x = _bins(rows)
+    walls = _binned([row.wall_us for row in rows], width) / _US_PER_MS
     figure = base_figure(height=340)
     for category in CATEGORIES:
         values = _binned([getattr(row.critical_path, f"{category}_us") for row in rows], width)
@@ -68,12 +72,13 @@ def step_times(analysis: Analysis) -> go.Figure | None:
             y=values / _US_PER_MS,
             name=category,
             meta={"role": category},
-            hovertemplate="%{y:.3f} ms",
+            customdata=walls,
+            hovertemplate="%{y:.3f} of %{customdata:.3f} ms",
         )
     figure.update_layout(barmode="stack", bargap=0.08 if len(x) < 80 else 0, hovermode="x unified")
     if len(x) < 4:
         figure.update_traces(width=0.3)
-    figure.update_xaxes(title=_step_title(width), dtick=1 if len(x) < 12 else None)
+    figure.update_xaxes(title=_step_title(width), dtick=1 if len(x) < 12 else None, **_STEP_NAMED)
     figure.update_yaxes(title="ms on the critical path", range=[0, _tallest(rows, width) * 1.08])
     _mark_warmup(figure, rows)
     return figure
@@ -112,7 +117,7 @@ def overlap_over_steps(analysis: Analysis) -> go.Figure | None:
     if not figure.data:
         return None
     figure.update_layout(hovermode="x unified")
-    figure.update_xaxes(title=_step_title(width))
+    figure.update_xaxes(title=_step_title(width), **_STEP_NAMED)
     # Room above the lines for what marks the warm-up.
     figure.update_yaxes(tickformat=".0%", range=[0, 1.16], nticks=6)
     _mark_warmup(figure, rows, times=False)
@@ -228,10 +233,15 @@ def bandwidth_against_size(analysis: Analysis) -> go.Figure | None:
             mode="markers",
             marker={"size": [7 + 11 * (row.count / largest) ** 0.5 for row in own]},
             customdata=[
-                [bytes_text(row.bytes), row.count, label(row.group), time_text(row.transfer_us)]
+                [
+                    bytes_text(row.bytes),
+                    _times(row.count),
+                    label(row.group),
+                    time_text(row.transfer_us),
+                ]
                 for row in own
             ],
-            hovertemplate="%{customdata[0]}, %{customdata[1]} times, group %{customdata[2]}"
+            hovertemplate="%{customdata[0]}, %{customdata[1]}, group %{customdata[2]}"
             "<br>%{y:.3f} Gbit/s, transfer %{customdata[3]}",
         )
     sizes = [row.bytes or 0 for row in rows]
@@ -502,7 +512,11 @@ def total_cost(row: CollectiveRow) -> float:
 
 def _collective_name(row: CollectiveRow) -> str:
     size = "" if row.bytes is None else f" {bytes_text(row.bytes)}"
-    return f"{label(row.op, 20)}{size}, {label(row.group, 16)}, {row.count}x"
+    return f"{label(row.op, 20)}{size}, group {label(row.group, 16)}, {_times(row.count)}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

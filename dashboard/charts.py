@@ -111,7 +111,8 @@ def exposed_tensors(analysis: Analysis) -> go.Figure | None:
         orientation="h",
         meta={"role": "exposed"},
         text=[bytes_text(row.bytes) for row in rows],
-        textposition="auto",
+        textposition="outside",  # inside, a size that has no room would not be shown
+        cliponaxis=False,
         customdata=[
             [time_text(row.ready_us), time_text(row.complete_us), row.bucket or "?"] for row in rows
         ],
@@ -120,7 +121,8 @@ def exposed_tensors(analysis: Analysis) -> go.Figure | None:
         "<extra></extra>",
     )
     figure.update_layout(showlegend=False, bargap=0.25, margin={"t": 8})
-    figure.update_xaxes(title="ms exposed per step")
+    longest = (rows[0].exposed_us or 0) / _US_PER_MS
+    figure.update_xaxes(title="ms exposed per step", range=[0, 1.16 * longest])
     figure.update_yaxes(autorange="reversed")
     return figure
 

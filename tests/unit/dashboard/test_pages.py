@@ -73,6 +73,16 @@ def test_exposed_communication_has_one_colour(opened):
     assert roles == {"exposed"}
 
 
+def test_tooltips_name_steps_groups_and_numbers(opened):
+    steps = opened.figure("steps", overview.FIGURES["steps"])
+    assert steps.layout.xaxis.tickprefix == "step "
+    assert list(steps.data[0].customdata) == pytest.approx([100] * 4)
+    waits = opened.figure("waits", overview.FIGURES["waits"])
+    assert "all_reduce 4.00 kB, group 0, 4 times" in list(waits.data[0].y)
+    sizes = opened.figure("bandwidth", overview.FIGURES["bandwidth"])
+    assert {text[1] for trace in sizes.data for text in trace.customdata} == {"4 times"}
+
+
 def test_breakdown_bars_sum_to_the_mean_step(opened):
     figure = opened.figure("breakdown", overview.FIGURES["breakdown"])
     totals = [sum(bar.x[rank] for bar in figure.data) for rank in range(2)]
