@@ -20,6 +20,7 @@ SURFACES: Final[dict[Theme, dict[str, str]]] = {
         "soft": "#5f6b7c",
         "accent": "#2f6fdb",
         "accent-ground": "#e8f0fd",
+        "gain": "#1f7a6d",
         "alarm": "#c53030",
         "alarm-ground": "#fdeeec",
         "caution": "#b7791f",
@@ -38,6 +39,7 @@ SURFACES: Final[dict[Theme, dict[str, str]]] = {
         "soft": "#94a1b2",
         "accent": "#6ea8fe",
         "accent-ground": "#1c2b45",
+        "gain": "#45b8a7",
         "alarm": "#ff8585",
         "alarm-ground": "#3a1d20",
         "caution": "#dfb34d",
@@ -115,6 +117,23 @@ ROLES: Final[dict[Theme, dict[str, str]]] = {
         "scale-high": "#7db4f0",
     },
 }
+
+
+def contrast(first: str, second: str) -> float:
+    """How well one colour is read on the other, 1 to 21, as WCAG 2 defines it."""
+    low, high = sorted((_luminance(first), _luminance(second)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def ink_on(colour: str) -> str:
+    """Black or white, whichever is read better on a colour."""
+    return max("#000000", "#ffffff", key=lambda ink: contrast(ink, colour))
+
+
+def _luminance(colour: str) -> float:
+    channels = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    linear = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return sum(c * weight for c, weight in zip(linear, (0.2126, 0.7152, 0.0722), strict=True))
 
 
 def style_sheet() -> str:

@@ -55,6 +55,8 @@ def dress(figure: go.Figure, theme: Theme) -> go.Figure:
         trace.marker.color = roles[role]
         if trace.type == "bar":
             trace.marker.line.width = 0
+            trace.insidetextfont.color = palette.ink_on(roles[role])
+            trace.outsidetextfont.color = surfaces["ink"]
         else:
             trace.line.color = roles[role]
         if trace.type == "box":

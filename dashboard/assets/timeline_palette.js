@@ -4,6 +4,7 @@
   const ns = (window.ddltraceTimeline = window.ddltraceTimeline || {});
   const SHADES = 4; // of one role, told apart by the label
   const COVERS = 4; // how much of its pixel an interval that stands for several covers
+  const EVEN = 0.19; // the luminance on which dark and light are read equally well
   const SHADED = new Set(["layer", "marker", "kernel", "host", "collective", "p2p", "copy"]);
 
   function parse(text) {
@@ -47,7 +48,7 @@
       for (let shade = 0; shade < SHADES; shade++) {
         const away = dark ? [0, 0, 0] : [255, 255, 255];
         const color = SHADED.has(role) ? mix(base, away, shade * 0.09) : base;
-        labels.push(luminance(color) > 0.3 ? "#10141b" : "#ffffff");
+        labels.push(luminance(color) > EVEN ? "#10141b" : "#ffffff");
         const covers = [];
         for (let cover = 0; cover < COVERS; cover++) {
           // Even a hardly covered pixel must be seen.

@@ -96,6 +96,19 @@ def test_both_themes_define_the_same_names():
     assert "--compute:" in style_sheet()
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_is_read_on_what_it_stands_on(theme, opened):
+    surfaces, roles = SURFACES[theme], ROLES[theme]
+    for text in ("ink", "soft", "gain", "alarm"):
+        for ground in ("page", "surface", "card", "canvas", "stripe"):
+            assert palette.contrast(surfaces[text], surfaces[ground]) >= 4.5, (text, ground)
+    assert all(palette.contrast(palette.ink_on(role), role) >= 4.5 for role in roles.values())
+    figure = dress(opened.figure("critical", overview.FIGURES["critical"]), theme)
+    for trace in figure.data:
+        assert trace.insidetextfont.color == palette.ink_on(roles[trace.meta["role"]])
+        assert trace.outsidetextfont.color == surfaces["ink"]
+
+
 @pytest.mark.parametrize("asset", [STYLE, ASSETS / "report.css", ASSETS / "report.html.jinja"])
 def test_every_colour_of_a_style_sheet_is_in_the_palette(asset):
     used = set(re.findall(r"var\(--([a-z0-9-]+)\)", asset.read_text()))
