@@ -25,6 +25,9 @@ GRAPH_CONFIG: Final = {
 }
 
 
+_MODE_BAR_WIDTH: Final = 40
+
+
 def parse_theme(value: object) -> Theme:
     """The theme that a browser asks for; light for anything unknown."""
     return "dark" if value == "dark" else DEFAULT_THEME
@@ -70,7 +73,9 @@ def dress(figure: go.Figure, theme: Theme) -> go.Figure:
             "bordercolor": surfaces["strong-line"],
             "font": {"color": surfaces["ink"], "size": 12},
         },
-        modebar={"bgcolor": "rgba(0,0,0,0)", "color": surfaces["soft"]},
+        # Beside the figure: above it is the legend.
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": surfaces["soft"], "orientation": "v"},
+        margin_r=_MODE_BAR_WIDTH,
     )
     for update_axes in (figure.update_xaxes, figure.update_yaxes):
         update_axes(
