@@ -11,6 +11,7 @@ import threading
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.tracer.errors import DdltraceError, UsageError
@@ -124,15 +125,16 @@ def serve(app: Flask, listening: socket.socket, ready: Callable[[str], None]) ->
         listening: A listening socket, see `bind`.
         ready: Called with the address when requests are answered.
     """
-    stop = threading.Event()
+    # Not an event: a handler that comes inside the event's own wait would lock itself out.
+    stopping: SimpleQueue[int] = SimpleQueue()
     former = {
-        number: signal.signal(number, lambda *_: stop.set())
+        number: signal.signal(number, lambda number, _: stopping.put(number))
         for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
         with running(app, listening) as url:
             ready(url)
-            stop.wait()
+            stopping.get()
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
