@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,34 @@ def test_theme_is_kept(browser: Any, address: str) -> None:
     visit.until_true(lambda: bar.evaluate(read) != before, "figures follow the page")
     visit.page.goto(address + "timeline")
     assert visit.page.locator("html").get_attribute("data-theme") == "dark"
+    assert visit.troubles == []
+
+
+def test_nothing_stands_over_a_legend_and_no_tile_alone(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "", viewport={"width": 1440, "height": 900})
+    visit.figures()
+    for graph in visit.page.locator(".graph:has(.infolayer > .legend)").all():
+        graph.scroll_into_view_if_needed()
+        graph.hover()
+        parts = (".modebar", ".infolayer > .legend")
+        buttons, legend = (graph.locator(part).bounding_box() for part in parts)
+        assert buttons["x"] >= legend["x"] + legend["width"]
+    for width in (1440, 1000, 700):
+        visit.page.set_viewport_size({"width": width, "height": 900})
+        tops = [tile.bounding_box()["y"] for tile in visit.page.locator(".tile").all()]
+        assert all(tops.count(top) > 1 for top in tops), width
+    assert visit.troubles == []
+
+
+def test_the_timeline_tells_what_the_analysis_finds(browser: Any, tmp_path: Path) -> None:
+    run = json.loads((SAMPLES[0] / "run.json").read_text())
+    shutil.copytree(SAMPLES[0], tmp_path / "partial")
+    (tmp_path / "partial" / "run.json").write_text(json.dumps(run | {"exit_status": 3}))
+    workspace = Workspace([ddltrace.open(tmp_path / "partial")])
+    with running(create_app(workspace).server, bind("127.0.0.1", None)) as url:
+        visit = Visit(browser, url, "timeline").timeline()
+        note = visit.page.locator(".tl-notes li").filter(has_text="ended with status 3")
+        note.wait_for(state="attached")
     assert visit.troubles == []
 
 
