@@ -21,7 +21,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ddltrace.tracer.interpose.arguments import name_of
-from ddltrace.tracer.recorder import BY_TIME, Launched, Message, Recorder, or_null, value_of
+from ddltrace.tracer.recorder import BY_TIME, Launched, Message, Recorder, value_of
 from ddltrace.tracer.schema import P2P_OPS
 
 if TYPE_CHECKING:
@@ -202,8 +202,8 @@ class KnownMessages:
             ring[at + (_OUT_BYTES if op == "send" else _BYTES)] = _NULL
         elif dtype is None:  # PyTorch has made up a tensor to have something to launch
             ring[at + _BYTES] = ring[at + _OUT_BYTES] = 0
-        ring[at + _NUMBER] = or_null(seq)
-        ring[at + _ROOT] = or_null(peer)
+        ring[at + _NUMBER] = _NULL if seq is None else seq
+        ring[at + _ROOT] = _NULL if peer is None else peer
         ring[at + _ID] = number
         ring[at + _WHAT] = _FIRST + pattern
         return Launched(number, self._recorder.patterns[pattern], place if waited_once else -1)

@@ -23,8 +23,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -153,6 +152,16 @@ def install(session: Session) -> None:
     functional.install(session, observer, _OPERATORS, offering)
 
 
+class _Collected(threading.local):
+    """What a thread launches below a functional collective.
+
+    Attributes:
+        messages: What kernels of Python's have recorded; None: nobody collects it.
+    """
+
+    messages: list[Message] | None = None
+
+
 class _Coalescing(threading.local):
     """What a thread launches together.
 
@@ -199,7 +208,7 @@ class Observer:
             self.gloo = GlooTimes(library, self._recorder)
             self._known = session.known = KnownMessages(library, self.gloo, self._recorder)
         self._recorder.collectors.append(self._collect)
-        self._launched = threading.local()
+        self._collected = _Collected()
         self.coalescing = _Coalescing()
         self._timer = MessageTimer(session)
         self.active = True
@@ -222,15 +231,17 @@ class Observer:
         if self._known is not None:
             self._known.abandon()
 
-    @contextmanager
-    def launched(self) -> Iterator[list[Message]]:
-        """Collects the messages that this thread launches."""
+    def collecting(
+        self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, list[Message]]:
+        """Calls something; also returns the messages that kernels of Python's recorded below."""
+        collected = self._collected
         messages: list[Message] = []
-        self._launched.messages = messages
+        collected.messages = messages
         try:
-            yield messages
+            return call(*args, **kwargs), messages
         finally:
-            self._launched.messages = None
+            collected.messages = None
 
     def kernel(self, name: str, operator: Operator) -> Callable[..., Any]:
         """The dispatcher kernel for one operator."""
@@ -288,33 +299,6 @@ class Observer:
 
         return blocking_kernel if operator.blocks else kernel
 
-    def launched_past(
-        self, operator: Operator, args: Sequence[Any], offer: Offer, work: Any, known: Sequence[int]
-    ) -> None:
-        """Records what a method of ``ProcessGroup`` has launched without a kernel of Python's.
-
-        Args:
-            operator: What was called.
-            args: The arguments of the method: the operator's, and its options.
-            offer: What was offered.
-            work: What was returned.
-            known: What `NativeLibrary.offered` then held.
-        """
-        peer, tag = None, None
-        if operator.op in P2P_OPS:
-            _, peer, tag = args
-        elif operator.peer is not None:
-            peer = args[-1].rootRank
-        indices = (operator.inputs, operator.outputs)
-        of_arguments = (flatten(args[index]) for index in indices if index is not None)
-        tensors: list[torch.Tensor] = next(filter(None, of_arguments), [])
-        sent = self.record_past(operator, tensors, offer, known, peer=peer, tag=tag)
-        if sent is None:
-            return
-        self.waits.works.add(work, sent)
-        if isinstance(sent, Message) and sent.slot < 0 and not operator.waited_once:
-            self._reapers.follow(work, sent, poll=False)
-
     def record_past(
         self,
         operator: Operator,
@@ -323,9 +307,11 @@ class Observer:
         known: Sequence[int],
         *,
         peer: int | None,
-        tag: int | None = None,
+        tag: int | None,
     ) -> Launched | Message | None:
         """Records what was launched without a kernel of Python's.
+
+        On the way of every launch: few calls.
 
         Args:
             operator: What was called.
@@ -359,7 +345,13 @@ class Observer:
             carried = None if parameters is None else tuple(parameters)
             like = (operator.op, name, dtype, carried, tag)
             sent = self._known.launched(
-                *(place, -launched, like, group), seq=seq, peer=peer, waited_once=waited_once
+                place,
+                -launched,
+                like,
+                group,
+                seq=seq,
+                peer=peer,
+                waited_once=waited_once,
             )
             if sent is not None:
                 return sent
@@ -396,6 +388,18 @@ class Observer:
     def leave_out(self, operator: Operator, args: Sequence[Any], group: Group) -> None:
         """Counts a message that is not recorded: later numbers agree."""
         self._number(Message(-1, operator.op, group.name, 0), operator, args, group)
+
+    def follow_past(self, operator: Operator, work: Any, sent: Launched | Message) -> None:
+        """Follows what was launched without a kernel of Python's.
+
+        Args:
+            operator: What was called.
+            work: What it has returned.
+            sent: What `record_past` has.
+        """
+        self.waits.works.add(work, sent)
+        if type(sent) is Message and sent.slot < 0 and not operator.waited_once:
+            self._reapers.follow(work, sent, poll=False)
 
     def is_work(self, value: Any) -> bool:
         """Whether something is the handle of a message."""
@@ -509,9 +513,9 @@ class Observer:
             if by_engine:
                 return  # nobody holds it but C++ code
         work = self._work(result)
-        collecting = getattr(self._launched, "messages", None)
-        if collecting is not None:
-            collecting.append(message)
+        collected = self._collected.messages
+        if collected is not None:
+            collected.append(message)
         elif work is not None:
             self.waits.works.add_newest(work, message)
         if work is None:

@@ -129,7 +129,7 @@ class _ByOperator:
         """See `Launches`."""
         peer = None if self._root is None else args[self._root]
         observer = self._offering.observer
-        sent = observer.record_past(self.operator, [first], offer, known, peer=peer)
+        sent = observer.record_past(self.operator, [first], offer, known, peer=peer, tag=None)
         if sent is not None:
             self._pending.remember(result, [sent])
 
@@ -147,8 +147,8 @@ class _Pending:
         redispatch, below = _below(name)
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._observer.launched() as messages:
-                result = redispatch(keyset & below, *args, **kwargs)
+            args = (keyset & below, *args)
+            result, messages = self._observer.collecting(redispatch, args, kwargs)
             if messages:
                 self._remember(result, messages)
             return result
@@ -168,8 +168,7 @@ class _Pending:
         def called(*args: Any, **kwargs: Any) -> Any:
             if kwargs or not args:
                 return original(*args, **kwargs)
-            with self._observer.launched() as messages:
-                result = offering(*args)
+            result, messages = self._observer.collecting(offering, args, kwargs)
             if messages:  # by a kernel that was called nevertheless
                 self._remember(result, messages)
             return result

@@ -14,9 +14,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
+from ddltrace.tracer.interpose.arguments import flatten
 from ddltrace.tracer.native.library import NativeLibrary
+from ddltrace.tracer.schema import P2P_OPS
 
 if TYPE_CHECKING:
+    import torch
+
     from ddltrace.tracer.gloo_times import GlooTimes
     from ddltrace.tracer.interpose.collectives import Observer, Operator
     from ddltrace.tracer.interpose.groups import Group
@@ -228,19 +232,35 @@ class _ByMethod:
 
     def __init__(self, offering: Offering, operator: Operator, last_type: type) -> None:
         self.operator = operator
-        self._offering = offering
+        self._offer = offering.of
+        self._record, self._follow = offering.observer.record_past, offering.observer.follow_past
         self._last_type = last_type
+        # Where the tensors are; the later are looked at only if there are none before.
+        self._sides = [side for side in (operator.inputs, operator.outputs) if side is not None]
         # Without tensors there is only that.
-        self._num_args = 1 if operator.inputs == operator.outputs is None else operator.group + 1
+        self._num_args = operator.group + 1 if self._sides else 1
+        self._is_between_two = operator.op in P2P_OPS
+        self._has_root = operator.peer is not None and not self._is_between_two
 
     def offer(self, first: Any, args: tuple[Any, ...]) -> Offer | None:
         """See `Launches`; the first argument is the group."""
         if len(args) < self._num_args or type(args[-1]) is not self._last_type:
             return None
-        return self._offering.of(first)
+        return self._offer(first)
 
     def launched(
         self, _: Any, args: tuple[Any, ...], offer: Offer, result: Any, known: Sequence[int]
     ) -> None:
         """See `Launches`."""
-        self._offering.observer.launched_past(self.operator, args, offer, result, known)
+        tensors: list[torch.Tensor] = []
+        for side in self._sides:
+            if not tensors:
+                tensors = flatten(args[side])
+        peer = tag = None
+        if self._is_between_two:
+            _, peer, tag = args
+        elif self._has_root:
+            peer = args[-1].rootRank
+        sent = self._record(self.operator, tensors, offer, known, peer=peer, tag=tag)
+        if sent is not None:
+            self._follow(self.operator, result, sent)

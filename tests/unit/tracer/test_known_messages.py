@@ -124,10 +124,8 @@ def say(
     waited_once: bool = False,
 ) -> Launched | None:
     """Python says what a message is that was launched for it."""
-    known = rank.known
-    return known.launched(
-        *(slot, now, like, rank.group), seq=seq, peer=peer, waited_once=waited_once
-    )
+    group = rank.group
+    return rank.known.launched(slot, now, like, group, seq=seq, peer=peer, waited_once=waited_once)
 
 
 def times(row: dict[str, Any]) -> tuple[int, int, int | None, str]:
