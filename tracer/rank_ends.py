@@ -26,8 +26,10 @@ from ddltrace.tracer.store import SIDECAR_SUFFIX, pid_namespace, read_sidecar
 if TYPE_CHECKING:
     from ddltrace.tracer.store import RankInfo
 
-_SHORTEST_S: Final = 0.1
+_SHORTEST_S: Final = 0.05
 _LONGEST_S: Final = 0.5
+_EAGER_S: Final = 30.0
+"""How long new processes are looked for often: some die as soon as they have begun."""
 _PATIENCE_S: Final = 5.0
 _STATE: Final = 0  # of the fields of /proc/PID/stat behind the name
 _EXIT_CODE: Final = 49
@@ -64,6 +66,7 @@ class RankEnds(threading.Thread):
         super().__init__(name="ddltrace-rank-ends", daemon=True)
         self._directory = directory
         self._own_domain = clock_domain()
+        self._began_ns = time.monotonic_ns()
         self._seen: set[str] = set()
         self._watched: dict[int, tuple[str, int]] = {}
         self._poll = select.poll()
@@ -87,11 +90,15 @@ class RankEnds(threading.Thread):
 
     def _watch(self) -> None:
         pause_s, goes_on = _SHORTEST_S, True
+        eager_until_s = time.monotonic() + _EAGER_S
         while goes_on:
             # New ones come when the job begins, and when it begins again.
             found = self._find()
             ready = {descriptor for descriptor, _ in self._poll.poll(pause_s * 1e3)}
-            pause_s = _SHORTEST_S if found or ready else min(2 * pause_s, _LONGEST_S)
+            if found or ready:
+                eager_until_s = time.monotonic() + _EAGER_S
+            is_eager = time.monotonic() < eager_until_s
+            pause_s = _SHORTEST_S if is_eager else min(2 * pause_s, _LONGEST_S)
             goes_on = self._told not in ready
             for descriptor in ready & self._watched.keys():
                 self._note_end(descriptor)
@@ -115,7 +122,13 @@ class RankEnds(threading.Thread):
         here = platform.node(), pid_namespace(), self._own_domain
         if info.pid is None or (info.host, info.pid_namespace, info.clock_domain) != here:
             return
-        descriptor = os.pidfd_open(info.pid)
+        try:
+            descriptor = os.pidfd_open(info.pid)
+        except ProcessLookupError:
+            # It has died since we last looked, unless it was here before us.
+            if info.clock.get("monotonic_ns", 0) > self._began_ns and info.status == "running":
+                self.ends[info.segment] = End(time.monotonic_ns(), None)
+            return
         self._watched[descriptor] = info.segment, info.pid
         self._poll.register(descriptor, select.POLLIN)
 

@@ -51,11 +51,12 @@ def _first_to_fail(
     succeeded: bool,
 ) -> Failure | None:
     """The same among the processes of one attempt, with which the command may have succeeded."""
-    ends = []
-    for info in infos:
-        if info.ended_ns is None:
-            return None
-        ends.append((trace.moment(info, info.ended_ns), info))
+    ends = [
+        (trace.moment(info, info.ended_ns), info) for info in infos if info.ended_ns is not None
+    ]
+    world_size = max(info.world_size for info in infos)
+    if len(ends) < len(infos) or len({info.rank for info in infos}) < world_size:
+        return None
     ends.sort(key=lambda end: end[0])
     first_ns, first = next((end for end in ends if end[1].exit_status != 0), (0, None))
     if first is None or (first.exit_status is None and first.status != "killed"):

@@ -79,6 +79,7 @@ def find_hangs(
             if timed[row]
             else known.until(int(messages.rank[row]), int(messages.start[row]))
             for row in rows
+            if is_open[row]
         ]
         return max((max(0, end - since_ns) / 1e3 for end in ends if end is not None), default=None)
 

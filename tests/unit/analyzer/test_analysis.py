@@ -310,6 +310,33 @@ def test_the_rank_that_ended_first_in_a_job_that_failed_is_told(build, statuses,
         assert sentences(analysis)[0].endswith("s before its end.")
 
 
+def test_no_rank_is_blamed_where_another_left_no_trace(build):
+    built = build(2)
+    for rank in (0, 1):
+        built[rank].message("all_reduce", 10, 20, seq=0, bytes=4)
+        ended = {"ended_ns": (3 - rank) * 10**9, "exit_status": 1, "world_size": 3}
+        built[rank].info_changes = ended
+    assert built.trace().analyze().failure is None
+
+
+@pytest.mark.parametrize("seen_to_end", [True, False])
+@pytest.mark.parametrize(("after_ms", "hangs"), [(300, 0), (3000, 1)])
+def test_what_a_killed_rank_may_only_not_have_written_is_no_hang(
+    build, seen_to_end, after_ms, hangs
+):
+    """Rank 1 was killed some time after its last record, in which a message is open."""
+    built = build(2)
+    for rank in (0, 1):
+        for number in range(10):
+            start = 1000 * number
+            built[rank].message("all_reduce", start, start + 500, seq=number, bytes=4)
+    built[0].message("all_reduce", 10_000, 10_500, seq=10, bytes=4)
+    built[1].message("all_reduce", 10_000, None, seq=10, bytes=4)
+    ended = {"ended_ns": (10 + after_ms) * 10**6, "exit_status": 137}
+    built[1].info_changes = {"status": "killed", **(ended if seen_to_end else {})}
+    assert len(built.trace().analyze().hangs) == (hangs if seen_to_end else 0)
+
+
 @pytest.mark.parametrize("waited_s", [0.2, 2])
 def test_what_failed_before_a_restart_is_told_of_the_processes_of_then(build, waited_s):
     built = build(2)

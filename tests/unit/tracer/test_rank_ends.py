@@ -70,6 +70,28 @@ def test_each_end_is_seen_when_it_comes(
     assert segments[2] not in watch.ends  # it still runs
 
 
+def test_one_that_has_died_before_it_is_found_has_ended_by_then(
+    tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
+    watch = RankEnds(tmp_path)
+    before = time.monotonic_ns()
+    infos = [info_of(rank, process) for rank, process in enumerate(processes)]
+    for info, process in zip(infos, processes, strict=True):
+        process.kill()
+        process.communicate()
+        info.clock = {"monotonic_ns": time.monotonic_ns()}
+    infos[1].clock = {"monotonic_ns": before - 10**9}  # it was here before
+    infos[2].status = "complete"
+    for info in infos:
+        write_sidecar(tmp_path, info)
+    watch.start()
+    assert seen(watch, infos[0].segment)
+    watch.stop()
+    assert set(watch.ends) == {infos[0].segment}
+    assert watch.ends[infos[0].segment].exit_status is None
+    assert before < watch.ends[infos[0].segment].ended_ns < time.monotonic_ns()
+
+
 def test_processes_of_elsewhere_are_not_taken_for_those_here(
     tmp_path: Path, processes: list[subprocess.Popen[str]]
 ) -> None:
