@@ -33,6 +33,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -59,7 +60,11 @@ SAME_FOR_ALL = {
 SETTLING_STEPS = 2  # of each turn, not counted: caches fill again
 PAUSE_S = 0.3  # longer than a tracer keeps what it has before it writes
 START_TIMEOUT_S = 120
-CALLS = ("a layer", "a blocking all_reduce", "the launch of an asynchronous one")
+CALLS = (
+    *("a layer", "a blocking all_reduce", "the launch of an asynchronous one"),
+    *("the launch of a reduce_scatter", "the launch of a barrier"),
+    "the launch of a functional all_reduce",
+)
 CALLS_OF_TURN = 100
 NUM_TURNS = 300
 
@@ -432,6 +437,7 @@ def _time_calls(told: Connection[float, str], traced: bool) -> None:
 
     import torch
     import torch.distributed as dist
+    import torch.distributed._functional_collectives as functional
     from torch import nn
 
     from ddltrace.tracer.config import CaptureConfig
@@ -448,7 +454,7 @@ def _time_calls(told: Connection[float, str], traced: bool) -> None:
                 inner(x)
             return x
 
-    model, tensor = Outer(), torch.ones(16)
+    model, tensor, output = Outer(), torch.ones(16), torch.ones(16)
 
     def layers() -> float:
         return mean_ns(lambda: model(tensor))
@@ -461,16 +467,24 @@ def _time_calls(told: Connection[float, str], traced: bool) -> None:
         calls()
         return (time.thread_time_ns() - start) / CALLS_OF_TURN
 
-    def launches() -> float:
+    def launch_ns(launch: Callable[[], Any]) -> float:
         taken = []
         for _ in range(CALLS_OF_TURN):
             start = time.thread_time_ns()
-            work = dist.all_reduce(tensor, async_op=True)
+            work = launch()
             taken.append(time.thread_time_ns() - start)
             work.wait()
         return statistics.median(taken)
 
-    turns = dict(zip(CALLS, (layers, messages, launches), strict=True))
+    launches: list[Callable[[], Any]] = [
+        lambda: dist.all_reduce(tensor, async_op=True),
+        lambda: dist.reduce_scatter_tensor(output, tensor, async_op=True),
+        lambda: dist.barrier(async_op=True),
+        lambda: functional.all_reduce(tensor, "sum", dist.group.WORLD),
+    ]
+    turns = dict(
+        zip(CALLS, (layers, messages, *[partial(launch_ns, x) for x in launches]), strict=True)
+    )
     with tempfile.TemporaryDirectory() as name:
         dist.init_process_group("gloo", init_method=f"file://{name}/store", rank=0, world_size=1)
         if traced:
