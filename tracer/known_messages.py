@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ddltrace.tracer.interpose.arguments import name_of
 from ddltrace.tracer.recorder import BY_TIME, Launched, Message, Recorder, value_of
-from ddltrace.tracer.schema import P2P_OPS
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
@@ -197,10 +196,9 @@ class KnownMessages:
             ring[at + _WHAT] = _LEFT_OUT
             return None
         number = self._recorder.new_id()
-        op, _, dtype, *_ = like
-        if op in P2P_OPS:
-            ring[at + (_OUT_BYTES if op == "send" else _BYTES)] = _NULL
-        elif dtype is None:  # PyTorch has made up a tensor to have something to launch
+        if like[4] is not None:  # a tag: it is between two
+            ring[at + (_OUT_BYTES if like[0] == "send" else _BYTES)] = _NULL
+        elif like[2] is None:  # PyTorch has made up a tensor to have something to launch
             ring[at + _BYTES] = ring[at + _OUT_BYTES] = 0
         ring[at + _NUMBER] = _NULL if seq is None else seq
         ring[at + _ROOT] = _NULL if peer is None else peer

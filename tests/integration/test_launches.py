@@ -36,13 +36,11 @@ def test_the_same_is_recorded_as_by_the_kernels(tmp_path: Path) -> None:
         done = run(traced_job, cwd=tmp_path, DDLTRACE_NATIVE=native)
         assert done.status == 0, done.stderr
         assert done.losses() == untraced.losses()
-        counts = [x.split()[-2:] for x in done.stdout.splitlines() if "passed by" in x]
-        passed_by, in_ring = zip(*[(int(a), int(b)) for a, b in counts], strict=True)
+        counts = [int(x.split()[-1]) for x in done.stdout.splitlines() if "passed by" in x]
         if native == "1":
-            assert min(passed_by) >= 80
-            assert passed_by == in_ring
+            assert min(counts) >= 80
         else:
-            assert passed_by == in_ring == (0, 0)
+            assert counts == [0, 0]
     for rank in (0, 1):
         found, waits = messages(tmp_path / "1", rank)
         expected, expected_waits = messages(tmp_path / "0", rank)

@@ -389,17 +389,16 @@ class Observer:
         """Counts a message that is not recorded: later numbers agree."""
         self._number(Message(-1, operator.op, group.name, 0), operator, args, group)
 
-    def follow_past(self, operator: Operator, work: Any, sent: Launched | Message) -> None:
-        """Follows what was launched without a kernel of Python's.
+    def follow_past(self, operator: Operator, work: Any, message: Message) -> None:
+        """Follows what was launched without a kernel of Python's, if nobody else does.
 
         Args:
             operator: What was called.
             work: What it has returned.
-            sent: What `record_past` has.
+            message: What `record_past` has.
         """
-        self.waits.works.add(work, sent)
-        if type(sent) is Message and sent.slot < 0 and not operator.waited_once:
-            self._reapers.follow(work, sent, poll=False)
+        if message.slot < 0 and not operator.waited_once:
+            self._reapers.follow(work, message, poll=False)
 
     def is_work(self, value: Any) -> bool:
         """Whether something is the handle of a message."""

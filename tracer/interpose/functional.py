@@ -109,18 +109,19 @@ class _ByOperator:
         from torch._C._distributed_c10d import _resolve_process_group
 
         self.operator = operator
-        self._offering = offering
+        self.last_type: type = str
+        self.num_args = 1 if root is None else 2
+        self._record = offering.observer.record_past
         self._pending = pending
         self._root = root
-        self._group_of = _resolve_process_group
+        self._resolve = _resolve_process_group
 
-    def offer(self, first: Any, args: tuple[Any, ...]) -> Offer | None:
+    def group_of(self, first: Any, args: tuple[Any, ...]) -> Any:
         """See `Launches`; the first argument is the tensor."""
         try:
-            if first.is_complex():
-                return None  # it is sent as real numbers
-            return self._offering.of(self._group_of(args[-1]))
-        except (AttributeError, TypeError, RuntimeError, IndexError):
+            # Complex numbers are sent as real ones, of twice as many.
+            return None if first.is_complex() else self._resolve(args[-1])
+        except (AttributeError, RuntimeError):
             return None  # the call is in error
 
     def launched(
@@ -128,8 +129,7 @@ class _ByOperator:
     ) -> None:
         """See `Launches`."""
         peer = None if self._root is None else args[self._root]
-        observer = self._offering.observer
-        sent = observer.record_past(self.operator, [first], offer, known, peer=peer, tag=None)
+        sent = self._record(self.operator, [first], offer, known, peer=peer, tag=None)
         if sent is not None:
             self._pending.remember(result, [sent])
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from ddltrace.tracer.interpose.arguments import flatten
 from ddltrace.tracer.native.library import NativeLibrary
+from ddltrace.tracer.recorder import Message
 from ddltrace.tracer.schema import P2P_OPS
 
 if TYPE_CHECKING:
@@ -103,21 +104,17 @@ class Launches(Protocol):
 
     Attributes:
         operator: What it calls.
+        num_args: How many arguments it has at least behind the first, if a launch may be offered.
+        last_type: Of which type the last of them then is.
     """
 
     operator: Operator
+    num_args: int
+    last_type: type
 
-    def offer(self, first: Any, args: tuple[Any, ...]) -> Offer | None:
-        """To be called right before a launch.
-
-        Args:
-            first: The first argument of the function.
-            args: The others.
-
-        Returns:
-            What it is to be known by, if it turns out to be of plain tensors on the CPU; None if a
-            kernel has to see it.
-        """
+    @property
+    def group_of(self) -> Callable[[Any, tuple[Any, ...]], Any] | None:
+        """Gives the process group of all arguments; None if that is the first one."""
 
     def launched(
         self, first: Any, args: tuple[Any, ...], offer: Offer, result: Any, known: Sequence[int]
@@ -153,8 +150,13 @@ class Offering:
         self._offered = _Offered(library)
         self._fault = session.fault
 
-    def of(self, process_group: Any) -> Offer | None:
-        """What a launch in a group is to be known by; None if a kernel has to see it."""
+    def _of(self, process_group: Any) -> Offer | None:
+        """To be called right before a launch in a group.
+
+        Returns:
+            What it is to be known by, if it turns out to be of plain tensors on the CPU; None if a
+            kernel has to see it.
+        """
         observer = self.observer
         if not observer.active or observer.coalescing.messages is not None:
             return None
@@ -177,17 +179,18 @@ class Offering:
         """A function that records what it launches."""
         offered, fault, nothing = self._offered, self._fault, NativeLibrary.NOTHING
         waited_once = int(launches.operator.waited_once)
+        num_args, last_type, group_of = launches.num_args, launches.last_type, launches.group_of
+        offer_of, launched = self._of, launches.launched
 
         # With a first argument of its own: see below.
         def method(first: Any, *args: Any, **kwargs: Any) -> Any:
             offer, cell = None, None
             try:
-                if not kwargs:
-                    offer = launches.offer(first, args)
-                elif tuple(kwargs) == _OPTIONS:
+                if kwargs and tuple(kwargs) == _OPTIONS:
                     args, kwargs = (*args, kwargs["opts"]), {}
-                    offer = launches.offer(first, args)
-                cell = offered.cell
+                if not kwargs and len(args) >= num_args and type(args[-1]) is last_type:
+                    offer = offer_of(first if group_of is None else group_of(first, args))
+                    cell = offered.cell
             except Exception as error:  # noqa: BLE001 - the job goes on
                 fault("offer a launch", error)
             if offer is None or cell is None:
@@ -208,7 +211,7 @@ class Offering:
                 cell[0] = nothing
             if known[0] < NativeLibrary.UNRECORDED:
                 try:
-                    launches.launched(first, args, offer, result, known)
+                    launched(first, args, offer, result, known)
                 except Exception as error:  # noqa: BLE001 - the job goes on
                     fault("record a launch", error)
             return result
@@ -231,22 +234,16 @@ class _ByMethod:
     """
 
     def __init__(self, offering: Offering, operator: Operator, last_type: type) -> None:
-        self.operator = operator
-        self._offer = offering.of
+        self.operator, self.last_type = operator, last_type
+        self.group_of: None = None
         self._record, self._follow = offering.observer.record_past, offering.observer.follow_past
-        self._last_type = last_type
+        self._remember = offering.observer.waits.works.add
         # Where the tensors are; the later are looked at only if there are none before.
         self._sides = [side for side in (operator.inputs, operator.outputs) if side is not None]
         # Without tensors there is only that.
-        self._num_args = operator.group + 1 if self._sides else 1
+        self.num_args = operator.group + 1 if self._sides else 1
         self._is_between_two = operator.op in P2P_OPS
         self._has_root = operator.peer is not None and not self._is_between_two
-
-    def offer(self, first: Any, args: tuple[Any, ...]) -> Offer | None:
-        """See `Launches`; the first argument is the group."""
-        if len(args) < self._num_args or type(args[-1]) is not self._last_type:
-            return None
-        return self._offer(first)
 
     def launched(
         self, _: Any, args: tuple[Any, ...], offer: Offer, result: Any, known: Sequence[int]
@@ -263,4 +260,6 @@ class _ByMethod:
             peer = args[-1].rootRank
         sent = self._record(self.operator, tensors, offer, known, peer=peer, tag=tag)
         if sent is not None:
-            self._follow(self.operator, result, sent)
+            self._remember(result, sent)
+            if type(sent) is Message:
+                self._follow(self.operator, result, sent)
