@@ -54,6 +54,7 @@ _UNKNOWN: Final = 0
 
 _OF_CPP: Final = -1  # in the place of an id
 _NULL: Final = -1
+_BUCKET: Final = "bucket "
 _MAX_PATTERNS: Final = 1 << 14
 _PATIENCE_NS: Final = 2_000_000_000
 
@@ -330,12 +331,14 @@ class KnownMessages:
             pattern = what - _FIRST
             like, peer = recorder.patterns[pattern], self._group_of[pattern].global_rank(root)
             waited_once = self._waited_once[pattern]
+            # The reducer has waited for what its hook in Python launches, too.
+            by_pass = own is None or like.name.startswith(_BUCKET)
             seq, in_bytes, out_bytes = [value_of(x) for x in (number, *num_bytes)]
             ended = self._times.of_ended(slot, enqueue_ns, waited_once=waited_once)
             if ended is not None:
                 start, end, status = ended
                 if end is not None:
-                    end = end if own is not None else _end_of(position, like.op, end, over)
+                    end = _end_of(position, like.op, end, over) if by_pass else end
                     start = min(start, end)
                 recorder.add_repeat(
                     *(pattern, (enqueue_ns, start, end)),
@@ -353,7 +356,7 @@ class KnownMessages:
             message.tag, message.seq, message.peer = like.tag, seq, peer
             message.bytes, message.out_bytes = in_bytes, out_bytes
             self._times.adopt(slot, message, waited_once=waited_once)
-            if own is None:
+            if by_pass:
                 message.settle = self._settle
 
     def _is_given_up(self, slot: int, enqueue_ns: int) -> bool:

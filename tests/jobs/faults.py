@@ -75,8 +75,10 @@ MODULES = [
 LEFT_OUT = (
     # They read or set one attribute: there is nothing in them that can fail.
     *("session:current_session", "interpose.ddp:_InitialBuckets"),
-    "interpose.collectives:Observer.launched",
+    # They call PyTorch, and set one attribute before.
+    *("interpose.collectives:Observer.collecting", "interpose.launches:Offering.passing_by"),
     # They are what catches the faults of others.
+    *("interpose.functional:_Pending._waited", "interpose.functional:_Pending._remember"),
     *("session:Session.fault", "session:Session.carrying", "config:CaptureConfig.leave_word"),
     *("writer:WriterThread.run", "reaper:_GroupReapers._run", "clock_exchange:Responder.run"),
     *("clock_exchange:Asker.run", "interpose.operators:OperatorWindow._fold"),

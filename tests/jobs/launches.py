@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ddltrace.tracer.known_messages import KnownMessages
 
 STEPS = 6
+unwaited = []  # while it is under way, its memory has to last
 
 
 def say(line):
@@ -127,10 +128,8 @@ def between_two(rank, group):
     ]
     for work in dist.batch_isend_irecv(both):
         work.wait()
-    unwaited = dist.isend(torch.ones(6), other, group, tag=3)
+    unwaited.append(dist.isend(torch.ones(6), other, group, tag=3))
     dist.irecv(torch.empty(6), other, group, tag=3).wait()
-    dist.barrier(group)
-    del unwaited
 
 
 def functional(rank, group):
@@ -145,7 +144,7 @@ def functional(rank, group):
     assert exchanged.tolist() == [0, 1]
     assert funcol.broadcast(tensor, 1, group).tolist() == [1.0] * 4
     ops = torch.ops._c10d_functional
-    unused = ops.all_reduce.default(torch.ones(3), "sum", name)
+    unwaited.append(ops.all_reduce.default(torch.ones(3), "sum", name))
     in_place = ops.wait_tensor.default(ops.all_reduce_.default(torch.ones(3), "max", name))
     assert in_place.tolist() == [1.0] * 3
     by_name = ops.all_reduce(torch.ones(3), "sum", group_name=name)
@@ -168,8 +167,6 @@ def functional(rank, group):
         except RuntimeError:
             continue
         raise AssertionError(wrong)
-    dist.barrier(group)
-    del unused
 
 
 def by_method(rank, group):
