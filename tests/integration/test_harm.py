@@ -291,7 +291,7 @@ def test_nobody_else_waits_for_what_writes_when_it_is_waited_for(
         assert info.errors == []
         events = read_events(tmp_path / "trace", info.segment)[0].to_pandas()
         found = events[events.op == "reduce_scatter"]
-        assert len(found) == 3 * 150
+        assert len(found) == 3 * 60
         assert set(found.status) == {"ok"}
         waits = events[events.kind == "wait"].set_index("parent").end_ns
         assert (found.end_ns.to_numpy() <= waits[found.id].to_numpy()).all()
@@ -303,7 +303,7 @@ import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 group = dist.group.WORLD
 changed = 0
-for _ in range(150):
+for _ in range(60):
     output, parts = torch.zeros(4), [torch.ones(4), torch.ones(4)]
     for launch in (
         lambda: dist.reduce_scatter_tensor(output, torch.cat(parts), async_op=True),
