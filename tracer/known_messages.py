@@ -314,7 +314,6 @@ class KnownMessages:
     def _make(self) -> None:
         """Takes what has been launched out of the ring, in order."""
         recorder, launched = self._recorder, self._control[_LAUNCHED]
-        over = list(self._over)
         while self._taken < launched:
             slot = self._taken % self._size
             at = slot * self._fields
@@ -338,7 +337,8 @@ class KnownMessages:
             if ended is not None:
                 start, end, status = ended
                 if end is not None:
-                    end = _end_of(position, like.op, end, over) if by_pass else end
+                    if by_pass:  # asked now: the pass may have ended since this began
+                        end = _end_of(position, like.op, end, list(self._over))
                     start = min(start, end)
                 recorder.add_repeat(
                     *(pattern, (enqueue_ns, start, end)),
