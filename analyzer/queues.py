@@ -7,6 +7,7 @@ one, and not for what its rank does at the time.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -39,7 +40,7 @@ class Queues:
 
     def __init__(self, joined: Joined) -> None:
         self._joined = joined
-        self._queues: dict[tuple[int, int], _Queue] = {}
+        self._queues: dict[int, dict[int, _Queue]] = {}  # by rank and group
 
     def starting(self, rank: int, at_ns: int) -> int | None:
         """Row of a rank's message that begins at an instant; None if there is none."""
@@ -61,19 +62,25 @@ class Queues:
         """
         messages = self._joined.messages
         start, enqueue = int(messages.start[row]), int(messages.enqueue[row])
-        queue = self._queue(int(messages.rank[row]), int(messages.group[row]))
+        queue = self._of(int(messages.rank[row])).get(int(messages.group[row]))
+        if queue is None:
+            return None
         place = int(np.searchsorted(queue.end, start, side="right")) - 1
         if place < 0 or queue.end[place] <= max(enqueue, start - _HANDOVER_NS):
             return None
         former = int(queue.row[place])
         return former if former != row else None
 
-    def _queue(self, rank: int, group: int) -> _Queue:
-        key = rank, group
-        if key not in self._queues:
+    def _of(self, rank: int) -> dict[int, _Queue]:
+        """A rank's queues, by group."""
+        if rank not in self._queues:
             messages, rows = self._joined.messages, self._joined.rows(rank)
-            own = (messages.group[rows] == group) & (messages.end[rows] != NULL_NS)
-            row = np.flatnonzero(own) + rows.start
-            row = row[np.argsort(messages.end[row], kind="stable")]
-            self._queues[key] = _Queue(messages.end[row], row)
-        return self._queues[key]
+            row = np.flatnonzero(messages.end[rows] != NULL_NS) + rows.start
+            row = row[np.lexsort((messages.end[row], messages.group[row]))]
+            groups, begins = np.unique(messages.group[row], return_index=True)
+            own = [row[first:beyond] for first, beyond in pairwise((*begins, len(row)))]
+            self._queues[rank] = {
+                int(group): _Queue(messages.end[of_group], of_group)
+                for group, of_group in zip(groups, own, strict=True)
+            }
+        return self._queues[rank]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from dash.development.base_component import Component
 
+    from ddltrace.analyzer.compare import Difference
     from ddltrace.analyzer.model import Analysis
     from ddltrace.dashboard.workspace import OpenTrace, Workspace
 
@@ -70,6 +71,7 @@ def compare_page(workspace: Workspace, first: int, second: int) -> Component:
             className="page",
         )
     pair = (workspace.get(first), workspace.get(second))
+    step = compare_steps(pair[0].analysis, pair[1].analysis)
     made = {name: make(pair) for name, make in FIGURES.items()}
     cards = [
         card(title, graph(name, figure.layout.height), hint=hint, wide=wide)
@@ -89,8 +91,8 @@ def compare_page(workspace: Workspace, first: int, second: int) -> Component:
     return html.Main(
         [
             _chooser(workspace, pair),
-            _verdict(pair),
-            card("In numbers", _summary(pair), hint=_HINT, wide=True),
+            _verdict(pair, step),
+            card("In numbers", _summary(pair, step), hint=_HINT, wide=True),
             html.Div(cards, className="cards"),
             html.Section(
                 [
@@ -139,10 +141,9 @@ def _chooser(workspace: Workspace, pair: Pair) -> Component:
     return html.Div(children, className="compare-bar")
 
 
-def _verdict(pair: Pair) -> Component:
+def _verdict(pair: Pair, step: Difference) -> Component:
     """One sentence: which is faster, and whether the steps can tell."""
     notes = [notes_box(side.notes, of=title) for title, side in _lettered(pair) if side.notes]
-    step = compare_steps(pair[0].analysis, pair[1].analysis)
     if step.change is None or step.low is None or step.high is None or not step.before:
         text = f"Too few steady steps to compare step times: each trace needs {MIN_STEPS}."
         return html.Section([html.H1(text), *notes], className="headline")
@@ -168,11 +169,9 @@ def _verdict(pair: Pair) -> Component:
     )
 
 
-def _summary(pair: Pair) -> Component:
-    analyses = (pair[0].analysis, pair[1].analysis)
-    verdicts = {
-        row.name: row.verdict for row in (compare_steps(*analyses), *compare_shares(*analyses))
-    }
+def _summary(pair: Pair, step: Difference) -> Component:
+    shares = compare_shares(pair[0].analysis, pair[1].analysis)
+    verdicts = {row.name: row.verdict for row in (step, *shares)}
     rows = []
     for name, read, show, less_is_better, judged in _MEASURES:
         first, second = (read(opened) for opened in pair)

@@ -18,10 +18,10 @@ import functools
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ddltrace.tracer.interpose.arguments import name_of
-from ddltrace.tracer.recorder import BY_TIME, Launched, Message, Recorder, value_of
+from ddltrace.tracer.recorder import BUCKET, BY_TIME, Launched, Message, Recorder, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
@@ -54,7 +54,6 @@ _UNKNOWN: Final = 0
 
 _OF_CPP: Final = -1  # in the place of an id
 _NULL: Final = -1
-_BUCKET: Final = "bucket "
 _MAX_PATTERNS: Final = 1 << 14
 _PATIENCE_NS: Final = 2_000_000_000
 
@@ -62,10 +61,25 @@ _PATIENCE_NS: Final = 2_000_000_000
 Like: TypeAlias = "tuple[str, str, torch.dtype | None, tuple[int, ...] | None, int | None]"
 """What messages of Python have in common: operation, name, element type, parameters and tag."""
 
-_Over: TypeAlias = tuple[int, int, str, int]
+_Over: TypeAlias = tuple[int, int, int, int]
 """Messages that the job has waited for: the number of the first among all that were launched, the
-number after that of the last, which of those between them, and when they were over at the latest;
-Gloo's thread may come to say so only later."""
+number after that of the last, those that are over with which of its waits, and when they were over
+at the latest; Gloo's thread may come to say so only later."""
+
+
+class _Kind(NamedTuple):
+    """What is known of all messages of a pattern, beside what they have in common.
+
+    Attributes:
+        group: Their group.
+        over_with: The job's wait with which they are over: `_BACKWARD_THREAD`, `_BROADCAST_THREAD`
+            or, if it waits for each of them, None.
+        waited_once: See `KnownMessages.launched`.
+    """
+
+    group: Group
+    over_with: int | None
+    waited_once: bool = False
 
 
 class KnownMessages:
@@ -89,8 +103,7 @@ class KnownMessages:
         self._taken = self._control[_LAUNCHED]
         self._buckets = 0
         self._launched_before = {_BACKWARD_THREAD: 0, _BROADCAST_THREAD: 0}
-        self._group_of: list[Group] = []  # of each of the recorder's patterns
-        self._waited_once: list[bool] = []  # of each: see `launched`
+        self._kinds: list[_Kind] = []  # of each of the recorder's patterns
         self._pattern_of: dict[Hashable, int] = {}  # of those that `launched` has made
         self._over: deque[_Over] = deque(maxlen=self._size)
         self._groups: list[Group] = []
@@ -120,7 +133,7 @@ class KnownMessages:
         Returns:
             How many were recorded without Python since the beginning.
         """
-        self._end(_BACKWARD_THREAD, "all_reduce", now_ns)
+        self._end(_BACKWARD_THREAD, now_ns)
         return self._control[_BUCKETS] - self._buckets
 
     def begin_broadcasts(self) -> None:
@@ -133,7 +146,7 @@ class KnownMessages:
         Args:
             now_ns: The time.
         """
-        self._end(_BROADCAST_THREAD, "broadcast", now_ns)
+        self._end(_BROADCAST_THREAD, now_ns)
 
     def is_broadcasting(self) -> bool:
         """Whether this thread's broadcasts are launched by C++ and may be known ones."""
@@ -158,7 +171,8 @@ class KnownMessages:
             patterns = self._recorder.patterns
             place: int = self._library.make_known(counter, _FIRST + len(patterns))
             if place >= 0:
-                self._append(message, group)
+                over_with = _BROADCAST_THREAD if message.op == "broadcast" else _BACKWARD_THREAD
+                self._append(message, _Kind(group, over_with))
         return place if place >= 0 else None
 
     def launched(
@@ -193,9 +207,7 @@ class KnownMessages:
         pattern = self._pattern_of.get((like, group.name))
         if pattern is None:
             pattern = self._add_pattern(like, group, waited_once=waited_once)
-        # A bucket that a hook in Python launches is over when its pass is, and Gloo tells it later.
-        is_bucket = like[1].startswith(_BUCKET)
-        if pattern is None or is_bucket or self._times.is_gone(place):
+        if pattern is None or self._times.is_gone(place):
             ring[at + _WHAT] = _LEFT_OUT
             return None
         number = self._recorder.new_id()
@@ -227,19 +239,20 @@ class KnownMessages:
         message.name, message.tag = name, tag
         message.dtype = None if dtype is None else name_of(dtype)
         message.tensors = None if tensors is None else list(tensors)
+        # The reducer waits for what its hook in Python launches.
+        over_with = _BACKWARD_THREAD if name.startswith(BUCKET) else None
         with self._adding:
-            if len(self._group_of) >= _MAX_PATTERNS:
+            if len(self._kinds) >= _MAX_PATTERNS:
                 return None
-            pattern = self._append(message, group, waited_once=waited_once)
+            pattern = self._append(message, _Kind(group, over_with, waited_once))
             self._pattern_of[like, group.name] = pattern
         return pattern
 
-    def _append(self, message: Message, group: Group, *, waited_once: bool = False) -> int:
-        """Adds a pattern: what it stands for is there before it."""
-        self._group_of.append(group)
-        self._waited_once.append(waited_once)
+    def _append(self, message: Message, kind: _Kind) -> int:
+        """Adds a pattern: what is known of it is there before it."""
+        self._kinds.append(kind)
         self._recorder.patterns.append(message)
-        return len(self._group_of) - 1
+        return len(self._kinds) - 1
 
     def activate(self, places: Iterable[int]) -> None:
         """From now on known messages are recorded without Python.
@@ -305,13 +318,13 @@ class KnownMessages:
             self._control[_PAUSED] = self._recorder.paused
             self._control[thread] = threading.get_ident()
 
-    def _end(self, thread: int, op: str, now_ns: int) -> None:
+    def _end(self, thread: int, now_ns: int) -> None:
         if self._control[thread] != threading.get_ident():
             return  # it never began, or another thread has begun since
         self._control[thread] = 0
         first, beyond = self._launched_before[thread], self._control[_LAUNCHED]
         if first < beyond:
-            self._over.append((first, beyond, op, now_ns))
+            self._over.append((first, beyond, thread, now_ns))
 
     def _make(self) -> None:
         """Takes what has been launched out of the ring, in order."""
@@ -330,17 +343,14 @@ class KnownMessages:
                 self._ring[at + _WHAT] = _FREE
                 continue
             pattern = what - _FIRST
-            like, peer = recorder.patterns[pattern], self._group_of[pattern].global_rank(root)
-            waited_once = self._waited_once[pattern]
-            # The reducer has waited for what its hook in Python launches, too.
-            by_pass = own is None or like.name.startswith(_BUCKET)
+            like, kind = recorder.patterns[pattern], self._kinds[pattern]
+            peer = kind.group.global_rank(root)
             seq, in_bytes, out_bytes = [value_of(x) for x in (number, *num_bytes)]
-            ended = self._times.of_ended(slot, enqueue_ns, waited_once=waited_once)
+            ended = self._times.of_ended(slot, enqueue_ns, waited_once=kind.waited_once)
             if ended is not None:
                 start, end, status = ended
                 if end is not None:
-                    if by_pass:  # asked now: the pass may have ended since this began
-                        end = _end_of(position, like.op, end, list(self._over))
+                    end = self._end_of(position, kind, end)
                     start = min(start, end)
                 recorder.add_repeat(
                     *(pattern, (enqueue_ns, start, end)),
@@ -357,9 +367,8 @@ class KnownMessages:
             message.name, message.tensors, message.dtype = like.name, like.tensors, like.dtype
             message.tag, message.seq, message.peer = like.tag, seq, peer
             message.bytes, message.out_bytes = in_bytes, out_bytes
-            self._times.adopt(slot, message, waited_once=waited_once)
-            if by_pass:
-                message.settle = self._settle
+            self._times.adopt(slot, message, waited_once=kind.waited_once)
+            message.settle = functools.partial(self._settle, kind)
 
     def _is_given_up(self, slot: int, enqueue_ns: int) -> bool:
         """Whether a message has ended that Python should have said something of since long."""
@@ -367,13 +376,21 @@ class KnownMessages:
             return False
         return self._times.of_ended(slot, enqueue_ns) is not None
 
-    def _settle(self, message: Message) -> None:
+    def _settle(self, kind: _Kind, message: Message) -> None:
         """Puts in the times that Gloo's threads took down, or when the job had waited for it."""
         self._times.settle(message)
         if message.end_ns is not None:
-            position, over = self._position(message.slot), list(self._over)
-            message.end_ns = _end_of(position, message.op, message.end_ns, over)
+            message.end_ns = self._end_of(self._position(message.slot), kind, message.end_ns)
             message.start_ns = min(message.start_ns, message.end_ns)
+
+    def _end_of(self, position: int, kind: _Kind, told_ns: int) -> int:
+        """When a message was over: as it was told, or when the job had waited for it before."""
+        if kind.over_with is None:
+            return told_ns
+        for first, beyond, with_, by_ns in list(self._over):
+            if first <= position < beyond and with_ == kind.over_with:
+                return min(told_ns, by_ns)
+        return told_ns
 
     def _position(self, slot: int) -> int:
         """The number among all that were launched of a message that has been made."""
@@ -386,11 +403,3 @@ class KnownMessages:
         oldest = min(followed, default=self._taken)
         while self._over and self._over[0][1] <= oldest:
             self._over.popleft()
-
-
-def _end_of(position: int, op: str, told_ns: int, over: list[_Over]) -> int:
-    """When a message was over: as it was told, or when the job had waited for it before."""
-    for first, beyond, among, by_ns in over:
-        if first <= position < beyond and among == op:
-            return min(told_ns, by_ns)
-    return told_ns

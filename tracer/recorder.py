@@ -23,6 +23,9 @@ PHASE_CODE: Final = {phase: code for code, phase in enumerate(PHASES)}
 _OTHER: Final = PHASE_CODE["other"]
 _MAX_SITES: Final = 1 << 18
 
+BUCKET: Final = "bucket "
+"""How the names of messages begin that carry a bucket of DDP's."""
+
 BY_TIME: Final = -1
 """Phase of a message whose step and phase are those that held when it was enqueued."""
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddltrace.tracer.gradients import NativeGradients
 from ddltrace.tracer.guard import quiet
-from ddltrace.tracer.recorder import PHASE_CODE
+from ddltrace.tracer.recorder import BUCKET, PHASE_CODE
 
 if TYPE_CHECKING:
     import torch
@@ -127,7 +127,7 @@ def _timed(
             # The reducer has waited for its buckets; a reaper that was kept from running would
             # only learn of it later.
             for message in list(recorder.open.values()):
-                if message.enqueue_ns >= start and message.name.startswith("bucket "):
+                if message.enqueue_ns >= start and message.name.startswith(BUCKET):
                     recorder.complete(message, end_ns)
         if state.device_mark is not None and session.device is not None:
             session.device.forget(state.device_mark)

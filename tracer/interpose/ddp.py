@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ddltrace.tracer.interpose.autograd import watch_gradients
+from ddltrace.tracer.recorder import BUCKET
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +87,7 @@ def _observed(session: Session, original: Callable[..., Any]) -> Callable[..., A
             ids: list[int | None] = [None]
             try:
                 session.backward.bucket_messages += 1
-                name = f"bucket {bucket.index()}"
+                name = f"{BUCKET}{bucket.index()}"
                 ids = [registry.tensor_id(p) for p in bucket.parameters()]
             except Exception as error:  # noqa: BLE001 - the job goes on
                 session.fault("communication hook", error)
@@ -281,7 +282,7 @@ class DdpBuckets:
             if found is None:
                 continue
             state.bucket_messages += 1
-            name = f"bucket {len(model.launched)}"
+            name = f"{BUCKET}{len(model.launched)}"
             model.launched.append(found)
             return name, found.tensors
         return None

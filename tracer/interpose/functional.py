@@ -148,11 +148,7 @@ class _Pending:
         redispatch, below = _below(name)
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-            args = (keyset & below, *args)
-            result, messages = self._observer.collecting(redispatch, args, kwargs)
-            if messages:
-                self._remember(result, messages)
-            return result
+            return self._collect(redispatch, (keyset & below, *args), kwargs)
 
         return kernel
 
@@ -169,10 +165,7 @@ class _Pending:
         def called(*args: Any, **kwargs: Any) -> Any:
             if kwargs or not args:
                 return original(*args, **kwargs)
-            result, messages = self._observer.collecting(offering, args, kwargs)
-            if messages:  # by a kernel that was called nevertheless
-                self._remember(result, messages)
-            return result
+            return self._collect(offering, args, {})
 
         return called
 
@@ -211,11 +204,17 @@ class _Pending:
                 except Exception as error:  # noqa: BLE001 - the job goes on
                     self._session.fault(_WAIT, error)
 
-    def _remember(self, result: Any, messages: Sequence[Message]) -> None:
-        try:
-            self.remember(result, messages)
-        except Exception as error:  # noqa: BLE001 - the job goes on
-            self._session.fault("functional collective", error)
+    def _collect(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Calls what may begin messages, and remembers those that kernels below have recorded."""
+        result, messages = self._observer.collecting(call, args, kwargs)
+        if messages:
+            try:
+                self.remember(result, messages)
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                self._session.fault("functional collective", error)
+        return result
 
     def remember(self, result: Any, messages: Sequence[Message | Launched]) -> None:
         """Notes what the tensors of a result come of."""

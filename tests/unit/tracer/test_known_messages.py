@@ -171,6 +171,24 @@ def test_what_the_job_has_waited_for_was_over(looks_before: bool) -> None:
     assert ends == {100: 140, 101: 150, 145: 150}
 
 
+@pytest.mark.parametrize("looks_before", [False, True])
+def test_a_bucket_that_a_hook_in_python_launches_is_over_when_its_pass_is(
+    looks_before: bool,
+) -> None:
+    rank = Rank()
+    rank.known.begin_backward()
+    bucket, another = (rank.library.launch_for_python(now) for now in (100, 101))
+    say(rank, bucket, 100, ("all_gather", "bucket 0", torch.float16, (4,), None))
+    say(rank, another, 101)
+    if looks_before:
+        rank.rows()
+    rank.known.end_backward(140)
+    for slot in (bucket, another):
+        rank.library.end(slot, 110, 150, OK)
+    ends = {row["name"]: row["end_ns"] for row in rank.rows()}
+    assert ends == {"bucket 0": 140, "fc.weight": 150}
+
+
 def test_one_whose_end_nobody_told_is_over_when_it_is_looked_at() -> None:
     rank = Rank()
     rank.library.end(rank.library.launch(0, 100, 0), 0, 0, GONE)
