@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from ddltrace.analyzer.measures.hangs import Lives, doing, has_lasted
+from ddltrace.analyzer.measures.doings import doing
+from ddltrace.analyzer.measures.hangs import has_lasted
+from ddltrace.analyzer.measures.lives import Lives
 from ddltrace.analyzer.model import Failure
 from ddltrace.tracer.exit_status import SIGNALLED
 

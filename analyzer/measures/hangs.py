@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import platform
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import pyarrow as pa
 
-from ddltrace.analyzer.columns import KIND, NULL, NULL_NS, Columns, IntArray
+from ddltrace.analyzer.columns import NULL, NULL_NS
 from ddltrace.analyzer.join import Joined
+from ddltrace.analyzer.measures.doings import at_place, doing, last_silence
+from ddltrace.analyzer.measures.lives import Known, Lives, end_of_trace
 from ddltrace.analyzer.model import Hang, Standstill, stuck_ranks
 from ddltrace.analyzer.scan import RankScan
-from ddltrace.analyzer.trace import drop_superseded
-from ddltrace.tracer.schema import EVENTS, P2P_OPS
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace import Trace
@@ -30,13 +26,7 @@ _USUAL: Final = 0.9
 """A job that was ended in the middle of its work had messages in flight, too: those that took no
 longer than this part of the others, or a second, did not hang."""
 
-_UNWRITTEN_NS: Final = 500_000_000
-"""What a process that is killed has recorded in this time before may not be written; usual is
-half of it."""
-
 _MAX_SHOWN: Final = 20
-_DOINGS: Final = ("phase", "layer", "data", "wait", "codec", "marker")
-_LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
 
 
 def find_hangs(
@@ -60,7 +50,7 @@ def find_hangs(
     )
     if not len(found) and not len(lonely):
         return ()
-    now = _end_of_trace(trace, scans)
+    now = end_of_trace(trace, scans)
     worked = timed & ~gave_up
     durations = messages.end[worked] - messages.start[worked]
     if trace.run.status == "running":
@@ -70,7 +60,7 @@ def find_hangs(
         patience = min(int(usual), _MIN_WAIT_NS)
 
     lives = Lives(trace)
-    known = _Known(trace, scans, lives, now)
+    known = Known(trace, scans, lives, now)
 
     def waited_us(rows: Iterable[int], since_ns: int) -> float | None:
         """How long the last rank is known to have waited: until it gave up, or its end."""
@@ -150,12 +140,12 @@ def find_standstill(trace: Trace, scans: Mapping[int, RankScan]) -> Standstill |
         return None
     doing, since = {}, []
     for rank in trace.ranks:
-        silence = _silence(trace, rank, _latest(_last_events(trace, rank, NULL_NS, None)))
+        silence = last_silence(trace, rank)
         if silence is None:
             return None
-        doing[rank] = _at_place(silence)
+        doing[rank] = at_place(silence)
         since.append(trace.moment(infos[rank], silence["since_ns"]))
-    now = _end_of_trace(trace, scans)
+    now = end_of_trace(trace, scans)
     return Standstill(doing, None if now is None else max(now - max(since), 0) / 1e3)
 
 
@@ -171,188 +161,3 @@ def _with_doings(
         for rank in shown
     }
     return Hang(**{**vars(hang), "doing": doings})
-
-
-class Doing(NamedTuple):
-    """What a rank did in the end.
-
-    Attributes:
-        text: As the rest of a sentence about it.
-        recorded_ns: When the last was that it recorded, on rank 0's clock; None if nothing was.
-    """
-
-    text: str
-    recorded_ns: int | None
-
-
-def doing(trace: Trace, lives: Lives, rank: int, at_ns: int) -> Doing:
-    """What a rank was in the middle of in the end, or what it did last.
-
-    Args:
-        trace: The job's.
-        lives: Of its processes.
-        rank: One of which something was recorded.
-        at_ns: When it was the process that is meant, on rank 0's clock.
-    """
-    columns = _last_events(trace, rank, *lives.of(rank, at_ns))
-    rows = columns.rows(*_DOINGS, "message")
-    latest = _latest(columns)
-    row = None
-    if len(rows):
-        still_open = rows[columns.unfinished[rows]]
-        # The oldest that is open: what came after it in other streams waits behind it.
-        row = int(still_open[0] if len(still_open) else rows[np.argmax(latest[rows])])
-    silence = _silence(trace, rank, latest)
-    what = "did nothing that was recorded" if row is None else _event_text(columns, row)
-    if silence is not None:
-        if row is not None and columns.unfinished[row]:
-            what = f"{what}, at {_place(silence['stack'])}"
-        else:
-            what = _at_place(silence)
-    return Doing(what, int(latest.max()) if len(latest) else None)
-
-
-def _at_place(silence: Mapping[str, Any]) -> str:
-    step = "" if silence["step"] is None else f" of step {silence['step']}"
-    return f"is at {_place(silence['stack'])}, phase {silence['phase']}{step}"
-
-
-def _last_events(trace: Trace, rank: int, after_ns: int, until_ns: int | None) -> Columns:
-    """Those events of a rank that tell what it did last, found a window at a time.
-
-    All its messages, what had not ended, and of each window what ended last; of those that began
-    within some time.
-    """
-    kept = [EVENTS.empty_table()]
-    for table in trace.windows(rank):
-        start = Columns(table).start
-        meant = (start > after_ns) & (start <= (start if until_ns is None else until_ns))
-        columns = Columns(table.filter(meant))
-        latest = _latest(columns)
-        wanted = columns.unfinished | (columns.kind == KIND["message"])
-        for rows in (columns.rows(*_DOINGS), np.arange(len(columns))):
-            if len(rows):
-                wanted[rows[np.argmax(latest[rows])]] = True
-        kept.append(columns.table(np.flatnonzero(wanted)))
-    return Columns(drop_superseded(pa.concat_tables(kept).unify_dictionaries()))
-
-
-def _latest(columns: Columns) -> IntArray:
-    """Of each event, when it ended, or began if it has not."""
-    return np.maximum(columns.end, columns.start)
-
-
-def _silence(trace: Trace, rank: int, latest: IntArray) -> dict[str, Any] | None:
-    """What the rank was seen to do after all its events."""
-    info = next((info for info in reversed(trace.run.ranks) if info.rank == rank), None)
-    if info is None or info.silence is None or not info.silence["stack"]:
-        return None
-    last = int(latest.max(initial=NULL_NS))
-    return info.silence if trace.moment(info, info.silence["noticed_ns"]) >= last else None
-
-
-def _place(stack: Sequence[str]) -> str:
-    """The innermost frame of the job's own code, else the innermost at all."""
-    frame = next((f for f in stack if not any(part in f for part in _LIBRARIES)), stack[0])
-    path, _, function = frame.rpartition(" ")
-    return f"{PurePath(path).name} ({function})"
-
-
-def _event_text(columns: Columns, row: int) -> str:
-    at: IntArray = np.array([row])
-
-    def word(column: str) -> str:
-        codes, words = columns.codes(column, at)
-        return "" if codes[0] == NULL else words[codes[0]]
-
-    what = f"{word('kind')} {word('op') or word('name')}".strip()
-    step, unfinished = int(columns.step[row]), bool(columns.unfinished[row])
-    peer, number, tag = (int(columns.ints(name)[row]) for name in ("peer", "seq", "tag"))
-    if word("op") in P2P_OPS:
-        what += "" if peer == NULL else f" {'to' if word('op') == 'send' else 'from'} rank {peer}"
-        what += "" if tag in (NULL, 0) else f", tag {tag}"
-    elif unfinished and number != NULL:
-        what += f" number {number} of group {word('group')}"
-    verb = "is in" if unfinished else "last recorded"
-    return f"{verb} {what}{'' if step == NULL else f' of step {step}'}"
-
-
-class Lives:
-    """When the processes of each rank ended, on rank 0's clock, where somebody saw it."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._ends: dict[int, list[int]] = {}
-        for info in trace.run.ranks:
-            if info.ended_ns is not None:
-                self._ends.setdefault(info.rank, []).append(trace.moment(info, info.ended_ns))
-
-    def of(self, rank: int, at_ns: int) -> tuple[int, int | None]:
-        """The process that was a rank at a moment: when the one before it ended, and when it did.
-
-        Returns:
-            Both; the smallest integer and None where there is none, or nobody saw it.
-        """
-        ends = self._ends.get(rank, [])
-        before = max((end for end in ends if end < at_ns), default=NULL_NS)
-        return before, min((end for end in ends if end >= at_ns), default=None)
-
-
-class _Known:
-    """Until when it is known what ranks did: of one that was killed, the last is not written.
-
-    Args:
-        trace: The job's.
-        scans: Of its ranks.
-        lives: Of its processes.
-        now: When the job ended, if that is known.
-    """
-
-    def __init__(
-        self, trace: Trace, scans: Mapping[int, RankScan], lives: Lives, now: int | None
-    ) -> None:
-        self._lives = lives
-        self._now = now
-        self._written: dict[int, int] = {}  # of ranks whose last process was killed
-        for info in trace.run.ranks:
-            self._written.pop(info.rank, None)
-            if info.status == "killed" and info.rank in scans:
-                seen = [scans[info.rank].last]
-                if info.silence is not None:
-                    seen.append(trace.moment(info, info.silence["noticed_ns"]))
-                self._written[info.rank] = max(seen)
-
-    def until(self, rank: int, at_ns: int) -> int | None:
-        """The time until which it is known that what a rank was in at a moment went on."""
-        _, ended = self._lives.of(rank, at_ns)
-        written = self._written.get(rank)
-        if written is None:
-            return self._now if ended is None else ended
-        return written if ended is None else max(written, ended - _UNWRITTEN_NS)
-
-    def may_have_come(self, ranks: Iterable[int], since_ns: int) -> bool:
-        """Whether nobody knows of one of some ranks what it did from a moment on."""
-        return any(
-            self._written.get(rank, since_ns) < since_ns
-            and self._lives.of(rank, since_ns)[1] is None
-            for rank in ranks
-        )
-
-
-def _end_of_trace(trace: Trace, scans: Mapping[int, RankScan]) -> int | None:
-    """When the job ended, or now if it runs, on rank 0's clock; None if nothing tells.
-
-    If nobody saw it end: the last that was seen of it.
-    """
-    run = trace.run
-    ended, host = run.ended_unix_ns, run.host
-    if ended is None and run.status == "running":
-        ended, host = time.time_ns(), platform.node()
-    if ended is not None:
-        # Hosts' clocks on the wall differ: best is a rank where that one was read.
-        for info in sorted(run.ranks, key=lambda info: info.host != host):
-            unix, monotonic = info.clock.get("unix_ns"), info.clock.get("monotonic_ns")
-            if isinstance(unix, int) and isinstance(monotonic, int):
-                return trace.moment(info, ended - unix + monotonic)
-    silences = [(info, info.silence) for info in run.ranks if info.silence is not None]
-    seen = [trace.moment(info, silence["noticed_ns"]) for info, silence in silences]
-    return max([*seen, *(scan.last for scan in scans.values())], default=None)

@@ -24,13 +24,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddltrace.tracer.gloo_times import GlooTimes
 from ddltrace.tracer.guard import quiet
 from ddltrace.tracer.interpose.arguments import first_tensor, flatten, measure, name_of
+from ddltrace.tracer.interpose.c10d_operators import OPERATORS, Operator
 from ddltrace.tracer.interpose.cuda import MessageTimer, asking_from_any_thread, can_record
 from ddltrace.tracer.interpose.groups import Group
 from ddltrace.tracer.interpose.waits import Waits
@@ -50,39 +50,6 @@ if TYPE_CHECKING:
 _now = time.monotonic_ns
 
 
-@dataclass(frozen=True)
-class Operator:
-    """Where a ``c10d`` operator keeps what is to be recorded; indices into its arguments.
-
-    Attributes:
-        op: Public name of the operation.
-        inputs: Argument with this rank's input: a tensor, a list or a list of lists.
-        outputs: Argument with this rank's output.
-        group: Argument with the process group.
-        peer: Argument with the group rank of the root or the other side.
-        tag: Argument with the tag.
-        asynchronous: Argument that is false if the caller waits at once.
-        blocks: Whether the operator itself returns only at the end.
-        composed: Whether Gloo makes it of several others, whose ends are not its own.
-        waited_once: Whether on Gloo nobody may wait for it but whoever holds it.
-    """
-
-    op: str
-    inputs: int | None
-    outputs: int | None
-    group: int
-    peer: int | None = None
-    tag: int | None = None
-    asynchronous: int | None = None
-    blocks: bool = False
-    composed: bool = False
-
-    @property
-    def waited_once(self) -> bool:
-        """See above: a wait does the work of a send, and writes a composed one's output."""
-        return self.composed or self.op in P2P_OPS
-
-
 class _Launch(NamedTuple):
     """How the times of a message that is being launched will be known.
 
@@ -97,34 +64,6 @@ class _Launch(NamedTuple):
     mark: Mark | None = None
     slot: int = -1
     sparse_bytes: int | None = None
-
-
-_OPERATORS: Final = {
-    "allreduce_": Operator("all_reduce", 0, 0, 1, asynchronous=4),
-    "allreduce_coalesced_": Operator("all_reduce", 0, 0, 1, asynchronous=3),
-    "broadcast_": Operator("broadcast", 0, 0, 1, peer=2, asynchronous=4),
-    "reduce_": Operator("reduce", 0, 0, 1, peer=3, asynchronous=5),
-    "allgather_": Operator("all_gather", 1, 0, 2, asynchronous=3),
-    "_allgather_base_": Operator("all_gather", 1, 0, 2, asynchronous=3),
-    "allgather_coalesced_": Operator("all_gather", 1, 0, 2, asynchronous=3),
-    "allgather_into_tensor_coalesced_": Operator(
-        "all_gather", 1, 0, 2, asynchronous=3, composed=True
-    ),
-    "reduce_scatter_": Operator("reduce_scatter", 1, 0, 2, asynchronous=4, composed=True),
-    "_reduce_scatter_base_": Operator("reduce_scatter", 1, 0, 2, asynchronous=4, composed=True),
-    "reduce_scatter_tensor_coalesced_": Operator(
-        "reduce_scatter", 1, 0, 2, asynchronous=4, composed=True
-    ),
-    "gather_": Operator("gather", 1, 0, 2, peer=3, asynchronous=4),
-    "scatter_": Operator("scatter", 1, 0, 2, peer=3, asynchronous=4),
-    "alltoall_": Operator("all_to_all", 1, 0, 2, asynchronous=3),
-    "alltoall_base_": Operator("all_to_all", 1, 0, 2, asynchronous=5),
-    "barrier": Operator("barrier", None, None, 1, asynchronous=3),
-    "monitored_barrier_": Operator("barrier", None, None, 1, blocks=True),
-    "send": Operator("send", 0, None, 1, peer=2, tag=3),
-    "recv_": Operator("recv", None, 0, 1, peer=2, tag=3),
-    "recv_any_source_": Operator("recv", None, 0, 1, tag=2),
-}
 
 
 def install(session: Session) -> None:
@@ -142,14 +81,14 @@ def install(session: Session) -> None:
     # Never destroyed: taking kernels out at exit, with messages in flight, would be a risk.
     library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
     session.keep_alive(library)
-    for name, operator in _OPERATORS.items():
+    for name, operator in OPERATORS.items():
         if hasattr(torch.ops.c10d, name):
             library.impl(name, observer.kernel(name, operator), "BackendSelect", with_keyset=True)
-    offering = launches.install(session, observer, _OPERATORS)
-    python_groups.install(session, observer, _OPERATORS)
+    offering = launches.install(session, observer)
+    python_groups.install(session, observer)
     session.on_close(observer.stop)
     os.register_at_fork(after_in_child=quiet(observer.abandon, session.fault))
-    functional.install(session, observer, _OPERATORS, offering)
+    functional.install(session, observer, offering)
 
 
 class _Collected(threading.local):
@@ -443,7 +382,7 @@ class Observer:
 
     def _passes(self, operator: Operator, args: Sequence[Any]) -> bool:
         """Whether a call is left unrecorded in a pause; it is counted: later numbers agree."""
-        if operator is _OPERATORS["recv_any_source_"]:
+        if operator is OPERATORS["recv_any_source_"]:
             return False  # the number of a receive from anyone is known only when it has come
         group = self._groups.of(self._unbox_group(args[operator.group]))
         self.leave_out(operator, args, group)

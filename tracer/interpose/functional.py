@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from ddltrace.tracer.interpose.c10d_operators import OPERATORS
 from ddltrace.tracer.recorder import Launched, Message
 
 if TYPE_CHECKING:
     import torch
 
-    from ddltrace.tracer.interpose.collectives import Observer, Operator
+    from ddltrace.tracer.interpose.c10d_operators import Operator
+    from ddltrace.tracer.interpose.collectives import Observer
     from ddltrace.tracer.interpose.launches import Offer, Offering
     from ddltrace.tracer.session import Session
 
@@ -58,18 +60,12 @@ _PLAIN: Final = {
 _MAX_PENDING: Final = 4096
 
 
-def install(
-    session: Session,
-    observer: Observer,
-    operators: dict[str, Operator],
-    offering: Offering | None,
-) -> None:
+def install(session: Session, observer: Observer, offering: Offering | None) -> None:
     """Registers kernels at the operators of functional collectives.
 
     Args:
         session: The recording rank.
         observer: Records the messages below.
-        operators: What is known of each operator below.
         offering: Offers launches; None if it cannot.
     """
     import torch
@@ -86,7 +82,7 @@ def install(
     for name, (below, root) in _PLAIN.items():
         packet = getattr(torch.ops._c10d_functional, name, None)
         if packet is not None:
-            launches = _ByOperator(offering, pending, operators[below], root)
+            launches = _ByOperator(offering, pending, OPERATORS[below], root)
             for called in (packet, packet.default):
                 called._op = pending.around(called._op, offering.around(called._op, launches))
     wait = torch.ops._c10d_functional.wait_tensor

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from ddltrace.tracer.interpose.arguments import flatten
+from ddltrace.tracer.interpose.c10d_operators import OPERATORS
 from ddltrace.tracer.native.library import NativeLibrary
 from ddltrace.tracer.recorder import Message
 from ddltrace.tracer.schema import P2P_OPS
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     import torch
 
     from ddltrace.tracer.gloo_times import GlooTimes
-    from ddltrace.tracer.interpose.collectives import Observer, Operator
+    from ddltrace.tracer.interpose.c10d_operators import Operator
+    from ddltrace.tracer.interpose.collectives import Observer
     from ddltrace.tracer.interpose.groups import Group
     from ddltrace.tracer.session import Session
 
@@ -55,15 +57,12 @@ Offer: TypeAlias = "tuple[int, Group]"
 `NativeLibrary.UNRECORDED`; and its group."""
 
 
-def install(
-    session: Session, observer: Observer, operators: dict[str, Operator]
-) -> Offering | None:
+def install(session: Session, observer: Observer) -> Offering | None:
     """Patches the methods of ``ProcessGroup``, if C++ can see what they launch.
 
     Args:
         session: The recording rank.
         observer: What records messages.
-        operators: What is known of each operator.
 
     Returns:
         What offers launches; None if it cannot.
@@ -79,7 +78,7 @@ def install(
     for method, (name, last) in METHODS.items():
         last_type = getattr(bindings, last, None) if isinstance(last, str) else last
         if hasattr(group_class, method) and last_type is not None:
-            launches = _ByMethod(offering, operators[name], last_type)
+            launches = _ByMethod(offering, OPERATORS[name], last_type)
             setattr(group_class, method, offering.around(getattr(group_class, method), launches))
     return offering
 

@@ -17,10 +17,12 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.tracer.interpose.arguments import first_tensor
+from ddltrace.tracer.interpose.c10d_operators import OPERATORS
 from ddltrace.tracer.interpose.launches import METHODS
 
 if TYPE_CHECKING:
-    from ddltrace.tracer.interpose.collectives import Observer, Operator
+    from ddltrace.tracer.interpose.c10d_operators import Operator
+    from ddltrace.tracer.interpose.collectives import Observer
     from ddltrace.tracer.interpose.groups import Group
     from ddltrace.tracer.recorder import Message
     from ddltrace.tracer.session import Session
@@ -40,13 +42,12 @@ _OTHERS: Final = {
 _now = time.monotonic_ns
 
 
-def install(session: Session, observer: Observer, operators: dict[str, Operator]) -> None:
+def install(session: Session, observer: Observer) -> None:
     """Patches the subclasses of ``ProcessGroup`` and ``Work``, those that are to come, too.
 
     Args:
         session: The recording rank.
         observer: What records messages.
-        operators: What is known of each operator.
     """
     import torch.distributed as dist
     from torch._C._distributed_c10d import Work
@@ -58,7 +59,7 @@ def install(session: Session, observer: Observer, operators: dict[str, Operator]
         for method, name in of_method.items():
             original = vars(group_class).get(method)
             if isinstance(original, FunctionType):
-                wrapper = _around(original, operators[name], calls, session)
+                wrapper = _around(original, OPERATORS[name], calls, session)
                 setattr(group_class, method, wrapper)
 
     _patch_subclasses(session, dist.ProcessGroup, patch_group)
