@@ -137,9 +137,14 @@ class NativeGradients:
         newest_ns: int = self._control[_NEWEST_NS]
         return newest_ns
 
+    @property
+    def has_news(self) -> bool:
+        """Whether something became ready since the last `collect`."""
+        return bool(self._control[_WRITTEN] != self._noted)
+
     def collect(self) -> None:
         """Brings what became ready since the last call to the recorder and the registry."""
-        if self._control[_WRITTEN] == self._noted:
+        if not self.has_news:
             return  # and no other thread is at it
         with self._collecting:
             while not self._abandoned and self._control[_WRITTEN] != self._taken:

@@ -46,10 +46,12 @@ _BYTES: Final = 3
 _OUT_BYTES: Final = 4
 _ROOT: Final = 5
 _ID: Final = 6
+_PASSED: Final = 7
 _FREE: Final = 0
 _LAUNCHING: Final = 1
 _LEFT_OUT: Final = 2
-_FIRST: Final = 3
+_UNDER_WAY: Final = 3
+_FIRST: Final = 4
 _UNKNOWN: Final = 0
 
 _OF_CPP: Final = -1  # in the place of an id
@@ -106,6 +108,8 @@ class KnownMessages:
         self._kinds: list[_Kind] = []  # of each of the recorder's patterns
         self._pattern_of: dict[Hashable, int] = {}  # of those that `launched` has made
         self._over: deque[_Over] = deque(maxlen=self._size)
+        # Of messages that are under way and may be in it: their numbers, by place.
+        self._may_be_over: dict[int, int] = {}
         self._groups: list[Group] = []
         self._adding = threading.RLock()
         self._collecting = threading.Lock()
@@ -230,7 +234,7 @@ class KnownMessages:
             failed: Whether it raised.
         """
         at = message.place * self._fields
-        if self._ring[at + _ID] == message.id and self._ring[at + _WHAT] >= _FIRST:
+        if self._ring[at + _ID] == message.id and self._ring[at + _WHAT] >= _UNDER_WAY:
             self._times.waited(message.place, end_ns, failed=failed)
 
     def _add_pattern(self, like: Like, group: Group, *, waited_once: bool) -> int | None:
@@ -294,6 +298,7 @@ class KnownMessages:
             for slot in self._times.collect():
                 if slot < self._size:
                     self._ring[slot * self._fields + _WHAT] = _FREE
+                    self._may_be_over.pop(slot, None)
             self._forget_over()
         finally:
             self._collecting.release()
@@ -332,11 +337,15 @@ class KnownMessages:
         while self._taken < launched:
             slot = self._taken % self._size
             at = slot * self._fields
-            what, enqueue_ns, number, *num_bytes, root, own_id = self._ring[at : at + self._fields]
+            row = self._ring[at : at + self._fields]
+            what, enqueue_ns, number, *num_bytes, root, own_id, passed = row
+            if passed == self._taken + 1:
+                self._taken += 1
+                continue
             own = None if own_id == _OF_CPP else own_id
             if what == _LAUNCHING and own is not None and self._is_given_up(slot, enqueue_ns):
                 what = _LEFT_OUT
-            if what in (_FREE, _LAUNCHING):
+            if what in (_FREE, _LAUNCHING, _UNDER_WAY):
                 return  # a thread is at it
             position, self._taken = self._taken, self._taken + 1
             if what == _LEFT_OUT:
@@ -368,7 +377,10 @@ class KnownMessages:
             message.tag, message.seq, message.peer = like.tag, seq, peer
             message.bytes, message.out_bytes = in_bytes, out_bytes
             self._times.adopt(slot, message, waited_once=kind.waited_once)
-            message.settle = functools.partial(self._settle, kind)
+            message.settle = functools.partial(self._settle, kind, position)
+            self._ring[at + _WHAT] = _UNDER_WAY
+            if kind.over_with is not None:
+                self._may_be_over[slot] = position
 
     def _is_given_up(self, slot: int, enqueue_ns: int) -> bool:
         """Whether a message has ended that Python should have said something of since long."""
@@ -376,11 +388,11 @@ class KnownMessages:
             return False
         return self._times.of_ended(slot, enqueue_ns) is not None
 
-    def _settle(self, kind: _Kind, message: Message) -> None:
+    def _settle(self, kind: _Kind, position: int, message: Message) -> None:
         """Puts in the times that Gloo's threads took down, or when the job had waited for it."""
         self._times.settle(message)
         if message.end_ns is not None:
-            message.end_ns = self._end_of(self._position(message.slot), kind, message.end_ns)
+            message.end_ns = self._end_of(position, kind, message.end_ns)
             message.start_ns = min(message.start_ns, message.end_ns)
 
     def _end_of(self, position: int, kind: _Kind, told_ns: int) -> int:
@@ -392,14 +404,8 @@ class KnownMessages:
                 return min(told_ns, by_ns)
         return told_ns
 
-    def _position(self, slot: int) -> int:
-        """The number among all that were launched of a message that has been made."""
-        newest = self._taken - 1
-        return newest - (newest - slot) % self._size
-
     def _forget_over(self) -> None:
         """Forgets what all messages of have ended."""
-        followed = [self._position(slot) for slot in self._times.followed if slot < self._size]
-        oldest = min(followed, default=self._taken)
+        oldest = min(self._may_be_over.values(), default=self._taken)
         while self._over and self._over[0][1] <= oldest:
             self._over.popleft()

@@ -251,6 +251,16 @@ class Registry:
             Ids, or None if any of the tensors holds something else, or a gradient that this
             thread must not look at.
         """
+        by_address = self._by_address
+        if (
+            at is not None
+            and at[0] not in by_address
+            and at[1] not in by_address
+            and self._scanned == _GRADIENTS_TOO
+            and not self.ready
+            and (self.native is None or not self.native.has_news)
+        ):
+            return None  # on the way of most launches: nothing can have changed
         found = []
         at_ready = self.access.may_look_at_ready()
         if at_ready:

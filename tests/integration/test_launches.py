@@ -70,6 +70,20 @@ def test_a_pause_is_passed_by_and_counted(tmp_path: Path) -> None:
         assert list(found[found.op == "all_reduce"].seq) == [1, 2, 8, 9]
 
 
+def test_a_message_that_nobody_waits_for_holds_no_others_up(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(UNWAITED)
+    done = run(traced(tmp_path / "trace", on_ranks(tmp_path / "job.py")), cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    counts = [int(line.split()[-1]) for line in done.stdout.splitlines() if "in the ring" in line]
+    assert counts == [NUM_REDUCED + 2] * 2
+    for rank in (0, 1):
+        found, _ = messages(tmp_path / "trace", rank)
+        reduced = found[found.op == "all_reduce"]
+        assert list(reduced.seq) == list(range(1, NUM_REDUCED + 1))
+        assert set(reduced.status) == {"ok"}
+        assert list(found[found.op == "send"].status) == ["open"]
+
+
 def test_a_signal_handler_may_launch_in_the_middle_of_a_launch(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(SIGNALS)
     job = traced(tmp_path / "trace", on_ranks(tmp_path / "job.py", ranks=1))
@@ -103,6 +117,28 @@ for _ in range(4000):
     dist.all_reduce(tensor, async_op=True).wait()
 signal.setitimer(signal.ITIMER_REAL, 0)
 print("handled", handled)
+"""
+
+NUM_REDUCED = 5000  # more than the ring has places
+
+UNWAITED = f"""
+import torch, torch.distributed as dist
+from ddltrace.tracer.known_messages import KnownMessages
+in_ring, original = [], KnownMessages.launched
+def launched(*args, **kwargs):
+    in_ring.append(original(*args, **kwargs))
+    return in_ring[-1]
+KnownMessages.launched = launched
+dist.init_process_group("gloo")
+dist.barrier()
+sent, received, tensor = torch.ones(6), torch.empty(6), torch.ones(3)
+kept = dist.isend(sent, 1 - dist.get_rank())
+dist.recv(received, 1 - dist.get_rank())
+for _ in range({NUM_REDUCED}):
+    dist.all_reduce(tensor)
+assert None not in in_ring
+print("in the ring", len(in_ring))
+dist.barrier()
 """
 
 PAUSES = """

@@ -78,7 +78,7 @@ LEFT_OUT = (
     # They call PyTorch, and set one attribute before.
     *("interpose.collectives:Observer.collecting", "interpose.launches:Offering.passing_by"),
     # They are what catches the faults of others.
-    *("interpose.functional:_Pending._waited", "interpose.functional:_Pending._collect"),
+    "interpose.functional:_Pending._waited",
     *("session:Session.fault", "session:Session.carrying", "config:CaptureConfig.leave_word"),
     *("writer:WriterThread.run", "reaper:_GroupReapers._run", "clock_exchange:Responder.run"),
     *("clock_exchange:Asker.run", "interpose.operators:OperatorWindow._fold"),

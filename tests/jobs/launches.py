@@ -147,7 +147,7 @@ def functional(rank, group):
     unwaited.append(ops.all_reduce.default(torch.ones(3), "sum", name))
     in_place = ops.wait_tensor.default(ops.all_reduce_.default(torch.ones(3), "max", name))
     assert in_place.tolist() == [1.0] * 3
-    by_name = ops.all_reduce(torch.ones(3), "sum", group_name=name)
+    by_name = ops.all_reduce(input=torch.ones(3), reduce_op="sum", group_name=name)
     assert ops.wait_tensor(by_name)[0].item() == 2
     several = funcol.all_reduce_coalesced([torch.ones(2), torch.ones(5)], "sum", group)
     assert [s[0].item() for s in several] == [2, 2]

@@ -84,7 +84,7 @@ def install(session: Session, observer: Observer, offering: Offering | None) -> 
         if packet is not None:
             launches = _ByOperator(offering, pending, OPERATORS[below], root)
             for called in (packet, packet.default):
-                called._op = pending.around(called._op, offering.around(called._op, launches))
+                called._op = offering.around(called._op, launches)
     wait = torch.ops._c10d_functional.wait_tensor
     for called in (wait, wait.default):
         called._op = pending.around_wait(called._op, offering)
@@ -116,9 +116,8 @@ class _ByOperator:
     def group_of(self, first: Any, args: tuple[Any, ...]) -> Any:
         """See `Launches`; the first argument is the tensor."""
         try:
-            # Complex numbers are sent as real ones, of twice as many.
-            return None if first.is_complex() else self._resolve(args[-1])
-        except (AttributeError, RuntimeError):
+            return self._resolve(args[-1])
+        except RuntimeError:
             return None  # the call is in error
 
     def launched(
@@ -128,7 +127,7 @@ class _ByOperator:
         peer = None if self._root is None else args[self._root]
         sent = self._record(self.operator, [first], offer, known, peer=peer, tag=None)
         if sent is not None:
-            self._pending.remember(result, [sent])
+            self._pending.remember(result, sent)
 
 
 class _Pending:
@@ -144,26 +143,17 @@ class _Pending:
         redispatch, below = _below(name)
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._collect(redispatch, (keyset & below, *args), kwargs)
+            result, messages = self._observer.collecting(
+                redispatch, (keyset & below, *args), kwargs
+            )
+            if messages:
+                try:
+                    self._remember(result, messages)
+                except Exception as error:  # noqa: BLE001 - the job goes on
+                    self._session.fault("functional collective", error)
+            return result
 
         return kernel
-
-    def around(
-        self, original: Callable[..., Any], offering: Callable[..., Any]
-    ) -> Callable[..., Any]:
-        """A function of ``torch.ops`` that begins a message.
-
-        Args:
-            original: The function.
-            offering: The same, but it offers the launch, if its arguments are given by position.
-        """
-
-        def called(*args: Any, **kwargs: Any) -> Any:
-            if kwargs or not args:
-                return original(*args, **kwargs)
-            return self._collect(offering, args, {})
-
-        return called
 
     def waiting(self, name: str) -> Callable[..., Any]:
         """The kernel of ``wait_tensor``."""
@@ -200,27 +190,19 @@ class _Pending:
                 except Exception as error:  # noqa: BLE001 - the job goes on
                     self._session.fault(_WAIT, error)
 
-    def _collect(
-        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Calls what may begin messages, and remembers those that kernels below have recorded."""
-        result, messages = self._observer.collecting(call, args, kwargs)
-        if messages:
-            try:
-                self.remember(result, messages)
-            except Exception as error:  # noqa: BLE001 - the job goes on
-                self._session.fault("functional collective", error)
-        return result
+    def remember(self, result: torch.Tensor, message: Message | Launched) -> None:
+        """Notes what a result comes of."""
+        messages = self._messages
+        messages[result.untyped_storage()._cdata] = message
+        if len(messages) > _MAX_PENDING:
+            messages.pop(next(iter(messages)), None)
 
-    def remember(self, result: Any, messages: Sequence[Message | Launched]) -> None:
-        """Notes what the tensors of a result come of."""
+    def _remember(self, result: Any, messages: Sequence[Message]) -> None:
         tensors = result if isinstance(result, (list, tuple)) else [result]
         # One message for all tensors, or one for each.
         each = messages if len(messages) == len(tensors) else [messages[-1]] * len(tensors)
         for tensor, message in zip(tensors, each, strict=True):
-            self._messages[tensor.untyped_storage()._cdata] = message
-        while len(self._messages) > _MAX_PENDING:
-            self._messages.pop(next(iter(self._messages)))
+            self.remember(tensor, message)
 
 
 def _below(name: str) -> tuple[Callable[..., Any], Any]:

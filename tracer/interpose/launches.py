@@ -85,6 +85,7 @@ def install(session: Session, observer: Observer) -> Offering | None:
 
 _WAITED_ONCE: Final = 1  # of `NativeLibrary.offered`
 _OPTIONS: Final = ("opts",)
+_ABSENT: Final = object()
 
 
 class _Offered(threading.local):
@@ -182,7 +183,7 @@ class Offering:
         offer_of, launched = self._of, launches.launched
 
         # With a first argument of its own: see below.
-        def method(first: Any, *args: Any, **kwargs: Any) -> Any:
+        def method(first: Any = _ABSENT, /, *args: Any, **kwargs: Any) -> Any:
             offer, cell = None, None
             try:
                 if kwargs and tuple(kwargs) == _OPTIONS:
@@ -193,6 +194,8 @@ class Offering:
             except Exception as error:  # noqa: BLE001 - the job goes on
                 fault("offer a launch", error)
             if offer is None or cell is None:
+                if first is _ABSENT:  # all are given by name, or there is an error in the call
+                    return original(**kwargs)
                 return original(first, *args, **kwargs)
             former = cell[0]
             if former != nothing:

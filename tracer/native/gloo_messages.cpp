@@ -52,6 +52,7 @@ constexpr int64_t kRingSize = 1 << 12;
 constexpr int64_t kNumSlots = 1 << 14;
 constexpr int64_t kMaxKnown = 1 << 10;
 constexpr int64_t kMaxGroups = 64;
+constexpr int64_t kMostPassed = 64;
 
 enum State : int64_t { kOpen = 0, kOk = 1, kFailed = 2, kGone = 3 };
 
@@ -63,8 +64,9 @@ struct Slot {
   Shared state;
 };
 
-// What is new of a message that is known; `what` is one of these, or from kFirst on what it is.
-enum What : int64_t { kFree = 0, kLaunching = 1, kLeftOut = 2, kFirst = 3 };
+// What is new of a message that is known; `what` is one of these, or from kFirst on what it is;
+// under way is what the writer has taken up and is not over.
+enum What : int64_t { kFree = 0, kLaunching = 1, kLeftOut = 2, kUnderWay = 3, kFirst = 4 };
 struct Message {
   Shared what;
   Shared enqueue_ns;
@@ -73,6 +75,7 @@ struct Message {
   Shared out_bytes;
   Shared root; // or the other side
   Shared id; // as Python numbers it; or one of these
+  Shared passed; // the number of the launch that came next here, and one, if it took another place
 };
 constexpr int64_t kOfCpp = -1; // C++ has launched it
 constexpr int64_t kOfPython = -2; // Python will number it
@@ -301,15 +304,23 @@ std::optional<Call> read(const c10::OperatorHandle& op, torch::jit::Stack& stack
       kind == Kind::kBroadcast ? torch::jit::peek(stack, 2, count).toInt() : -1};
 }
 
-// Takes down a message that is launched now: its place in the ring; -1 if the one that was there is
-// not over.
+// Takes down a message that is launched now: its place in the ring; -1 if the next ones are taken.
+// Those whose message the writer has taken up, and which goes on and on, are passed over.
 int64_t claim(int64_t enqueue_ns, int64_t bytes, int64_t out_bytes, int64_t id) {
-  int64_t position = control.launched.load();
+  int64_t first = control.launched.load();
+  int64_t position;
   do {
+    position = first;
+    while (ring[position % kRingSize].what.load() == kUnderWay && position - first < kMostPassed) {
+      ++position;
+    }
     if (ring[position % kRingSize].what.load() != kFree) {
       return -1;
     }
-  } while (!control.launched.compare_exchange_weak(position, position + 1));
+  } while (!control.launched.compare_exchange_weak(first, position + 1));
+  for (int64_t passed = first; passed < position; ++passed) {
+    ring[passed % kRingSize].passed = passed + 1;
+  }
   Message& noted = ring[position % kRingSize];
   noted.enqueue_ns = enqueue_ns;
   noted.bytes = bytes;
@@ -490,10 +501,24 @@ void kernel_of_python(const c10::OperatorHandle& op, Keys keys, torch::jit::Stac
   }
 }
 
-// Where Python itself notes what is launched, or waited for, no kernel of Python's has to see it.
+// Whether what a functional collective launches will be plain: complex numbers are sent as real ones,
+// of twice as many.
+bool will_be_plain(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const c10::IValue& value = torch::jit::peek(stack, 0, op.schema().arguments().size());
+  return value.isTensor() && is_plain(value.toTensor()) && !value.toTensor().is_complex();
+}
+
+// Where Python itself notes what is launched, or waited for, no kernel of Python's has to see it. If
+// one has to, it is to see what is launched below, too.
 void kernel_of_functional(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) {
-  const bool is_noted = offered.slot != kNothing && !is_launched(offered.slot);
-  op.redispatchBoxed(keys & (is_noted && kernel_is_next(keys) ? kBackend : kPython), stack);
+  if (offered.slot == kNothing || is_launched(offered.slot)) {
+    op.redispatchBoxed(keys & kPython, stack);
+  } else if (kernel_is_next(keys) && will_be_plain(op, *stack)) {
+    op.redispatchBoxed(keys & kBackend, stack);
+  } else {
+    offered.slot = kNothing;
+    op.redispatchBoxed(keys & kPython, stack);
+  }
 }
 
 // The functional collectives that Python offers, and the wait for them.

@@ -27,7 +27,7 @@ class NativeLibrary:
     """
 
     SLOT_FIELDS: Final = 4
-    RING_FIELDS: Final = 7
+    RING_FIELDS: Final = 8
     NOTHING: Final = -1
     UNRECORDED: Final = -2  # offered in place of a slot: the launch passes by, as if untraced
 

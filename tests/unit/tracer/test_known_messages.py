@@ -23,14 +23,14 @@ from ddltrace.tracer.recorder import Launched, Message, Recorder
 
 SIZE = 8
 OPEN, OK, FAILED, GONE = range(4)
-LAUNCHING = 1
+LAUNCHING, UNDER_WAY, FIRST = 1, 3, 4
 LIKE = ("reduce", "fc.weight", torch.float16, (4,), None)
 
 
 class PlayedLibrary:
     """What C++ would share, and what it would do."""
 
-    RING_FIELDS, SLOT_FIELDS = 7, 4
+    RING_FIELDS, SLOT_FIELDS = 8, 4
 
     def __init__(self) -> None:
         self.control = memoryview(array("q", [0] * 5))
@@ -65,13 +65,15 @@ class PlayedLibrary:
     def end_launch(self) -> None:
         pass
 
-    def place(self) -> int:
-        """The place of the next message in the ring."""
-        return self.control[3] % SIZE
+    def place(self) -> int | None:
+        """The place of the next message in the ring; None if there is none."""
+        what = [self.ring[(self.control[3] + i) % SIZE * self.RING_FIELDS] for i in range(SIZE)]
+        passed = next((i for i in range(SIZE) if what[i] != UNDER_WAY), 0)
+        return (self.control[3] + passed) % SIZE if what[passed] == 0 else None
 
     def launch(self, pattern: int, now: int, number: int) -> int:
         """A known message is launched; returns its slot."""
-        return self._put([3 + pattern, now, number, 400, 400, 0, -1])
+        return self._put([FIRST + pattern, now, number, 400, 400, 0, -1])
 
     def launch_for_python(self, now: int) -> int:
         """A message is launched of which Python is to say what it is; returns its slot."""
@@ -79,10 +81,13 @@ class PlayedLibrary:
 
     def _put(self, row: list[int]) -> int:
         slot = self.place()
+        assert slot is not None, "no room"
         at = slot * self.RING_FIELDS
-        assert self.ring[at] == 0, "no room"
+        while self.control[3] % SIZE != slot:
+            self.ring[self.control[3] % SIZE * self.RING_FIELDS + 7] = self.control[3] + 1
+            self.control[3] += 1
         self.slots[4 * slot : 4 * slot + 4] = memoryview(array("q", [1, 0, 0, OPEN]))
-        self.ring[at : at + self.RING_FIELDS] = memoryview(array("q", row))
+        self.ring[at : at + len(row)] = memoryview(array("q", row))
         self.control[3] += 1
         return slot
 
@@ -251,6 +256,35 @@ def test_one_whose_end_nobody_will_tell_is_not_left_to_the_ring() -> None:
     assert rank.library.ring[slot * PlayedLibrary.RING_FIELDS] == 0  # the place is free
 
 
+def test_one_that_goes_on_and_on_is_passed_over() -> None:
+    rank = Rank()
+    rank.known.begin_backward()
+    endless = rank.library.launch(0, 100, 0)
+    rank.rows()
+    rank.known.end_backward(105)
+    rank.known.begin_backward()
+    ends = {}
+
+    def look() -> None:
+        ends.update({row["enqueue_ns"]: row["end_ns"] for row in rank.rows()})
+
+    for now in range(200, 200 + 30 * SIZE, 10):
+        slot = rank.library.launch(0, now, now)
+        assert slot != endless
+        if now % 30 == 0:
+            look()
+        rank.library.end(slot, now + 1, now + 5, OK)
+        if now % 70 == 0 or rank.library.place() is None:
+            look()
+    rank.known.end_backward(10**6)
+    rank.library.end(endless, 110, 10**7, OK)
+    look()
+    expected = {now: now + 5 for now in range(200, 200 + 30 * SIZE, 10)}
+    assert ends == {100: 105, **expected}
+    assert not rank.known._over
+    assert rank.library.ring[endless * PlayedLibrary.RING_FIELDS] == 0
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_whenever_the_writer_looks_it_is_the_same(seed: int) -> None:
     rng, rank = random.Random(seed), Rank()
@@ -260,7 +294,7 @@ def test_whenever_the_writer_looks_it_is_the_same(seed: int) -> None:
     for number in range(200):
         now += 10
         rank.known.begin_backward()
-        full = rank.library.ring[rank.library.place() * PlayedLibrary.RING_FIELDS] != 0
+        full = rank.library.place() is None
         if not full:
             under_way.append((rank.library.launch(0, now, number), now))
         rng.shuffle(under_way)
