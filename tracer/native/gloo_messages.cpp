@@ -52,7 +52,7 @@ constexpr int64_t kRingSize = 1 << 12;
 constexpr int64_t kNumSlots = 1 << 14;
 constexpr int64_t kMaxKnown = 1 << 10;
 constexpr int64_t kMaxGroups = 64;
-constexpr int64_t kMostPassed = 64;
+constexpr int64_t kMostPassed = 512;
 
 enum State : int64_t { kOpen = 0, kOk = 1, kFailed = 2, kGone = 3 };
 
