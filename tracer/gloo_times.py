@@ -60,15 +60,11 @@ class GlooTimes:
         Returns:
             The message's slot; -1 if there is none, and then no `end_launch` is due.
         """
-        slot = self.free_slot()
-        return slot if slot is not None and self._begin_launch(slot, waited_once) else -1
-
-    def free_slot(self) -> int | None:
-        """A slot for a message that is about to be launched; None if there is none."""
         if not self.listens:
-            return None
+            return -1
         slot = self._first_slot + next(self._numbers) % self._num_slots
-        return None if slot in self._followed or slot in self._until_waited else slot
+        is_free = slot not in self._followed and slot not in self._until_waited
+        return slot if is_free and self._begin_launch(slot, waited_once) else -1
 
     def is_gone(self, slot: int) -> bool:
         """Whether nobody will tell the end of a message any more."""

@@ -35,16 +35,14 @@ from ddltrace.tracer.interpose.cuda import MessageTimer, asking_from_any_thread,
 from ddltrace.tracer.interpose.groups import Group
 from ddltrace.tracer.interpose.waits import Waits
 from ddltrace.tracer.known_messages import KnownMessages
-from ddltrace.tracer.native.library import NativeLibrary
 from ddltrace.tracer.reaper import Reapers
-from ddltrace.tracer.recorder import Launched, Message
+from ddltrace.tracer.recorder import Message
 from ddltrace.tracer.schema import P2P_OPS
 
 if TYPE_CHECKING:
     import torch
 
     from ddltrace.tracer.device_clock import Mark
-    from ddltrace.tracer.interpose.launches import Offer
     from ddltrace.tracer.session import Session
 
 _now = time.monotonic_ns
@@ -238,74 +236,6 @@ class Observer:
 
         return blocking_kernel if operator.blocks else kernel
 
-    def record_past(
-        self,
-        operator: Operator,
-        tensors: list[torch.Tensor],
-        offer: Offer,
-        known: Sequence[int],
-        *,
-        peer: int | None,
-        tag: int | None,
-    ) -> Launched | Message | None:
-        """Records what was launched without a kernel of Python's.
-
-        On the way of every launch: few calls.
-
-        Args:
-            operator: What was called.
-            tensors: What it was about.
-            offer: What was offered.
-            known: What `NativeLibrary.offered` then held.
-            peer: Rank in the group of the root, or of the other side.
-            tag: Its tag.
-
-        Returns:
-            What stands for it; None if it is only counted. A `Message` without a slot is to be
-            followed to its end.
-        """
-        slot, group = offer
-        if tag is None:
-            seq: int | None = group.next_collective()
-        else:
-            seq = group.next_between(operator.op, group.global_rank(peer), tag)
-        if slot == NativeLibrary.UNRECORDED:
-            return None
-        if self._below.outer is not None:
-            self._below.messages += 1
-        launched, _, num_bytes, out_bytes, address, storage, place = known
-        name, parameters, dtype = operator.op, None, None
-        if tensors:
-            dtype = tensors[0].dtype
-            at = (address, storage) if address else None
-            name, parameters = self._name(operator, group, tensors, at=at)
-        waited_once = operator.waited_once
-        if place >= 0 and self._known is not None:
-            carried = None if parameters is None else tuple(parameters)
-            like = (operator.op, name, dtype, carried, tag)
-            sent = self._known.launched(
-                place,
-                -launched,
-                like,
-                group,
-                seq=seq,
-                peer=peer,
-                waited_once=waited_once,
-            )
-            if sent is not None:
-                return sent
-        message = self._recorder.new_message(operator.op, group.name, -launched)
-        message.name, message.tensors = name, parameters
-        message.dtype = None if dtype is None else name_of(dtype)
-        if dtype is None:  # PyTorch has made up a tensor to have something to launch
-            num_bytes = out_bytes = 0
-        message.bytes = None if operator.op == "recv" else num_bytes
-        message.out_bytes = None if operator.op == "send" else out_bytes
-        message.seq, message.tag, message.peer = seq, tag, group.global_rank(peer)
-        if place < 0 and self.gloo is not None:
-            self.gloo.follow(slot, message, waited_once=waited_once)
-        return message
-
     def bucket_of(
         self, operator: Operator, args: Sequence[Any], group: Group, caller: FrameType | None
     ) -> tuple[str, list[int] | None] | None:
@@ -328,15 +258,15 @@ class Observer:
         """Counts a message that is not recorded: later numbers agree."""
         self._number(Message(-1, operator.op, group.name, 0), operator, args, group)
 
-    def follow_past(self, operator: Operator, work: Any, message: Message) -> None:
-        """Follows what was launched without a kernel of Python's, if nobody else does.
+    def follow_launch(self, operator: Operator, work: Any, message: Message) -> None:
+        """Follows a message of Gloo's on the CPU that nobody else tells the end of.
 
         Args:
             operator: What was called.
             work: What it has returned.
-            message: What `record_past` has.
+            message: The message.
         """
-        if message.slot < 0 and not operator.waited_once:
+        if not operator.waited_once:
             self._reapers.follow(work, message, poll=False)
 
     def is_work(self, value: Any) -> bool:
@@ -415,7 +345,7 @@ class Observer:
             tensors = tensors or received
         if tensors:
             message.dtype = name_of(tensors[0].dtype)
-            named = self._name(operator, group, tensors, by_engine=by_engine)
+            named = self.name(operator, group, tensors, by_engine=by_engine)
             message.name, message.tensors = named
         elif inputs is None and outputs is None:
             message.bytes = message.out_bytes = 0
@@ -600,7 +530,7 @@ class Observer:
         # Of a receive from anyone: when it has come.
         message.seq = group.next_between(message.op, message.peer, message.tag)
 
-    def _name(
+    def name(
         self,
         operator: Operator,
         group: Group,

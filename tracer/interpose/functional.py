@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from ddltrace.tracer.interpose.c10d_operators import Operator
     from ddltrace.tracer.interpose.collectives import Observer
-    from ddltrace.tracer.interpose.launches import Offer, Offering
+    from ddltrace.tracer.interpose.groups import Group
+    from ddltrace.tracer.interpose.launches import Offering
     from ddltrace.tracer.session import Session
 
 _now = time.monotonic_ns
@@ -108,7 +109,7 @@ class _ByOperator:
         self.operator = operator
         self.last_type: type = str
         self.num_args = 1 if root is None else 2
-        self._record = offering.observer.record_past
+        self._record = offering.record
         self._pending = pending
         self._root = root
         self._resolve = _resolve_process_group
@@ -121,11 +122,11 @@ class _ByOperator:
             return None  # the call is in error
 
     def launched(
-        self, first: Any, args: tuple[Any, ...], offer: Offer, result: Any, known: Sequence[int]
+        self, first: Any, args: tuple[Any, ...], group: Group, result: Any, known: Sequence[int]
     ) -> None:
         """See `Launches`."""
         peer = None if self._root is None else args[self._root]
-        sent = self._record(self.operator, [first], offer, known, peer=peer, tag=None)
+        sent = self._record(self.operator, [first], group, known, peer=peer, tag=None)
         if sent is not None:
             self._pending.remember(result, sent)
 

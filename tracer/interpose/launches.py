@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from ddltrace.tracer.interpose.arguments import flatten
+from ddltrace.tracer.interpose.arguments import flatten, name_of
 from ddltrace.tracer.interpose.c10d_operators import OPERATORS
 from ddltrace.tracer.native.library import NativeLibrary
-from ddltrace.tracer.recorder import Message
+from ddltrace.tracer.recorder import Launched, Message
 from ddltrace.tracer.schema import P2P_OPS
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ddltrace.tracer.interpose.c10d_operators import Operator
     from ddltrace.tracer.interpose.collectives import Observer
     from ddltrace.tracer.interpose.groups import Group
+    from ddltrace.tracer.known_messages import KnownMessages
     from ddltrace.tracer.session import Session
 
 METHODS: Final[dict[str, tuple[str, str | type]]] = {
@@ -52,11 +53,6 @@ METHODS: Final[dict[str, tuple[str, str | type]]] = {
 options in PyTorch's bindings."""
 
 
-Offer: TypeAlias = "tuple[int, Group]"
-"""What a launch is to be known by: where Gloo's threads note its times, or
-`NativeLibrary.UNRECORDED`; and its group."""
-
-
 def install(session: Session, observer: Observer) -> Offering | None:
     """Patches the methods of ``ProcessGroup``, if C++ can see what they launch.
 
@@ -73,7 +69,7 @@ def install(session: Session, observer: Observer) -> Offering | None:
     library, gloo, known = session.native, observer.gloo, session.known
     if library is None or gloo is None or known is None or not known.see_launches():
         return None
-    offering = Offering(session, observer, gloo, library)
+    offering = Offering(session, observer, gloo, known, library)
     group_class: Any = dist.ProcessGroup
     for method, (name, last) in METHODS.items():
         last_type = getattr(bindings, last, None) if isinstance(last, str) else last
@@ -117,14 +113,14 @@ class Launches(Protocol):
         """Gives the process group of all arguments; None if that is the first one."""
 
     def launched(
-        self, first: Any, args: tuple[Any, ...], offer: Offer, result: Any, known: Sequence[int]
+        self, first: Any, args: tuple[Any, ...], group: Group, result: Any, known: Sequence[int]
     ) -> None:
         """To be called after a launch past the kernel.
 
         Args:
             first: The first argument of the function.
             args: The others.
-            offer: What was offered.
+            group: The group.
             result: What the function has returned.
             known: What `NativeLibrary.offered` then held.
         """
@@ -137,34 +133,94 @@ class Offering:
         session: The recording rank.
         observer: What records messages.
         gloo: What takes down their times.
+        known: What makes them of what C++ has taken down.
         library: What sees the launches.
     """
 
     def __init__(
-        self, session: Session, observer: Observer, gloo: GlooTimes, library: NativeLibrary
+        self,
+        session: Session,
+        observer: Observer,
+        gloo: GlooTimes,
+        known: KnownMessages,
+        library: NativeLibrary,
     ) -> None:
         self.observer = observer
         self._gloo = gloo
+        self._known = known
+        self._name = observer.name
+        self._below = session.groups.below
         self._recorder = session.recorder
         self._seen_group = session.groups.seen
         self._offered = _Offered(library)
         self._fault = session.fault
 
-    def _of(self, process_group: Any) -> Offer | None:
-        """To be called right before a launch in a group.
+    def record(
+        self,
+        operator: Operator,
+        tensors: list[torch.Tensor],
+        group: Group,
+        known: Sequence[int],
+        *,
+        peer: int | None,
+        tag: int | None,
+    ) -> Launched | Message | None:
+        """Records what was launched past the kernel.
+
+        On the way of every launch: few calls.
+
+        Args:
+            operator: What was called.
+            tensors: What it was about.
+            group: The group.
+            known: What `NativeLibrary.offered` then held.
+            peer: Rank in the group of the root, or of the other side.
+            tag: Its tag.
 
         Returns:
-            What it is to be known by, if it turns out to be of plain tensors on the CPU; None if a
-            kernel has to see it.
+            What stands for it; None if it is only counted. Nobody tells the end of a `Message`.
         """
+        launched, _, num_bytes, out_bytes, address, storage, place = known
+        if tag is None:
+            seq: int | None = group.next_collective()
+        else:
+            seq = group.next_between(operator.op, group.global_rank(peer), tag)
+        if place < 0:
+            return None  # in a pause; counted, so that later numbers agree
+        if self._below.outer is not None:
+            self._below.messages += 1
+        name, parameters, dtype = operator.op, None, None
+        if tensors:
+            dtype = tensors[0].dtype
+            at = (address, storage) if address else None
+            name, parameters = self._name(operator, group, tensors, at=at)
+        carried = None if parameters is None else tuple(parameters)
+        like = (operator.op, name, dtype, carried, tag)
+        once = operator.waited_once
+        sent = self._known.launched(
+            place, -launched, like, group, seq=seq, peer=peer, waited_once=once
+        )
+        if sent is not None:
+            return sent
+        message = self._recorder.new_message(operator.op, group.name, -launched)
+        message.name, message.tensors = name, parameters
+        message.dtype = None if dtype is None else name_of(dtype)
+        if dtype is None:  # PyTorch has made up a tensor to have something to launch
+            num_bytes = out_bytes = 0
+        message.bytes = None if operator.op == "recv" else num_bytes
+        message.out_bytes = None if operator.op == "send" else out_bytes
+        message.seq, message.tag, message.peer = seq, tag, group.global_rank(peer)
+        return message
+
+    def _of(self, process_group: Any) -> Group | None:
+        """The group of a launch that may be offered; None if a kernel has to see it."""
         observer = self.observer
         if not observer.active or observer.coalescing.messages is not None:
             return None
         group = self._seen_group(process_group)
         if group is None or not group.blocking.get("cpu"):
             return None  # a first message tells
-        slot = NativeLibrary.UNRECORDED if self._recorder.paused else self._gloo.free_slot()
-        return None if slot is None else (slot, group)
+        return group if self._gloo.listens else None
 
     def passing_by(self, original: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Calls what launches nothing, and past its kernel of Python's if nothing is offered."""
@@ -177,23 +233,25 @@ class Offering:
 
     def around(self, original: Callable[..., Any], launches: Launches) -> Callable[..., Any]:
         """A function that records what it launches."""
-        offered, fault, nothing = self._offered, self._fault, NativeLibrary.NOTHING
+        offered, fault, recorder = self._offered, self._fault, self._recorder
+        nothing, unrecorded = NativeLibrary.NOTHING, NativeLibrary.UNRECORDED
+        on_offer = NativeLibrary.OFFERED
         waited_once = int(launches.operator.waited_once)
         num_args, last_type, group_of = launches.num_args, launches.last_type, launches.group_of
-        offer_of, launched = self._of, launches.launched
+        group_to_offer, launched = self._of, launches.launched
 
         # With a first argument of its own: see below.
         def method(first: Any = _ABSENT, /, *args: Any, **kwargs: Any) -> Any:
-            offer, cell = None, None
+            group, cell = None, None
             try:
                 if kwargs and tuple(kwargs) == _OPTIONS:
                     args, kwargs = (*args, kwargs["opts"]), {}
                 if not kwargs and len(args) >= num_args and type(args[-1]) is last_type:
-                    offer = offer_of(first if group_of is None else group_of(first, args))
+                    group = group_to_offer(first if group_of is None else group_of(first, args))
                     cell = offered.cell
             except Exception as error:  # noqa: BLE001 - the job goes on
                 fault("offer a launch", error)
-            if offer is None or cell is None:
+            if group is None or cell is None:
                 if first is _ABSENT:  # all are given by name, or there is an error in the call
                     return original(**kwargs)
                 return original(first, *args, **kwargs)
@@ -206,14 +264,17 @@ class Offering:
                 finally:
                     cell[0] = former
             try:
-                cell[0], cell[_WAITED_ONCE] = offer[0], waited_once
+                cell[0], cell[_WAITED_ONCE] = (
+                    unrecorded if recorder.paused else on_offer,
+                    waited_once,
+                )
                 result = original(first, *args)
             finally:
                 known = cell.tolist()
                 cell[0] = nothing
-            if known[0] < NativeLibrary.UNRECORDED:
+            if known[0] < unrecorded:
                 try:
-                    launched(first, args, offer, result, known)
+                    launched(first, args, group, result, known)
                 except Exception as error:  # noqa: BLE001 - the job goes on
                     fault("record a launch", error)
             return result
@@ -238,7 +299,7 @@ class _ByMethod:
     def __init__(self, offering: Offering, operator: Operator, last_type: type) -> None:
         self.operator, self.last_type = operator, last_type
         self.group_of: None = None
-        self._record, self._follow = offering.observer.record_past, offering.observer.follow_past
+        self._record, self._follow = offering.record, offering.observer.follow_launch
         self._remember = offering.observer.waits.works.add
         # Where the tensors are; the later are looked at only if there are none before.
         self._sides = [side for side in (operator.inputs, operator.outputs) if side is not None]
@@ -248,7 +309,7 @@ class _ByMethod:
         self._has_root = operator.peer is not None and not self._is_between_two
 
     def launched(
-        self, _: Any, args: tuple[Any, ...], offer: Offer, result: Any, known: Sequence[int]
+        self, _: Any, args: tuple[Any, ...], group: Group, result: Any, known: Sequence[int]
     ) -> None:
         """See `Launches`."""
         tensors: list[torch.Tensor] = []
@@ -260,7 +321,7 @@ class _ByMethod:
             _, peer, tag = args
         elif self._has_root:
             peer = args[-1].rootRank
-        sent = self._record(self.operator, tensors, offer, known, peer=peer, tag=tag)
+        sent = self._record(self.operator, tensors, group, known, peer=peer, tag=tag)
         if sent is not None:
             self._remember(result, sent)
             if type(sent) is Message:

@@ -20,9 +20,9 @@
 //
 // Launches of Python. Where a kernel is Python's, PyTorch makes Python objects of all arguments for
 // it, and takes them apart again for the kernel below: that costs a launch more than all that is
-// recorded of it. So whoever launches by a method of ProcessGroup offers a slot before, for when there
-// is no place in the ring; says after that what the message is; and leaves to the kernels here what
-// lies between: the launch, its time, how many bytes there are and where they lie.
+// recorded of it. So whoever launches by a method of ProcessGroup offers it before; says after that
+// what the message is; and leaves to the kernels here what lies between: the launch, its time, how
+// many bytes there are and where they lie.
 //
 // Called by gloo_times.py, known_messages.py and interpose/launches.py.
 
@@ -304,17 +304,25 @@ std::optional<Call> read(const c10::OperatorHandle& op, torch::jit::Stack& stack
       kind == Kind::kBroadcast ? torch::jit::peek(stack, 2, count).toInt() : -1};
 }
 
-// Takes down a message that is launched now: its place in the ring; -1 if the next ones are taken.
-// Those whose message the writer has taken up, and which goes on and on, are passed over.
+// The number of the next launch, or of one behind it, whose place in the ring is free; -1 if there is
+// none. Places whose message the writer has taken up, and which goes on and on, are passed over.
+int64_t next_free(int64_t number) {
+  for (int64_t end = number + kMostPassed; number < end; ++number) {
+    const int64_t what = ring[number % kRingSize].what.load();
+    if (what != kUnderWay) {
+      return what == kFree ? number : -1;
+    }
+  }
+  return -1;
+}
+
+// Takes down a message that is launched now: its place in the ring; -1 if there is none.
 int64_t claim(int64_t enqueue_ns, int64_t bytes, int64_t out_bytes, int64_t id) {
   int64_t first = control.launched.load();
   int64_t position;
   do {
-    position = first;
-    while (ring[position % kRingSize].what.load() == kUnderWay && position - first < kMostPassed) {
-      ++position;
-    }
-    if (ring[position % kRingSize].what.load() != kFree) {
+    position = next_free(first);
+    if (position < 0) {
       return -1;
     }
   } while (!control.launched.compare_exchange_weak(first, position + 1));
@@ -340,28 +348,23 @@ bool kernel_is_next(Keys keys) {
   return (keys & kPython).highestPriorityTypeId() == c10::DispatchKey::BackendSelect;
 }
 
-// Launches the message of a slot, which is left out of the ring if that fails. Returns false if it
+// Launches the message of a place in the ring, which is left out if that fails. Returns false if it
 // could not begin.
 bool launch_as(
-    int64_t slot,
+    int64_t place,
     bool waited_once,
     const c10::OperatorHandle& op,
     Keys keys,
     torch::jit::Stack* stack) {
-  const auto leave_out = [slot] {
-    if (slot < kRingSize) {
-      ring[slot].what = kLeftOut;
-    }
-  };
-  if (!begin_launch(slot, waited_once)) {
-    leave_out();
+  if (!begin_launch(place, waited_once)) {
+    ring[place].what = kLeftOut;
     return false;
   }
   try {
     op.redispatchBoxed(keys & kBackend, stack);
   } catch (...) {
     end_launch();
-    leave_out();
+    ring[place].what = kLeftOut;
     throw;
   }
   end_launch();
@@ -394,23 +397,24 @@ bool launch(
   return true;
 }
 
+constexpr int64_t kOnOffer = 0;
 constexpr int64_t kNothing = -1;
 constexpr int64_t kUnrecorded = -2; // it is only to pass Python's kernel by
 
 // What a thread launches for Python, which reads this memory: it would have to ask each tensor.
 struct Offer {
-  int64_t slot = kNothing; // or kUnrecorded; once launched: when, as a negative number
+  int64_t state = kNothing; // or another of these; once launched: when, as a negative number
   int64_t waited_once = 0; // whether it is over only when whoever holds it has waited for it
   int64_t bytes = 0; // of its input; of its only tensors if it has no output besides
   int64_t out_bytes = 0;
   int64_t address = 0; // where the elements of its input lie; 0 if it has several tensors, or none
   int64_t storage = 0; // where the memory of that begins
-  int64_t place = -1; // in the ring; -1 if there is none
+  int64_t place = -1; // in the ring; -1 if it is unrecorded
 };
 thread_local Offer offered;
 
-bool is_launched(int64_t slot) {
-  return slot < kUnrecorded;
+bool is_offered() {
+  return offered.state == kOnOffer || offered.state == kUnrecorded;
 }
 
 // Of one argument: its tensors, and what their elements take.
@@ -463,11 +467,10 @@ bool measure(Offer& offer, const c10::OperatorHandle& op, torch::jit::Stack& sta
 
 // Launches what Python has offered; returns false if it has offered nothing.
 bool launch_offered(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) {
-  const int64_t slot = offered.slot;
-  if (slot == kNothing || is_launched(slot)) {
+  if (!is_offered()) {
     return false;
   }
-  offered.slot = kNothing;
+  const int64_t state = std::exchange(offered.state, kNothing);
   const int64_t now = now_ns();
   if (!kernel_is_next(keys)) {
     return false;
@@ -479,17 +482,21 @@ bool launch_offered(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack*
   } catch (...) {
     return false;
   }
-  if (slot == kUnrecorded) {
-    offered.slot = -now;
+  if (state == kUnrecorded) {
+    offered.place = -1;
+    offered.state = -now;
     op.redispatchBoxed(keys & kBackend, stack);
     return true;
   }
   // Python says the rest of what has a place in the ring, when it knows that it was launched.
   const int64_t place = claim(now, offered.bytes, offered.out_bytes, kOfPython);
+  if (place < 0) {
+    return false;
+  }
   offered.place = place;
-  offered.slot = -now;
-  if (!launch_as(place == -1 ? slot : place, offered.waited_once != 0, op, keys, stack)) {
-    offered.slot = kNothing;
+  offered.state = -now;
+  if (!launch_as(place, offered.waited_once != 0, op, keys, stack)) {
+    offered.state = kNothing;
     return false;
   }
   return true;
@@ -501,22 +508,23 @@ void kernel_of_python(const c10::OperatorHandle& op, Keys keys, torch::jit::Stac
   }
 }
 
-// Whether what a functional collective launches will be plain: complex numbers are sent as real ones,
-// of twice as many.
-bool will_be_plain(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+// Whether what a functional collective launches will be plain, and have a place: complex numbers are
+// sent as real ones, of twice as many.
+bool will_be_launched(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const c10::IValue& value = torch::jit::peek(stack, 0, op.schema().arguments().size());
-  return value.isTensor() && is_plain(value.toTensor()) && !value.toTensor().is_complex();
+  return value.isTensor() && is_plain(value.toTensor()) && !value.toTensor().is_complex() &&
+      next_free(control.launched.load()) >= 0;
 }
 
 // Where Python itself notes what is launched, or waited for, no kernel of Python's has to see it. If
 // one has to, it is to see what is launched below, too.
 void kernel_of_functional(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) {
-  if (offered.slot == kNothing || is_launched(offered.slot)) {
+  if (!is_offered()) {
     op.redispatchBoxed(keys & kPython, stack);
-  } else if (kernel_is_next(keys) && will_be_plain(op, *stack)) {
+  } else if (kernel_is_next(keys) && will_be_launched(op, *stack)) {
     op.redispatchBoxed(keys & kBackend, stack);
   } else {
-    offered.slot = kNothing;
+    offered.state = kNothing;
     op.redispatchBoxed(keys & kPython, stack);
   }
 }

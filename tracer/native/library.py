@@ -28,8 +28,9 @@ class NativeLibrary:
 
     SLOT_FIELDS: Final = 4
     RING_FIELDS: Final = 8
+    OFFERED: Final = 0
     NOTHING: Final = -1
-    UNRECORDED: Final = -2  # offered in place of a slot: the launch passes by, as if untraced
+    UNRECORDED: Final = -2  # the launch is offered, but is to pass by as if untraced
 
     def __init__(self, path: Path) -> None:
         # The interpreter stays ours during a call: what is only read and written under it is safe.
@@ -56,8 +57,8 @@ class NativeLibrary:
         """Where this thread says what it launches next, and what is then known of it.
 
         Returns:
-            Seven integers; see `Offer` in `gloo_messages.cpp`. The first is a slot, `UNRECORDED` or
-            `NOTHING`; once launched, the time as a negative number.
+            Seven integers; see `Offer` in `gloo_messages.cpp`. The first is `OFFERED`, `UNRECORDED`
+            or `NOTHING`; once launched, the time as a negative number.
         """
         length = ctypes.c_int64()
         return _integers_at(self._offered(ctypes.byref(length)), length.value)
