@@ -5,12 +5,13 @@ measured. So all modes of a job are started at once, on two ranks each, and take
 them trains for a second while the others wait for their turn. Every round holds each mode once,
 in an order of its own; the median step of a mode is taken over all rounds, processor time round
 by round. Two processes of the same code differ by some percent, too, for as long as they live: the
-whole is started several times, and the interval is that of the starts. What a mode leaves to do
-for its threads falls into its own turn, or into the pause after it. The modes: untraced,
-`ddltrace run` at each level, `torch.profiler`. Prints the numbers that stand in the README::
+whole is started several times, in an order of its own each time, and the interval is that of the
+starts. What a mode leaves to do for its threads falls into its own turn, or into the pause after
+it. The modes: untraced; untraced again, which shows what chance alone does; `ddltrace run` at each
+level; `torch.profiler`. Prints the numbers that stand in the README::
 
     python benchmarks/overhead.py                      # all three jobs, an hour
-    python benchmarks/overhead.py --job cnn            # ten minutes
+    python benchmarks/overhead.py --job cnn            # a quarter of an hour
 
 The jobs: `cnn`, a residual CNN under DistributedDataParallel; `messages`, a step that makes
 1,000 small all-reduces; `layers`, a model of 2,000 layers.
@@ -42,7 +43,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from torch import nn
 
-MODES = ("untraced", "comm", "layer", "op", "profiler")
+MODES = ("untraced", "again", "comm", "layer", "op", "profiler")
 TRACED = ("comm", "layer", "op")
 JOBS = ("cnn", "messages", "layers")
 WARM_UP_STEPS = 15  # the window of level `op` lies in it: what it leaves behind is measured
@@ -282,7 +283,7 @@ def take_turns(job: str, modes: Sequence[str], rounds: int, seconds: float, *, t
     with tempfile.TemporaryDirectory(prefix="ddltrace-") as name, ExitStack() as started:
         directory = Path(name)
         running = {}
-        for mode in modes:
+        for mode in random.sample(modes, len(modes)):
             print(f"\r{job}: {told}: starting {mode:<9}", end="", file=sys.stderr)
             running[mode] = RunningJob(job, mode, directory)
             started.callback(running[mode].stop)
