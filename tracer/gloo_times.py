@@ -111,9 +111,10 @@ class GlooTimes:
             self._recorder.complete(self._followed[slot], time.monotonic_ns())
             del self._followed[slot]
         for slot, message in list(self._until_waited.items()):
-            if slots[slot * _FIELDS + _STATE] != _OPEN and not self._is_untold(slot):
+            is_open = slots[slot * _FIELDS + _STATE] == _OPEN
+            if not is_open and not self._is_untold(slot):
                 self._recorder.complete(message, time.monotonic_ns())
-            if message.end_ns is not None or self.is_gone(slot):
+            if message.end_ns is not None or not is_open:
                 del self._until_waited[slot]
                 ended.append(slot)
         return ended

@@ -38,6 +38,7 @@ _BROADCAST_THREAD: Final = 1
 _PAUSED: Final = 2
 _LAUNCHED: Final = 3
 _BUCKETS: Final = 4
+_TAKEN: Final = 5
 # Of NativeLibrary.ring, and of what is passed on to Python.
 _WHAT: Final = 0
 _ENQUEUE: Final = 1
@@ -102,7 +103,7 @@ class KnownMessages:
         self._times = times
         self._recorder = recorder
         self._sees = False
-        self._taken = self._control[_LAUNCHED]
+        self._taken = self._control[_TAKEN] = self._control[_LAUNCHED]
         self._buckets = 0
         self._launched_before = {_BACKWARD_THREAD: 0, _BROADCAST_THREAD: 0}
         self._kinds: list[_Kind] = []  # of each of the recorder's patterns
@@ -295,6 +296,7 @@ class KnownMessages:
             return  # another thread is at it
         try:
             self._make()
+            self._control[_TAKEN] = self._taken  # before places become free
             for slot in self._times.collect():
                 if slot < self._size:
                     self._ring[slot * self._fields + _WHAT] = _FREE

@@ -257,8 +257,9 @@ class Registry:
             and at[0] not in by_address
             and at[1] not in by_address
             and self._scanned == _GRADIENTS_TOO
-            and not self.ready
+            # In this order: what was news is ready before it is none any more.
             and (self.native is None or not self.native.has_news)
+            and not self.ready
         ):
             return None  # on the way of most launches: nothing can have changed
         found = []

@@ -104,7 +104,7 @@ class _ByOperator:
     def __init__(
         self, offering: Offering, pending: _Pending, operator: Operator, root: int | None
     ) -> None:
-        from torch._C._distributed_c10d import _resolve_process_group
+        from torch._C._distributed_c10d import ProcessGroup, _resolve_process_group
 
         self.operator = operator
         self.last_type: type = str
@@ -112,14 +112,16 @@ class _ByOperator:
         self._record = offering.record
         self._pending = pending
         self._root = root
-        self._resolve = _resolve_process_group
+        self._resolve, self._class = _resolve_process_group, ProcessGroup
 
     def group_of(self, first: Any, args: tuple[Any, ...]) -> Any:
         """See `Launches`; the first argument is the tensor."""
         try:
-            return self._resolve(args[-1])
+            group = self._resolve(args[-1])
         except RuntimeError:
             return None  # the call is in error
+        # One in Python does what it likes.
+        return group if type(group) is self._class else None
 
     def launched(
         self, first: Any, args: tuple[Any, ...], group: Group, result: Any, known: Sequence[int]

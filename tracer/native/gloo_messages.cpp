@@ -36,6 +36,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <exception>
@@ -52,7 +53,7 @@ constexpr int64_t kRingSize = 1 << 12;
 constexpr int64_t kNumSlots = 1 << 14;
 constexpr int64_t kMaxKnown = 1 << 10;
 constexpr int64_t kMaxGroups = 64;
-constexpr int64_t kMostPassed = 512;
+constexpr int64_t kMostPassed = kRingSize / 2;
 
 enum State : int64_t { kOpen = 0, kOk = 1, kFailed = 2, kGone = 3 };
 
@@ -86,6 +87,7 @@ struct Control {
   Shared paused; // known messages are to be counted only
   Shared launched; // messages of the ring so far
   Shared buckets; // all-reduces among them
+  Shared taken; // how many of the launched the writer has taken up, or passed over
 };
 
 Control control;
@@ -305,9 +307,11 @@ std::optional<Call> read(const c10::OperatorHandle& op, torch::jit::Stack& stack
 }
 
 // The number of the next launch, or of one behind it, whose place in the ring is free; -1 if there is
-// none. Places whose message the writer has taken up, and which goes on and on, are passed over.
+// none. Places whose message the writer has taken up, and which goes on and on, are passed over; but
+// none for the second time before the writer knows of the first.
 int64_t next_free(int64_t number) {
-  for (int64_t end = number + kMostPassed; number < end; ++number) {
+  const int64_t end = std::min(number + kMostPassed, control.taken.load() + kRingSize);
+  for (; number < end; ++number) {
     const int64_t what = ring[number % kRingSize].what.load();
     if (what != kUnderWay) {
       return what == kFree ? number : -1;
@@ -509,11 +513,12 @@ void kernel_of_python(const c10::OperatorHandle& op, Keys keys, torch::jit::Stac
 }
 
 // Whether what a functional collective launches will be plain, and have a place: complex numbers are
-// sent as real ones, of twice as many.
+// sent as real ones, of twice as many. Should another thread take the last place meanwhile, Python's
+// kernel records the message, but nobody knows any more for which result it is.
 bool will_be_launched(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const c10::IValue& value = torch::jit::peek(stack, 0, op.schema().arguments().size());
   return value.isTensor() && is_plain(value.toTensor()) && !value.toTensor().is_complex() &&
-      next_free(control.launched.load()) >= 0;
+      (offered.state == kUnrecorded || next_free(control.launched.load()) >= 0);
 }
 
 // Where Python itself notes what is launched, or waited for, no kernel of Python's has to see it. If

@@ -14,7 +14,7 @@ class NativeLibrary:
         path: Where it lies.
 
     Attributes:
-        control: Five integers; see `Control` in `gloo_messages.cpp`.
+        control: Six integers; see `Control` in `gloo_messages.cpp`.
         slots: The times of messages, `SLOT_FIELDS` integers each; see `Slot`.
         ring: What C++ has recorded of messages, `RING_FIELDS` integers each; see `Message`. The
             first slots are theirs, in the same order.

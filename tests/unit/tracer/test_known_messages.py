@@ -33,7 +33,7 @@ class PlayedLibrary:
     RING_FIELDS, SLOT_FIELDS = 8, 4
 
     def __init__(self) -> None:
-        self.control = memoryview(array("q", [0] * 5))
+        self.control = memoryview(array("q", [0] * 6))
         self.ring = memoryview(array("q", [0] * (SIZE * self.RING_FIELDS)))
         self.slots = memoryview(array("q", [0] * (2 * SIZE * self.SLOT_FIELDS)))
         self.collectives = memoryview(array("q", [0] * 4))
@@ -67,9 +67,11 @@ class PlayedLibrary:
 
     def place(self) -> int | None:
         """The place of the next message in the ring; None if there is none."""
-        what = [self.ring[(self.control[3] + i) % SIZE * self.RING_FIELDS] for i in range(SIZE)]
-        passed = next((i for i in range(SIZE) if what[i] != UNDER_WAY), 0)
-        return (self.control[3] + passed) % SIZE if what[passed] == 0 else None
+        for position in range(self.control[3], self.control[5] + SIZE):
+            what = self.ring[position % SIZE * self.RING_FIELDS]
+            if what != UNDER_WAY:
+                return position % SIZE if what == 0 else None
+        return None
 
     def launch(self, pattern: int, now: int, number: int) -> int:
         """A known message is launched; returns its slot."""
@@ -283,6 +285,47 @@ def test_one_that_goes_on_and_on_is_passed_over() -> None:
     assert ends == {100: 105, **expected}
     assert not rank.known._over
     assert rank.library.ring[endless * PlayedLibrary.RING_FIELDS] == 0
+
+
+def test_one_that_is_passed_over_while_the_writer_is_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank, rows, expected = Rank(), {}, {}
+    now = 0
+
+    def launch(*, ends: bool) -> int:
+        nonlocal now
+        now += 10
+        slot: int = rank.library.launch(0, now, now)
+        expected[now] = now + 5
+        if ends:
+            rank.library.end(slot, now + 1, now + 5, OK)
+        return slot
+
+    def look() -> None:
+        rows.update({row["enqueue_ns"]: row["end_ns"] for row in rank.rows()})
+
+    endless, next_to_it = launch(ends=False), launch(ends=False)
+    look()
+    for _ in range(SIZE - 2):
+        launch(ends=True)
+    look()
+    collect = rank.known._times.collect
+
+    def late() -> list[int]:
+        monkeypatch.undo()
+        launch(ends=True)  # passes both over
+        rank.library.end(next_to_it, 21, 25, OK)
+        return collect()
+
+    monkeypatch.setattr(rank.known._times, "collect", late)
+    look()
+    while rank.library.place() is not None:  # a slow writer: a lap, as far as that goes
+        launch(ends=True)
+    look()
+    rank.library.end(endless, 11, 15, OK)
+    for _ in range(3 * SIZE):
+        launch(ends=True)
+        look()
+    assert rows == expected
 
 
 @pytest.mark.parametrize("seed", range(20))
