@@ -237,4 +237,6 @@ first.wait()
     for rank in (0, 1):
         frame = rows(tmp_path / "trace", info, rank)
         large, small = frame[frame.op == "all_reduce"].sort_values("seq").itertuples()
-        assert large.start_ns < small.start_ns < small.end_ns < large.end_ns
+        assert large.enqueue_ns < small.enqueue_ns
+        # Two of Gloo's threads take them up, and either may be the first.
+        assert small.enqueue_ns <= small.start_ns < small.end_ns < large.end_ns
