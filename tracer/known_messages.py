@@ -112,7 +112,9 @@ class KnownMessages:
         # Of messages that are under way and may be in it: their numbers, by place.
         self._may_be_over: dict[int, int] = {}
         self._groups: list[Group] = []
-        self._adding = threading.RLock()
+        # Never waited for: a signal handler of the job's may have interrupted who holds it, and
+        # what it sends meanwhile need not be known.
+        self._adding = threading.Lock()
         self._collecting = threading.Lock()
 
     def see_launches(self) -> bool:
@@ -167,9 +169,9 @@ class KnownMessages:
         Returns:
             What `activate` is to be given; None if it cannot be known.
         """
-        if self._library.passing() != _UNKNOWN:
+        if self._library.passing() != _UNKNOWN or not self._adding.acquire(blocking=False):
             return None
-        with self._adding:
+        try:
             counter = self._counter(group)
             if counter is None:
                 return None
@@ -178,6 +180,8 @@ class KnownMessages:
             if place >= 0:
                 over_with = _BROADCAST_THREAD if message.op == "broadcast" else _BACKWARD_THREAD
                 self._append(message, _Kind(group, over_with))
+        finally:
+            self._adding.release()
         return place if place >= 0 else None
 
     def launched(
@@ -246,11 +250,15 @@ class KnownMessages:
         message.tensors = None if tensors is None else list(tensors)
         # The reducer waits for what its hook in Python launches.
         over_with = _BACKWARD_THREAD if name.startswith(BUCKET) else None
-        with self._adding:
+        if not self._adding.acquire(blocking=False):
+            return None
+        try:
             if len(self._kinds) >= _MAX_PATTERNS:
                 return None
             pattern = self._append(message, _Kind(group, over_with, waited_once))
             self._pattern_of[like, group.name] = pattern
+        finally:
+            self._adding.release()
         return pattern
 
     def _append(self, message: Message, kind: _Kind) -> int:

@@ -232,6 +232,26 @@ def test_python_says_the_rest_of_what_was_launched_for_it() -> None:
     assert (told["id"], *times(told)) == (shown["id"], 200, 210, 250, "failed")
 
 
+def test_a_signal_handler_may_send_one_of_a_new_kind_while_another_is_added() -> None:
+    rank = Rank()
+    first, second = rank.library.launch_for_python(100), rank.library.launch_for_python(110)
+    told: list[Launched | None] = []
+
+    class Interrupted(list[Message]):
+        def append(self, message: Message, /) -> None:
+            if not told:
+                told.append(None)
+                told.append(say(rank, second, 110, ("gather", "of a handler", None, None, None)))
+            super().append(message)
+
+    rank.recorder.patterns = Interrupted(rank.recorder.patterns)
+    assert say(rank, first, 100) is not None
+    assert told == [None, None]  # the handler's is recorded without the ring
+    rank.library.end(first, 120, 130, OK)
+    (row,) = rank.rows()
+    assert (row["op"], row["name"], times(row)) == (LIKE[0], LIKE[1], (100, 120, 130, "ok"))
+
+
 def test_one_of_which_python_says_nothing_holds_nobody_up_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
