@@ -159,7 +159,7 @@ def test_an_interrupt_ends_the_ranks(tmp_path: Path) -> None:
     process = subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 60
-        while len(list(output.glob("wfbp/rank-*.arrows"))) < 2:
+        while len(list(output.glob("wfbp/rank-*.json"))) < 2:  # both have said who they are
             assert time.monotonic() < deadline, "the ranks never recorded"
             assert process.poll() is None
             time.sleep(0.1)

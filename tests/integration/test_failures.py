@@ -17,6 +17,10 @@ JOB = """
 import datetime, os, sys, time
 import torch, torch.distributed as dist
 
+# A busy machine may start one far later than the other, and the time-out is short.
+open(f"came{os.environ['RANK']}", "w").close()
+while not (os.path.exists("came0") and os.path.exists("came1")):
+    time.sleep(0.01)
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=3))
 for _ in range(20):
     dist.all_reduce(torch.ones(4))

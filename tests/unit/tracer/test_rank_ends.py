@@ -55,7 +55,8 @@ def test_each_end_is_seen_when_it_comes(
         info = info_of(rank, process)
         segments.append(info.segment)
         write_sidecar(tmp_path, info)
-    time.sleep(0.5)  # they are found
+    while len(watch._watched) < len(processes):
+        time.sleep(0.01)
     before = time.monotonic_ns()
     processes[1].send_signal(signal.SIGKILL)
     assert seen(watch, segments[1])
