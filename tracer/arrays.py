@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+Integers: TypeAlias = npt.NDArray[np.int64]
+Booleans: TypeAlias = npt.NDArray[np.bool_]
 
 
 def strings(words: Sequence[str]) -> pa.Array:
@@ -24,7 +27,7 @@ def strings(words: Sequence[str]) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
 
 
-def integer_columns(values: npt.NDArray[np.int64], types: Sequence[pa.DataType]) -> list[pa.Array]:
+def integer_columns(values: Integers, types: Sequence[pa.DataType]) -> list[pa.Array]:
     """Columns of integers in which a negative value stands for null.
 
     Args:
@@ -47,9 +50,7 @@ def scalar(value: str | int) -> pa.Scalar:
     return integers(np.array([value]), pa.int64())[0]
 
 
-def lists(
-    values: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], type_: pa.DataType
-) -> pa.Array:
+def lists(values: Integers, lengths: Integers, type_: pa.DataType) -> pa.Array:
     """Lists of integers; one without items is null.
 
     Args:
@@ -68,7 +69,7 @@ def lists(
 
 
 def integers(
-    values: npt.NDArray[np.int64],
+    values: Integers,
     type_: pa.DataType,
     bitmap: pa.Buffer | None = None,
     nulls: int = 0,

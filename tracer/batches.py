@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ddltrace.tracer import arrays
+from ddltrace.tracer.arrays import Integers
 from ddltrace.tracer.recorder import (
     BY_TIME,
     FLAT_CELLS,
@@ -117,10 +117,10 @@ class History:
         newest: list[int] = pairs.ravel().tolist()
         return newest
 
-    def at(self, times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def at(self, times: Integers) -> Integers:
         """The value that held at each time."""
         index = np.searchsorted(self._times, times, side="right") - 1
-        values: npt.NDArray[np.int64] = self._values[np.maximum(index, 0)]
+        values: Integers = self._values[np.maximum(index, 0)]
         return values
 
 
@@ -207,7 +207,7 @@ class BatchBuilder:
         repeats = np.frombuffer(taken.repeats, np.int64).reshape(-1, len(REPEAT_FIELDS))
         return self._batch(rows, messages, repeats, taken.waits)
 
-    def _columns_of_sites(self) -> npt.NDArray[np.int64]:
+    def _columns_of_sites(self) -> Integers:
         """Kind code, name code and tensor id of every site."""
         known, sites = len(self._site_columns), self._sites
         if len(sites) > known:
@@ -215,7 +215,7 @@ class BatchBuilder:
             self._site_columns = np.concatenate([self._site_columns, np.array(new, np.int64)])
         return self._site_columns
 
-    def _columns_of_patterns(self) -> npt.NDArray[np.int64]:
+    def _columns_of_patterns(self) -> Integers:
         """Of every pattern what its messages have in common, in the order of the columns."""
         new = [self._pattern_row(like) for like in self._patterns[len(self._pattern_columns) :]]
         if new:
@@ -240,9 +240,9 @@ class BatchBuilder:
 
     def _batch(
         self,
-        flat: npt.NDArray[np.int64],
+        flat: Integers,
         messages: list[tuple[Message, tuple[int, ...]]],
-        repeats: npt.NDArray[np.int64],
+        repeats: Integers,
         waits: list[Wait],
     ) -> pa.RecordBatch:
         """One batch of the four sorts of rows, in this order."""
@@ -291,7 +291,7 @@ class BatchBuilder:
             [*self._arrow_columns(table), arrays.lists(tensors, lengths, _TENSORS)], schema=EVENTS
         )
 
-    def _lanes_of(self, threads: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _lanes_of(self, threads: Integers) -> Integers:
         """The lane of each row's thread: most often there is but one."""
         if (threads == threads[0]).all():
             return np.full(len(threads), self._lane(int(threads[0])), np.int64)
@@ -334,7 +334,7 @@ class BatchBuilder:
         """A wait's values in the order of `_WAIT_COLUMNS`."""
         return start, end, _WAIT, self._names.code(name), self._lane(thread), message
 
-    def _arrow_columns(self, table: npt.NDArray[np.int64]) -> list[pa.Array]:
+    def _arrow_columns(self, table: Integers) -> list[pa.Array]:
         words = {
             **self._fixed,
             "name": self._names.array(),

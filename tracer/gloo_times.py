@@ -11,18 +11,27 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from ddltrace.tracer.native.library import NativeLibrary
 from ddltrace.tracer.recorder import Message, Recorder
+from ddltrace.tracer.schema import STATUSES
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.arrays import Booleans, Integers
 
 _FIELDS: Final = NativeLibrary.SLOT_FIELDS  # owner, began, ended, state
+_BEGAN: Final = 1
 _ENDED: Final = 2
 _STATE: Final = 3
 _OPEN: Final = 0
 _OK: Final = 1
 _FAILED: Final = 2
 _GONE: Final = 3
+_LEFT_OPEN: Final = STATUSES.index("open")
+_STATUS_OF_STATE: Final = np.array([STATUSES.index(x) for x in ("open", "ok", "failed", "ok")])
 
 
 class GlooTimes:
@@ -42,6 +51,7 @@ class GlooTimes:
         self._begin_launch = library.begin_launch
         self.end_launch: Callable[[], None] = library.end_launch
         self._slots = library.slots
+        self._slot_table = np.frombuffer(library.slots, np.int64).reshape(-1, _FIELDS)
         # Those before are taken by C++.
         self._first_slot = len(library.ring) // library.RING_FIELDS
         self._num_slots = len(library.slots) // _FIELDS - self._first_slot
@@ -142,28 +152,34 @@ class GlooTimes:
         self._followed.clear()
         self._until_waited.clear()
 
+    def is_over(self, slot: int) -> bool:
+        """Whether a message has ended, or nobody will tell its end any more."""
+        return bool(self._slots[slot * _FIELDS + _STATE] != _OPEN)
+
     def of_ended(
-        self, slot: int, enqueue_ns: int, *, waited_once: bool = False
-    ) -> tuple[int, int | None, str] | None:
-        """What Gloo's threads took down of a message that nobody follows.
+        self, slots: Integers, enqueue_ns: Integers, waited_once: Booleans
+    ) -> tuple[Booleans, Integers, Integers, Integers]:
+        """What Gloo's threads took down of messages that nobody follows.
 
         Args:
-            slot: Of its launch.
-            enqueue_ns: When it was launched.
-            waited_once: Whether only a wait of whoever holds it completes it.
+            slots: Of their launches.
+            enqueue_ns: When they were launched.
+            waited_once: Whether only a wait of whoever holds them completes them.
 
         Returns:
-            Its start, its end and its status; None if it has not ended. Without an end it never
-            will.
+            Whether they are over; and of those their start, their end, and their status as a number
+            of `STATUSES`. Without an end, -1, they never will be told to have ended.
         """
-        state = self._slots[slot * _FIELDS + _STATE]  # before the times, which are set before it
-        if state == _OPEN:
-            return None
-        if waited_once and self._is_untold(slot):
-            return enqueue_ns, None, "open"
-        # What nobody told the end of is over by now.
-        start, end = self._told(slot, enqueue_ns) or (enqueue_ns, time.monotonic_ns())
-        return start, end, "failed" if state == _FAILED else "ok"
+        state = self._slot_table[slots, _STATE]  # before the times, which are set before it
+        times = self._slot_table[slots]
+        ended = times[:, _ENDED]
+        is_told = ended != 0
+        is_left_open = waited_once & (state == _GONE) & ~is_told
+        # What else nobody told the end of is over by now.
+        untold = np.where(is_left_open, -1, time.monotonic_ns())
+        start = np.where(is_told, started(times[:, _BEGAN], enqueue_ns, ended), enqueue_ns)
+        status = np.where(is_left_open, _LEFT_OPEN, _STATUS_OF_STATE[state])
+        return state != _OPEN, start, np.where(is_told, ended, untold), status
 
     def _is_untold(self, slot: int) -> bool:
         """Whether a message is gone of which nothing has ended."""
@@ -181,4 +197,9 @@ class GlooTimes:
         """Start and end of a message, if its end was told."""
         at = slot * _FIELDS
         _, began, ended, _ = self._slots[at : at + _FIELDS]
-        return (min(max(began, enqueue_ns), ended), ended) if ended else None
+        return (int(started(began, enqueue_ns, ended)), ended) if ended else None
+
+
+def started(began_ns: Any, enqueue_ns: Any, ended_ns: Any) -> Any:
+    """When messages began: Gloo's thread may come to say so later than the job went on."""
+    return np.minimum(np.maximum(began_ns, enqueue_ns), ended_ns)

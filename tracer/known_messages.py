@@ -20,14 +20,17 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+import numpy as np
+
 from ddltrace.tracer.interpose.arguments import name_of
-from ddltrace.tracer.recorder import BUCKET, BY_TIME, Launched, Message, Recorder, value_of
+from ddltrace.tracer.recorder import BUCKET, BY_TIME, Launched, Message, Recorder, or_null, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
     import torch
 
+    from ddltrace.tracer.arrays import Integers
     from ddltrace.tracer.gloo_times import GlooTimes
     from ddltrace.tracer.interpose.groups import Group
     from ddltrace.tracer.native.library import NativeLibrary
@@ -98,6 +101,7 @@ class KnownMessages:
         self._library = library
         self._control = library.control
         self._ring = library.ring
+        self._ring_table = np.frombuffer(library.ring, np.int64).reshape(-1, library.RING_FIELDS)
         self._fields = library.RING_FIELDS
         self._size = len(library.ring) // library.RING_FIELDS
         self._times = times
@@ -342,61 +346,88 @@ class KnownMessages:
             self._over.append((first, beyond, thread, now_ns))
 
     def _make(self) -> None:
-        """Takes what has been launched out of the ring, in order."""
-        recorder, launched = self._recorder, self._control[_LAUNCHED]
+        """Takes what has been launched out of the ring."""
+        launched = self._control[_LAUNCHED]
         while self._taken < launched:
-            slot = self._taken % self._size
-            at = slot * self._fields
-            row = self._ring[at : at + self._fields]
-            what, enqueue_ns, number, *num_bytes, root, own_id, passed = row
-            if passed == self._taken + 1:
-                self._taken += 1
-                continue
-            own = None if own_id == _OF_CPP else own_id
-            if what == _LAUNCHING and own is not None and self._is_given_up(slot, enqueue_ns):
-                what = _LEFT_OUT
-            if what in (_FREE, _LAUNCHING, _UNDER_WAY):
+            positions = np.arange(self._taken, launched)
+            slots = positions % self._size
+            what = self._ring_table[slots, _WHAT]  # before the rest, which is set before it
+            rows = self._ring_table[slots]
+            is_passed = rows[:, _PASSED] == positions + 1
+            is_known, is_left_out = ~is_passed & (what >= _FIRST), ~is_passed & (what == _LEFT_OUT)
+            at_work = np.flatnonzero(~(is_passed | is_known | is_left_out))
+            count = int(at_work[0]) if len(at_work) else len(what)
+            if count:
+                is_known[count:] = is_left_out[count:] = False
+                self._taken += count
+                self._ring_table[slots[is_left_out], _WHAT] = _FREE
+                self._take(positions[is_known], slots[is_known], rows[is_known])
+            elif self._is_given_up(int(slots[0])):
+                self._ring[int(slots[0]) * self._fields + _WHAT] = _LEFT_OUT
+            else:
                 return  # a thread is at it
-            position, self._taken = self._taken, self._taken + 1
-            if what == _LEFT_OUT:
-                self._ring[at + _WHAT] = _FREE
-                continue
-            pattern = what - _FIRST
-            like, kind = recorder.patterns[pattern], self._kinds[pattern]
-            peer = kind.group.global_rank(root)
-            seq, in_bytes, out_bytes = [value_of(x) for x in (number, *num_bytes)]
-            ended = self._times.of_ended(slot, enqueue_ns, waited_once=kind.waited_once)
-            if ended is not None:
-                start, end, status = ended
-                if end is not None:
-                    end = self._end_of(position, kind, end)
-                    start = min(start, end)
-                recorder.add_repeat(
-                    *(pattern, (enqueue_ns, start, end)),
-                    seq=seq,
-                    num_bytes=(in_bytes, out_bytes),
-                    peer=peer,
-                    status=status,
-                    number=own,
-                )
-                self._ring[at + _WHAT] = _FREE
-                continue
-            message = recorder.new_message(like.op, like.group, enqueue_ns, own)
-            message.step, message.phase = None, BY_TIME
-            message.name, message.tensors, message.dtype = like.name, like.tensors, like.dtype
-            message.tag, message.seq, message.peer = like.tag, seq, peer
-            message.bytes, message.out_bytes = in_bytes, out_bytes
-            self._times.adopt(slot, message, waited_once=kind.waited_once)
-            message.settle = functools.partial(self._settle, kind, position)
-            self._ring[at + _WHAT] = _UNDER_WAY
-            if kind.over_with is not None:
-                self._may_be_over[slot] = position
 
-    def _is_given_up(self, slot: int, enqueue_ns: int) -> bool:
+    def _take(self, positions: Integers, slots: Integers, rows: Integers) -> None:
+        """Takes known messages out of the ring, except for those that are under way.
+
+        Args:
+            positions: Their numbers among all that were launched.
+            slots: Their places.
+            rows: What is there.
+        """
+        patterns = rows[:, _WHAT] - _FIRST
+        kinds = [self._kinds[pattern] for pattern in patterns.tolist()]
+        waited_once = np.array([kind.waited_once for kind in kinds], bool)
+        is_over, start_ns, end_ns, status = self._times.of_ended(
+            slots, rows[:, _ENQUEUE], waited_once
+        )
+        peers = rows[:, _ROOT].copy()
+        for row in np.flatnonzero(peers != _NULL).tolist():
+            peers[row] = or_null(kinds[row].group.global_rank(int(peers[row])))
+        for row, kind in enumerate(kinds):
+            if kind.over_with is not None and end_ns[row] != _NULL:
+                end_ns[row] = self._end_of(int(positions[row]), kind, int(end_ns[row]))
+                start_ns[row] = min(start_ns[row], end_ns[row])
+        repeats = np.stack(
+            [
+                *(patterns, rows[:, _ID], rows[:, _ENQUEUE], start_ns, end_ns),
+                *(rows[:, _NUMBER], rows[:, _BYTES], rows[:, _OUT_BYTES], peers, status),
+            ],
+            axis=1,
+        )
+        self._recorder.add_repeats(repeats[is_over])
+        self._ring_table[slots[is_over], _WHAT] = _FREE
+        for row in np.flatnonzero(~is_over).tolist():
+            self._show(int(positions[row]), int(slots[row]), kinds[row], repeats[row])
+
+    def _show(self, position: int, slot: int, kind: _Kind, repeat: Integers) -> None:
+        """Follows a message that is under way: the trace is to show it before its end.
+
+        Args:
+            position: Its number among all that were launched.
+            slot: Its place.
+            kind: Of its pattern.
+            repeat: Its row of `REPEAT_FIELDS`.
+        """
+        pattern, number, enqueue_ns, _, _, seq, *num_bytes, peer, _ = repeat.tolist()
+        like = self._recorder.patterns[pattern]
+        message = self._recorder.new_message(like.op, like.group, enqueue_ns, value_of(number))
+        message.step, message.phase = None, BY_TIME
+        message.name, message.tensors, message.dtype = like.name, like.tensors, like.dtype
+        message.tag, message.seq, message.peer = like.tag, value_of(seq), value_of(peer)
+        message.bytes, message.out_bytes = [value_of(count) for count in num_bytes]
+        self._times.adopt(slot, message, waited_once=kind.waited_once)
+        message.settle = functools.partial(self._settle, kind, position)
+        self._ring[slot * self._fields + _WHAT] = _UNDER_WAY
+        if kind.over_with is not None:
+            self._may_be_over[slot] = position
+
+    def _is_given_up(self, slot: int) -> bool:
         """Whether a message has ended that Python should have said something of since long."""
-        if time.monotonic_ns() < enqueue_ns + _PATIENCE_NS:
-            return False
-        return self._times.of_ended(slot, enqueue_ns) is not None
+        what, enqueue_ns = self._ring_table[slot, [_WHAT, _ENQUEUE]].tolist()
+        is_late = time.monotonic_ns() > enqueue_ns + _PATIENCE_NS
+        is_pythons = self._ring_table[slot, _ID] != _OF_CPP
+        return bool(what == _LAUNCHING and is_pythons and is_late and self._times.is_over(slot))
 
     def _settle(self, kind: _Kind, position: int, message: Message) -> None:
         """Puts in the times that Gloo's threads took down, or when the job had waited for it."""

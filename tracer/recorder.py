@@ -14,9 +14,14 @@ import threading
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from ddltrace.tracer.schema import KINDS, PHASES, STATUSES
+import numpy as np
+
+from ddltrace.tracer.schema import KINDS, PHASES
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.arrays import Integers
 
 KIND_CODE: Final = {kind: code for code, kind in enumerate(KINDS)}
 PHASE_CODE: Final = {phase: code for code, phase in enumerate(PHASES)}
@@ -218,7 +223,7 @@ class Recorder:
         self._lock = threading.RLock()
         self.finished: list[Message] = []
         self.patterns: list[Message] = []
-        self.repeats: list[int] = []
+        self.repeats = array("q")
         self.open: dict[int, Message] = {}
         self.waits: list[Wait] = []
         self._message_numbers = itertools.count()
@@ -338,37 +343,18 @@ class Recorder:
             self.dropped += 1
         return message
 
-    def add_repeat(
-        self,
-        pattern: int,
-        times_ns: tuple[int, int, int | None],
-        *,
-        seq: int | None,
-        num_bytes: tuple[int | None, int | None],
-        peer: int | None,
-        status: str,
-        number: int | None = None,
-    ) -> None:
-        """Adds a message that is over, or counts it as dropped when there is no room.
+    def add_repeats(self, rows: Integers) -> None:
+        """Adds messages that are over; for which there is no room is counted as dropped.
 
         Args:
-            pattern: The number of what it has in common with others.
-            times_ns: When it was enqueued, began and ended; None: nobody will know when.
-            seq: Its number in its group.
-            num_bytes: Of its input and of its output.
-            peer: Global rank of the root, or of the other side.
-            status: How it ended.
-            number: Its `new_id`, if it has one already.
+            rows: Their rows of `REPEAT_FIELDS`; -1 for the id of one that has none yet.
         """
-        if number is None:
-            number = self.new_id()
-        if len(self.repeats) >= len(REPEAT_FIELDS) * self.buffer_rows:
-            self.dropped += 1
-            return
-        own = (*times_ns, seq, *num_bytes, peer)
-        self.repeats.extend(
-            (pattern, number, *[or_null(value) for value in own], STATUSES.index(status))
-        )
+        room = self.buffer_rows - len(self.repeats) // len(REPEAT_FIELDS)
+        self.dropped += max(0, len(rows) - room)
+        rows = rows[: max(0, room)]
+        ids = rows[:, REPEAT_FIELDS.index("id")]
+        ids[ids == -1] = [self.new_id() for _ in range(np.count_nonzero(ids == -1))]
+        self.repeats.frombytes(rows.tobytes())
 
     def take(self) -> Taken:
         """Takes everything out: on the writer's thread, while others go on recording."""
@@ -377,7 +363,7 @@ class Recorder:
             flat=flat + more,
             ended=self.finished[:],
             waits=self.waits[:],
-            repeats=array("q", self.repeats[:]),
+            repeats=self.repeats[:],
         )
         taken.open = [message for message in list(self.open.values()) if not message.shown_open]
         # The changes are taken after the rows: a row whose change is missing would be given
@@ -405,9 +391,8 @@ class Recorder:
         self.limit = -1
         self.buffer_rows = self._max_changes = 0
         changes = (self.phase_changes, self.step_changes)
-        for buffer in (self.flat, self.finished, self.waits, self.repeats, *changes):
-            buffer.clear()
-        del self.more[:]
+        for buffer in (self.flat, self.more, self.finished, self.waits, self.repeats, *changes):
+            del buffer[:]
         self.open.clear()
         self._lock = threading.RLock()  # another thread may have held it when the fork came
 

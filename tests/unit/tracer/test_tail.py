@@ -13,7 +13,7 @@ import pytest
 
 from ddltrace.tracer.batches import BatchBuilder
 from ddltrace.tracer.recorder import Message, Recorder, Taken
-from ddltrace.tracer.schema import EVENTS
+from ddltrace.tracer.schema import EVENTS, STATUSES
 from ddltrace.tracer.store import (
     FILE_SUFFIX,
     STREAM_SUFFIX,
@@ -67,10 +67,10 @@ def add_repeat(recorder: Recorder, rng: random.Random, now: int) -> None:
         pattern.tag = rng.choice([None, 3])
         pattern.tensors = rng.choice([None, [4, 2, 7]])
         recorder.patterns.append(pattern)
-    number, peer = rng.randrange(len(recorder.patterns)), rng.choice([None, 1])
-    end, status = rng.choice([(now, "ok"), (now, "failed"), (None, "open")])
-    times, num_bytes = (now - 5, now - 2, end), (rng.choice([None, 16]), 8)
-    recorder.add_repeat(number, times, seq=8, num_bytes=num_bytes, peer=peer, status=status)
+    number, peer = rng.randrange(len(recorder.patterns)), rng.choice([-1, 1])
+    end, status = rng.choice([(now, "ok"), (now, "failed"), (-1, "open")])
+    row = [number, -1, now - 5, now - 2, end, 8, rng.choice([-1, 16]), 8, peer]
+    recorder.add_repeats(np.array([[*row, STATUSES.index(status)]]))
 
 
 def taken_anew(taken: Taken) -> Taken:
