@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support.jobs import JOBS, ONE_RANK, Done, on_ranks, run, torchrun, traced
+from support.jobs import JOBS, ONE_RANK, Done, at_once, on_ranks, run, torchrun, traced
 
 from ddltrace.tracer.store import RunInfo, read_events, read_run
 
@@ -29,8 +29,9 @@ def cnn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunInfo, Done, 
     """The DDP CNN, traced and untraced."""
     cwd = tmp_path_factory.mktemp("cnn")
     command = torchrun("ddp_cnn.py", str(CNN_STEPS))
-    plain = run(command, cwd=cwd)
-    done = run(traced(cwd / "trace", command), cwd=cwd)
+    plain, done = at_once(
+        lambda: run(command, cwd=cwd), lambda: run(traced(cwd / "trace", command), cwd=cwd)
+    )
     assert done.status == 0, done.stderr
     return cwd / "trace", read_run(cwd / "trace"), done, plain
 
@@ -149,8 +150,10 @@ def test_level_comm_has_messages_and_steps_but_no_layers(tmp_path: Path) -> None
 
 def test_accumulation_under_no_sync(tmp_path: Path) -> None:
     command = on_ranks("transformer_accumulate.py")
-    plain = run(command, cwd=tmp_path)
-    done = run(traced(tmp_path / "trace", command), cwd=tmp_path)
+    plain, done = at_once(
+        lambda: run(command, cwd=tmp_path),
+        lambda: run(traced(tmp_path / "trace", command), cwd=tmp_path),
+    )
     assert done.losses() == plain.losses()
     assert len(done.losses()) == 8
     info = read_run(tmp_path / "trace")

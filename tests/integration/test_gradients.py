@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support.jobs import JOBS, ONE_RANK, run, traced
+from support.jobs import JOBS, ONE_RANK, Done, at_once, run, traced
 
 from ddltrace.tracer.native import build as native_build
 from ddltrace.tracer.store import read_events, read_run
@@ -97,19 +97,22 @@ def gradients(trace: Path) -> pd.DataFrame:
 @needs_compiler
 def test_the_job_and_the_record_are_as_with_functions_of_python(tmp_path: Path) -> None:
     job = [sys.executable, str(JOBS / "hooked.py")]
-    plain = run(job, cwd=tmp_path, **ONE_RANK)
+
+    def record(native: str) -> Done:
+        command = traced(tmp_path / native, job)
+        return run(command, cwd=tmp_path, **ONE_RANK, DDLTRACE_NATIVE=native)
+
+    plain, python, native = at_once(
+        lambda: run(job, cwd=tmp_path, **ONE_RANK), lambda: record("0"), lambda: record("1")
+    )
     assert plain.status == 0, plain.stderr
     assert plain.stdout.count("before") == 12
     assert plain.stdout.count("after") == 6
-    found = {}
-    for native in ("0", "1"):
-        trace = tmp_path / native
-        done = run(traced(trace, job), cwd=tmp_path, **ONE_RANK, DDLTRACE_NATIVE=native)
-        assert done.status == 0, done.stderr
-        # What the last line counts are our own functions.
-        assert done.stdout.splitlines()[:-1] == plain.stdout.splitlines()[:-1]
-        found[native] = gradients(trace)
-    assert done.stdout == plain.stdout
+    assert (native.status, native.stdout) == (0, plain.stdout), native.stderr
+    # What the last line counts are our own functions.
+    assert python.status == 0, python.stderr
+    assert python.stdout.splitlines()[:-1] == plain.stdout.splitlines()[:-1]
+    found = {native: gradients(tmp_path / native) for native in ("0", "1")}
     same = ["name", "tensor", "step", "phase", "lane"]
     assert found["1"][same].equals(found["0"][same])
     assert len(found["1"]) > 200
@@ -119,9 +122,11 @@ def test_the_job_and_the_record_are_as_with_functions_of_python(tmp_path: Path) 
 @needs_compiler
 def test_compiled_autograd_goes_without(tmp_path: Path) -> None:
     job = [sys.executable, str(JOBS / "hooked.py"), "compiled"]
-    plain = run(job, cwd=tmp_path, **ONE_RANK)
+    plain, done = at_once(
+        lambda: run(job, cwd=tmp_path, **ONE_RANK),
+        lambda: run(traced(tmp_path / "trace", job), cwd=tmp_path, **ONE_RANK),
+    )
     assert plain.status == 0, plain.stderr
-    done = run(traced(tmp_path / "trace", job), cwd=tmp_path, **ONE_RANK)
     assert (done.status, done.stdout) == (0, plain.stdout), done.stderr
     assert set(gradients(tmp_path / "trace").step) >= {0}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.jobs import DDLTRACE, environment, run, torchrun, traced
+from support.jobs import DDLTRACE, at_once, environment, on_ranks, run, torchrun, traced
 
 from ddltrace.tracer.store import read_events, read_run
 
@@ -26,7 +26,7 @@ def hanging(
 ) -> Iterator[None]:
     """A job that hangs, from when every rank's silence was noted until it is stopped."""
     process = subprocess.Popen(
-        traced(trace, torchrun("hangs.py", how, *in_thread, ranks=ranks)),
+        traced(trace, on_ranks("hangs.py", how, *in_thread, ranks=ranks)),
         cwd=trace.parent,
         env=environment(),
         stdout=subprocess.DEVNULL,
@@ -56,9 +56,10 @@ def all_silent(trace: Path, ranks: int, stuck_in: str) -> bool:
 def analysis(trace: Path) -> tuple[list[dict[str, Any]], str]:
     """The hangs of the analysis, and the first line that is printed."""
     command = [*DDLTRACE, "analyze", str(trace)]
-    as_json = run([*command, "--json"], cwd=trace.parent)
+    as_json, text = at_once(
+        lambda: run([*command, "--json"], cwd=trace.parent), lambda: run(command, cwd=trace.parent)
+    )
     assert as_json.status == 0, as_json.stderr
-    text = run(command, cwd=trace.parent)
     return json.loads(as_json.stdout)["hangs"], " ".join(text.stdout.split("\n")[:3])
 
 

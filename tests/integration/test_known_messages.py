@@ -55,7 +55,7 @@ def record(
     return Recorded(done, trace)
 
 
-@pytest.mark.parametrize(("way", "steps"), [("alone", 40), ("beside", 40), ("full", 2500)])
+@pytest.mark.parametrize(("way", "steps"), [("alone", 40), ("beside", 40), ("full", 1800)])
 def test_the_same_is_recorded_as_by_python(tmp_path: Path, way: str, steps: int) -> None:
     native, plain = at_once(
         lambda: record(tmp_path, way, steps, "--measure-cost", "0"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from pandas.testing import assert_frame_equal
-from support.jobs import Done, on_ranks, run, torchrun, traced
+from support.jobs import Done, on_ranks, run, traced
 from support.traces import SAME_OF_MESSAGES, last_of_messages
 
 from ddltrace.tracer.store import GroupInfo, read_events, read_run
@@ -59,7 +59,7 @@ def test_the_same_is_recorded_as_by_a_group_of_pytorch(
 
 def test_one_that_hangs_in_its_own_code_is_seen(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(HANGS)
-    done = run(traced(tmp_path / "trace", torchrun(tmp_path / "job.py")), cwd=tmp_path)
+    done = run(traced(tmp_path / "trace", on_ranks(tmp_path / "job.py")), cwd=tmp_path)
     assert done.status != 0
     found, _ = messages(tmp_path / "trace", 0)
     assert list(found.status) == ["ok", "ok", "open"]

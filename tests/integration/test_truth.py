@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from support.jobs import on_ranks, run, traced
+from support.jobs import at_once, on_ranks, run, traced
 from support.truth import differences
 
 from ddltrace.analyzer.trace import open_trace
@@ -31,10 +31,8 @@ def test_both_see_the_same_collectives_and_layers(tmp_path: Path) -> None:
 
 def test_level_op_sees_operators_in_its_window_only(tmp_path: Path) -> None:
     command = on_ranks("ddp_cnn.py", "8")
-    plain = run(command, cwd=tmp_path)
-    done = run(
-        traced(tmp_path / "trace", command, "--level", "op", "--op-steps", "3:5"), cwd=tmp_path
-    )
+    sampled = traced(tmp_path / "trace", command, "--level", "op", "--op-steps", "3:5")
+    plain, done = at_once(lambda: run(command, cwd=tmp_path), lambda: run(sampled, cwd=tmp_path))
     assert done.losses() == plain.losses()
     for info in read_run(tmp_path / "trace").ranks:
         assert info.errors == []

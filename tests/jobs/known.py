@@ -37,7 +37,7 @@ def keep_full(session, step):
     """Nobody takes anything out of the ring, until it is full and far beyond."""
     if step == 20:
         session._writer.pause()
-    elif step == STEPS - 500:
+    elif step == STEPS - 200:
         session._writer.resume()
         while session.known._taken < session.known._control[3]:
             time.sleep(0.01)

@@ -3,12 +3,13 @@
     python launch_ranks.py 2 train.py ARGUMENT...
 
 It does not load PyTorch, as torchrun does, which takes longer than most of the jobs here. If a rank
-fails, the others are ended, and its status is the launcher's.
+fails, the others are ended, and its status is the launcher's. On SIGTERM all are ended.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -28,7 +29,9 @@ def main() -> int:
         )
         for rank in range(count)
     ]
-    while True:
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    while not told:
         statuses = [rank.poll() for rank in ranks]
         failed = [status for status in statuses if status]
         if failed or None not in statuses:
@@ -37,7 +40,7 @@ def main() -> int:
     for rank in ranks:
         rank.terminate()
         rank.wait()
-    return abs(failed[0]) if failed else 0
+    return 128 + told[0] if told else abs(failed[0]) if failed else 0
 
 
 sys.exit(main())
