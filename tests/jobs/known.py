@@ -76,6 +76,7 @@ def fork(weights):
 
 
 def main():
+    sys.stdout.reconfigure(line_buffering=True)  # more than fits: it would be cut anywhere
     torch.manual_seed(0)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

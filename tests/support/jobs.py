@@ -34,8 +34,11 @@ class Done:
     stderr: str
 
     def losses(self) -> list[str]:
-        """The lines with losses, sorted, since ranks print in any order."""
-        return sorted(line for line in self.stdout.splitlines() if " loss " in line)
+        """What was printed of losses, sorted, since ranks print in any order.
+
+        A line may begin in the middle of one: what another rank has just printed may lack its end.
+        """
+        return sorted(re.findall(r"rank \d+ (?:.* )?loss .*", self.stdout))
 
 
 def environment(**extra: str) -> dict[str, str]:
