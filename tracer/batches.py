@@ -17,10 +17,10 @@ from ddltrace.tracer.recorder import (
     FLAT_CELLS,
     KIND_CODE,
     REPEAT_FIELDS,
+    WAIT_CELLS,
     Message,
     Site,
     Taken,
-    Wait,
     or_null,
 )
 from ddltrace.tracer.schema import EVENTS, KINDS, OPS, PHASES, STATUSES
@@ -31,7 +31,6 @@ _KEPT_CHANGES: Final = 4096
 _NEWEST: Final = 64
 _OVERFLOW: Final = "(too many names)"
 _MESSAGE: Final = KIND_CODE["message"]
-_WAIT: Final = KIND_CODE["wait"]
 
 # A batch is built as one table of integers, a row of it for each column but the last; -1 is null.
 _TENSORS: Final = EVENTS.field("tensors").type
@@ -54,7 +53,6 @@ _MESSAGE_COLUMNS: Final = _rows_of(
 )
 _REPEAT_COLUMNS: Final = [_ROW_OF[name] for name in REPEAT_FIELDS[1:]]
 _PATTERN_COLUMNS: Final = _rows_of("kind name lane phase op group tag dtype")
-_WAIT_COLUMNS: Final = _rows_of("start_ns end_ns kind name lane parent")
 
 
 class Vocabulary:
@@ -178,7 +176,7 @@ class BatchBuilder:
         self._threads = dict(context.threads)
         self._lane_of_thread = {i: self._lanes.code(name) for i, name in self._threads.items()}
         self._site_columns = np.empty((0, 3), np.int64)
-        self._pattern_columns = np.empty((0, len(_PATTERN_COLUMNS)), np.int64)
+        self._pattern_columns = np.empty((0, len(_PATTERN_COLUMNS) + 1), np.int64)
 
     def context(self) -> Context:
         """What the next batch needs of those so far, but for the words that they hold."""
@@ -205,7 +203,8 @@ class BatchBuilder:
             return None
         rows = np.frombuffer(taken.flat, np.int64).reshape(-1, FLAT_CELLS)
         repeats = np.frombuffer(taken.repeats, np.int64).reshape(-1, len(REPEAT_FIELDS))
-        return self._batch(rows, messages, repeats, taken.waits)
+        waits = np.frombuffer(taken.waits, np.int64).reshape(-1, WAIT_CELLS)
+        return self._batch(rows, messages, repeats, waits)
 
     def _columns_of_sites(self) -> Integers:
         """Kind code, name code and tensor id of every site."""
@@ -223,11 +222,11 @@ class BatchBuilder:
         return self._pattern_columns
 
     def _pattern_row(self, like: Message) -> tuple[int, ...]:
-        """What messages have in common in the order of `_PATTERN_COLUMNS`."""
+        """What messages have in common: their `_PATTERN_COLUMNS`; how many tensors they carry."""
         lane, group = self._codes_of_group(like.group)
         name, op = self._names.code(like.name), self._ops.code(like.op)
         own = or_null(like.tag), self._code_of_dtype(like)
-        return _MESSAGE, name, lane, BY_TIME, op, group, *own
+        return _MESSAGE, name, lane, BY_TIME, op, group, *own, len(like.tensors or ())
 
     def _lane(self, ident: int) -> int:
         code = self._lane_of_thread.get(ident)
@@ -243,32 +242,27 @@ class BatchBuilder:
         flat: Integers,
         messages: list[tuple[Message, tuple[int, ...]]],
         repeats: Integers,
-        waits: list[Wait],
+        waits: Integers,
     ) -> pa.RecordBatch:
         """One batch of the four sorts of rows, in this order."""
         first_message = len(flat)
         first_repeat = first_message + len(messages)
         first_wait = first_repeat + len(repeats)
         table = np.full((len(_ROW_OF), first_wait + len(waits)), -1, np.int64)
-        site = self._columns_of_sites()[flat[:, 0]] if len(flat) else np.empty((0, 3), np.int64)
-        if len(flat):
-            table[_FLAT_COLUMNS, :first_message] = (
-                flat[:, 1],
-                flat[:, 2],
-                site[:, 0],
-                site[:, 1],
-                self._lanes_of(flat[:, 3]),
-            )
+        lengths = np.zeros(table.shape[1], np.int64)
+        columns, about = self._columns_of_flat(flat)
+        table[_FLAT_COLUMNS, :first_message] = columns
         if messages:
             rows = np.array([row for _, row in messages], np.int64)
             table[_MESSAGE_COLUMNS, first_message:first_repeat] = rows.T
         if len(repeats):
-            common = self._columns_of_patterns()[repeats[:, 0]]
+            *common, counts = self._columns_of_patterns()[repeats[:, 0]].T
             table[_REPEAT_COLUMNS, first_repeat:first_wait] = repeats.T[1:]
-            table[_PATTERN_COLUMNS, first_repeat:first_wait] = common.T
-        if waits:
-            rows = np.array([self._wait_row(*wait) for wait in waits], np.int64)
-            table[_WAIT_COLUMNS, first_wait:] = rows.T
+            table[_PATTERN_COLUMNS, first_repeat:first_wait] = common
+            lengths[first_repeat:first_wait] = counts
+        columns, _ = self._columns_of_flat(waits)
+        table[_FLAT_COLUMNS, first_wait:] = columns
+        table[_ROW_OF["parent"], first_wait:] = waits[:, FLAT_CELLS]
         start = table[_ROW_OF["start_ns"]]
         told = slice(first_message, first_wait)  # a message may know its own step and phase
         by_time = table[_ROW_OF["phase"], told] == BY_TIME
@@ -278,18 +272,28 @@ class BatchBuilder:
             table[_ROW_OF[name]] = history.at(start)
             table[_ROW_OF[name], told] = np.where(by_time, history.at(enqueued), own)
 
-        lengths = np.zeros(len(start), np.int64)
-        of_site = site[:, 2] >= 0
-        lengths[:first_message] = of_site
-        patterns = self._patterns
+        lengths[:first_message] = about >= 0
         carried = [message.tensors or () for message, _ in messages]
-        carried += [patterns[number].tensors or () for number in repeats[:, 0].tolist()]
-        lengths[told] = [len(tensors) for tensors in carried]
+        lengths[first_message:first_repeat] = [len(tensors) for tensors in carried]
+        carrying = repeats[lengths[first_repeat:first_wait] > 0, 0]
+        carried += [self._patterns[number].tensors or () for number in carrying.tolist()]
         of_messages = [tensor for tensors in carried for tensor in tensors]
-        tensors = np.concatenate([site[of_site, 2], np.array(of_messages, np.int64)])
+        tensors = np.concatenate([about[about >= 0], np.array(of_messages, np.int64)])
         return pa.RecordBatch.from_arrays(
             [*self._arrow_columns(table), arrays.lists(tensors, lengths, _TENSORS)], schema=EVENTS
         )
+
+    def _columns_of_flat(self, rows: Integers) -> tuple[Integers, Integers]:
+        """What is in rows of `Recorder.flat`, or rows that begin like them.
+
+        Returns:
+            Their `_FLAT_COLUMNS`; and the parameter that each is about, -1 for none.
+        """
+        if len(rows) == 0:
+            return np.empty((len(_FLAT_COLUMNS), 0), np.int64), np.empty(0, np.int64)
+        kind, name, about = self._columns_of_sites()[rows[:, 0]].T
+        lane = self._lanes_of(rows[:, 3])
+        return np.stack([rows[:, 1], rows[:, 2], kind, name, lane]), about
 
     def _lanes_of(self, threads: Integers) -> Integers:
         """The lane of each row's thread: most often there is but one."""
@@ -327,12 +331,6 @@ class BatchBuilder:
 
     def _code_of_dtype(self, message: Message) -> int:
         return -1 if message.dtype is None else self._dtypes.code(message.dtype)
-
-    def _wait_row(
-        self, start: int, end: int, message: int, name: str, thread: int
-    ) -> tuple[int, ...]:
-        """A wait's values in the order of `_WAIT_COLUMNS`."""
-        return start, end, _WAIT, self._names.code(name), self._lane(thread), message
 
     def _arrow_columns(self, table: Integers) -> list[pa.Array]:
         words = {

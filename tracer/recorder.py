@@ -126,9 +126,6 @@ REPEAT_FIELDS: Final = (
 )
 """What a row of `Recorder.repeats` holds, -1 for null; pattern and status by their numbers."""
 
-Wait: TypeAlias = tuple[int, int, int, str, int]
-"""A wait of the host for a message: start_ns, end_ns, message id, name, thread ident."""
-
 
 def or_null(value: int | None) -> int:
     """An integer that may be missing, in a table of integers."""
@@ -142,6 +139,9 @@ def value_of(integer: int) -> int | None:
 
 FLAT_CELLS: Final = 4
 """Integers of a row of `Recorder.flat`; the first is the site."""
+
+WAIT_CELLS: Final = FLAT_CELLS + 1
+"""The same of `Recorder.waits`; the last is the message's id."""
 
 
 def _integers() -> array[int]:
@@ -165,7 +165,7 @@ class Taken:
     flat: array[int] = field(default_factory=_integers)
     ended: list[Message] = field(default_factory=list)
     open: list[Message] = field(default_factory=list)
-    waits: list[Wait] = field(default_factory=list)
+    waits: array[int] = field(default_factory=_integers)
     step_changes: array[int] = field(default_factory=_integers)
     phase_changes: array[int] = field(default_factory=_integers)
     repeats: array[int] = field(default_factory=_integers)
@@ -174,7 +174,7 @@ class Taken:
     def rows(self) -> int:
         """Rows that it makes at most."""
         messages = len(self.ended) + len(self.open) + len(self.repeats) // len(REPEAT_FIELDS)
-        return len(self.flat) // FLAT_CELLS + messages + len(self.waits)
+        return len(self.flat) // FLAT_CELLS + messages + len(self.waits) // WAIT_CELLS
 
     def extend(self, later: Taken) -> None:
         """Adds what was taken later."""
@@ -204,7 +204,7 @@ class Recorder:
         patterns: What repeated messages have in common, by its number.
         repeats: Repeated messages that are complete: rows of `REPEAT_FIELDS`, laid end to end.
         open: Messages that have not completed, by id.
-        waits: Waits of the host for messages, not yet written.
+        waits: Waits of the host for messages: rows of `WAIT_CELLS`, laid end to end.
         step: Number of the step that is open, or None outside any.
     """
 
@@ -219,13 +219,14 @@ class Recorder:
         self.sites: list[Site] = []
         self.collectors: list[Callable[[], None]] = []
         self._site_of: dict[Site, int] = {}
+        self._wait_sites: dict[str, int] = {}
         # Reentrant: a signal handler of the job may communicate in the middle of our code.
         self._lock = threading.RLock()
         self.finished: list[Message] = []
         self.patterns: list[Message] = []
         self.repeats = array("q")
         self.open: dict[int, Message] = {}
-        self.waits: list[Wait] = []
+        self.waits: list[int] = []
         self._message_numbers = itertools.count()
         self.step: int | None = None
         # Time of each change and what holds from then on; the writer reads them to give every
@@ -285,8 +286,13 @@ class Recorder:
         """
         if message < 0:
             self.add(self.site("wait", name), start_ns, end_ns, threading.get_ident())
-        elif len(self.waits) < self.buffer_rows:
-            self.waits.append((start_ns, end_ns, message, name, threading.get_ident()))
+        elif len(self.waits) < WAIT_CELLS * self.buffer_rows:
+            site = self._wait_sites.get(name)
+            if site is None:  # on the way of every wait: no lock, no key to be made
+                site = self.site("wait", name)
+                if len(self._wait_sites) < _MAX_SITES:
+                    self._wait_sites[name] = site
+            self.waits.extend((site, start_ns, end_ns, threading.get_ident(), message))
         else:
             self.dropped += 1
 
@@ -362,7 +368,7 @@ class Recorder:
         taken = Taken(
             flat=flat + more,
             ended=self.finished[:],
-            waits=self.waits[:],
+            waits=array("q", self.waits[:]),
             repeats=self.repeats[:],
         )
         taken.open = [message for message in list(self.open.values()) if not message.shown_open]

@@ -28,18 +28,26 @@ import pyarrow as pa
 
 from ddltrace.tracer.batches import BatchBuilder, Context, still_open
 from ddltrace.tracer.own_file import OwnFile
-from ddltrace.tracer.recorder import FLAT_CELLS, REPEAT_FIELDS, Message, Recorder, Site, Taken
+from ddltrace.tracer.recorder import (
+    FLAT_CELLS,
+    REPEAT_FIELDS,
+    WAIT_CELLS,
+    Message,
+    Recorder,
+    Site,
+    Taken,
+)
 from ddltrace.tracer.schema import KINDS, STATUSES
 
-_MAGIC: Final = b"ddltail4"
-_HEADER: Final = struct.Struct("=8s6I")
-"""The magic; cells of flat rows, of repeated messages, of changes of the step and of the phase;
-bytes of JSON; CRC-32 of all these."""
+_MAGIC: Final = b"ddltail5"
+_HEADER: Final = struct.Struct("=8s7I")
+"""The magic; cells of flat rows, of repeated messages, of waits, of changes of the step and of the
+phase; bytes of JSON; CRC-32 of all these."""
 
 _MAX_BYTES: Final = 256 << 20
 _CELL_BYTES: Final = 8
-_CELLS_OF_ROWS: Final = (FLAT_CELLS, len(REPEAT_FIELDS), 2, 2)
-_EMPTY: Final = '{"sites": [], "patterns": [], "ended": [], "open": [], "waits": []}'
+_CELLS_OF_ROWS: Final = (FLAT_CELLS, len(REPEAT_FIELDS), WAIT_CELLS, 2, 2)
+_EMPTY: Final = '{"sites": [], "patterns": [], "ended": [], "open": []}'
 _MESSAGE_FIELDS: Final = (
     *("id", "op", "group", "enqueue_ns", "start_ns", "end_ns", "name", "seq", "peer", "tag"),
     *("bytes", "out_bytes", "dtype", "status", "tensors", "step", "phase"),
@@ -93,14 +101,14 @@ class TailWriter:
             OSError: It cannot be written.
         """
         sites, patterns = self._recorder.sites, self._recorder.patterns
-        new_sites = set(taken.flat[::FLAT_CELLS]) - self._told_sites
+        sites_of_taken = {*taken.flat[::FLAT_CELLS], *taken.waits[::WAIT_CELLS]}
+        new_sites = sites_of_taken - self._told_sites
         new_patterns = set(taken.repeats[:: len(REPEAT_FIELDS)]) - self._told_patterns
         row: dict[str, Any] = {
             "sites": [[number, *sites[number]] for number in new_sites],
             "patterns": [[number, _row(patterns[number])] for number in new_patterns],
             "ended": [_row(message) for message in taken.ended],
             "open": [row for _, row in still_open(taken.open, _row)],
-            "waits": taken.waits,
         }
         if self._file is None:
             self._file = OwnFile(self._path)
@@ -108,7 +116,8 @@ class TailWriter:
             row |= self._head
         # Most notes of a job in its stride have integers only.
         text = json.dumps(row).encode() if any(row.values()) else b""
-        integers = (taken.flat, taken.repeats, taken.step_changes, taken.phase_changes)
+        changes = (taken.step_changes, taken.phase_changes)
+        integers = (taken.flat, taken.repeats, taken.waits, *changes)
         body = b"".join((*integers, text))
         note = _HEADER.pack(_MAGIC, *map(len, (*integers, text)), zlib.crc32(body)) + body
         if self._file.length + len(note) > _MAX_BYTES:
@@ -159,7 +168,7 @@ def _read(
     number_of_pattern: dict[int, int] = {}
     patterns: list[Message] = []
     read = 0
-    for end, (flat, repeats, steps, phases), text in _notes(content):
+    for end, (flat, repeats, waits, steps, phases), text in _notes(content):
         read = end
         row = json.loads(text or _EMPTY)
         if context is None:
@@ -174,15 +183,15 @@ def _read(
         for number, values in row["patterns"]:
             number_of_pattern[number] = len(patterns)
             patterns.append(_message(values))
-        flat[::FLAT_CELLS] = array("q", [number_of_site[number] for number in flat[::FLAT_CELLS]])
-        every = len(REPEAT_FIELDS)
-        repeats[::every] = array("q", [number_of_pattern[number] for number in repeats[::every]])
+        _renumber(flat, FLAT_CELLS, number_of_site)
+        _renumber(waits, WAIT_CELLS, number_of_site)
+        _renumber(repeats, len(REPEAT_FIELDS), number_of_pattern)
         taken.extend(
             Taken(
                 flat,
                 [_message(values) for values in row["ended"]],
                 [_message(values) for values in row["open"]],
-                [(int(a), int(b), int(c), str(d), int(e)) for a, b, c, d, e in row["waits"]],
+                waits,
                 steps,
                 phases,
                 repeats,
@@ -196,8 +205,13 @@ def _read(
     return made, len(content) - read
 
 
+def _renumber(rows: array[int], cells: int, number_of: Mapping[int, int]) -> None:
+    """Puts other numbers of sites, or of patterns, at the beginnings of rows."""
+    rows[::cells] = array("q", [number_of[number] for number in rows[::cells]])
+
+
 def _notes(content: bytes) -> Iterator[tuple[int, list[array[int]], bytes]]:
-    """The whole notes of a tail: where each ends, its four sorts of integers, its JSON.
+    """The whole notes of a tail: where each ends, its five sorts of integers, its JSON.
 
     What is behind the last whole one was being written when the rank died.
     """

@@ -48,7 +48,7 @@ def record_something(recorder: Recorder, rng: random.Random, now: int) -> int:
         elif sort == 2 and recorder.open:
             recorder.complete(rng.choice(list(recorder.open.values())), now, "failed")
         elif sort == 3:
-            recorder.add_wait(now - 3, now, -1, "waits")
+            recorder.add_wait(now - 3, now, rng.choice([-1, 3]), f"waits {rng.randrange(4)}")
         elif sort == 4:
             recorder.set_step(rng.choice([None, now]), now)
         elif sort == 5:
@@ -280,7 +280,7 @@ def test_damage_to_a_tail_is_never_a_traceback(tmp_path: Path) -> None:
 def test_a_hostile_tail_is_refused(text: bytes, tmp_path: Path) -> None:
     path = tmp_path / (SEGMENT + TAIL_SUFFIX)
     body = np.array([1, 2, 3, 4], np.int64).tobytes() + text
-    path.write_bytes(_HEADER.pack(_MAGIC, 4, 0, 0, 0, len(text), zlib.crc32(body)) + body)
+    path.write_bytes(_HEADER.pack(_MAGIC, 4, 0, 0, 0, 0, len(text), zlib.crc32(body)) + body)
     with pytest.raises(ValueError, match="the tail is damaged"):
         read_tail(path.read_bytes(), 0, {})
     StreamWriter(tmp_path / (SEGMENT + STREAM_SUFFIX)).close()

@@ -43,7 +43,7 @@ def test_a_row_of_each_kind_comes_out_as_it_went_in() -> None:
     message.bytes, message.dtype, message.tensors, message.seq = 40, "float32", [3, 1], 7
     recorder.complete(message, 18)
     recorder.new_message("send", "0", 15)
-    recorder.waits.append((14, 18, message.id, "w", threading.get_ident()))
+    recorder.add_wait(14, 18, message.id, "w")
     rows = built(recorder).to_pylist()
     assert [(r["kind"], r["start_ns"], r["end_ns"], r["step"], r["phase"]) for r in rows] == [
         ("layer", 11, 19, 4, "backward"),
