@@ -151,6 +151,15 @@ def test_what_has_ended_is_a_row_of_all_that_is_known() -> None:
     assert rank.rows() == []
 
 
+def test_what_has_no_room_is_counted() -> None:
+    rank = Rank()
+    rank.recorder.buffer_rows = 2
+    for number in range(3):
+        rank.library.end(rank.library.launch(0, 100 + number, number), 110, 120, OK)
+    assert [row["seq"] for row in rank.rows()] == [0, 1]
+    assert rank.recorder.dropped == 1
+
+
 def test_one_that_is_under_way_is_shown_and_told_again_at_its_end() -> None:
     rank = Rank()
     slot = rank.library.launch(0, 100, 0)
