@@ -2,8 +2,8 @@
 
 Each child trains and writes the time at which each optimizer step ended into shared memory;
 the parent kills it and prints how many of them were over when the last events were taken that the
-writer had written, and for how many milliseconds the child had worked on since: of its processors'
-time, which others on the machine do not stretch.
+writer had written, and for how many milliseconds the child had trained on since: of that thread's
+time on a processor, which neither others on the machine nor the child's other threads stretch.
 """
 
 import json
@@ -14,6 +14,7 @@ import signal
 import struct
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -31,8 +32,8 @@ from ddltrace.tracer.store import RunInfo, write_run
 from ddltrace.tracer.writer import WriterThread
 
 MAX_STEPS = 1 << 17
-# Shared memory: how many steps, when the last written events were taken, the processors' time then
-# and at the end of the last step; from there on, the end of each step.
+# Shared memory: how many steps, when the last written events were taken, how long the training
+# thread had worked by then and by the end of the last step; from there on, the end of each step.
 HEAD = 32
 SHARED_BYTES = HEAD + 8 * MAX_STEPS
 
@@ -40,10 +41,11 @@ SHARED_BYTES = HEAD + 8 * MAX_STEPS
 def note_writes(shared):
     """Notes, after each write, when the events that it took were taken."""
     take, write = Recorder.take, WriterThread._write
+    clock = time.pthread_getcpuclockid(threading.get_ident())
     began = [0, 0]
 
     def noted_take(recorder):
-        began[:] = time.monotonic_ns(), time.process_time_ns()
+        began[:] = time.monotonic_ns(), time.clock_gettime_ns(clock)
         return take(recorder)
 
     def noted_write(writer, taken, *, last):
@@ -56,7 +58,7 @@ def note_writes(shared):
 def note_step(shared, step):
     """Notes that a step has ended."""
     struct.pack_into("<q", shared, HEAD + 8 * step, time.monotonic_ns())
-    struct.pack_into("<q", shared, 24, time.process_time_ns())
+    struct.pack_into("<q", shared, 24, time.thread_time_ns())
     struct.pack_into("<q", shared, 0, step + 1)
 
 
