@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.jobs import DDLTRACE, STATUS_REMAINS, free_port, on_ranks, run, traced
+from support.jobs import DDLTRACE, STATUS_REMAINS, free_port, run, torchrun, traced
 
 # How a rank ended that was killed: where the kernel forgets it, its launcher may be the faster.
 KILLED = [
@@ -48,8 +48,8 @@ time.sleep(600)
 def test_the_report_leads_with_the_cause(tmp_path: Path, way: str, told: list[str]) -> None:
     (tmp_path / "job.py").write_text(JOB)
     trace = tmp_path / "trace"
-    done = run(traced(trace, on_ranks(tmp_path / "job.py", way)), cwd=tmp_path)
-    assert done.status != 0, done.stderr
+    done = run(traced(trace, torchrun(tmp_path / "job.py", way)), cwd=tmp_path)
+    assert done.status == 1, done.stderr
     report = run([*DDLTRACE, "analyze", str(trace)], cwd=tmp_path)
     assert report.stdout.startswith(tuple(told)), report.stdout[:400]
 

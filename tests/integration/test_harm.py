@@ -67,8 +67,7 @@ def test_killed_ranks_lose_only_what_was_not_written(tmp_path: Path) -> None:
     assert len(deaths) == KILLS
     # Where nothing was written yet, nothing is sure.
     lost_ms = [death["lost_ms"] for death in deaths if death["lost_ms"] is not None]
-    # A fifth of a second between two writes, and what a write takes.
-    assert max(lost_ms) < 300, lost_ms
+    assert max(lost_ms) < 250, lost_ms
     for death in deaths:
         trace = tmp_path / str(death["number"])
         for reading in ("as it lies", "finalized"):
@@ -84,8 +83,8 @@ def test_killed_ranks_lose_only_what_was_not_written(tmp_path: Path) -> None:
 
 
 def test_a_fault_in_the_tracer_never_reaches_the_job(tmp_path: Path) -> None:
-    """`DDLTRACE_FAULTS=all` breaks every function; by default every sixth."""
-    part = "0/1" if os.environ.get("DDLTRACE_FAULTS") == "all" else "0/6"
+    """`DDLTRACE_FAULTS=all` breaks every function; by default every fourth."""
+    part = "0/1" if os.environ.get("DDLTRACE_FAULTS") == "all" else "0/4"
     cases = lines([sys.executable, str(JOBS / "faults.py"), str(tmp_path), part], tmp_path, 3000)
     kinds = len({case["job"] for case in cases})
     untraced = {case["job"]: case for case in cases[:kinds]}
@@ -383,7 +382,7 @@ def test_a_thread_may_communicate_while_another_trains(tmp_path: Path, native: s
         assert (info.errors, info.dropped) == ([], 0)
         events = read_events(tmp_path / "trace", info.segment)[0].to_pandas()
         reduced = events[(events.kind == "message") & (events.op == "all_reduce")]
-        assert reduced.id.nunique() == 2000
+        assert reduced.id.nunique() == 4000
 
 
 BESIDE = """
@@ -394,7 +393,7 @@ torch.set_num_threads(1)
 model = torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(20)])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 def communicate():
-    for _ in range(2000):
+    for _ in range(4000):
         dist.all_reduce(torch.ones(10))
 beside = threading.Thread(target=communicate)
 beside.start()
