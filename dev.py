@@ -242,7 +242,7 @@ def check_types() -> int:
     shutil.rmtree(TYPE_TREE, ignore_errors=True)
     package = TYPE_TREE / "ddltrace"
     package.mkdir(parents=True)
-    for source in [*(ROOT / "ddltrace").iterdir(), *(ROOT / room for room in ROOMS)]:
+    for source in [*(ROOT / "package-root").iterdir(), *(ROOT / room for room in ROOMS)]:
         (package / source.name).symlink_to(source)
     modules = []
     for script in TYPED_SCRIPTS:

@@ -10,13 +10,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ddltrace.analyzer.advice import find_findings
-from ddltrace.analyzer.align import SHARED, worst_residual
-from ddltrace.analyzer.cache import RecentCache
-from ddltrace.analyzer.columns import BoolArray
-from ddltrace.analyzer.critical_path import Path, PathFinder, Window
-from ddltrace.analyzer.intervals import EMPTY, Spans, clip, intersect, length, subtract, union
-from ddltrace.analyzer.join import Joined, join
+from ddltrace.analyzer.events.event_columns import BoolArray
+from ddltrace.analyzer.events.interval_sets import (
+    EMPTY,
+    Spans,
+    clip,
+    intersect,
+    length,
+    subtract,
+    union,
+)
+from ddltrace.analyzer.events.rank_scan import RankScan, scan_ranks, timeline_of
+from ddltrace.analyzer.events.rank_timeline import Timeline
+from ddltrace.analyzer.joined.critical_path import Path, PathFinder, Window
+from ddltrace.analyzer.joined.join import Joined, join
 from ddltrace.analyzer.measures.bandwidth import cost_fits, size_bins
 from ddltrace.analyzer.measures.breakdown import (
     FIELDS,
@@ -45,14 +52,15 @@ from ddltrace.analyzer.model import (
     Summary,
     TraceFacts,
 )
-from ddltrace.analyzer.scan import RankScan, scan_ranks, timeline_of
-from ddltrace.analyzer.timeline import Timeline
+from ddltrace.analyzer.recent_cache import RecentCache
+from ddltrace.analyzer.report.advice import find_findings
+from ddltrace.analyzer.trace.align import SHARED, worst_residual
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.store import PARTS_LABEL
+from ddltrace.tracer.trace.store import PARTS_LABEL
 
 if TYPE_CHECKING:
-    from ddltrace.analyzer.portion import Portion
-    from ddltrace.analyzer.trace import Trace
+    from ddltrace.analyzer.trace.opened_trace import Trace
+    from ddltrace.analyzer.trace.step_selection import Portion
 
 _TIMELINE_BYTES: Final = 512 << 20
 

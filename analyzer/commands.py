@@ -11,7 +11,7 @@ import click
 from ddltrace.tracer.errors import UsageError
 
 if TYPE_CHECKING:
-    from ddltrace.analyzer.trace import Trace
+    from ddltrace.analyzer.trace.opened_trace import Trace
 
 
 class StepRange(click.ParamType[range]):
@@ -87,8 +87,8 @@ def analyze(
     file or folder of a format that can be imported. Several TRACEs are the directories of one
     job that ran on several nodes, each under its own ddltrace run: they are analyzed as one.
     """
-    from ddltrace.analyzer.several import open_as_one
-    from ddltrace.analyzer.threshold import check_expression
+    from ddltrace.analyzer.report.threshold import check_expression
+    from ddltrace.analyzer.trace.trace_directories import open_as_one
 
     for expression in fail_on:
         check_expression(expression)
@@ -111,10 +111,10 @@ def _report(
     fail_on: tuple[str, ...],
 ) -> None:
     """Analyzes an opened trace and reports on it in the ways that were asked for."""
-    from ddltrace.analyzer.definitions_hta import by_hta, hta_breakdown, render_breakdown
-    from ddltrace.analyzer.report import render_report
-    from ddltrace.analyzer.several import dashboard_command
-    from ddltrace.analyzer.threshold import check_threshold
+    from ddltrace.analyzer.measures.hta_definitions import by_hta, hta_breakdown, render_breakdown
+    from ddltrace.analyzer.report.text_report import render_report
+    from ddltrace.analyzer.report.threshold import check_threshold
+    from ddltrace.analyzer.trace.trace_directories import dashboard_command
 
     breakdown = hta_breakdown(opened) if definitions == "hta" else None
     analysis = opened.analyze(steps)
@@ -129,7 +129,7 @@ def _report(
             click.echo("\n" + render_breakdown(breakdown))
         click.echo(f"\nNext: {dashboard_command(traces)}")
     if html is not None:
-        from ddltrace.analyzer.html import write_html
+        from ddltrace.analyzer.report.html_report import write_html
 
         write_html(analysis, opened, html, traces)
         click.echo(f"ddltrace: report in {html}", err=True)
@@ -153,9 +153,9 @@ def compare(before: Path, after: Path, as_json: bool) -> None:
     Every difference is over the steady steps of each trace, with a confidence interval. What
     differs from run to run and not from step to step, such as another node, is not in it.
     """
-    from ddltrace.analyzer.compare import compare as compare_analyses
-    from ddltrace.analyzer.compare import render_comparison
-    from ddltrace.analyzer.trace import open_trace
+    from ddltrace.analyzer.compare.comparison import compare as compare_analyses
+    from ddltrace.analyzer.compare.comparison import render_comparison
+    from ddltrace.analyzer.trace.opened_trace import open_trace
 
     traces = open_trace(before), open_trace(after)
     for trace in traces:
@@ -193,8 +193,8 @@ def query(trace: Path, sql: str, form: str) -> None:
     tensors, steps, ranks, rank_steps and critical_path. It can read nothing else and change
     nothing.
     """
-    from ddltrace.analyzer.query import render_rows, run_query
-    from ddltrace.analyzer.trace import open_trace
+    from ddltrace.analyzer.query.sql import render_rows, run_query
+    from ddltrace.analyzer.trace.opened_trace import open_trace
 
     opened = open_trace(trace)
     _tell_portion(opened)
@@ -203,7 +203,7 @@ def query(trace: Path, sql: str, form: str) -> None:
 
 def _tell_portion(trace: Trace) -> None:
     """Says on stderr what of a trace that is too long is left out: only reports have notes."""
-    from ddltrace.analyzer.units import printable
+    from ddltrace.analyzer.formatting.units import printable
 
     if trace.portion is not None:
         click.echo(f"ddltrace: {printable(trace.name)}: {trace.portion.note}", err=True)

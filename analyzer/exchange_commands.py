@@ -42,7 +42,7 @@ def import_(source: Path, output: Path, force: bool) -> None:
     JSON, a Horovod timeline, Flight Recorder dumps, NCCL Inspector files; plain or gzip.
     """
     from ddltrace.analyzer.importers import formats
-    from ddltrace.analyzer.importers.store import save
+    from ddltrace.analyzer.importers.write_imported import save
     from ddltrace.tracer.errors import TraceError
 
     if not source.exists():
@@ -83,7 +83,7 @@ def export(trace: Path, to: str, output: Path, force: bool) -> None:
     the message that carried it.
     """
     from ddltrace.analyzer.exporters import export as write
-    from ddltrace.analyzer.trace import open_trace
+    from ddltrace.analyzer.trace.opened_trace import open_trace
 
     events = write(open_trace(trace), to, output, force=force)
     click.echo(f"ddltrace: {events} events in {output}", err=True)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ddltrace.analyzer.critical_path import Path
-    from ddltrace.analyzer.join import Joined
+    from ddltrace.analyzer.joined.critical_path import Path
+    from ddltrace.analyzer.joined.join import Joined
 
 SCHEMA: Final = "ddltrace.analysis/1"
 

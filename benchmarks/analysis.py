@@ -56,9 +56,9 @@ ONE_PATH = """
 import sys, time
 import ddltrace
 from ddltrace.analyzer.analysis import find_paths
-from ddltrace.analyzer.join import join
+from ddltrace.analyzer.joined.join import join
 from ddltrace.analyzer.measures.steps import find_steps
-from ddltrace.analyzer.scan import scan_ranks
+from ddltrace.analyzer.events.rank_scan import scan_ranks
 trace = ddltrace.open(sys.argv[1])
 scans = scan_ranks(trace)
 joined = join(trace, {rank: scan.messages for rank, scan in scans.items()})

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from synthetic import Shape, write_trace
 
-from ddltrace.dashboard.frame import Window, encode_frame
-from ddltrace.dashboard.lod import RowIndex
-from ddltrace.dashboard.tracks import Row
+from ddltrace.dashboard.timeline.frame import Window, encode_frame
+from ddltrace.dashboard.timeline.lod import RowIndex
+from ddltrace.dashboard.timeline.tracks import Row
 
 ROWS = 32
 PIXELS = 1400

@@ -517,7 +517,7 @@ class Rows:
 
 def read_ranks(trace: Path | None) -> list[Rows]:
     """All ranks of a trace, in order."""
-    from ddltrace.tracer.store import read_events, read_run
+    from ddltrace.tracer.trace.store import read_events, read_run
 
     assert trace is not None
     found = []
@@ -964,7 +964,7 @@ def reach_ddltrace(scratch: Path) -> str:
         except ModuleNotFoundError:
             raise SystemExit(f"{name} is missing: {sys.executable} -m pip install {name}") from None
     try:
-        importlib.import_module("ddltrace.tracer.store")
+        importlib.import_module("ddltrace.tracer.trace.store")
         importlib.metadata.version("ddltrace")
         return ""
     except (ModuleNotFoundError, ImportError):
@@ -973,11 +973,11 @@ def reach_ddltrace(scratch: Path) -> str:
         del sys.modules[name]
     package = scratch / "ddltrace"
     package.mkdir(parents=True)
-    for path in (ROOT / "ddltrace").iterdir():
+    for path in (ROOT / "package-root").iterdir():
         (package / path.name).symlink_to(path)
     for room in ROOMS:
         (package / room).symlink_to(ROOT / room)
-    source = (ROOT / "ddltrace" / "__init__.py").read_text(encoding="utf-8")
+    source = (ROOT / "package-root" / "__init__.py").read_text(encoding="utf-8")
     version = re.search(r"__version__\s*(?::[^=]+)?=\s*[\"']([^\"']+)", source)
     metadata = scratch / "ddltrace-0.dist-info"
     metadata.mkdir()
@@ -985,7 +985,7 @@ def reach_ddltrace(scratch: Path) -> str:
     (metadata / "METADATA").write_text(text, encoding="utf-8")
     sys.path.insert(0, str(scratch))
     importlib.invalidate_caches()
-    importlib.import_module("ddltrace.tracer.store")
+    importlib.import_module("ddltrace.tracer.trace.store")
     return str(scratch)
 
 

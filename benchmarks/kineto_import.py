@@ -30,8 +30,8 @@ import psutil
 _OURS: Final = """
 import json, os, sys, time
 import ddltrace
-from ddltrace.analyzer.definitions_hta import hta_breakdown
-from ddltrace.analyzer import trace
+from ddltrace.analyzer.measures.hta_definitions import hta_breakdown
+from ddltrace.analyzer.trace import opened_trace
 from ddltrace.analyzer.importers import formats
 begin, before = time.perf_counter(), sum(os.times()[:4])
 opened = ddltrace.open(sys.argv[1])
@@ -40,7 +40,7 @@ seconds, cpu = time.perf_counter() - begin, sum(os.times()[:4]) - before
 figures = [[b.rank, round(b.overlap_percent, 2), b.idle_us, b.compute_us, b.kernel_time_us]
            for b in found]
 from pathlib import Path
-from ddltrace.analyzer.importers.trace_events import EventFile
+from ddltrace.analyzer.importers.chrome.trace_events import EventFile
 before = time.process_time()
 for file in Path(sys.argv[1]).iterdir():
     for chunk in EventFile(file):

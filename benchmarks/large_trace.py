@@ -22,8 +22,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddltrace.tracer import store
-from ddltrace.tracer.schema import EVENTS
+from ddltrace.tracer.trace import store
+from ddltrace.tracer.trace.schema import EVENTS
 
 _GROWING = ("step", "id", "seq")
 
@@ -58,12 +58,12 @@ import json, resource, sys, time
 from pathlib import Path
 began = time.perf_counter()
 if sys.argv[1] == "finalize":
-    from ddltrace.tracer.store import finalize, read_run
+    from ddltrace.tracer.trace.store import finalize, read_run
     run = finalize(Path(sys.argv[2]), read_run(Path(sys.argv[2])))
     found = {"status": run.status, "events": sum(info.events for info in run.ranks)}
 else:
     import ddltrace
-    from ddltrace.analyzer.report import render_report
+    from ddltrace.analyzer.report.text_report import render_report
     analysis = ddltrace.open(sys.argv[2]).analyze()
     print(render_report(analysis), file=sys.stderr)
     found = {"steps": len(analysis.steps), "events": analysis.trace.events}

@@ -359,7 +359,7 @@ def event_sizes(trace: Path) -> tuple[float, float]:
     A file has some thousand bytes of its own, which are much of a short trace: the second number is
     by how much its files are longer than with the first half of their events.
     """
-    from ddltrace.tracer.store import read_events, write_events
+    from ddltrace.tracer.trace.store import read_events, write_events
 
     events = further = 0
     with tempfile.TemporaryDirectory() as name:
@@ -441,8 +441,8 @@ def _time_calls(told: Connection[float, str], traced: bool) -> None:
     import torch.distributed._functional_collectives as functional
     from torch import nn
 
+    from ddltrace.tracer.capture.session import current_session, start_session
     from ddltrace.tracer.config import CaptureConfig
-    from ddltrace.tracer.session import current_session, start_session
 
     class Outer(nn.Module):
         def __init__(self) -> None:

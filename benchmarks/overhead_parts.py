@@ -65,7 +65,7 @@ class Switches:
         from torch import nn
         from torch.optim import optimizer
 
-        from ddltrace.tracer.session import current_session
+        from ddltrace.tracer.capture.session import current_session
 
         session: Any = current_session()
         self._writer = session._writer

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ddltrace.tracer import store
-from ddltrace.tracer.schema import EVENTS, KINDS, OPS, PHASES, STATUSES
+from ddltrace.tracer.trace import store
+from ddltrace.tracer.trace.schema import EVENTS, KINDS, OPS, PHASES, STATUSES
 
 GROUP = "0"
 _BASE_NS = 10**12

@@ -11,18 +11,18 @@ from urllib.parse import parse_qs
 import dash
 from dash import ALL, MATCH, Input, Output, State, ctx, dcc, html, no_update
 
-from ddltrace.dashboard import compare, overview
 from ddltrace.dashboard.hosts import check_host
-from ddltrace.dashboard.path_lane import NO_RANK
-from ddltrace.dashboard.routes import add_routes
+from ddltrace.dashboard.pages import comparison_page, overview
 from ddltrace.dashboard.theme import dress, parse_theme, style_sheet
-from ddltrace.dashboard.timeline_page import (
+from ddltrace.dashboard.timeline.page import (
     event_panel,
     piece_panel,
     place,
     range_panel,
     timeline_page,
 )
+from ddltrace.dashboard.timeline.path_lane import NO_RANK
+from ddltrace.dashboard.timeline.routes import add_routes
 from ddltrace.dashboard.widgets import empty, failed
 from ddltrace.tracer.errors import TraceError
 
@@ -198,7 +198,7 @@ def _add_shell_callbacks(app: dash.Dash, workspace: Workspace) -> None:
         ]
         try:
             if path == "/compare":
-                page = compare.compare_page(
+                page = comparison_page.compare_page(
                     workspace, _number(search, "a", 0), _number(search, "b", 1)
                 )
             elif path == "/timeline":
@@ -284,7 +284,9 @@ def _make_figure(workspace: Workspace, name: str, search: str | None) -> go.Figu
         if name in overview.FIGURES:
             opened = workspace.get(_trace(search))
             return opened.figure(name, overview.FIGURES[name])
-        make: Callable[[compare.Pair], go.Figure | None] | None = compare.FIGURES.get(name)
+        make: Callable[[comparison_page.Pair], go.Figure | None] | None = (
+            comparison_page.FIGURES.get(name)
+        )
         if make is None:
             return None
         pair = (workspace.get(_number(search, "a", 0)), workspace.get(_number(search, "b", 1)))

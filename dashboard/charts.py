@@ -11,10 +11,10 @@ from typing import Final
 import numpy as np
 import plotly.graph_objects as go
 
-from ddltrace.analyzer.figures import base_figure, label
+from ddltrace.analyzer.formatting.units import bytes_text, time_text
 from ddltrace.analyzer.model import Analysis
-from ddltrace.analyzer.units import bytes_text, time_text
-from ddltrace.dashboard.activity import PARTS, Breakdown
+from ddltrace.analyzer.report.figures import base_figure, label
+from ddltrace.dashboard.timeline.activity_bars import PARTS, Breakdown
 
 TITLES: Final = {
     "compute": "compute",

@@ -32,7 +32,7 @@ def dashboard(traces: tuple[str, ...], host: str, port: int | None, no_browser: 
     Serves until interrupted with Ctrl-C. Everything comes from this machine; no network is
     needed.
     """
-    from ddltrace.analyzer.trace import open_trace
+    from ddltrace.analyzer.trace.opened_trace import open_trace
     from ddltrace.dashboard.hosts import is_loopback
     from ddltrace.dashboard.server import FIRST_PORT, bind, open_browser, serve
     from ddltrace.dashboard.workspace import Workspace

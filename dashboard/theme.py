@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Final
 
-from ddltrace.analyzer import palette
-from ddltrace.analyzer.palette import DEFAULT_THEME, ROLES, SURFACES, Theme
+from ddltrace.analyzer.report import palette
+from ddltrace.analyzer.report.palette import DEFAULT_THEME, ROLES, SURFACES, Theme
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

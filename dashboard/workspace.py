@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from ddltrace.analyzer.notes import notes_of, state_text
-from ddltrace.analyzer.units import printable
-from ddltrace.dashboard.activity import Breakdown, break_down
-from ddltrace.dashboard.frame import Window, encode_frame
-from ddltrace.dashboard.lod import I64, RowIndex
-from ddltrace.dashboard.path_lane import NO_RANK, PathLane, build_path_lane
-from ddltrace.dashboard.tracks import Bools, Role, Row, Timeline, build_timeline
+from ddltrace.analyzer.formatting.units import printable
+from ddltrace.analyzer.report.notes import notes_of, state_text
+from ddltrace.dashboard.timeline.activity_bars import Breakdown, break_down
+from ddltrace.dashboard.timeline.frame import Window, encode_frame
+from ddltrace.dashboard.timeline.lod import I64, RowIndex
+from ddltrace.dashboard.timeline.path_lane import NO_RANK, PathLane, build_path_lane
+from ddltrace.dashboard.timeline.tracks import Bools, Role, Row, Timeline, build_timeline
 from ddltrace.tracer.errors import TraceError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from ddltrace.analyzer.model import Analysis
-    from ddltrace.analyzer.trace import Trace
+    from ddltrace.analyzer.trace.opened_trace import Trace
 
 T = TypeVar("T")
 

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddltrace.analyzer import compare, model
+from ddltrace.analyzer import model
+from ddltrace.analyzer.compare import comparison
 
 PAGE = Path(__file__).with_name("report-reference.md")
 
@@ -26,7 +27,7 @@ the attributes of `Analysis`, see [python-api.md](python-api.md).
 
 DOCUMENTS = (
     ("ddltrace analyze --json", model.SCHEMA, model.Analysis),
-    ("ddltrace compare --json", compare.SCHEMA, compare.Comparison),
+    ("ddltrace compare --json", comparison.SCHEMA, comparison.Comparison),
 )
 
 

@@ -32,8 +32,8 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_command(as_json: bool) -> None:
     """List the techniques that exist, along the axes on which they combine."""
-    from ddltrace.experiments.catalogue import AXES, TECHNIQUES
-    from ddltrace.experiments.strategy import parameters_of
+    from ddltrace.experiments.strategy.catalogue import AXES, TECHNIQUES
+    from ddltrace.experiments.strategy.spec import parameters_of
 
     rows: list[dict[str, Any]] = [
         {
@@ -172,10 +172,10 @@ def run_command(
     Every strategy trains the same model from the same weights on the same data. The numbers
     are measured from each run's own trace, which stays in the output directory.
     """
-    from ddltrace.experiments.harness import Settings, run_experiment
-    from ddltrace.experiments.results import RESULTS_FILE
-    from ddltrace.experiments.strategy import parse
-    from ddltrace.tracer.directories import make_empty
+    from ddltrace.experiments.harness.results import RESULTS_FILE
+    from ddltrace.experiments.harness.runner import Settings, run_experiment
+    from ddltrace.experiments.strategy.spec import parse
+    from ddltrace.tracer.output_directory import make_empty
 
     strategies = [parse(spec) for spec in specs or _DEFAULT_STRATEGIES]
     _refuse_repeated([strategy.spec for strategy in strategies])
@@ -214,7 +214,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of the table.")
 def compare_command(paths: tuple[Path, ...], baseline: str | None, as_json: bool) -> None:
     """Print the results of experiments, or of any traces, side by side."""
-    from ddltrace.experiments.results import combine, load
+    from ddltrace.experiments.harness.results import combine, load
 
     names = _tell_apart(paths)
     loaded = []
@@ -227,8 +227,8 @@ def compare_command(paths: tuple[Path, ...], baseline: str | None, as_json: bool
 
 
 def _print(results: object, *, as_json: bool) -> None:
-    from ddltrace.experiments.results import Results
-    from ddltrace.experiments.table import render
+    from ddltrace.experiments.harness.results import Results
+    from ddltrace.experiments.harness.results_table import render
 
     assert isinstance(results, Results)
     click.echo(json.dumps(results.to_json()) if as_json else render(results))
@@ -249,7 +249,7 @@ def _refuse_repeated(specs: list[str]) -> None:
 
 def _check_network(ranks: int | None, hosts: int | None, bandwidth: str | None) -> None:
     """Finds out before anything runs whether the network can be had."""
-    from ddltrace.experiments.network import check_capabilities, parse_bandwidth
+    from ddltrace.experiments.network.emulated import check_capabilities, parse_bandwidth
     from ddltrace.tracer.errors import UsageError
 
     if (hosts is None) != (bandwidth is None):

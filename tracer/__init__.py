@@ -31,8 +31,8 @@ def install(directory: str | PathLike[str] | None = None, *, level: str = "layer
         ddltrace.tracer.errors.UsageError: There is no such level, or a directory is named
             that holds something else than a trace.
     """
+    from ddltrace.tracer.capture.inject import arm
     from ddltrace.tracer.config import CaptureConfig
-    from ddltrace.tracer.inject import arm
 
     config = CaptureConfig.from_environment() or CaptureConfig.in_code(
         None if directory is None else Path(directory), level

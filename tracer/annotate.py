@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ddltrace.tracer.session import Session
+    from ddltrace.tracer.capture.session import Session
 
 
 def annotate(name: str) -> AbstractContextManager[None]:
@@ -19,7 +19,7 @@ def annotate(name: str) -> AbstractContextManager[None]:
         name: What the timeline shows for the region.
     """
     # A process that is not traced never loaded the session; looking it up costs a dict probe.
-    session_module = sys.modules.get("ddltrace.tracer.session")
+    session_module = sys.modules.get("ddltrace.tracer.capture.session")
     session = session_module.current_session() if session_module is not None else None
     return nullcontext() if session is None else _region(session, name)
 

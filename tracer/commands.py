@@ -19,7 +19,7 @@ from ddltrace.tracer.errors import (
 )
 
 if TYPE_CHECKING:
-    from ddltrace.tracer.parts import Part
+    from ddltrace.tracer.trace.trace_parts import Part
 
 
 @click.command(
@@ -84,10 +84,15 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     The job's script is not changed. Every process below COMMAND that joins a process group of
     torch.distributed records its messages, waits, layers, gradients and steps.
     """
-    from ddltrace.tracer.launcher import prepare_directory, run_job, run_untraced
-    from ddltrace.tracer.obstacles import explain_nothing_recorded
-    from ddltrace.tracer.parts import Part, open_shared_directory, part_name, part_of_job
-    from ddltrace.tracer.store import PART_LABEL
+    from ddltrace.tracer.launch.launcher import prepare_directory, run_job, run_untraced
+    from ddltrace.tracer.launch.missing_events import explain_nothing_recorded
+    from ddltrace.tracer.trace.store import PART_LABEL
+    from ddltrace.tracer.trace.trace_parts import (
+        Part,
+        open_shared_directory,
+        part_name,
+        part_of_job,
+    )
 
     window = _step_range(op_steps)
     found = Part(part_name(part), None) if part else part_of_job(command, dict(os.environ))
@@ -147,7 +152,7 @@ def _build_native() -> None:
 
 def _cost_told(directory: Path, *, asked: bool) -> str | None:
     """What the ranks measured of their own recording, if they did or were asked to."""
-    from ddltrace.tracer.store import read_run
+    from ddltrace.tracer.trace.store import read_run
 
     try:
         costs = [info.cost for info in read_run(directory).ranks if info.cost is not None]
@@ -173,7 +178,7 @@ def _step_range(text: str) -> tuple[int, int]:
 
 def _default_name(part: Part | None) -> str:
     if part is not None and part.job is not None:
-        from ddltrace.tracer.parts import part_name
+        from ddltrace.tracer.trace.trace_parts import part_name
 
         return f"ddltrace-trace-{part_name(part.job)}"
     return time.strftime("ddltrace-trace-%Y%m%d-%H%M%S")
@@ -197,9 +202,9 @@ def merge(directories: tuple[Path, ...], output: Path, force: bool) -> None:
 
     Each DIR was written by a ddltrace run of the same job: one per node, or one per task.
     """
-    from ddltrace.tracer.launcher import prepare_directory
-    from ddltrace.tracer.parts import merge as merge_directories
-    from ddltrace.tracer.store import read_run
+    from ddltrace.tracer.launch.launcher import prepare_directory
+    from ddltrace.tracer.trace.store import read_run
+    from ddltrace.tracer.trace.trace_parts import merge as merge_directories
 
     for directory in directories:
         read_run(directory)
@@ -230,7 +235,7 @@ def doctor(interpreter: str) -> int:
 
     Exits with 1 if a job run by the interpreter could not be traced.
     """
-    from ddltrace.tracer.doctor import examine
+    from ddltrace.tracer.launch.doctor import examine
 
     findings = examine(interpreter)
     for finding in findings:

@@ -78,7 +78,7 @@ class CaptureConfig:
         Raises:
             OSError: It cannot be made.
         """
-        from ddltrace.tracer.store import RUN_FILE, RunInfo, write_run
+        from ddltrace.tracer.trace.store import RUN_FILE, RunInfo, write_run
 
         if (self.directory / RUN_FILE).exists():
             return

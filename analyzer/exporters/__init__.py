@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from ddltrace.tracer.errors import UsageError
 
 if TYPE_CHECKING:
-    from ddltrace.analyzer.trace import Trace
+    from ddltrace.analyzer.trace.opened_trace import Trace
 
 __all__ = ["FORMATS", "export"]
 
@@ -39,13 +39,13 @@ def export(trace: Trace, to: str, path: Path, *, force: bool = False) -> int:
 
 
 def _writer(to: str) -> Callable[[Trace, Path], int]:
-    from ddltrace.analyzer.exporters import chrome, perfetto, tables
+    from ddltrace.analyzer.exporters import chrome_json, parquet_csv, perfetto
 
     writers: dict[str, Callable[[Trace, Path], int]] = {
-        "chrome": chrome.write,
+        "chrome": chrome_json.write,
         "perfetto": perfetto.write,
-        "parquet": tables.write_parquet,
-        "csv": tables.write_csv,
+        "parquet": parquet_csv.write_parquet,
+        "csv": parquet_csv.write_csv,
     }
     if to not in writers:
         raise UsageError(f"{to!r} is no format to export to: choose from {', '.join(FORMATS)}")

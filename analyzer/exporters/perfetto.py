@@ -20,7 +20,7 @@ from ddltrace.analyzer.exporters.tracks import Integers, Track, ends_of, tracks_
 from ddltrace.tracer.errors import MissingCapabilityError
 
 if TYPE_CHECKING:
-    from ddltrace.analyzer.trace import Trace
+    from ddltrace.analyzer.trace.opened_trace import Trace
 
 _PROTOS: Final = "perfetto.protos.perfetto.trace.perfetto_trace_pb2"
 _SEQUENCE: Final = 1

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ddltrace.tracer.schema import OPS
+from ddltrace.tracer.trace.schema import OPS
 
 # In the order in which they are looked for: a name inside another one comes after it.
 _OPS: Final = (

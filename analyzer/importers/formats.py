@@ -8,15 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ddltrace.analyzer.importers import (
-    chrome,
-    flight_recorder,
-    horovod,
-    kineto,
-    nccl_inspector,
-)
+from ddltrace.analyzer.importers import flight_recorder, nccl_inspector
 from ddltrace.analyzer.importers.blocks import Blocks
+from ddltrace.analyzer.importers.chrome import chrome_reader, horovod
 from ddltrace.analyzer.importers.imported import ImportedTrace
+from ddltrace.analyzer.importers.kineto import kineto_reader
 from ddltrace.tracer.errors import TraceError
 
 _HEAD_BYTES: Final = 1 << 18
@@ -33,7 +29,7 @@ class _Format(NamedTuple):
 # are found at once; to a reader that knows no better, its files and Horovod's are Chrome traces.
 _FORMATS: Final = tuple(
     _Format(module.NAME, module.recognizes, module.read)
-    for module in (kineto, horovod, nccl_inspector, flight_recorder, chrome)
+    for module in (kineto_reader, horovod, nccl_inspector, flight_recorder, chrome_reader)
 )
 
 

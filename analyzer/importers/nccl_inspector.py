@@ -22,16 +22,16 @@ from typing import Any, Final
 import msgspec
 
 from ddltrace.analyzer.importers.blocks import Blocks
+from ddltrace.analyzer.importers.chrome.trace_events import UNDECODABLE
 from ddltrace.analyzer.importers.communication import count, public_op
 from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace
 from ddltrace.analyzer.importers.names import clean
 from ddltrace.analyzer.importers.rank_files import MAX_RANK
 from ddltrace.analyzer.importers.rows import Row, table_of
 from ddltrace.analyzer.importers.sequence import number_messages
-from ddltrace.analyzer.importers.trace_events import UNDECODABLE
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.schema import P2P_OPS
-from ddltrace.tracer.store import GroupInfo, RankInfo, RunInfo, segment_name
+from ddltrace.tracer.trace.schema import P2P_OPS
+from ddltrace.tracer.trace.store import GroupInfo, RankInfo, RunInfo, segment_name
 
 NAME: Final = "nccl-inspector"
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, fields
 
 import pyarrow as pa
 
-from ddltrace.analyzer.importers.columns import (
+from ddltrace.analyzer.importers.imported_columns import (
     coded_list,
     events_table,
     id_lists,
     optional_integers,
 )
-from ddltrace.tracer.schema import EVENTS
+from ddltrace.tracer.trace.schema import EVENTS
 
 
 @dataclass

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ddltrace.analyzer.columns import memory_of
-from ddltrace.analyzer.importers.columns import integers
+from ddltrace.analyzer.events.event_columns import memory_of
 from ddltrace.analyzer.importers.communication import first_mismatch
-from ddltrace.tracer.schema import EVENTS, P2P_OPS
+from ddltrace.analyzer.importers.imported_columns import integers
+from ddltrace.tracer.trace.schema import EVENTS, P2P_OPS
 
 _MAX_NOTES: Final = 8
 Numbers = npt.NDArray[np.int64]

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from ddltrace.analyzer.columns import NULL, NULL_NS, BoolArray, IntArray
-from ddltrace.analyzer.intervals import EMPTY, lengths_within
-from ddltrace.analyzer.join import Joined
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
+from ddltrace.analyzer.events.interval_sets import EMPTY, lengths_within
+from ddltrace.analyzer.events.rank_scan import RankScan
+from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.measures.collectives import bus_factor
 from ddltrace.analyzer.model import CostFit, SizeBin, SizePoint
-from ddltrace.analyzer.scan import RankScan
 
 if TYPE_CHECKING:
-    from ddltrace.analyzer.trace import Trace
+    from ddltrace.analyzer.trace.opened_trace import Trace
 
 _MIN_SIZES: Final = 4
 _MIN_SPREAD: Final = 4

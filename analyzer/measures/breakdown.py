@@ -1,7 +1,8 @@
 """Where the time of windows went on one rank: compute, communication, waiting, idle.
 
-With C, M and K the rank's compute, communication and copies (see `ddltrace.analyzer.activity`)
-and W a window, all in nanoseconds: compute = |C n W|, comm = |M n W|, overlap = |C n M n W|,
+With C, M and K the rank's compute, communication and copies (see
+`ddltrace.analyzer.events.rank_activity`) and W a window, all in nanoseconds:
+compute = |C n W|, comm = |M n W|, overlap = |C n M n W|,
 exposed = |(M \\ C) n W|, copy = |(K \\ (C u M)) n W|, idle = |W| - |(C u M u K) n W|. So
 compute + exposed + copy + idle = |W| exactly.
 
@@ -21,11 +22,18 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ddltrace.analyzer.columns import NULL_NS, IntArray
-from ddltrace.analyzer.intervals import EMPTY, Spans, lengths_within, merge, subtract, union
-from ddltrace.analyzer.join import Joined
+from ddltrace.analyzer.events.event_columns import NULL_NS, IntArray
+from ddltrace.analyzer.events.interval_sets import (
+    EMPTY,
+    Spans,
+    lengths_within,
+    merge,
+    subtract,
+    union,
+)
+from ddltrace.analyzer.events.rank_scan import RankScan
+from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.measures.idle import IdleSets, idle_sets
-from ddltrace.analyzer.scan import RankScan
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from ddltrace.analyzer.columns import NULL, IntArray
-from ddltrace.analyzer.join import Joined, State
+from ddltrace.analyzer.events.event_columns import NULL, IntArray
+from ddltrace.analyzer.joined.join import Joined, State
 from ddltrace.analyzer.model import CollectiveRow, Joining, P2PRow
 
 _BITS_PER_BYTE: Final = 8

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from ddltrace.analyzer.measures.doings import doing
 from ddltrace.analyzer.measures.hangs import has_lasted
-from ddltrace.analyzer.measures.lives import Lives
+from ddltrace.analyzer.measures.last_activity import doing
+from ddltrace.analyzer.measures.process_ends import Lives
 from ddltrace.analyzer.model import Failure
 from ddltrace.tracer.exit_status import SIGNALLED
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddltrace.analyzer.model import Hang
-    from ddltrace.analyzer.trace import Trace
-    from ddltrace.tracer.store import RankInfo
+    from ddltrace.analyzer.trace.opened_trace import Trace
+    from ddltrace.tracer.trace.store import RankInfo
 
 _AT_ONCE_NS: Final = 1_000_000_000
 """Ranks that the same signal ends within this time were ended together, by somebody outside."""

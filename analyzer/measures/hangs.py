@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddltrace.analyzer.columns import NULL, NULL_NS
-from ddltrace.analyzer.join import Joined
-from ddltrace.analyzer.measures.doings import at_place, doing, last_silence
-from ddltrace.analyzer.measures.lives import Known, Lives, end_of_trace
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS
+from ddltrace.analyzer.events.rank_scan import RankScan
+from ddltrace.analyzer.joined.join import Joined
+from ddltrace.analyzer.measures.last_activity import at_place, doing, last_silence
+from ddltrace.analyzer.measures.process_ends import Known, Lives, end_of_trace
 from ddltrace.analyzer.model import Hang, Standstill, stuck_ranks
-from ddltrace.analyzer.scan import RankScan
 
 if TYPE_CHECKING:
-    from ddltrace.analyzer.trace import Trace
+    from ddltrace.analyzer.trace.opened_trace import Trace
 
 _PATIENCE: Final = 10
 """In a job that still runs, a message is hung when it has been open for this many times the

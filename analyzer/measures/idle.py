@@ -21,11 +21,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddltrace.analyzer.columns import NULL, NULL_NS
-from ddltrace.analyzer.intervals import Spans, intersect, lengths_within, merge, subtract, union
-from ddltrace.analyzer.join import Joined
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS
+from ddltrace.analyzer.events.interval_sets import (
+    Spans,
+    intersect,
+    lengths_within,
+    merge,
+    subtract,
+    union,
+)
+from ddltrace.analyzer.events.rank_scan import RankScan
+from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.model import IdleRow, IdleShares
-from ddltrace.analyzer.scan import RankScan
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ddltrace.analyzer.columns import NULL, NULL_NS, IntArray
-from ddltrace.analyzer.critical_path import Path, Pieces
-from ddltrace.analyzer.join import Joined
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, IntArray
+from ddltrace.analyzer.joined.critical_path import Path, Pieces
+from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.model import CATEGORIES, PathPart, PathTotals
 
 _SHOWN: Final = 100

@@ -20,11 +20,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ddltrace.analyzer.columns import NULL, BoolArray
-from ddltrace.analyzer.critical_path import Path
+from ddltrace.analyzer.events.event_columns import NULL, BoolArray
+from ddltrace.analyzer.events.rank_timeline import CATEGORY
+from ddltrace.analyzer.joined.critical_path import Path
 from ddltrace.analyzer.measures.steps import Steps
 from ddltrace.analyzer.model import CATEGORIES, ExtraTime, SlowStep, SlowSteps
-from ddltrace.analyzer.timeline import CATEGORY
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -15,9 +15,9 @@ from typing import Final
 
 import numpy as np
 
-from ddltrace.analyzer.columns import NULL, IntArray
-from ddltrace.analyzer.join import Joined
-from ddltrace.analyzer.scan import RankScan
+from ddltrace.analyzer.events.event_columns import NULL, IntArray
+from ddltrace.analyzer.events.rank_scan import RankScan
+from ddltrace.analyzer.joined.join import Joined
 
 _SLOW: Final = 1.5
 _WARMUP_PART: Final = 4

@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ddltrace.analyzer.columns import NULL, IntArray
-from ddltrace.analyzer.join import Joined, State
+from ddltrace.analyzer.events.event_columns import NULL, IntArray
+from ddltrace.analyzer.joined.join import Joined, State
 from ddltrace.analyzer.model import StragglerRow
 
 _CAUSES: Final = {

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from ddltrace.analyzer.columns import NULL, NULL_NS, Gathered, IntArray
-from ddltrace.analyzer.intervals import Spans, lengths_within, subtract
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, Gathered, IntArray
+from ddltrace.analyzer.events.interval_sets import Spans, lengths_within, subtract
+from ddltrace.analyzer.events.rank_messages import Messages
+from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.measures.collectives import in_steps, place_in
-from ddltrace.analyzer.messages import Messages
 from ddltrace.analyzer.model import TensorRow
-from ddltrace.analyzer.scan import RankScan
 
 if TYPE_CHECKING:
-    from ddltrace.analyzer.trace import Trace
+    from ddltrace.analyzer.trace.opened_trace import Trace
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -16,8 +16,8 @@ from typing import Final
 
 import numpy as np
 
-from ddltrace.analyzer.columns import NULL, BoolArray, IntArray
-from ddltrace.analyzer.join import Joined, State
+from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray
+from ddltrace.analyzer.joined.join import Joined, State
 from ddltrace.analyzer.model import P2PRow, TrafficRow
 
 _MAX_ROWS: Final = 4096

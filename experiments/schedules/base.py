@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from ddltrace.experiments.message_plan import Gradient, Message, MessagePlan
+from ddltrace.experiments.strategy.message_plan import Gradient, Message, MessagePlan
 
 
 class Dispatcher(Protocol):

@@ -15,8 +15,8 @@ import ddltrace
 from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.server import bind, running
 from ddltrace.dashboard.workspace import Workspace
-from ddltrace.tracer.schema import EVENTS
-from ddltrace.tracer.store import RunInfo, read_events, write_events, write_run
+from ddltrace.tracer.trace.schema import EVENTS
+from ddltrace.tracer.trace.store import RunInfo, read_events, write_events, write_run
 
 pytestmark = pytest.mark.browser
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import ddltrace
-from ddltrace.analyzer.html import write_html
+from ddltrace.analyzer.report.html_report import write_html
 
 pytestmark = pytest.mark.browser
 

@@ -12,8 +12,8 @@ import pytest
 from support.jobs import run, torchrun, traced
 
 import ddltrace
-from ddltrace.analyzer import advice
 from ddltrace.analyzer.model import Finding
+from ddltrace.analyzer.report import advice
 from ddltrace.experiments.workloads import digits
 
 STEPS = 30

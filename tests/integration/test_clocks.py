@@ -17,9 +17,9 @@ import pytest
 from support.jobs import JOBS, Done, run, traced
 
 import ddltrace
-from ddltrace.analyzer.align import SHARED, RankClock
-from ddltrace.tracer.clocks import clock_domain, is_clock_interposed
-from ddltrace.tracer.store import RankInfo, read_run
+from ddltrace.analyzer.trace.align import SHARED, RankClock
+from ddltrace.tracer.timing.clocks import clock_domain, is_clock_interposed
+from ddltrace.tracer.trace.store import RankInfo, read_run
 
 FAKETIME = next(
     (
@@ -162,7 +162,7 @@ def test_ranks_on_three_clocks_with_a_drifting_rank_zero(tmp_path: Path) -> None
 @needs_faketime
 def test_a_replaced_clock_is_never_taken_for_the_hosts_own() -> None:
     code = (
-        "from ddltrace.tracer.clocks import clock_domain, is_clock_interposed\n"
+        "from ddltrace.tracer.timing.clocks import clock_domain, is_clock_interposed\n"
         "print(is_clock_interposed(), clock_domain())"
     )
     assert not is_clock_interposed()

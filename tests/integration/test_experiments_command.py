@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ddltrace.experiments.results import measure
+from ddltrace.experiments.harness.results import measure
 
 COMMAND = [sys.executable, "-m", "ddltrace", "experiment"]
 SMALL = ["--ranks", "2", "--steps", "24", "--warmup", "8", "--width", "8", "--batch-size", "8"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ddltrace.experiments.network import EmulatedNetwork, remove_leftovers
+from ddltrace.experiments.network.emulated import EmulatedNetwork, remove_leftovers
 from ddltrace.tracer.errors import MissingCapabilityError
 
 
@@ -41,7 +41,7 @@ def network_or_skip() -> None:
         pytest.skip(f"no emulated network here: {reason}")
 
 
-LAUNCH = [sys.executable, "-m", "ddltrace.experiments.network_launch"]
+LAUNCH = [sys.executable, "-m", "ddltrace.experiments.network.launch"]
 HOSTS = ["--hosts", "2", "--bandwidth", "400mbit", "--"]
 
 ALL_REDUCE = """
@@ -157,7 +157,7 @@ def test_a_killed_launcher_takes_its_ranks_along_and_its_leftovers_are_found(
 
 
 def test_a_network_that_fails_half_way_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddltrace.experiments.network._QUEUE", "nonsense")
+    monkeypatch.setattr("ddltrace.experiments.network.emulated._QUEUE", "nonsense")
     with (
         pytest.raises(MissingCapabilityError, match="nonsense"),
         EmulatedNetwork(hosts=2, bits_per_second=1_000_000),

@@ -11,7 +11,7 @@ import pytest
 from support.jobs import DDLTRACE, ONE_RANK, Done, on_ranks, run, traced
 
 from ddltrace.tracer.native import build as native_build
-from ddltrace.tracer.store import RankInfo, read_events, read_run
+from ddltrace.tracer.trace.store import RankInfo, read_events, read_run
 
 QUEUE = """
 import torch, torch.distributed as dist
@@ -59,7 +59,7 @@ for _ in range(300):
 SPARSE = """
 import time
 import torch, torch.distributed as dist
-from ddltrace.tracer.interpose.collectives import Observer
+from ddltrace.tracer.interpose.c10d.collectives import Observer
 describe = Observer.describe
 def late(*args, **kwargs):
     time.sleep(0.05)  # so that Gloo is done before

@@ -10,7 +10,7 @@ import pytest
 from support.jobs import JOBS, ONE_RANK, Done, at_once, run, traced
 
 from ddltrace.tracer.native import build as native_build
-from ddltrace.tracer.store import read_events, read_run
+from ddltrace.tracer.trace.store import read_events, read_run
 
 needs_compiler = pytest.mark.skipif(
     native_build.compiler() is None, reason="no C++ compiler on this machine"
@@ -19,11 +19,11 @@ needs_compiler = pytest.mark.skipif(
 FULL = """
 import threading
 import torch
-from ddltrace.tracer.gradients import NativeGradients
+from ddltrace.tracer.naming.gradient_ready_times import NativeGradients
 from ddltrace.tracer.native.build import installed
 from ddltrace.tracer.native.library import NativeLibrary
-from ddltrace.tracer.recorder import Recorder
-from ddltrace.tracer.registry import Registry
+from ddltrace.tracer.record.recorder import Recorder
+from ddltrace.tracer.naming.registry import Registry
 
 SIZE = 1 << 15
 recorder = Recorder(SIZE + 1000)

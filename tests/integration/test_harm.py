@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pytest
 from support.jobs import DDLTRACE, JOBS, ONE_RANK, at_once, on_ranks, run, torchrun, traced
 
-from ddltrace.tracer.store import RunInfo, finalize, read_events, read_run, write_run
+from ddltrace.tracer.trace.store import RunInfo, finalize, read_events, read_run, write_run
 
 KILLS = int(os.environ.get("DDLTRACE_KILLS", "10"))
 WAYS = (
@@ -149,8 +149,8 @@ import torch, torch.distributed as dist
 import torch._dynamo  # what optimizers would load lazily, in every child
 import ddltrace
 from ddltrace.tracer.config import CaptureConfig
-from ddltrace.tracer.inject import arm
-from ddltrace.tracer.session import current_session
+from ddltrace.tracer.capture.inject import arm
+from ddltrace.tracer.capture.session import current_session
 arm(CaptureConfig(directory=pathlib.Path(sys.argv[1]), flush_interval_s=0.01))
 dist.init_process_group("gloo")
 recorder = current_session().recorder
@@ -355,7 +355,7 @@ import threading
 from pathlib import Path
 import torch, torch.distributed as dist
 from ddltrace.tracer.config import CaptureConfig
-from ddltrace.tracer.session import current_session, start_session
+from ddltrace.tracer.capture.session import current_session, start_session
 dist.init_process_group("gloo")
 together = threading.Barrier(3)
 def start():

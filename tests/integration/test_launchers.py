@@ -29,8 +29,8 @@ from support.jobs import (
 from support.traces import Recorded
 
 import ddltrace
-from ddltrace.analyzer.trace import open_trace
-from ddltrace.tracer.store import RunInfo, read_run
+from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.tracer.trace.store import RunInfo, read_run
 
 FAKE_MPIRUN = """\
 #!{python}

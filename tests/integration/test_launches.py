@@ -11,7 +11,7 @@ from support.jobs import on_ranks, run, traced
 from support.traces import SAME_OF_MESSAGES, last_of_messages
 
 from ddltrace.tracer.native import build as native_build
-from ddltrace.tracer.store import read_events, read_run
+from ddltrace.tracer.trace.store import read_events, read_run
 
 pytestmark = pytest.mark.skipif(
     native_build.compiler() is None, reason="no C++ compiler on this machine"
@@ -123,8 +123,8 @@ NUM_REDUCED = 4200  # more than the ring has places
 
 UNWAITED = f"""
 import sys, torch, torch.distributed as dist
-from ddltrace.tracer.known_messages import KnownMessages
-from ddltrace.tracer.session import current_session
+from ddltrace.tracer.interpose.c10d.known_messages import KnownMessages
+from ddltrace.tracer.capture.session import current_session
 in_ring, original = [], KnownMessages.launched
 def launched(*args, **kwargs):
     in_ring.append(original(*args, **kwargs))
@@ -146,7 +146,7 @@ dist.barrier()
 
 PAUSES = """
 import torch, torch.distributed as dist
-from ddltrace.tracer.session import current_session
+from ddltrace.tracer.capture.session import current_session
 dist.init_process_group("gloo")
 recorder, tensor = current_session().recorder, torch.ones(3)
 dist.barrier()

@@ -26,7 +26,7 @@ LITTER = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what a build reads, so that building leaves no litter in the checkout."""
     copy = tmp_path_factory.mktemp("sources")
-    for folder in ("ddltrace", *ROOMS):
+    for folder in ("package-root", *ROOMS):
         shutil.copytree(ROOT / folder, copy / folder, ignore=LITTER)
     for file in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy2(ROOT / file, copy / file)
@@ -139,8 +139,8 @@ def test_wheel_holds_every_file(wheel: Path, sources: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     wanted = {
-        "ddltrace/" + path.relative_to(sources / "ddltrace").as_posix()
-        for path in (sources / "ddltrace").rglob("*")
+        "ddltrace/" + path.relative_to(sources / "package-root").as_posix()
+        for path in (sources / "package-root").rglob("*")
         if path.is_file()
     } | {
         "ddltrace/" + path.relative_to(sources).as_posix()

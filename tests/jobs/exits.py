@@ -23,9 +23,9 @@ import torch.distributed.tensor.parallel
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddltrace.tracer.capture.inject import arm
 from ddltrace.tracer.config import CaptureConfig
-from ddltrace.tracer.inject import arm
-from ddltrace.tracer.store import RunInfo, write_run
+from ddltrace.tracer.trace.store import RunInfo, write_run
 
 
 def start():

@@ -36,53 +36,64 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import ddltrace
-from ddltrace.tracer import self_measure
+import ddltrace.tracer
+from ddltrace.tracer.capture import overhead_probe
+from ddltrace.tracer.capture.inject import arm
 from ddltrace.tracer.config import CaptureConfig
-from ddltrace.tracer.inject import arm
 
 PACKAGE = "ddltrace.tracer."
+TRACER = Path(ddltrace.tracer.__file__).resolve().parent
 MODULES = [
-    "arrays",
-    "batches",
-    "clock_exchange",
-    "clocks",
+    "trace.arrow_arrays",
+    "record.batches",
+    "timing.clock_exchange",
+    "timing.clocks",
     "config",
-    "gloo_times",
-    "gradient_access",
-    "gradients",
-    "known_messages",
+    "interpose.c10d.gloo_times",
+    "naming.gradient_access",
+    "naming.gradient_ready_times",
+    "interpose.c10d.known_messages",
     "native.library",
-    "recorder",
-    "registry",
-    "reaper",
-    "self_measure",
-    "session",
-    "steps",
-    "store",
-    "tail",
-    "watchdog",
-    "writer",
+    "record.recorder",
+    "naming.registry",
+    "interpose.c10d.reaper",
+    "capture.overhead_probe",
+    "capture.session",
+    "capture.steps",
+    "trace.store",
+    "record.tail",
+    "record.watchdog",
+    "record.writer",
     *(
-        f"interpose.{path.stem}"
-        for path in sorted(
-            (Path(ddltrace.__file__).parent.parent / "tracer/interpose").glob("*.py")
-        )
-        if path.stem != "__init__"
+        ".".join(path.with_suffix("").relative_to(TRACER).parts)
+        for path in sorted((TRACER / "interpose").rglob("*.py"))
+        if path.stem not in {"__init__", "gloo_times", "known_messages", "reaper"}
     ),
 ]
 
 
 LEFT_OUT = (
     # They read or set one attribute: there is nothing in them that can fail.
-    *("session:current_session", "interpose.ddp:_InitialBuckets"),
+    *("capture.session:current_session", "interpose.ddp:_InitialBuckets"),
     # They call PyTorch, and set one attribute before.
-    *("interpose.collectives:Observer.collecting", "interpose.launches:Offering.passing_by"),
+    *(
+        "interpose.c10d.collectives:Observer.collecting",
+        "interpose.c10d.launches:Offering.passing_by",
+    ),
     # They are what catches the faults of others.
-    "interpose.functional:_Pending._waited",
-    *("session:Session.fault", "session:Session.carrying", "config:CaptureConfig.leave_word"),
-    *("writer:WriterThread.run", "reaper:_GroupReapers._run", "clock_exchange:Responder.run"),
-    *("clock_exchange:Asker.run", "interpose.operators:OperatorWindow._fold"),
-    "interpose.waits:Waits._follows",
+    "interpose.c10d.functional:_Pending._waited",
+    *(
+        "capture.session:Session.fault",
+        "capture.session:Session.carrying",
+        "config:CaptureConfig.leave_word",
+    ),
+    *(
+        "record.writer:WriterThread.run",
+        "interpose.c10d.reaper:_GroupReapers._run",
+        "timing.clock_exchange:Responder.run",
+    ),
+    *("timing.clock_exchange:Asker.run", "interpose.operators:OperatorWindow._fold"),
+    "interpose.c10d.waits:Waits._follows",
     # Of the launcher, or of a process that records without one.
     *("config:CaptureConfig.in_code", "config:CaptureConfig.to_environment"),
 )
@@ -322,7 +333,7 @@ def configuration(point, trace):
     if module == "interpose.operators":
         extra = {"level": "op", "op_steps": (2, 4)}
     if module == "self_measure":
-        self_measure.FIRST_STEP = 1
+        overhead_probe.FIRST_STEP = 1
         extra = {"measure_cost": 4}
     return CaptureConfig(directory=trace, flush_interval_s=0.02, **extra)
 

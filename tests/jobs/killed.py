@@ -25,11 +25,11 @@ import torch.distributed.tensor.parallel
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddltrace.tracer.capture.inject import arm
 from ddltrace.tracer.config import CaptureConfig
-from ddltrace.tracer.inject import arm
-from ddltrace.tracer.recorder import Recorder
-from ddltrace.tracer.store import RunInfo, write_run
-from ddltrace.tracer.writer import WriterThread
+from ddltrace.tracer.record.recorder import Recorder
+from ddltrace.tracer.record.writer import WriterThread
+from ddltrace.tracer.trace.store import RunInfo, write_run
 
 MAX_STEPS = 1 << 17
 # Shared memory: how many steps, when the last written events were taken, how long the training

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddltrace.tracer.session import current_session
+from ddltrace.tracer.capture.session import current_session
 
 WAY, STEPS = sys.argv[1], int(sys.argv[2])
 

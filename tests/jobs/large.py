@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ddltrace.tracer.batches import BatchBuilder
-from ddltrace.tracer.recorder import Recorder
-from ddltrace.tracer.store import (
+from ddltrace.tracer.record.batches import BatchBuilder
+from ddltrace.tracer.record.recorder import Recorder
+from ddltrace.tracer.trace.store import (
     STREAM_SUFFIX,
     EventReader,
     RankInfo,

@@ -16,7 +16,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddltrace.tracer.known_messages import KnownMessages
+from ddltrace.tracer.interpose.c10d.known_messages import KnownMessages
 
 STEPS = 6
 unwaited = []  # while it is under way, its memory has to last

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ddltrace.analyzer.importers.rows import Row, table_of
-from ddltrace.analyzer.trace import Trace
-from ddltrace.tracer.store import GroupInfo, RankInfo, RunInfo, TensorInfo, segment_name
+from ddltrace.analyzer.trace.opened_trace import Trace
+from ddltrace.tracer.trace.store import GroupInfo, RankInfo, RunInfo, TensorInfo, segment_name
 
 START = 10_000_000
 HOSTILE = '=cmd|"\x1b[2J</script>'

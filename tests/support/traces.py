@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ddltrace.tracer.store import RankInfo, read_events, read_run
+from ddltrace.tracer.trace.store import RankInfo, read_events, read_run
 
 SAME_OF_MESSAGES = [
     *("op", "name", "seq", "peer", "tag", "bytes", "out_bytes", "dtype", "status", "tensors"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ddltrace.tracer.store import read_events, read_run
+from ddltrace.tracer.trace.store import read_events, read_run
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def _run_shadowed_sitecustomize() -> None:
 
 def _arm() -> None:
     try:
-        from ddltrace.tracer.inject import arm
+        from ddltrace.tracer.capture.inject import arm
 
         arm()
     except BaseException as error:  # noqa: BLE001 - the job goes on whatever happens here

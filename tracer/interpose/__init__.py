@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ddltrace.tracer.capture.session import Session
     from ddltrace.tracer.native.library import NativeLibrary
-    from ddltrace.tracer.session import Session
 
 
 def install(session: Session) -> None:
@@ -22,7 +22,6 @@ def install(session: Session) -> None:
     """
     from ddltrace.tracer.interpose import (
         autograd,
-        collectives,
         data_loader,
         ddp,
         fsdp,
@@ -31,6 +30,7 @@ def install(session: Session) -> None:
         optimizers,
         swaps,
     )
+    from ddltrace.tracer.interpose.c10d import collectives
 
     session.native = _native_library(session)
     patches = [collectives, autograd, swaps, optimizers, data_loader, modules, ddp, fsdp]

@@ -14,16 +14,16 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ddltrace.tracer.gradients import NativeGradients
-from ddltrace.tracer.guard import quiet
-from ddltrace.tracer.recorder import BUCKET, PHASE_CODE
+from ddltrace.tracer.capture.fault_barrier import quiet
+from ddltrace.tracer.naming.gradient_ready_times import NativeGradients
+from ddltrace.tracer.record.recorder import BUCKET, PHASE_CODE
 
 if TYPE_CHECKING:
     import torch
 
-    from ddltrace.tracer.device_clock import Mark
+    from ddltrace.tracer.capture.session import Session
     from ddltrace.tracer.native.library import NativeLibrary
-    from ddltrace.tracer.session import Session
+    from ddltrace.tracer.timing.device_clock import Mark
 
 _now = time.monotonic_ns
 

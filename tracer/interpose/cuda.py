@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from ddltrace.tracer.device_clock import DeviceClock, DeviceTimer, Mark, ResolverThread
-from ddltrace.tracer.recorder import Message
+from ddltrace.tracer.record.recorder import Message
+from ddltrace.tracer.timing.device_clock import DeviceClock, DeviceTimer, Mark, ResolverThread
 
 if TYPE_CHECKING:
     import torch
 
-    from ddltrace.tracer.session import Session
+    from ddltrace.tracer.capture.session import Session
 
 _CAPTURE_MODE_THREAD_LOCAL: Final = 1  # cudaStreamCaptureModeThreadLocal
 _UNUSUAL_PRIORITY: Final = -2  # jobs have 0 and -1, process groups -1 or the highest, -3

@@ -7,10 +7,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from ddltrace.tracer.recorder import PHASE_CODE
+from ddltrace.tracer.record.recorder import PHASE_CODE
 
 if TYPE_CHECKING:
-    from ddltrace.tracer.session import Session
+    from ddltrace.tracer.capture.session import Session
 
 _now = time.monotonic_ns
 

@@ -16,15 +16,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ddltrace.tracer.interpose.autograd import watch_gradients
-from ddltrace.tracer.recorder import BUCKET
+from ddltrace.tracer.record.recorder import BUCKET
 
 if TYPE_CHECKING:
     import torch
 
-    from ddltrace.tracer.interpose.groups import Group
-    from ddltrace.tracer.known_messages import KnownMessages
-    from ddltrace.tracer.recorder import Message
-    from ddltrace.tracer.session import Session
+    from ddltrace.tracer.capture.session import Session
+    from ddltrace.tracer.interpose.c10d.groups import Group
+    from ddltrace.tracer.interpose.c10d.known_messages import KnownMessages
+    from ddltrace.tracer.record.recorder import Message
 
 _now = time.monotonic_ns
 

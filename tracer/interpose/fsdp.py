@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ddltrace.tracer.inject import after_import
+from ddltrace.tracer.capture.inject import after_import
 from ddltrace.tracer.interpose.autograd import watch_gradients
-from ddltrace.tracer.weak_identity import WeakIdentityMap
+from ddltrace.tracer.naming.weak_identity import WeakIdentityMap
 
 if TYPE_CHECKING:
-    from ddltrace.tracer.session import Session
+    from ddltrace.tracer.capture.session import Session
 
 
 def install(session: Session) -> None:

@@ -14,15 +14,15 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from ddltrace.tracer.inject import after_import
+from ddltrace.tracer.capture.inject import after_import
 from ddltrace.tracer.interpose.autograd import watch_gradients
 from ddltrace.tracer.interpose.cuda import is_timed, time_device_of
-from ddltrace.tracer.recorder import PHASE_CODE
+from ddltrace.tracer.record.recorder import PHASE_CODE
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ddltrace.tracer.session import Session
+    from ddltrace.tracer.capture.session import Session
 
 _FORWARD: Final = PHASE_CODE["forward"]
 

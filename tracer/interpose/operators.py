@@ -10,11 +10,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from ddltrace.tracer.clocks import paired_reading
-from ddltrace.tracer.device_clock import stream_lane
+from ddltrace.tracer.timing.clocks import paired_reading
+from ddltrace.tracer.timing.device_clock import stream_lane
 
 if TYPE_CHECKING:
-    from ddltrace.tracer.session import Session
+    from ddltrace.tracer.capture.session import Session
 
 _ROWS_AT_ONCE = 2000
 _PAUSE_S = 0.02

@@ -10,12 +10,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.tracer.interpose.autograd import watch_gradients
-from ddltrace.tracer.recorder import PHASE_CODE
-from ddltrace.tracer.weak_identity import WeakIdentityMap
+from ddltrace.tracer.naming.weak_identity import WeakIdentityMap
+from ddltrace.tracer.record.recorder import PHASE_CODE
 
 if TYPE_CHECKING:
-    from ddltrace.tracer.device_clock import Mark
-    from ddltrace.tracer.session import Session
+    from ddltrace.tracer.capture.session import Session
+    from ddltrace.tracer.timing.device_clock import Mark
 
 _OPTIMIZER: Final = PHASE_CODE["optimizer"]
 

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from ddltrace.tracer.recorder import Message
-from ddltrace.tracer.session import current_session
-from ddltrace.tracer.store import GroupInfo
+from ddltrace.tracer.capture.session import current_session
+from ddltrace.tracer.record.recorder import Message
+from ddltrace.tracer.trace.store import GroupInfo
 
 if TYPE_CHECKING:
-    from ddltrace.tracer.session import Session
+    from ddltrace.tracer.capture.session import Session
 
 _now = time.monotonic_ns
 _GROUP: Final = "rpc"

@@ -14,7 +14,7 @@ from ddltrace.tracer.interpose.autograd import watch_again
 if TYPE_CHECKING:
     import torch
 
-    from ddltrace.tracer.session import Session
+    from ddltrace.tracer.capture.session import Session
 
 
 class _PutAside(NamedTuple):

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddltrace.experiments.engine import Exchange, attach
-from ddltrace.experiments.message_plan import Gradient, MessagePlan, Slice, whole
+from ddltrace.experiments.engine.attach import Exchange, attach
 from ddltrace.experiments.schedules.base import Dispatcher, InTurn, Schedule
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
-from ddltrace.experiments.strategy import Strategy, parse
+from ddltrace.experiments.strategy.message_plan import Gradient, MessagePlan, Slice, whole
+from ddltrace.experiments.strategy.spec import Strategy, parse
 
 STEPS = 4
 

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ddltrace.analyzer.trace import Trace, open_trace
-from ddltrace.tracer import store
-from ddltrace.tracer.schema import EVENTS
+from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
+from ddltrace.tracer.trace import store
+from ddltrace.tracer.trace.schema import EVENTS
 
 
 class RankBuilder:

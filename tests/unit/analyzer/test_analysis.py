@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from ddltrace.analyzer.sentences import sentences
-from ddltrace.analyzer.trace import open_trace
+from ddltrace.analyzer.report.sentences import sentences
+from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.store import GroupInfo, TensorInfo, segment_name
+from ddltrace.tracer.trace.store import GroupInfo, TensorInfo, segment_name
 
 
 def _ddp_step(built, rank, number, begin, *, late=0.0, tensors=()):

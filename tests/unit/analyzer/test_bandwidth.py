@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddltrace.analyzer.figures import cost_fits
-from ddltrace.analyzer.html import render
 from ddltrace.analyzer.measures.collectives import bus_factor
+from ddltrace.analyzer.report.figures import cost_fits
+from ddltrace.analyzer.report.html_report import render
 
 
 def _collectives(built, sizes, latency, us_per_byte, *, noise=(0.0,), **columns):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ddltrace.analyzer.report import render_report
-from ddltrace.analyzer.trace import open_trace
+from ddltrace.analyzer.report.text_report import render_report
+from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.tracer.errors import DdltraceError
 
 MUTATIONS = int(os.environ.get("DDLTRACE_FUZZ", "600"))

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddltrace.analyzer import figures
-from ddltrace.analyzer.html import json_in_html, render, write_html
 from ddltrace.analyzer.model import CATEGORIES, Analysis, P2PRow, PathTotals, StepRow
-from ddltrace.analyzer.trace import Trace
+from ddltrace.analyzer.report import figures
+from ddltrace.analyzer.report.html_report import json_in_html, render, write_html
+from ddltrace.analyzer.trace.opened_trace import Trace
 from ddltrace.tracer.errors import DdltraceError
 
 HOSTILE = (

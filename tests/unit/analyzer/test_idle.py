@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from ddltrace.analyzer.commands import analyze
-from ddltrace.analyzer.html import render
-from ddltrace.analyzer.report import render_report
-from ddltrace.analyzer.trace import open_trace
+from ddltrace.analyzer.report.html_report import render
+from ddltrace.analyzer.report.text_report import render_report
+from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.tracer.errors import ThresholdError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddltrace.analyzer.columns import NULL
-from ddltrace.analyzer.join import State, join
-from ddltrace.analyzer.scan import scan_ranks
-from ddltrace.analyzer.tables import collectives_table
+from ddltrace.analyzer.events.event_columns import NULL
+from ddltrace.analyzer.events.rank_scan import scan_ranks
+from ddltrace.analyzer.joined.join import State, join
+from ddltrace.analyzer.query.result_tables import collectives_table
 
 
 def _join(trace):

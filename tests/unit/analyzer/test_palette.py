@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ddltrace.analyzer.palette import ROLES
+from ddltrace.analyzer.report.palette import ROLES
 
 # Machado, Oliveira and Fernandes 2009: what is left of linear RGB at full severity.
 SEEN = {

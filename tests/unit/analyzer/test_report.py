@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from ddltrace.analyzer.commands import analyze, compare, query
-from ddltrace.analyzer.confidence import difference_interval
-from ddltrace.analyzer.query import run_query
-from ddltrace.analyzer.report import render_report
-from ddltrace.analyzer.table import columns_of, render
-from ddltrace.analyzer.tables import EventStream
+from ddltrace.analyzer.compare.mean_difference import difference_interval
+from ddltrace.analyzer.formatting.text_table import columns_of, render
+from ddltrace.analyzer.query.result_tables import EventStream
+from ddltrace.analyzer.query.sql import run_query
+from ddltrace.analyzer.report.text_report import render_report
 from ddltrace.tracer.errors import DdltraceError, ThresholdError, UsageError
 
 HOSTILE = "\x1b[31mred\u202e<b>"
@@ -180,7 +180,7 @@ def duckdb():
 
 def test_sql_over_every_table(build, duckdb):
     path = _training(build(2)).write()
-    from ddltrace.analyzer.query import TABLES
+    from ddltrace.analyzer.query.sql import TABLES
 
     for table in TABLES:
         result = _run(query, path, f"SELECT count(*) AS n FROM {table}", "--format", "json")

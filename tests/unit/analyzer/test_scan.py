@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddltrace.analyzer.columns import NULL, Gathered
+from ddltrace.analyzer.events.event_columns import NULL, Gathered
+from ddltrace.analyzer.events.rank_scan import scan_ranks, timeline_of
 from ddltrace.analyzer.measures.collectives import place_in
-from ddltrace.analyzer.scan import scan_ranks, timeline_of
-from ddltrace.analyzer.trace import open_trace
+from ddltrace.analyzer.trace.opened_trace import open_trace
 
 _SAMPLES = Path(__file__).parents[3] / "sample_traces"
 

@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from ddltrace.analyzer.commands import analyze
-from ddltrace.analyzer.several import open_as_one
-from ddltrace.analyzer.trace import open_trace
+from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.analyzer.trace.trace_directories import open_as_one
 from ddltrace.tracer.errors import UsageError
-from ddltrace.tracer.parts import merge
-from ddltrace.tracer.store import RUN_FILE, read_run, segment_name, write_run
+from ddltrace.tracer.trace.store import RUN_FILE, read_run, segment_name, write_run
+from ddltrace.tracer.trace.trace_parts import merge
 
 SECOND = 10**9
 

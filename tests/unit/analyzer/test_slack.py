@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddltrace.analyzer.slack import event_slack
+from ddltrace.analyzer.joined.slack import event_slack
 
 
 @pytest.fixture

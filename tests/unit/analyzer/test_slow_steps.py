@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from ddltrace.analyzer.commands import analyze
-from ddltrace.analyzer.html import render
-from ddltrace.analyzer.report import render_report
-from ddltrace.analyzer.trace import Trace, open_trace
+from ddltrace.analyzer.report.html_report import render
+from ddltrace.analyzer.report.text_report import render_report
+from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 
 STEPS = 24
 SAMPLES = sorted((Path(__file__).resolve().parents[3] / "sample_traces").glob("*/run.json"))

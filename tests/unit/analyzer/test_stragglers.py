@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from ddltrace.analyzer.commands import analyze
-from ddltrace.analyzer.report import render_report
+from ddltrace.analyzer.report.text_report import render_report
 
 STEPS = 21
 RANKS = 4

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ddltrace.analyzer import portion
 from ddltrace.analyzer.commands import compare, query
-from ddltrace.analyzer.query import run_query
-from ddltrace.analyzer.trace import open_trace
+from ddltrace.analyzer.query.sql import run_query
+from ddltrace.analyzer.trace import step_selection
+from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.tracer.errors import TraceError
 
 _FILE = Path(__file__).parents[3] / "benchmarks" / "synthetic.py"
@@ -65,12 +65,12 @@ def test_of_a_trace_too_long_the_last_steps_are_analyzed(synthetic, tmp_path, mo
     shape = synthetic.Shape(ranks=3, steps=40, layers=40, buckets=4)
     path = synthetic.write_trace(tmp_path / "trace", shape)
     asked = open_trace(path).analyze(range(30, 40))
-    step = shape.ranks * (shape.events * portion._EVENT_BYTES + shape.buckets * 430)
-    monkeypatch.setattr(portion, "MOST_BYTES", 10 * step)
+    step = shape.ranks * (shape.events * step_selection._EVENT_BYTES + shape.buckets * 430)
+    monkeypatch.setattr(step_selection, "MOST_BYTES", 10 * step)
     trace = open_trace(path)
     last = trace.analyze()
     assert [row.step for row in last.steps] == list(range(30, 40))
-    assert last.summary.rule == portion.RULE
+    assert last.summary.rule == step_selection.RULE
     assert last.trace.events == shape.events * shape.ranks * shape.steps
     note = "of steps 0 to 39, 30 to 39 are analyzed"
     assert [text for text in last.trace.notes if note in text]

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from ddltrace.analyzer.align import EXCHANGED, SHARED, align
-from ddltrace.analyzer.trace import open_trace
-from ddltrace.tracer import store
+from ddltrace.analyzer.trace.align import EXCHANGED, SHARED, align
+from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.schema import EVENTS
+from ddltrace.tracer.trace import store
+from ddltrace.tracer.trace.schema import EVENTS
 
 
 def test_events_are_sorted_by_start_whatever_the_order_of_recording(build):

@@ -5,10 +5,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from ddltrace.analyzer.trace import open_trace
+from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard.workspace import Workspace
-from ddltrace.tracer.schema import EVENTS
-from ddltrace.tracer.store import (
+from ddltrace.tracer.trace.schema import EVENTS
+from ddltrace.tracer.trace.store import (
     GroupInfo,
     RankInfo,
     RunInfo,

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddltrace.analyzer.activity import Activity
-from ddltrace.analyzer.intervals import EMPTY, intersect, length, merge, union
-from ddltrace.dashboard.activity import PARTS, _partition, break_down
+from ddltrace.analyzer.events.interval_sets import EMPTY, intersect, length, merge, union
+from ddltrace.analyzer.events.rank_activity import Activity
+from ddltrace.dashboard.timeline.activity_bars import PARTS, _partition, break_down
 
 
 def test_known_values(opened):

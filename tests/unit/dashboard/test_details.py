@@ -2,10 +2,10 @@
 
 import pytest
 
-from ddltrace.analyzer.trace import open_trace
-from ddltrace.analyzer.units import instant_text
-from ddltrace.dashboard.details import describe
-from ddltrace.dashboard.timeline_page import event_panel, range_panel
+from ddltrace.analyzer.formatting.units import instant_text
+from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.dashboard.timeline.details import describe
+from ddltrace.dashboard.timeline.page import event_panel, range_panel
 from ddltrace.dashboard.workspace import Workspace
 from ddltrace.tracer.errors import TraceError
 

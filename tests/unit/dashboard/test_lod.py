@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddltrace.dashboard.lod import BLOCK, RowIndex
+from ddltrace.dashboard.timeline.lod import BLOCK, RowIndex
 
 
 def row_of(gaps_and_durations):

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddltrace.dashboard.packing import cut_overlaps, pack
+from ddltrace.dashboard.timeline.packing import cut_overlaps, pack
 
 intervals = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 60)), max_size=80)
 

@@ -10,17 +10,19 @@ from pathlib import Path
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
-from ddltrace.analyzer import figures, palette, portion
-from ddltrace.analyzer.html import render as render_html
-from ddltrace.analyzer.palette import ROLES, SURFACES
-from ddltrace.analyzer.report import render_report
-from ddltrace.analyzer.trace import open_trace
-from ddltrace.dashboard import compare, overview, theme
+from ddltrace.analyzer.report import figures, palette
+from ddltrace.analyzer.report.html_report import render as render_html
+from ddltrace.analyzer.report.palette import ROLES, SURFACES
+from ddltrace.analyzer.report.text_report import render_report
+from ddltrace.analyzer.trace import step_selection
+from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.dashboard import theme
 from ddltrace.dashboard.app import create_app
+from ddltrace.dashboard.pages import comparison_page, overview
 from ddltrace.dashboard.theme import dress, style_sheet
 from ddltrace.dashboard.workspace import Lazy, Workspace
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.store import RunInfo, write_run
+from ddltrace.tracer.trace.store import RunInfo, write_run
 
 ASSETS = Path(palette.__file__).parent / "assets"
 STYLE = Path(theme.__file__).parent / "assets" / "style.css"
@@ -31,7 +33,7 @@ def as_json(component):
 
 
 def test_overview_leads_with_the_sentences(opened):
-    from ddltrace.analyzer.sentences import sentences
+    from ddltrace.analyzer.report.sentences import sentences
 
     page = as_json(overview.overview_page(opened))
     for sentence in sentences(opened.analysis):
@@ -140,7 +142,7 @@ def test_what_to_know_of_a_partial_trace_is_said_everywhere(write_run_of):
     assert client.get("/api/0/notes").get_json()["notes"] == opened.notes
     pages = (
         overview.overview_page(opened),
-        compare.compare_page(workspace, 0, 1),
+        comparison_page.compare_page(workspace, 0, 1),
         render_report(opened.analysis),
         render_html(opened.analysis, opened.trace),
     )
@@ -152,18 +154,18 @@ def test_what_to_know_of_a_partial_trace_is_said_everywhere(write_run_of):
 
 
 def test_comparing_takes_two_traces(workspace):
-    assert "Comparing takes two traces" in as_json(compare.compare_page(workspace, 0, 1))
+    assert "Comparing takes two traces" in as_json(comparison_page.compare_page(workspace, 0, 1))
 
 
 def test_a_trace_compared_with_itself_does_not_differ(trace_path):
     workspace = Workspace([open_trace(trace_path), open_trace(trace_path)])
     assert [opened.title for opened in workspace.traces] == ["run (1)", "run (2)"]
-    page = as_json(compare.compare_page(workspace, 0, 1))
+    page = as_json(comparison_page.compare_page(workspace, 0, 1))
     assert "same" in page
     assert '"gain"' not in page
     assert '"loss"' not in page
     with pytest.raises(TraceError, match="no trace 5"):
-        compare.compare_page(workspace, 0, 5)
+        comparison_page.compare_page(workspace, 0, 5)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +179,7 @@ def test_a_trace_compared_with_itself_does_not_differ(trace_path):
 def test_the_headline_says_what_the_comparison_finds(write_run_of, steps, step_ms, says):
     paths = [write_run_of("first", steps=steps), write_run_of("second", steps=8, step_ms=step_ms)]
     workspace = Workspace([open_trace(path) for path in paths])
-    assert says in as_json(compare.compare_page(workspace, 0, 1))
+    assert says in as_json(comparison_page.compare_page(workspace, 0, 1))
 
 
 def test_what_may_be_noise_is_neither_gain_nor_loss(write_run_of):
@@ -214,13 +216,13 @@ def test_what_may_be_noise_is_neither_gain_nor_loss(write_run_of):
 
 def page_rows(workspace, first, second):
     """The rows of a comparison's table of numbers."""
-    numbers = compare.compare_page(workspace, first, second).children[2]
+    numbers = comparison_page.compare_page(workspace, first, second).children[2]
     return numbers.children[1].children.children[1].children
 
 
 def test_of_a_trace_too_long_the_analyzed_steps_are_shown(write_run_of, monkeypatch):
     path = write_run_of("run", steps=8)
-    monkeypatch.setattr(portion, "MOST_BYTES", 20_000)
+    monkeypatch.setattr(step_selection, "MOST_BYTES", 20_000)
     opened = Workspace([open_trace(path)]).get(0)
     shown = [row.step for row in opened.analysis.steps]
     assert 0 < len(shown) < 8

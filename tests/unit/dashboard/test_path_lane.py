@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
-from ddltrace.analyzer.columns import NULL
-from ddltrace.analyzer.critical_path import Path
+from ddltrace.analyzer.events.event_columns import NULL
+from ddltrace.analyzer.events.rank_timeline import CATEGORY
+from ddltrace.analyzer.joined.critical_path import Path
 from ddltrace.analyzer.model import CATEGORIES
-from ddltrace.analyzer.timeline import CATEGORY
 from ddltrace.dashboard.app import create_app
-from ddltrace.dashboard.path_lane import NO_RANK, build_path_lane
-from ddltrace.dashboard.path_panel import describe_piece
-from ddltrace.dashboard.timeline_page import piece_panel, place
-from ddltrace.dashboard.tracks import Role, Timeline
+from ddltrace.dashboard.timeline.page import piece_panel, place
+from ddltrace.dashboard.timeline.path_lane import NO_RANK, build_path_lane
+from ddltrace.dashboard.timeline.path_panel import describe_piece
+from ddltrace.dashboard.timeline.tracks import Role, Timeline
 
 
 def path_of(*pieces):

@@ -5,9 +5,9 @@ import struct
 import numpy as np
 import pytest
 
-from ddltrace.analyzer.trace import open_trace
+from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard.app import create_app
-from ddltrace.dashboard.frame import MAGIC
+from ddltrace.dashboard.timeline.frame import MAGIC
 from ddltrace.dashboard.workspace import Workspace
 
 MS = 1_000_000
@@ -220,7 +220,7 @@ def test_what_is_lost_is_told_with_the_layout(trace_path):
 
 
 def test_a_trace_without_events_has_an_empty_layout(tmp_path):
-    from ddltrace.tracer.store import RunInfo, write_run
+    from ddltrace.tracer.trace.store import RunInfo, write_run
 
     (tmp_path / "nothing").mkdir()
     write_run(tmp_path / "nothing", RunInfo(status="complete"))

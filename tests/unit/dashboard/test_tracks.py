@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ddltrace.dashboard.tracks import Role
+from ddltrace.dashboard.timeline.tracks import Role
 
 MS = 1_000_000
 

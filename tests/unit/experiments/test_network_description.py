@@ -6,8 +6,12 @@ import os
 
 import pytest
 
-from ddltrace.experiments import network
-from ddltrace.experiments.network import EmulatedNetwork, check_capabilities, parse_bandwidth
+from ddltrace.experiments.network import emulated
+from ddltrace.experiments.network.emulated import (
+    EmulatedNetwork,
+    check_capabilities,
+    parse_bandwidth,
+)
 from ddltrace.tracer.errors import MissingCapabilityError, UsageError
 
 
@@ -47,15 +51,15 @@ def test_names_tell_their_owner() -> None:
 
 
 def test_missing_iproute2_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network.sys, "platform", "linux")
+    monkeypatch.setattr(emulated.sys, "platform", "linux")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(MissingCapabilityError, match="install iproute2"):
         check_capabilities()
 
 
 def test_missing_root_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network.sys, "platform", "linux")
-    monkeypatch.setattr(network.shutil, "which", lambda program: f"/sbin/{program}")
-    monkeypatch.setattr(network.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(emulated.sys, "platform", "linux")
+    monkeypatch.setattr(emulated.shutil, "which", lambda program: f"/sbin/{program}")
+    monkeypatch.setattr(emulated.os, "geteuid", lambda: 1000)
     with pytest.raises(MissingCapabilityError, match="sudo"):
         check_capabilities()

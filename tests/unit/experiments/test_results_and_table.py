@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddltrace.experiments.results import RESULTS_FILE, Results, Row, combine, load
-from ddltrace.experiments.table import render
+from ddltrace.experiments.harness.results import RESULTS_FILE, Results, Row, combine, load
+from ddltrace.experiments.harness.results_table import render
 from ddltrace.tracer.errors import TraceError
 
 SETTINGS = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ddltrace.experiments.catalogue import AXES, TECHNIQUES
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.wait_free import WaitFree
-from ddltrace.experiments.strategy import BASELINE, parse
+from ddltrace.experiments.strategy.catalogue import AXES, TECHNIQUES
+from ddltrace.experiments.strategy.spec import BASELINE, parse
 from ddltrace.tracer.errors import UsageError
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ddltrace.experiments.wire import tcp_bytes_sent
+from ddltrace.experiments.harness.wire_bytes import tcp_bytes_sent
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's struct tcp_info")

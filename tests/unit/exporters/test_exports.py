@@ -16,10 +16,10 @@ from support.made_trace import HOSTILE, made_trace
 
 from ddltrace.analyzer.exporters import FORMATS, export
 from ddltrace.analyzer.importers import formats
-from ddltrace.analyzer.trace import Trace, open_trace
+from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 from ddltrace.tracer.errors import UsageError
-from ddltrace.tracer.schema import EVENTS
-from ddltrace.tracer.store import RankInfo, RunInfo, segment_name
+from ddltrace.tracer.trace.schema import EVENTS
+from ddltrace.tracer.trace.store import RankInfo, RunInfo, segment_name
 
 FOREIGN = Path(__file__).resolve().parents[2] / "data" / "foreign"
 
@@ -270,7 +270,7 @@ def test_a_failed_export_leaves_nothing(
     def fail(*_: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ddltrace.analyzer.exporters.chrome.ends_of", fail)
+    monkeypatch.setattr("ddltrace.analyzer.exporters.chrome_json.ends_of", fail)
     with pytest.raises(UsageError, match="No space left"):
         export(trace, "chrome", tmp_path / "out.json")
     assert list(tmp_path.iterdir()) == []

@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ddltrace.analyzer.commands import analyze
-from ddltrace.analyzer.definitions_hta import hta_breakdown
 from ddltrace.analyzer.exchange_commands import import_
-from ddltrace.analyzer.trace import open_trace
+from ddltrace.analyzer.measures.hta_definitions import hta_breakdown
+from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.tracer.errors import UsageError
 
 # Computed with HTA 0.5.0 on the DLRM files.

@@ -12,10 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from ddltrace.analyzer.importers import formats, trace_events
+from ddltrace.analyzer.importers import formats
+from ddltrace.analyzer.importers.chrome import trace_events
 from ddltrace.analyzer.importers.imported import ImportedTrace
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.schema import EVENTS, OPS
+from ddltrace.tracer.trace.schema import EVENTS, OPS
 
 
 def of_kind(table: pa.Table, kind: str) -> list[dict[str, Any]]:
@@ -171,7 +172,7 @@ def test_pieces_join_without_a_seam(foreign: Path, monkeypatch: pytest.MonkeyPat
                 yield chunk
 
     monkeypatch.setattr(trace_events, "_CHUNK_BYTES", 5000)
-    monkeypatch.setattr("ddltrace.analyzer.importers.kineto_decode.EventFile", Counted)
+    monkeypatch.setattr("ddltrace.analyzer.importers.kineto.decode.EventFile", Counted)
     monkeypatch.setattr("ddltrace.analyzer.importers.blocks.Blocks.__init__.__defaults__", (3000,))
     cut = next(iter(formats.read(file).tables.values()))
     assert len(pieces) > 10

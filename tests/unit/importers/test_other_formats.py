@@ -17,7 +17,7 @@ import pytest
 from ddltrace.analyzer.importers import formats, plain_pickle
 from ddltrace.analyzer.importers.imported import ImportedTrace
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.schema import EVENTS
+from ddltrace.tracer.trace.schema import EVENTS
 
 MEMCPY = "MEMCPY_IN_FUSION_BUFFER"
 

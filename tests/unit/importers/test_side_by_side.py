@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from support.readers import words
 
-from ddltrace.analyzer.importers import kineto, kineto_decode, side_by_side
-from ddltrace.analyzer.importers.side_by_side import read_side_by_side
+from ddltrace.analyzer.importers.kineto import decode, kineto_reader, parallel_decode
+from ddltrace.analyzer.importers.kineto.parallel_decode import read_side_by_side
 from ddltrace.tracer.errors import TraceError
 
 
@@ -56,7 +56,7 @@ def test_small_files_are_read_here(tmp_path: Path) -> None:
 
 def test_helper_reads_one_file_after_the_other(tmp_path: Path, folder: Path) -> None:
     [path] = write(tmp_path, "one word")
-    helper = side_by_side._Helper(folder, words)
+    helper = parallel_decode._Helper(folder, words)
     helper.wait_until_ready()
     try:
         pid, table = helper.read(path)
@@ -77,7 +77,7 @@ def test_first_file_that_is_refused_is_named(tmp_path: Path, folder: Path) -> No
 
 
 def test_helper_passes_an_error_on(tmp_path: Path) -> None:
-    helper = side_by_side._Helper(tmp_path, words)
+    helper = parallel_decode._Helper(tmp_path, words)
     helper.wait_until_ready()
     try:
         with pytest.raises(TraceError, match=r"^0\.txt is refused$"):
@@ -98,18 +98,18 @@ def test_without_helpers_all_is_read_here(tmp_path: Path, monkeypatch: pytest.Mo
     assert {pid for pid, _ in found} == {os.getpid()}
 
 
-@pytest.mark.parametrize("read", [kineto.read_file, kineto_decode.decode_file])
+@pytest.mark.parametrize("read", [kineto_reader.read_file, decode.decode_file])
 def test_kineto_file_is_the_same_either_way(foreign: Path, folder: Path, read: Any) -> None:
     path = foreign / "kineto-cpu" / "rank-0.json.gz"
-    ours = kineto.read_file(path)
-    helper = side_by_side._Helper(folder, read)
+    ours = kineto_reader.read_file(path)
+    helper = parallel_decode._Helper(folder, read)
     helper.wait_until_ready()
     try:
         theirs = helper.read(path)
     finally:
         helper.kill()
-    if read is kineto_decode.decode_file:
-        theirs = kineto.map_file(path, theirs)
+    if read is decode.decode_file:
+        theirs = kineto_reader.map_file(path, theirs)
     assert theirs.table.equals(ours.table)
     assert {**vars(theirs), "table": None} == {**vars(ours), "table": None}
 
@@ -121,11 +121,11 @@ def test_script_without_a_main_guard_is_run_once(foreign: Path, tmp_path: Path) 
             f"""
             import os
             from pathlib import Path
-            from ddltrace.analyzer.importers import kineto
-            from ddltrace.analyzer.importers.side_by_side import read_side_by_side
+            from ddltrace.analyzer.importers.kineto import kineto_reader
+            from ddltrace.analyzer.importers.kineto.parallel_decode import read_side_by_side
             os.sched_getaffinity = lambda _: {{0, 1}}
             paths = sorted(Path({str(foreign / "kineto-cpu")!r}).iterdir())
-            read = kineto.read_file
+            read = kineto_reader.read_file
             print(len(read_side_by_side(paths * 4, read, lambda _, file: file, 0)))
             """
         ),
@@ -143,7 +143,8 @@ def test_decoding_needs_no_heavy_library() -> None:
     """A helper would take longer to import one than to decode what it is started for."""
     program = """
 import sys
-from ddltrace.analyzer.importers import helper, kineto_decode
+from ddltrace.analyzer.importers.kineto import decode_worker
+from ddltrace.analyzer.importers.kineto import decode
 print(sorted({"numpy", "pyarrow", "pandas"} & set(sys.modules)))
 """
     done = subprocess.run(

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddltrace.analyzer import align as alignment
-from ddltrace.analyzer import clock_bounds
-from ddltrace.analyzer.align import align, worst_residual
-from ddltrace.analyzer.clock_fit import Bounds, fit_broken_line, fit_line
-from ddltrace.tracer import store
-from ddltrace.tracer.schema import EVENTS
+from ddltrace.analyzer.trace import align as alignment
+from ddltrace.analyzer.trace import clock_bounds
+from ddltrace.analyzer.trace.align import align, worst_residual
+from ddltrace.analyzer.trace.clock_fit import Bounds, fit_broken_line, fit_line
+from ddltrace.tracer.trace import store
+from ddltrace.tracer.trace.schema import EVENTS
 
 SECOND = 1_000_000_000
 

@@ -8,9 +8,9 @@ import time
 
 import torch.distributed as dist
 
-from ddltrace.tracer.clock_exchange import Asker, Responder
-from ddltrace.tracer.clocks import clock_domain
-from ddltrace.tracer.store import RankInfo
+from ddltrace.tracer.timing.clock_exchange import Asker, Responder
+from ddltrace.tracer.timing.clocks import clock_domain
+from ddltrace.tracer.trace.store import RankInfo
 
 _SERVER = """
 import sys

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from ddltrace.tracer.device_clock import (
+from ddltrace.tracer.interpose.cuda import MessageTimer
+from ddltrace.tracer.record.recorder import Recorder
+from ddltrace.tracer.timing.device_clock import (
     DeviceClock,
     DeviceTimer,
     Mark,
     ResolverThread,
     stream_lane,
 )
-from ddltrace.tracer.interpose.cuda import MessageTimer
-from ddltrace.tracer.recorder import Recorder
 
 
 class Machine:

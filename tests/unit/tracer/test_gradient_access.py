@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ddltrace.tracer.gradient_access import GradientAccess
+from ddltrace.tracer.naming.gradient_access import GradientAccess
 
 
 class Worker:

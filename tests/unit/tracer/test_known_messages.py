@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from ddltrace.tracer import known_messages
-from ddltrace.tracer.batches import BatchBuilder
-from ddltrace.tracer.gloo_times import GlooTimes
-from ddltrace.tracer.interpose.groups import Group
-from ddltrace.tracer.known_messages import KnownMessages
-from ddltrace.tracer.recorder import Launched, Message, Recorder
+from ddltrace.tracer.interpose.c10d import known_messages
+from ddltrace.tracer.interpose.c10d.gloo_times import GlooTimes
+from ddltrace.tracer.interpose.c10d.groups import Group
+from ddltrace.tracer.interpose.c10d.known_messages import KnownMessages
+from ddltrace.tracer.record.batches import BatchBuilder
+from ddltrace.tracer.record.recorder import Launched, Message, Recorder
 
 SIZE = 8
 OPEN, OK, FAILED, GONE = range(4)

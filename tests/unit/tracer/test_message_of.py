@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import weakref
 
-from ddltrace.tracer.interpose.waits import _MOST_NESTED, MessageOf
-from ddltrace.tracer.recorder import Message
+from ddltrace.tracer.interpose.c10d.waits import _MOST_NESTED, MessageOf
+from ddltrace.tracer.record.recorder import Message
 
 
 class Work:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddltrace.tracer.own_file import OwnFile
+from ddltrace.tracer.trace.protected_file import OwnFile
 
 
 def number_of(path: Path) -> int:

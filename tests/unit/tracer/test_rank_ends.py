@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from support.jobs import STATUS_REMAINS
 
-from ddltrace.tracer.clocks import clock_domain
-from ddltrace.tracer.rank_ends import RankEnds
-from ddltrace.tracer.store import RankInfo, pid_namespace, segment_name, write_sidecar
+from ddltrace.tracer.launch.rank_ends import RankEnds
+from ddltrace.tracer.timing.clocks import clock_domain
+from ddltrace.tracer.trace.store import RankInfo, pid_namespace, segment_name, write_sidecar
 
 WAITS = [sys.executable, "-c", "import sys; sys.exit(int(sys.stdin.readline()))"]
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ddltrace.tracer import reaper
-from ddltrace.tracer.reaper import Reapers
-from ddltrace.tracer.recorder import Message
+from ddltrace.tracer.interpose.c10d import reaper
+from ddltrace.tracer.interpose.c10d.reaper import Reapers
+from ddltrace.tracer.record.recorder import Message
 
 
 class Work:

@@ -8,10 +8,10 @@ import threading
 import torch
 from torch import nn
 
-from ddltrace.tracer.interpose import groups
-from ddltrace.tracer.interpose.groups import Group
-from ddltrace.tracer.recorder import Recorder
-from ddltrace.tracer.registry import Registry
+from ddltrace.tracer.interpose.c10d import groups
+from ddltrace.tracer.interpose.c10d.groups import Group
+from ddltrace.tracer.naming.registry import Registry
+from ddltrace.tracer.record.recorder import Recorder
 
 
 def names(registry: Registry) -> list[str]:
@@ -68,7 +68,7 @@ def test_another_shape_takes_no_place_over() -> None:
 
 
 def test_parameters_without_end_are_counted_not_kept(monkeypatch) -> None:
-    monkeypatch.setattr("ddltrace.tracer.registry._MAX_TENSORS", 3)
+    monkeypatch.setattr("ddltrace.tracer.naming.registry._MAX_TENSORS", 3)
     registry = Registry(Recorder(100))
     model = nn.ModuleList(nn.Linear(1, 1) for _ in range(3))
     assert len(registry.add_model(model)) == 3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddltrace.tracer.recorder import Recorder
-from ddltrace.tracer.self_measure import FIRST_STEP, CostMeter
+from ddltrace.tracer.capture.overhead_probe import FIRST_STEP, CostMeter
+from ddltrace.tracer.record.recorder import Recorder
 
 NUM_STEPS = 80
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ddltrace.tracer.recorder import FLAT_CELLS, Recorder
-from ddltrace.tracer.steps import Steps
+from ddltrace.tracer.capture.steps import Steps
+from ddltrace.tracer.record.recorder import FLAT_CELLS, Recorder
 
 HERE = threading.get_ident()
 

@@ -13,11 +13,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from ddltrace.tracer import store
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.frames import scan_stream
-from ddltrace.tracer.schema import EVENTS
-from ddltrace.tracer.store import (
+from ddltrace.tracer.trace import store
+from ddltrace.tracer.trace.schema import EVENTS
+from ddltrace.tracer.trace.store import (
     RankInfo,
     RunInfo,
     StreamWriter,
@@ -31,6 +30,7 @@ from ddltrace.tracer.store import (
     write_run,
     write_sidecar,
 )
+from ddltrace.tracer.trace.stream_frames import scan_stream
 
 SEGMENT = segment_name(rank=0, attempt=0, pid=7)
 LZ4_FRAME = b"\x04\x22\x4d\x18"  # how every compressed buffer of a stream begins

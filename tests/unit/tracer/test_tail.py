@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ddltrace.tracer.batches import BatchBuilder
-from ddltrace.tracer.recorder import Message, Recorder, Taken
-from ddltrace.tracer.schema import EVENTS, STATUSES
-from ddltrace.tracer.store import (
+from ddltrace.tracer.record.batches import BatchBuilder
+from ddltrace.tracer.record.recorder import Message, Recorder, Taken
+from ddltrace.tracer.record.tail import _HEADER, _MAGIC, TailWriter, read_tail
+from ddltrace.tracer.trace.schema import EVENTS, STATUSES
+from ddltrace.tracer.trace.store import (
     FILE_SUFFIX,
     STREAM_SUFFIX,
     TAIL_SUFFIX,
@@ -27,7 +28,6 @@ from ddltrace.tracer.store import (
     write_run,
     write_sidecar,
 )
-from ddltrace.tracer.tail import _HEADER, _MAGIC, TailWriter, read_tail
 
 SEGMENT = segment_name(rank=0, attempt=0, pid=7)
 
@@ -235,7 +235,7 @@ def test_what_a_full_disk_cuts_leaves_what_was_noted_before(tmp_path: Path) -> N
 def test_a_tail_grows_no_longer_than_its_readers_allow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddltrace.tracer.tail._MAX_BYTES", 20_000)
+    monkeypatch.setattr("ddltrace.tracer.record.tail._MAX_BYTES", 20_000)
     rank = Rank(tmp_path)
     rank.recorder.record("layer", "x", 0, 1)
     rank.note()

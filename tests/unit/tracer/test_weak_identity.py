@@ -6,7 +6,7 @@ import gc
 
 import torch
 
-from ddltrace.tracer.weak_identity import WeakIdentityMap
+from ddltrace.tracer.naming.weak_identity import WeakIdentityMap
 
 
 def test_tensors_are_known_by_identity_and_forgotten_with_their_end() -> None:

@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ddltrace.tracer import arrays
-from ddltrace.tracer.batches import BatchBuilder, History, Vocabulary
-from ddltrace.tracer.recorder import Recorder, Taken
-from ddltrace.tracer.schema import EVENTS
-from ddltrace.tracer.store import RankInfo, StreamWriter, finalize_rank, read_events
-from ddltrace.tracer.tail import TailWriter
-from ddltrace.tracer.watchdog import Watchdog, stack_of_job
-from ddltrace.tracer.writer import WriterThread, _until_next
+from ddltrace.tracer.record.batches import BatchBuilder, History, Vocabulary
+from ddltrace.tracer.record.recorder import Recorder, Taken
+from ddltrace.tracer.record.tail import TailWriter
+from ddltrace.tracer.record.watchdog import Watchdog, stack_of_job
+from ddltrace.tracer.record.writer import WriterThread, _until_next
+from ddltrace.tracer.trace import arrow_arrays
+from ddltrace.tracer.trace.schema import EVENTS
+from ddltrace.tracer.trace.store import RankInfo, StreamWriter, finalize_rank, read_events
 
 SEGMENT = "rank-00000-0-1"
 
@@ -103,11 +103,11 @@ def test_arrays_from_buffers_are_what_pyarrow_makes(count: int) -> None:
     values = rng.integers(-5, 100, count)
     others = np.abs(values)
     types = [pa.int16(), pa.int64()]
-    columns = arrays.integer_columns(np.array([values, others]), types)
+    columns = arrow_arrays.integer_columns(np.array([values, others]), types)
     assert columns[0].equals(pa.array(values.astype(np.int16), mask=values < 0))
     assert columns[1].equals(pa.array(others))
     words = [f"wört{n}" for n in range(count)]
-    assert arrays.strings(words).equals(pa.array(words, pa.string()))
+    assert arrow_arrays.strings(words).equals(pa.array(words, pa.string()))
     lengths = rng.integers(0, 4, count)
     items = np.arange(lengths.sum())
     ends = np.cumsum(lengths)
@@ -116,7 +116,7 @@ def test_arrays_from_buffers_are_what_pyarrow_makes(count: int) -> None:
         for length, end in zip(lengths.tolist(), ends.tolist(), strict=True)
     ]
     type_ = pa.list_(pa.int32())
-    assert arrays.lists(items, lengths, type_).equals(pa.array(nested, type_))
+    assert arrow_arrays.lists(items, lengths, type_).equals(pa.array(nested, type_))
 
 
 def test_history_gives_what_held() -> None:
@@ -131,9 +131,9 @@ def test_recording_does_not_import_pandas(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from ddltrace.tracer.recorder import Recorder\n"
-        "from ddltrace.tracer.batches import BatchBuilder\n"
-        "from ddltrace.tracer.store import StreamWriter\n"
+        "from ddltrace.tracer.record.recorder import Recorder\n"
+        "from ddltrace.tracer.record.batches import BatchBuilder\n"
+        "from ddltrace.tracer.trace.store import StreamWriter\n"
         "recorder = Recorder(10)\n"
         "recorder.record('layer', 'x', 1, 2)\n"
         "recorder.new_message('send', 'g', 1)\n"
@@ -298,7 +298,7 @@ class Clock:
 
 def test_silence_is_noted_once_and_patience_doubles(monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[dict[str, object]] = []
-    monkeypatch.setattr("ddltrace.tracer.watchdog.time.monotonic_ns", lambda: Clock.now)
+    monkeypatch.setattr("ddltrace.tracer.record.watchdog.time.monotonic_ns", lambda: Clock.now)
     Clock.now = 0
     recorder = Recorder(10)
     recorder.set_step(6, 0)
@@ -361,7 +361,7 @@ def test_rows_that_cannot_be_built_are_kept(
     def no_memory(*_: object) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr("ddltrace.tracer.writer.BatchBuilder.build", no_memory)
+    monkeypatch.setattr("ddltrace.tracer.record.writer.BatchBuilder.build", no_memory)
     for number in range(30):
         recorder.record("layer", "x", number, number + 1)
     recorder.complete(recorder.new_message("send", "0", 1), 2)

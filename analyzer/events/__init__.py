@@ -1,0 +1,1 @@
+"""One rank: its events as columns, its messages, activities and timeline."""

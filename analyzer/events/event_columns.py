@@ -1,0 +1,221 @@
+"""A rank's events as numpy columns: decoded once, only what is asked for.
+
+Strings become integer codes: those with a fixed vocabulary (kinds, phases) get the codes of
+the schema, others index a list of strings of their own. What is null becomes a negative
+number, which no such column can hold otherwise.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddltrace.tracer.trace.schema import KINDS, PHASES
+
+NULL: Final = -1
+NULL_NS: Final = np.iinfo(np.int64).min
+"""Stands for a time that is null."""
+
+_LATEST_NS: Final = 1 << 61
+"""Times beyond 73 years of uptime are damage; below, sums and differences cannot overflow."""
+
+_ROOM: Final = 1 << 10
+
+KIND: Final = {name: code for code, name in enumerate(KINDS)}
+PHASE: Final = {name: code for code, name in enumerate(PHASES)}
+
+IntArray = npt.NDArray[Any]
+"""Columns: integers, 64 bits unless the schema has fewer."""
+BoolArray = npt.NDArray[np.bool_]
+
+
+class Columns:
+    """Numpy views of one rank's events.
+
+    Rows whose times cannot be real are left out; intervals that end before they start (a
+    clock that ran backwards) are instants at their start.
+
+    Attributes:
+        damaged: Rows left out.
+        backwards: Rows that ended before they started.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table, self.damaged = _plausible(table)
+        self.backwards = 0
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    @cached_property
+    def start(self) -> IntArray:
+        """Start of every event, nanoseconds."""
+        return self.ints("start_ns", null=NULL_NS)
+
+    @cached_property
+    def end(self) -> IntArray:
+        """End of every event, nanoseconds; `NULL_NS` where it is not known."""
+        end = self.ints("end_ns", null=NULL_NS)
+        wrong = (end < self.start) & (end != NULL_NS)
+        self.backwards = int(wrong.sum())
+        return np.where(wrong, self.start, end) if self.backwards else end
+
+    @cached_property
+    def unfinished(self) -> BoolArray:
+        """What had not ended when last seen; other ends may be unknown of what has (`ok`)."""
+        codes, values = self.codes("status")
+        done = np.array([*(value == "ok" for value in values), False])[codes]
+        return np.asarray((self.end == NULL_NS) & ~done)
+
+    @cached_property
+    def failed(self) -> BoolArray:
+        """What ended with an error."""
+        codes, values = self.codes("status")
+        return np.array([*(value == "failed" for value in values), False])[codes]
+
+    @cached_property
+    def kind(self) -> IntArray:
+        """Code of every event's kind in `KIND`; negative for kinds of another version."""
+        return self._fixed("kind", KIND)
+
+    @cached_property
+    def phase(self) -> IntArray:
+        """Code of every event's phase in `PHASE`."""
+        return self._fixed("phase", PHASE)
+
+    @cached_property
+    def step(self) -> IntArray:
+        """Number of the step in whose window every event starts."""
+        return self.ints("step")
+
+    @cached_property
+    def name(self) -> IntArray:
+        """Index of every event's name in `names`."""
+        return self.codes("name")[0]
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The names that occur."""
+        return self.codes("name")[1]
+
+    @cached_property
+    def lane(self) -> IntArray:
+        """Index of every event's lane in `lanes`."""
+        return self.codes("lane")[0]
+
+    @cached_property
+    def lanes(self) -> list[str]:
+        """The lanes that occur."""
+        return self.codes("lane")[1]
+
+    def rows(self, *kinds: str) -> IntArray:
+        """Rows of the given kinds, in the order of recording."""
+        mask = self.kind == KIND[kinds[0]]
+        for kind in kinds[1:]:
+            mask |= self.kind == KIND[kind]
+        return np.flatnonzero(mask)
+
+    def table(self, rows: IntArray) -> pa.Table:
+        """Some rows as a table of their own."""
+        return self._table.take(pa.array(rows))
+
+    def ints(self, name: str, rows: IntArray | None = None, null: int = NULL) -> IntArray:
+        """An integer column, optionally of some rows only."""
+        return _numbers(self._column(name, rows), null)
+
+    def codes(self, name: str, rows: IntArray | None = None) -> tuple[IntArray, list[str]]:
+        """A column of strings as codes and the strings that they index."""
+        column = self._column(name, rows)
+        values = column.dictionary.to_pylist()
+        return _numbers(column.indices, NULL), [value or "" for value in values]
+
+    def lists(self, name: str, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """A column of lists of some rows: the length of each, and all items in order."""
+        column = self._column(name, rows)
+        lengths = _numbers(pc.list_value_length(column), 0)
+        return lengths, _numbers(pc.list_flatten(column), NULL)
+
+    def _fixed(self, name: str, vocabulary: dict[str, int]) -> IntArray:
+        codes, values = self.codes(name)
+        meaning = np.array([*(vocabulary.get(value, NULL) for value in values), NULL])
+        return np.asarray(meaning[codes], dtype=np.int8)
+
+    def _column(self, name: str, rows: IntArray | None) -> Any:
+        chunked = self._table[name]
+        # Combining copies, even a single chunk.
+        column = chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
+        return column if rows is None else column.take(pa.array(rows))
+
+
+class Gathered:
+    """A column that comes some at a time; it is never copied as a whole to hand it out.
+
+    Args:
+        dtype: Of its numbers.
+    """
+
+    def __init__(self, dtype: npt.DTypeLike) -> None:
+        self._room = np.empty(_ROOM, dtype)
+        self._size = 0
+
+    def add(self, values: IntArray) -> None:
+        """Adds numbers at the end."""
+        size = self._size + len(values)
+        if size > len(self._room):
+            # What is not written to yet takes no memory.
+            room = np.empty(2 * size, self._room.dtype)
+            room[: self._size] = self._room[: self._size]
+            self._room = room
+        self._room[self._size : size] = values
+        self._size = size
+
+    def drop_last(self) -> None:
+        """Removes the last number."""
+        self._size -= 1
+
+    def values(self) -> IntArray:
+        """All numbers so far."""
+        return self._room[: self._size]
+
+
+def memory_of(column: pa.Array) -> IntArray:
+    """The values of a column of integers, without a copy; undefined where it is null.
+
+    PyArrow's own conversions import pandas when they are first called.
+    """
+    kind, memory = np.dtype(column.type.to_pandas_dtype()), column.buffers()[1]
+    if memory is None:
+        return np.empty(0, dtype=kind)
+    values: IntArray = np.frombuffer(memory, dtype=kind)
+    return values[column.offset : column.offset + len(column)]
+
+
+def _numbers(array: Any, null: int) -> IntArray:
+    values = memory_of(array)
+    if not array.null_count:
+        return values
+    bits = np.frombuffer(array.buffers()[0], dtype=np.uint8)
+    known = np.unpackbits(bits, count=array.offset + len(array), bitorder="little")
+    return np.where(known[array.offset :], values, values.dtype.type(null))
+
+
+def _plausible(table: pa.Table) -> tuple[pa.Table, int]:
+    limit = _LATEST_NS
+    for name in ("start_ns", "end_ns", "enqueue_ns"):
+        bounds = pc.min_max(table[name]).as_py()
+        if bounds["min"] is not None and not -limit < bounds["min"] <= bounds["max"] < limit:
+            break
+    else:
+        return table, 0
+    keep = None
+    for name in ("start_ns", "end_ns", "enqueue_ns"):
+        column = table[name]
+        good = pc.and_(pc.greater(column, -limit), pc.less(column, limit)).fill_null(True)
+        keep = good if keep is None else pc.and_(keep, good)
+    kept = table.filter(keep)
+    return kept, table.num_rows - kept.num_rows

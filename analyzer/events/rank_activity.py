@@ -1,0 +1,138 @@
+"""What a rank does when, as sets of instants: compute, communication, copies, data, update.
+
+On a rank whose device work is seen (kernels on streams: a GPU, an imported trace) compute is
+the union of its kernels. On a CPU rank the host computes: the union of phases (forward,
+backward, optimizer), layers and codecs of each thread, without the times in which that
+thread waits for a message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddltrace.analyzer.events.event_columns import NULL, Columns, IntArray
+from ddltrace.analyzer.events.interval_sets import (
+    EMPTY,
+    Growing,
+    Spans,
+    intersect,
+    merge,
+    subtract,
+    union,
+)
+from ddltrace.analyzer.events.rank_messages import Messages, Waits
+
+COMPUTE_PHASES = ("forward", "backward", "optimizer")
+
+
+@dataclass(frozen=True)
+class Activity:
+    """One rank's activity over the whole trace.
+
+    Attributes:
+        device: Whether its kernels are seen; else its host's work stands for its compute.
+        compute: C; None where the trace tells nothing of the rank's compute.
+        comm: M.
+        copies: Copies and fills on the device.
+        data: Fetching batches.
+        update: The optimizer's phases.
+        blocked: A host thread waits for a message.
+        host: A host thread is inside of a step, a phase, a marker or an imported operation.
+        both: C n M.
+        work: All device work: C, M and copies.
+    """
+
+    device: bool
+    compute: Spans | None
+    comm: Spans
+    copies: Spans
+    data: Spans
+    update: Spans
+    blocked: Spans
+    host: Spans
+    both: Spans
+    work: Spans
+
+
+class ActivityBuilder:
+    """Finds a rank's activity in its events, which come some at a time."""
+
+    def __init__(self) -> None:
+        self._device = False
+        self._host_computes = False
+        self._kernels = Growing()
+        self._on_lane: dict[str | None, Growing] = {}
+        self._copies = Growing()
+        self._data = Growing()
+        self._update = Growing()
+        self._host = Growing()
+
+    def add(self, columns: Columns) -> None:
+        """Takes over what is needed of some events."""
+        kernels, phases = columns.rows("kernel"), columns.rows("phase")
+        self._device |= len(kernels) > 0
+        _add(self._kernels, columns, kernels)
+        names = columns.name[phases]
+        computes = phases[np.isin(names, _codes(columns.names, COMPUTE_PHASES))]
+        self._add_compute(columns, np.concatenate([computes, columns.rows("layer", "codec")]))
+        _add(self._copies, columns, columns.rows("copy"))
+        _add(self._data, columns, columns.rows("data"))
+        _add(self._update, columns, phases[np.isin(names, _codes(columns.names, ("optimizer",)))])
+        _add(self._host, columns, columns.rows("step", "phase", "marker", "host"))
+
+    def finish(self, messages: Messages, waits: Waits) -> Activity:
+        """The activity in all events that came."""
+        compute: Spans | None = None
+        if self._device:
+            compute = self._kernels.spans()
+        elif self._host_computes:
+            compute = self._host_compute(waits)
+        comm, copies = messages.spans(), self._copies.spans()
+        return Activity(
+            device=self._device,
+            compute=compute,
+            comm=comm,
+            copies=copies,
+            data=self._data.spans(),
+            update=self._update.spans(),
+            blocked=union(waits.start, waits.end),
+            host=self._host.spans(),
+            both=EMPTY if compute is None else intersect(compute, comm),
+            work=merge(EMPTY if compute is None else compute, comm, copies),
+        )
+
+    def _add_compute(self, columns: Columns, rows: IntArray) -> None:
+        self._host_computes |= len(rows) > 0
+        lanes = columns.lane[rows]
+        for lane in np.unique(lanes).tolist():
+            name = None if lane == NULL else columns.lanes[lane]
+            _add(self._on_lane.setdefault(name, Growing()), columns, rows[lanes == lane])
+
+    def _host_compute(self, waits: Waits) -> Spans:
+        parts = []
+        for lane, spans in self._on_lane.items():
+            code = waits.lanes.index(lane) if lane in waits.lanes else NULL
+            # No lane is a lane, too; one on which nobody waits is none of the codes.
+            waiting = waits.lane == (code if lane is None or code != NULL else len(waits.lanes))
+            blocked = union(waits.start[waiting], waits.end[waiting])
+            parts.append(subtract(spans.spans(), blocked))
+        return merge(*parts)
+
+
+def measure_activity(columns: Columns, messages: Messages, waits: Waits) -> Activity:
+    """Finds a rank's activity in its events, all at once."""
+    builder = ActivityBuilder()
+    builder.add(columns)
+    return builder.finish(messages, waits)
+
+
+def _codes(names: list[str], wanted: tuple[str, ...]) -> list[int]:
+    return [code for code, name in enumerate(names) if name in wanted]
+
+
+def _add(spans: Growing, columns: Columns, rows: IntArray) -> None:
+    """The instants in any of the rows; one whose end is not known extends to nothing."""
+    if len(rows):
+        spans.add(columns.start[rows], columns.end[rows])

@@ -1,0 +1,207 @@
+"""One rank's part of an analysis: what is kept of its events when the events are let go.
+
+Events are read and reduced some ten thousand at a time, a window of as many steps as that
+holds. Everything across ranks works on what is kept, so the memory of an analysis holds the
+events of one window of each rank that is being scanned, and of all ranks only messages, merged
+intervals and the columns of numbers that the critical path walks on.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, Columns, Gathered, IntArray
+from ddltrace.analyzer.events.rank_activity import Activity, ActivityBuilder
+from ddltrace.analyzer.events.rank_messages import Messages, Waits, read_messages, read_waits
+from ddltrace.analyzer.events.rank_timeline import Gradients, Timeline, TimelineBuilder
+from ddltrace.analyzer.trace.opened_trace import drop_superseded
+from ddltrace.tracer.trace.schema import EVENTS
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace.opened_trace import Trace
+
+_FEW_RANKS: Final = 16
+_KEPT_KINDS: Final = ("message", "wait", "step", "phase")
+_MAX_NS: Final = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class RankScan:
+    """What is kept of one rank.
+
+    Attributes:
+        rank: Whose it is.
+        events: How many events it has.
+        damaged: Rows whose times cannot be real.
+        backwards: Rows that ended before they started.
+        first: Earliest start of any event, ns; 0 without events.
+        last: Latest time of any event, ns.
+        messages: Its messages.
+        waits: When its host was blocked on them.
+        activity: What it did when.
+        step: Numbers of its completed steps, ascending.
+        step_start: Their starts, ns.
+        step_end: Their ends, ns.
+        gradient_time: When gradients became ready, ascending, ns.
+        gradient_tensor: Ids of their tensors.
+        gradient_step: Their steps.
+        timeline: Its timeline, in a trace of few ranks: the critical path is then likely to
+            visit them all, and their events are at hand now.
+    """
+
+    rank: int
+    events: int
+    damaged: int
+    backwards: int
+    first: int
+    last: int
+    messages: Messages
+    waits: Waits
+    activity: Activity
+    step: IntArray
+    step_start: IntArray
+    step_end: IntArray
+    gradient_time: IntArray
+    gradient_tensor: IntArray
+    gradient_step: IntArray
+    timeline: Timeline | None = None
+
+
+def scan_ranks(trace: Trace) -> dict[int, RankScan]:
+    """Scans every rank, on as many threads as there are cores.
+
+    Threads do: numpy and Arrow let go of the interpreter lock in all that takes long, and
+    nothing has to be copied between processes.
+    """
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, max(len(trace.ranks), 1))) as pool:
+        few = len(trace.ranks) <= _FEW_RANKS
+        scans = pool.map(lambda rank: _scan(trace, rank, with_timeline=few), trace.ranks)
+        found = dict(zip(trace.ranks, scans, strict=True))
+    # Arrow keeps what the windows took for more of them, and there are none.
+    pa.default_memory_pool().release_unused()
+    return found
+
+
+def scan_rank(rank: int, columns: Columns) -> RankScan:
+    """Reduces a rank's events to what the analysis keeps; without a timeline."""
+    scanner = _Scanner(rank)
+    scanner.add(columns)
+    return scanner.finish()
+
+
+def timeline_of(trace: Trace, scan: RankScan) -> Timeline:
+    """A scanned rank's timeline; unless it was kept, its events have to be read again."""
+    if scan.timeline is not None:
+        return scan.timeline
+    builder = TimelineBuilder()
+    for table in trace.windows(scan.rank):
+        builder.add(Columns(table))
+    line = _finished(builder, scan)
+    if line is None:
+        builder = TimelineBuilder()
+        builder.add(trace.columns(scan.rank))
+        line = _finished(builder, scan)
+    assert line is not None, "all events came at once"
+    return line
+
+
+def _scan(trace: Trace, rank: int, *, with_timeline: bool) -> RankScan:
+    scanner = _Scanner(rank)
+    builder = TimelineBuilder() if with_timeline else None
+    for table in trace.windows(rank):
+        columns = Columns(table)
+        scanner.add(columns)
+        if builder is not None:
+            builder.add(columns)
+    scan = scanner.finish()
+    line = None if builder is None else _finished(builder, scan)
+    return scan if line is None else replace(scan, timeline=line)
+
+
+def _finished(builder: TimelineBuilder, scan: RankScan) -> Timeline | None:
+    first = scan.first if scan.events else None
+    gradients = Gradients(first, scan.gradient_time, scan.gradient_tensor)
+    return builder.finish(scan.rank, gradients, scan.messages, scan.waits, scan.activity)
+
+
+class _Scanner:
+    """Reduces a rank's events as they come: of most kinds, no row is kept.
+
+    Args:
+        rank: Whose events.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._events = self._damaged = self._backwards = 0
+        self._first, self._last = _MAX_NS, NULL_NS
+        self._kept: list[pa.Table] = []
+        self._activity = ActivityBuilder()
+        self._gradient_time = Gathered(np.int64)
+        self._gradient_tensor = Gathered(np.int32)
+        self._gradient_step = Gathered(np.int32)
+
+    def add(self, columns: Columns) -> None:
+        """Takes over what is needed of some events."""
+        start, end = columns.start, columns.end
+        self._events += len(columns)
+        self._damaged += columns.damaged
+        self._backwards += columns.backwards
+        if len(columns):
+            self._first = min(self._first, int(start.min()))
+            self._last = max(self._last, int(start.max()), int(end.max()))
+        self._activity.add(columns)
+        self._kept.append(columns.table(columns.rows(*_KEPT_KINDS)))
+        rows = columns.rows("gradient")
+        counts, tensors = columns.lists("tensors", rows)
+        self._gradient_time.add(np.repeat(start[rows], counts))
+        self._gradient_tensor.add(tensors)
+        self._gradient_step.add(np.repeat(columns.step[rows], counts))
+
+    def finish(self) -> RankScan:
+        """What is kept of all events that came."""
+        table = pa.concat_tables([EVENTS.empty_table(), *self._kept]).unify_dictionaries()
+        self._kept = []
+        kept = drop_superseded(table)
+        columns = Columns(kept)
+        messages = read_messages(columns)
+        waits = read_waits(columns, messages)
+        step, step_start, step_end = _steps(columns)
+        time, tensor = self._gradient_time.values(), self._gradient_tensor.values()
+        number = self._gradient_step.values()
+        if (time[1:] < time[:-1]).any():
+            order = np.argsort(time, kind="stable")
+            time, tensor, number = time[order], tensor[order], number[order]
+        return RankScan(
+            rank=self._rank,
+            events=self._events - (table.num_rows - kept.num_rows),
+            damaged=self._damaged,
+            backwards=self._backwards,
+            first=self._first if self._events else 0,
+            last=self._last if self._events else 0,
+            messages=messages,
+            waits=waits,
+            activity=self._activity.finish(messages, waits),
+            step=step,
+            step_start=step_start,
+            step_end=step_end,
+            gradient_time=time,
+            gradient_tensor=tensor,
+            gradient_step=number,
+        )
+
+
+def _steps(columns: Columns) -> tuple[IntArray, IntArray, IntArray]:
+    """Number, start and end of completed steps; of a number that occurs twice, the last."""
+    rows = columns.rows("step")
+    rows = rows[(columns.step[rows] != NULL) & (columns.end[rows] != NULL_NS)]
+    rows = rows[columns.end[rows] > columns.start[rows]][::-1]
+    step, first = np.unique(columns.step[rows], return_index=True)
+    rows = rows[first]
+    return step.astype(np.int64), columns.start[rows], columns.end[rows]

@@ -1,0 +1,443 @@
+"""One rank's time without gaps: what it was doing at every instant, and when it was blocked.
+
+The critical path walks on this. On a CPU rank it is the thread that trains: the innermost of
+the events open at an instant decides. On a rank whose kernels are seen it is the device: a
+kernel before a copy, and in the gaps what the host was doing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from ddltrace.analyzer.events.event_columns import (
+    KIND,
+    NULL,
+    NULL_NS,
+    PHASE,
+    BoolArray,
+    Columns,
+    Gathered,
+    IntArray,
+)
+from ddltrace.analyzer.events.interval_sets import subtract
+from ddltrace.analyzer.events.rank_activity import Activity
+from ddltrace.analyzer.events.rank_messages import Messages, Waits
+from ddltrace.analyzer.model import CATEGORIES
+
+CATEGORY: Final = {name: code for code, name in enumerate(CATEGORIES)}
+
+_MAIN_LANE: Final = "main"
+_HOST_KINDS: Final = ("step", "phase", "layer", "codec", "data", "host")
+_HOLE: Final = -1
+_ON_CPU: Final = {
+    "step": "host",
+    "phase": "compute",
+    "layer": "compute",
+    "codec": "compute",
+    "data": "data",
+    "host": "host",
+}
+_BESIDE_DEVICE: Final = dict.fromkeys(_HOST_KINDS, "host") | {"data": "data"}
+_ON_DEVICE: Final = {"kernel": "compute", "copy": "data"}
+
+
+class Partition(NamedTuple):
+    """Time cut into segments: segment i reaches from ``time[i]`` to ``time[i + 1]``.
+
+    Attributes:
+        time: Ascending, ns; before the first there is nothing.
+        category: Code in `CATEGORY`; negative for a hole.
+        name: Code of a name; `NULL` for none.
+    """
+
+    time: IntArray
+    category: IntArray
+    name: IntArray
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A rank's time, and the blocks at which the critical path stops.
+
+    Attributes:
+        rank: Whose it is.
+        segments: Its time without holes, from the beginning of time.
+        names: What the codes of names stand for.
+        block_start: Where the rank begins to be blocked: ascending; blocks are disjoint.
+        block_end: Where it goes on.
+        block_message: Index of the message it is blocked on; `NULL` if unknown.
+        gradient_time: When gradients became ready, ascending.
+        gradient_tensor: Whose they are: ids of tensors.
+        backward: Code of the backward phase's name; `NULL` if it has none.
+    """
+
+    rank: int
+    segments: Partition
+    names: list[str]
+    block_start: IntArray
+    block_end: IntArray
+    block_message: IntArray
+    gradient_time: IntArray
+    gradient_tensor: IntArray
+    backward: int
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it holds, about."""
+        columns = (*self.segments, self.block_start, self.block_end, self.block_message)
+        return sum(column.nbytes for column in (*columns, self.gradient_time))
+
+
+class Work(NamedTuple):
+    """Intervals of work: what decides on a timeline, in the order of recording.
+
+    Attributes:
+        start: Start, ns.
+        end: End, ns.
+        kind: Code in `KIND`, 8 bits.
+        name: Code of the name; `NULL` for none, 32 bits.
+        update: Whether it is of the optimizer.
+    """
+
+    start: IntArray
+    end: IntArray
+    kind: IntArray
+    name: IntArray
+    update: BoolArray
+
+    def keep(self, rows: IntArray | BoolArray) -> Work:
+        """Some of them, in the order given."""
+        return Work(*(column[rows] for column in self))
+
+    @staticmethod
+    def joined(parts: Sequence[Work]) -> Work:
+        """All of some parts, one part after the other."""
+        return Work(*(np.concatenate(columns) for columns in zip(_NO_WORK, *parts, strict=True)))
+
+
+class _Labels(NamedTuple):
+    """Time cut into segments as in `Partition`, with what decides on each.
+
+    Attributes:
+        time: Ascending, ns.
+        kind: Code in `KIND`; negative for a hole.
+        name: Code of a name; `NULL` for none.
+        update: Whether it is of the optimizer.
+    """
+
+    time: IntArray
+    kind: IntArray
+    name: IntArray
+    update: BoolArray
+
+
+_NO_WORK: Final = Work(
+    np.empty(0, np.int64),
+    np.empty(0, np.int64),
+    np.empty(0, np.int8),
+    np.empty(0, np.int32),
+    np.empty(0, np.bool_),
+)
+
+
+class TimelineBuilder:
+    """Builds a rank's timeline from its events, which come some at a time.
+
+    The events of the leading thread nest, so what lies before the end of a step can be cut
+    into segments as soon as the step is recorded, and let go. That holds as long as nothing
+    that began earlier is recorded later; where it does not, `finish` says so.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, int] = {}
+        self._lanes: Counter[str | None] = Counter()
+        self._steps: Counter[str | None] = Counter()
+        self._lane: str | None = None
+        self._pending: list[Work] = []
+        self._until = NULL_NS
+        self._late = False
+        self._found = [Gathered(dtype) for dtype in (np.int64, np.int8, np.int32, np.bool_)]
+        self._device: dict[str, list[Work]] = {kind: [] for kind in _ON_DEVICE}
+
+    def add(self, columns: Columns) -> None:
+        """Takes over what is needed of some events."""
+        codes = np.array([*(self._code(name) for name in columns.names), NULL], dtype=np.int32)
+        optimizer = self._names.get("optimizer", NULL - 1)
+        for kind, parts in self._device.items():
+            parts.append(_work(columns, columns.rows(kind), codes, optimizer))
+        rows = columns.rows(*_HOST_KINDS)
+        lanes = columns.lane[rows]
+        lane_names: list[str | None] = [None, *columns.lanes]
+        used = _counts(lanes, lane_names)
+        first = not self._lanes
+        self._lanes.update(used)
+        self._steps.update(_counts(columns.lane[columns.rows("step")], lane_names))
+        if first:
+            self._lane = self._leading()
+        if self._lane in used:
+            rows = rows[lanes == lane_names.index(self._lane) - 1]
+            self._add_host(_work(columns, rows, codes, optimizer))
+
+    def finish(
+        self, rank: int, found: Gradients, messages: Messages, waits: Waits, activity: Activity
+    ) -> Timeline | None:
+        """The timeline.
+
+        Args:
+            rank: Whose it is.
+            found: Its gradients, and when its first event starts.
+            messages: Its messages.
+            waits: Its waits.
+            activity: What it did when.
+
+        Returns:
+            The timeline; None where it cannot be told from events that came some at a time:
+            then all have to come at once.
+        """
+        if self._late or self._lane != self._leading():
+            return None
+        self._cut(Work.joined(self._pending))
+        self._pending = []
+        host = _Labels(*(column.values() for column in self._found))
+        if activity.device:
+            start, end, message = _exposed(messages, activity)
+            partition = _describe(host, _BESIDE_DEVICE)
+            for kind in ("copy", "kernel"):
+                top = _describe(_latest(Work.joined(self._device[kind])), _ON_DEVICE)
+                partition = _overlay(top, partition)
+        else:
+            start, end, message = _blocked(waits, self._lane)
+            partition = _describe(host, _ON_CPU)
+        return Timeline(
+            rank=rank,
+            segments=_without_holes(partition, found.first),
+            names=list(self._names),
+            block_start=start,
+            block_end=end,
+            block_message=message,
+            gradient_time=found.time,
+            gradient_tensor=found.tensor,
+            backward=self._names.get("backward", NULL),
+        )
+
+    def _leading(self) -> str | None:
+        """The thread that leads: with the most steps, else `main`, else with the most host work."""
+        if not self._lanes:
+            return _MAIN_LANE
+        return max(
+            self._lanes, key=lambda lane: (self._steps[lane], lane == _MAIN_LANE, self._lanes[lane])
+        )
+
+    def _code(self, name: str) -> int:
+        return self._names.setdefault(name, len(self._names))
+
+    def _add_host(self, work: Work) -> None:
+        self._late |= bool((work.start < self._until).any())
+        self._pending.append(work)
+        steps = work.end[work.kind == KIND["step"]]
+        if not len(steps):
+            return
+        until = int(steps.max())
+        pending = Work.joined(self._pending)
+        before = pending.start < until
+        if bool((pending.end[before] <= until).all()):
+            self._cut(pending.keep(before))
+            self._pending = [pending.keep(~before)]
+            self._until = until
+        else:
+            self._pending = [pending]
+
+    def _cut(self, work: Work) -> None:
+        """Cuts time into segments up to where nothing is open any more."""
+        found = _nested(work)
+        former = self._found[0].values()
+        # Where one ends and the next starts, the former does not end in a hole.
+        if len(former) and len(found.time) and former[-1] == found.time[0]:
+            for column in self._found:
+                column.drop_last()
+        for column, values in zip(self._found, found, strict=True):
+            column.add(values)
+
+
+class Gradients(NamedTuple):
+    """A rank's gradients in the order of time, and the start of its first event.
+
+    Attributes:
+        first: Start of the rank's first event; None without events.
+        time: When each became ready, ns.
+        tensor: Id of its tensor.
+    """
+
+    first: int | None
+    time: IntArray
+    tensor: IntArray
+
+
+def _counts(lanes: IntArray, names: Sequence[str | None]) -> dict[str | None, int]:
+    """How many rows each lane has.
+
+    Args:
+        lanes: Index of each row's lane; -1 if it has none.
+        names: Of no lane and of all others.
+    """
+    counts = np.bincount(lanes + 1, minlength=len(names))
+    return {names[int(code)]: int(counts[code]) for code in np.flatnonzero(counts)}
+
+
+def _work(columns: Columns, rows: IntArray, codes: IntArray, optimizer: int) -> Work:
+    """Some rows as work; what takes no time is left out."""
+    start, end = columns.start[rows], columns.end[rows]
+    filled = end > start
+    rows = rows[filled]
+    kind, name = columns.kind[rows], codes[columns.name[rows]]
+    update = (name == optimizer) & (kind == KIND["phase"])
+    update |= columns.phase[rows] == PHASE["optimizer"]
+    return Work(start[filled], end[filled], kind, name, update)
+
+
+def _nested(work: Work) -> _Labels:
+    """For events of one thread, which nest: the innermost one open at every instant."""
+    # Of events with the same times the outer one is of the wider kind, or recorded later.
+    order = np.lexsort((-np.arange(len(work.start)), work.kind, -work.end, work.start))
+    work = work.keep(order)
+    start, end = work.start, work.end
+    count = len(order)
+    # By end, and of events that end together the inner ones, which start later, first.
+    closing = np.lexsort((-np.arange(count), end))
+    closed_before = np.searchsorted(end[closing], start, side="right")
+    depth = np.arange(count) - closed_before
+    parent = _parents(depth)
+
+    time = np.empty(2 * count, dtype=np.int64)
+    row = np.empty(2 * count, dtype=np.int64)
+    opens_at = np.arange(count) + closed_before
+    closes_at = np.arange(count) + np.searchsorted(start, end[closing], side="left")
+    time[opens_at], row[opens_at] = start, np.arange(count)
+    time[closes_at], row[closes_at] = end[closing], parent[closing]
+    final = np.append(time[1:] != time[:-1], True)[: len(time)]
+    return _label(work, time[final], row[final])
+
+
+def _parents(depth: IntArray) -> IntArray:
+    """Of nesting events sorted by start: the index of the one around each, or `NULL`."""
+    parent = np.full(len(depth), NULL)
+    by_depth = np.argsort(depth, kind="stable")
+    levels = np.flatnonzero(np.append(True, np.diff(depth[by_depth]) != 0)[: len(depth)])
+    bounds = [*levels.tolist(), len(depth)]
+    for i in range(1, len(levels)):
+        outer = by_depth[bounds[i - 1] : bounds[i]]
+        inner = by_depth[bounds[i] : bounds[i + 1]]
+        parent[inner] = outer[np.maximum(np.searchsorted(outer, inner) - 1, 0)]
+    return parent
+
+
+def _latest(work: Work) -> _Labels:
+    """For events that may overlap in any way (kernels on streams): one open at every instant.
+
+    It is the one that started last, and when that has ended, the one that ends last.
+    """
+    work = work.keep(np.argsort(work.start, kind="stable"))
+    start, end = work.start, work.end
+    count = len(start)
+    if not count:
+        return _label(work, start, np.empty(0, np.int64))
+    rows = np.arange(count)
+    reach = np.maximum.accumulate(end)
+    longest = np.maximum.accumulate(np.where(end >= reach, rows, 0))
+    following = np.append(start[1:], np.iinfo(np.int64).max)
+    times = np.stack([start, end, reach], axis=1)
+    labels = np.stack([rows, longest, np.full(count, NULL)], axis=1)
+    shown = np.stack(
+        [following > start, (end < reach) & (end < following), reach < following], axis=1
+    )
+    return _label(work, times[shown], labels[shown])
+
+
+def _label(work: Work, time: IntArray, row: IntArray) -> _Labels:
+    """What the row that decides says of each segment; `NULL` stands for a hole."""
+    hole = row == NULL
+    if not len(work.start):
+        return _Labels(time, *_NO_WORK[2:])
+    kind = np.where(hole, np.int8(_HOLE), work.kind[row])
+    # A step only says that the host is at work; it does not name it.
+    name = np.where(hole | (kind == KIND["step"]), np.int32(NULL), work.name[row])
+    return _Labels(time, kind, name, work.update[row] & ~hole)
+
+
+def _describe(labels: _Labels, meaning: dict[str, str]) -> Partition:
+    """The category of each segment by the kind of what decides it."""
+    codes = np.full(len(KIND) + 1, CATEGORY["host"], dtype=np.int8)
+    for kind, name in meaning.items():
+        codes[KIND[kind]] = CATEGORY[name]
+    codes[_HOLE] = _HOLE
+    category = codes[labels.kind]
+    category[labels.update & (category == CATEGORY["compute"])] = CATEGORY["update"]
+    return Partition(labels.time, category, labels.name)
+
+
+def _overlay(top: Partition, bottom: Partition) -> Partition:
+    """`top`, with its holes filled from `bottom`."""
+    time = np.union1d(top.time, bottom.time)
+    i = np.searchsorted(top.time, time, side="right") - 1
+    j = np.searchsorted(bottom.time, time, side="right") - 1
+    top_category = np.append(top.category, _HOLE)[i]
+    hole = top_category == _HOLE
+    return Partition(
+        time,
+        np.where(hole, np.append(bottom.category, _HOLE)[j], top_category),
+        np.where(hole, np.append(bottom.name, NULL)[j], np.append(top.name, NULL)[i]),
+    )
+
+
+def _without_holes(partition: Partition, first: int | None) -> Partition:
+    """Between a rank's first and last event its host is at work on something; beside, idle."""
+    category = np.where(partition.category == _HOLE, CATEGORY["host"], partition.category)
+    if len(category) and partition.category[-1] == _HOLE:
+        category[-1] = CATEGORY["idle"]
+    before: list[tuple[int, int]] = [(NULL_NS, CATEGORY["idle"])]
+    if first is not None and len(partition.time) and first < partition.time[0]:
+        before.append((first, CATEGORY["host"]))
+    times, categories = zip(*before, strict=True)
+    return Partition(
+        np.append(times, partition.time),
+        np.append(categories, category).astype(np.int8),
+        np.append([NULL] * len(before), partition.name).astype(np.int32),
+    )
+
+
+def _blocked(waits: Waits, lane: str | None) -> tuple[IntArray, IntArray, IntArray]:
+    """Start, end and message of one thread's waits, made disjoint; of all if it has none."""
+    waits_rows = np.arange(len(waits.start))
+    if lane in waits.lanes:
+        waits_rows = waits_rows[waits.lane == waits.lanes.index(lane)]
+    start, end = waits.start[waits_rows], waits.end[waits_rows]
+    if len(start):
+        reach = np.maximum.accumulate(end)
+        start = np.append(start[:1], np.maximum(start[1:], reach[:-1]))
+    kept = end > start
+    return start[kept], end[kept], waits.message[waits_rows][kept]
+
+
+def _exposed(messages: Messages, activity: Activity) -> tuple[IntArray, IntArray, IntArray]:
+    """Start, end and message of the times in which a device does nothing but communicate."""
+    exposed = (
+        activity.comm if activity.compute is None else subtract(activity.comm, activity.compute)
+    )
+    counted = np.flatnonzero(messages.in_flight & messages.closed)
+    by_end = counted[np.argsort(messages.end[counted], kind="stable")]
+    ends = messages.end[by_end]
+    # Cut at the ends of messages, so that each block belongs to one: the next one to end.
+    first = np.searchsorted(ends, exposed.start, side="right")
+    last = np.searchsorted(ends, exposed.end, side="left")
+    cuts = np.maximum(last - first, 0)
+    inner = np.repeat(first - np.cumsum(cuts) + cuts, cuts) + np.arange(int(cuts.sum()))
+    inside = ends[inner]
+    start = np.unique(np.concatenate([exposed.start, inside]))
+    end = np.unique(np.concatenate([exposed.end, inside]))
+    place = np.minimum(np.searchsorted(ends, end, side="left"), max(len(ends) - 1, 0))
+    return start, end, by_end[place] if len(ends) else place

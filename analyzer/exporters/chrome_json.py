@@ -1,0 +1,146 @@
+"""Chrome's trace format: opens in Perfetto's viewer, in chrome://tracing and many others.
+
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU tells the
+format. A rank is a process, a lane a thread. Complete events of a thread must nest; lanes in
+which they do not get further threads. Lines are put together by Arrow, a column at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddltrace.analyzer.exporters.details import BATCH, details_of
+from ddltrace.analyzer.exporters.flows import FlowFinder, Flows
+from ddltrace.analyzer.exporters.output import open_for_writing
+from ddltrace.analyzer.exporters.tracks import Integers, ends_of, tracks_of
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace.opened_trace import Trace
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def write(trace: Trace, path: Path) -> int:
+    """Writes a trace; returns the number of events written."""
+    finder = FlowFinder(trace)
+    written = 0
+    with open_for_writing(path) as file:
+        head = {"source": "ddltrace", "trace": trace.name, "origin_ns": trace.origin_ns}
+        file.write(b'{"displayTimeUnit":"ns","otherData":' + _encode(head))
+        file.write(b',"traceEvents":[\n')
+        separator = b""
+        for rank in trace.ranks:
+            table = trace.events(rank)
+            for lines in _text_of_rank(trace, rank, table, finder.of_rank(table, rank)):
+                file.write(separator + lines)
+                separator = b",\n"
+            written += table.num_rows
+        file.write(b"\n]}\n")
+    return written
+
+
+def _text_of_rank(trace: Trace, rank: int, table: pa.Table, flows: Flows) -> Iterator[bytes]:
+    yield _metadata("process_name", rank, 0, {"name": f"rank {rank}"})
+    yield _metadata("process_sort_index", rank, 0, {"sort_index": rank})
+    ends = ends_of(table)
+    for number, track in enumerate(tracks_of(table, ends), 1):
+        yield _metadata("thread_name", rank, number, {"name": track.name})
+        yield _metadata("thread_sort_index", rank, number, {"sort_index": number})
+        place = f'"pid":{rank},"tid":{number}'
+        for first in range(0, len(track.rows), BATCH):
+            rows = track.rows[first : first + BATCH]
+            part = table.take(pa.array(rows))
+            starts = part["start_ns"].to_numpy() - trace.origin_ns
+            lengths = ends[rows] - part["start_ns"].to_numpy()
+            yield _text_of_events(part, trace, rank, place, starts=starts, lengths=lengths)
+            if arrows := _arrows(rows, starts, lengths, place, flows):
+                yield b",\n".join(arrows)
+
+
+def _text_of_events(
+    part: pa.Table, trace: Trace, rank: int, place: str, *, starts: Integers, lengths: Integers
+) -> bytes:
+    """One line of JSON per event, joined."""
+    kinds = _quoted(part["kind"].combine_chunks())
+    names = pc.coalesce(_quoted(part["name"].combine_chunks()), kinds)
+    args = [
+        pc.fill_null(_joined(f',"{name}":', _json(column)), "")
+        for name, column in details_of(part, trace.tensors(rank)).items()
+    ]
+    # Every argument brings its comma; the first one's is cut off.
+    details = pc.utf8_slice_codeunits(_joined("", *args), 1) if args else pa.scalar("")
+    lines = _joined(
+        '{"ph":"X","cat":',
+        kinds,
+        ',"name":',
+        names,
+        ',"ts":',
+        _microseconds(starts),
+        ',"dur":',
+        _microseconds(lengths),
+        f',{place},"args":{{',
+        details,
+        "}}",
+    )
+    text: bytes = (
+        pc.binary_join(pa.LargeListArray.from_arrays([0, len(lines)], lines), ",\n")[0]
+        .as_py()
+        .encode()
+    )
+    return text
+
+
+def _joined(*parts: Any) -> pa.Array:
+    return pc.binary_join_element_wise(
+        *(pa.scalar(part, pa.string()) if isinstance(part, str) else part for part in parts), ""
+    )
+
+
+def _json(column: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        return _quoted(column)
+    return column.cast(pa.string())
+
+
+def _quoted(column: pa.DictionaryArray) -> pa.Array:
+    """Text as JSON: each distinct one is quoted once."""
+    quoted = [_encode(text).decode() for text in column.dictionary.to_pylist()]
+    return pa.array(quoted, pa.string()).take(column.indices)
+
+
+def _microseconds(nanoseconds: Integers) -> pa.Array:
+    """Exact decimal microseconds."""
+    whole, rest = np.divmod(np.abs(nanoseconds), 1000)
+    sign = pc.if_else(pa.array(nanoseconds < 0), "-", "")
+    digits = pc.utf8_lpad(pa.array(rest).cast(pa.string()), 3, "0")
+    return _joined(sign, pa.array(whole).cast(pa.string()), ".", digits)
+
+
+def _arrows(
+    rows: Integers, starts: Integers, lengths: Integers, place: str, flows: Flows
+) -> list[bytes]:
+    """Arrows bind to the interval around their time: their ends lie inside it."""
+    lines = []
+    for index in np.flatnonzero(np.isin(rows, [*flows.begins, *flows.ends])).tolist():
+        row, start = int(rows[index]), int(starts[index])
+        inside = start + max(0, int(lengths[index]) - 1)
+        arrows = [("s", start, number) for number in flows.begins.get(row, ())]
+        arrows += [("f", inside, number) for number in flows.ends.get(row, ())]
+        for phase, time, number in arrows:
+            when = f"{time / 1000:.3f}"
+            lines.append(
+                f'{{"ph":"{phase}","bp":"e","cat":"flow","name":"flow","id":{number},'
+                f'"ts":{when},{place}}}'.encode()
+            )
+    return lines
+
+
+def _metadata(name: str, rank: int, track: int, args: dict[str, Any]) -> bytes:
+    return _encode({"ph": "M", "name": name, "pid": rank, "tid": track, "args": args})

@@ -1,0 +1,70 @@
+"""Plain tables for a terminal."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from typing import Literal
+
+from ddltrace.analyzer.formatting.units import printable
+
+_ELLIPSIS = "…"
+_NARROWEST = 4
+_INDENT = "  "
+_GAP = "  "
+
+Kept = Literal["start", "end"]
+
+
+def render(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = 100) -> list[str]:
+    """Lays out a table: the first column to the left, the others to the right.
+
+    Args:
+        header: Names of the columns.
+        rows: Cells; they are made safe to print here.
+        width: Characters that a line may take; the first column gives way.
+
+    Returns:
+        One line for the header and one for each row.
+    """
+    cells = [[printable(cell) for cell in row] for row in [header, *rows]]
+    return [(_INDENT + line).rstrip() for line in aligned(cells, width - len(_INDENT))]
+
+
+def aligned(rows: Sequence[Sequence[str]], width: int, keep: Kept = "end") -> list[str]:
+    """Sets columns under each other: the first one to the left, the others to the right.
+
+    Args:
+        rows: Cells, all of them safe to print.
+        width: Characters that a line may take; the first column gives way.
+        keep: What is left of a text in it that is too long.
+    """
+    widths = [max(map(columns_of, column)) for column in zip(*rows, strict=True)]
+    others = sum(widths[1:]) + len(_GAP) * (len(widths) - 1)
+    widths[0] = max(min(widths[0], width - others), _NARROWEST)
+    lines = []
+    for row in rows:
+        first = shorten(row[0], widths[0], keep)
+        line = [first + " " * (widths[0] - columns_of(first))]
+        line += [" " * (w - columns_of(c)) + c for c, w in zip(row[1:], widths[1:], strict=True)]
+        whole = _GAP.join(line).rstrip()
+        # Only numbers far beyond a table's come to this: say that they go on.
+        lines.append(whole if columns_of(whole) <= width else whole[: width - 1] + _ELLIPSIS)
+    return lines
+
+
+def columns_of(text: str) -> int:
+    """How many columns of a terminal a text takes: wide characters take two, marks none."""
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+def shorten(text: str, width: int, keep: Kept = "end") -> str:
+    """A text cut to a width; of a parameter's name the end tells most."""
+    if columns_of(text) <= width:
+        return text
+    while columns_of(text) > width - 1:
+        text = text[1:] if keep == "end" else text[:-1]
+    return _ELLIPSIS + text if keep == "end" else text + _ELLIPSIS

@@ -1,0 +1,1 @@
+"""Chrome trace JSON and Horovod Timeline files."""

@@ -1,0 +1,140 @@
+"""Chrome traces of any tool, those that ``ddltrace export`` writes among them."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ddltrace.analyzer.importers.chrome.event_intervals import Interval, Recording, read_recording
+from ddltrace.analyzer.importers.chrome.trace_events import EventFile
+from ddltrace.analyzer.importers.communication import count, element_type, public_op
+from ddltrace.analyzer.importers.imported import ImportedTrace
+from ddltrace.analyzer.importers.names import clean
+from ddltrace.analyzer.importers.rank_files import MAX_RANK, assign_ranks
+from ddltrace.analyzer.importers.rows import Row, table_of
+from ddltrace.analyzer.importers.sequence import number_messages
+from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.trace.schema import KINDS, PHASES
+from ddltrace.tracer.trace.store import GroupInfo, RankInfo, RunInfo, segment_name
+
+NAME: Final = "chrome"
+
+_MARKS: Final = re.compile(rb'"traceEvents"\s*:\s*\[|"ph"\s*:\s*"[A-Za-z]"')
+_RANK_PROCESS: Final = re.compile(r"rank[ _-]?(\d{1,9})\b", re.IGNORECASE)
+_MESSAGE_NAME: Final = re.compile(r"^(?:nccl|gloo|mpi|ucc|rccl|c10d|horovod)[:_]", re.IGNORECASE)
+_GROUP: Final = "default"
+
+
+def recognizes(head: bytes) -> bool:
+    """Whether a file that begins so is a Chrome trace."""
+    return head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[") and bool(_MARKS.search(head))
+
+
+def read(paths: Sequence[Path]) -> ImportedTrace:
+    """Reads Chrome traces: a process named ``rank N`` is a rank, else each file is one.
+
+    Raises:
+        TraceError: There is no interval in any of the files.
+    """
+    run = RunInfo(status="complete", level="op", source=NAME)
+    rows: dict[int, list[Row]] = defaultdict(list)
+    recordings = [_read_file(path, run.notes) for path in paths]
+    whole = assign_ranks([None] * len(paths), [path.name for path in paths], run.notes)
+    for recording, rank_of_file in zip(recordings, whole, strict=True):
+        ranks = _ranks_of(recording)
+        for interval in recording.intervals + recording.instants:
+            row = _row(interval, recording)
+            row.start_ns += recording.epoch_ns
+            row.end_ns = None if row.end_ns is None else row.end_ns + recording.epoch_ns
+            rows[ranks.get(interval.track[0], rank_of_file)].append(row)
+    if not any(rows.values()):
+        raise TraceError(f"{paths[0]} holds no interval that can be read")
+    tables = {}
+    for rank in sorted(rows):
+        info = RankInfo(
+            rank=rank,
+            segment=segment_name(rank=rank, attempt=0, pid=0),
+            world_size=max(rows) + 1,
+            status="complete",
+            level="op",
+            clock_domain=NAME,
+            events=len(rows[rank]),
+        )
+        names = dict.fromkeys(row.group for row in rows[rank] if row.group is not None)
+        info.groups = [
+            GroupInfo(name, "", "", tuple(sorted(rows)) if name == _GROUP else ()) for name in names
+        ]
+        run.ranks.append(info)
+        tables[info.segment] = table_of(rows[rank])
+    if not any(row.kind == "step" for mine in rows.values() for row in mine):
+        run.notes.append("a Chrome trace of unknown origin: it tells neither steps nor phases")
+    ranks_by_segment = {info.segment: info.rank for info in run.ranks}
+    return ImportedTrace(run, number_messages(tables, ranks_by_segment, run.notes))
+
+
+def _read_file(path: Path, notes: list[str]) -> Recording:
+    file = EventFile(path)
+    recording = read_recording(file)
+    written_by_us = file.meta.get("otherData")
+    if isinstance(written_by_us, dict) and written_by_us.get("source") == "ddltrace":
+        recording.epoch_ns = count(written_by_us.get("origin_ns")) or 0
+    if file.damage:
+        notes.append(f"{path.name}: {file.damage}: what stands behind the damage is missing")
+    if file.unreadable or recording.left_out:
+        lost = file.unreadable + recording.left_out
+        notes.append(f"{path.name}: {lost} events are damaged and left out")
+    if recording.unmatched:
+        notes.append(f"{path.name}: {recording.unmatched} ends without a beginning are left out")
+    return recording
+
+
+def _ranks_of(recording: Recording) -> dict[Any, int]:
+    """Process -> rank, for processes whose name tells one."""
+    return {
+        pid: int(match.group(1))
+        for pid, name in recording.processes.items()
+        if (match := _RANK_PROCESS.search(name)) and int(match.group(1)) <= MAX_RANK
+    }
+
+
+def _row(interval: Interval, recording: Recording) -> Row:
+    args = interval.args
+    process, thread = interval.track
+    lane = recording.threads.get(interval.track) or f"thread-{thread}"
+    if process in recording.processes and not _RANK_PROCESS.search(recording.processes[process]):
+        lane = f"{recording.processes[process]}/{lane}"
+    row = Row(
+        start_ns=interval.start_ns,
+        end_ns=interval.end_ns,
+        kind=interval.category if interval.category in KINDS else "host",
+        name=clean(interval.name),
+        lane=clean(lane, 200),
+        step=_small(args.step),
+    )
+    if args.phase in PHASES:
+        row.phase = args.phase
+    op = args.op if isinstance(args.op, str) and args.op else None
+    if op is None and interval.category not in KINDS and _MESSAGE_NAME.match(interval.name):
+        op = public_op(interval.name)
+    if row.kind == "message" or op is not None:
+        row.kind = "message"
+        row.op = clean(op or public_op(interval.name) or interval.name, 60)
+        row.group = clean(args.group, 200) if isinstance(args.group, str) else _GROUP
+        row.seq = count(args.number)
+        row.tag = _small(args.tag)
+        row.peer = _small(args.peer)
+        row.bytes = count(args.bytes)
+        row.out_bytes = count(args.out_bytes)
+        row.dtype = element_type(args.dtype)[0]
+        row.status = "open" if interval.end_ns is None else "ok"
+    elif interval.end_ns is None:
+        row.end_ns = interval.start_ns
+    return row
+
+
+def _small(value: Any) -> int | None:
+    number = count(value)
+    return number if number is not None and number < 1 << 31 else None

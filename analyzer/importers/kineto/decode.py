@@ -1,0 +1,184 @@
+"""A Kineto file's intervals, decoded from JSON into plain columns.
+
+Needs neither NumPy nor Arrow, whose import takes a helper process longer than decoding 30 MB.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from itertools import compress, count
+from pathlib import Path
+from pickle import PickleBuffer
+from typing import Any, Final
+
+from ddltrace.analyzer.importers.chrome.trace_events import (
+    Args,
+    Complete,
+    EventFile,
+    args_of,
+    links_of,
+)
+from ddltrace.analyzer.importers.kineto.kernel_names import is_message_kernel
+from ddltrace.analyzer.importers.names import Codes
+
+KERNEL: Final = frozenset({"kernel"})
+COPY: Final = frozenset({"gpu_memcpy", "gpu_memset", "memcpy", "memset"})
+SYNC: Final = frozenset({"cuda_sync"})
+DEVICE_MARK: Final = frozenset({"gpu_user_annotation"})
+MARK: Final = frozenset({"user_annotation"})
+OPERATOR: Final = frozenset({"cpu_op", "operator", "python_function", "overhead"})
+RUNTIME: Final = frozenset(
+    {"cuda_runtime", "cuda_driver", "runtime", "xpu_runtime", "mtia_runtime"}
+    | {"privateuse1_runtime", "privateuse1_driver"}
+)
+_ON_DEVICE: Final = KERNEL | COPY | SYNC | DEVICE_MARK
+_HOST_MESSAGES: Final = (
+    *("nccl:", "gloo:", "mpi:", "ucc:", "xccl:", "hccl:", "rccl:"),
+    *("record_param_comms", "c10d::"),
+)
+_MAX_NUMBER: Final = 1 << 62
+
+
+@dataclass
+class Decoded:
+    """All intervals of one file, as they stand in it.
+
+    Attributes:
+        columns: Buffers of numbers. One for each row: `ts` and `dur` in microseconds (doubles);
+            `name`, `category` and `thread`, 32-bit indices into the lists below. One for each
+            row that has them: `linked` (row, 64 bits) and `correlation` (number that device
+            work shares with the call that launched it, 64 bits; -1 if it is not told);
+            `on_device` (row, 64 bits) and `device` (32-bit index).
+        names: Distinct names.
+        categories: Distinct categories.
+        threads: Distinct ids of threads, and of device work's streams.
+        devices: Distinct ids of devices.
+        pid: The process, where it is known.
+        args: Row -> arguments, for rows whose name speaks of communication.
+        sizes: Row -> bytes of a copy.
+        meta: The file's top-level entries besides the events.
+        unreadable: Events left out because they are damaged.
+        damage: Why the file's end is missing; None if it is whole.
+    """
+
+    columns: dict[str, Any]
+    names: list[str]
+    categories: list[str]
+    threads: list[Any]
+    devices: list[Any]
+    pid: int | None
+    args: dict[int, Args]
+    sizes: dict[int, int]
+    meta: dict[str, Any]
+    unreadable: int
+    damage: str | None
+
+
+def decode_file(path: Path) -> Decoded:
+    """Decodes a file.
+
+    Raises:
+        TraceError: It has no list of events.
+    """
+    file = EventFile(path)
+    builder = _Builder()
+    for chunk in file:
+        builder.add([event for event in chunk if type(event) is Complete])
+    return builder.finish(file)
+
+
+@dataclass
+class _Builder:
+    ts: array[float] = field(default_factory=lambda: array("d"))
+    dur: array[float] = field(default_factory=lambda: array("d"))
+    name: array[int] = field(default_factory=lambda: array("i"))
+    category: array[int] = field(default_factory=lambda: array("i"))
+    thread: array[int] = field(default_factory=lambda: array("i"))
+    linked: array[int] = field(default_factory=lambda: array("q"))
+    correlation: array[int] = field(default_factory=lambda: array("q"))
+    on_device: array[int] = field(default_factory=lambda: array("q"))
+    device: array[int] = field(default_factory=lambda: array("i"))
+    names: Codes = field(default_factory=Codes)
+    categories: Codes = field(default_factory=Codes)
+    threads: Codes = field(default_factory=Codes)
+    devices: Codes = field(default_factory=Codes)
+    pid: int | None = None
+    args: dict[int, Args] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+    speaks: list[bool] = field(default_factory=list)
+    is_device: list[bool] = field(default_factory=list)
+    is_linked: list[bool] = field(default_factory=list)
+
+    def add(self, events: list[Complete]) -> None:
+        """Takes over what is needed of a chunk; its objects can go."""
+        first = len(self.ts)
+        self.ts.fromlist([event.ts for event in events])
+        self.dur.fromlist([event.dur for event in events])
+        names = self.names.of([event.name for event in events])
+        categories = self.categories.of([event.cat for event in events])
+        threads = self.threads.of([event.tid for event in events])
+        self._look_at_new_names()
+        linked = _rows(categories, self.is_linked)
+        links = links_of([events[row].args for row in linked])
+        self.linked.fromlist([first + row for row in linked])
+        numbers = [link.correlation for link in links]
+        self.correlation.fromlist(
+            [n if n is not None and -1 < n < _MAX_NUMBER else -1 for n in numbers]
+        )
+        for row, link in zip(linked, links, strict=True):
+            if not self.is_device[categories[row]]:
+                continue
+            self.on_device.append(first + row)
+            self.device.append(self.devices[events[row].pid])
+            if link.stream is not None:
+                threads[row] = self.threads[link.stream]
+            if link.bytes is not None and 0 <= link.bytes < _MAX_NUMBER:
+                self.sizes[first + row] = int(link.bytes)
+        for row in _rows(names, self.speaks):
+            self.args[first + row] = args_of(events[row].args)
+        if self.pid is None:
+            on_host = (
+                event
+                for event, code in zip(events, categories, strict=True)
+                if not self.is_device[code]
+            )
+            self.pid = _process_id(next(on_host, None))
+        self.name.fromlist(names)
+        self.category.fromlist(categories)
+        self.thread.fromlist(threads)
+
+    def _look_at_new_names(self) -> None:
+        for name in self.names.since(len(self.speaks)):
+            self.speaks.append(name.startswith(_HOST_MESSAGES) or is_message_kernel(name))
+        for name in self.categories.since(len(self.is_device)):
+            plain = name.lower()
+            self.is_device.append(plain in _ON_DEVICE)
+            self.is_linked.append(plain in _ON_DEVICE or plain in RUNTIME)
+
+    def finish(self, file: EventFile) -> Decoded:
+        columns = ("ts", "dur", "name", "category", "thread")
+        sparse = ("linked", "correlation", "on_device", "device")
+        return Decoded(
+            columns={name: PickleBuffer(getattr(self, name)) for name in columns + sparse},
+            names=list(self.names),
+            categories=list(self.categories),
+            threads=list(self.threads),
+            devices=list(self.devices),
+            pid=self.pid,
+            args=self.args,
+            sizes=self.sizes,
+            meta=file.meta,
+            unreadable=file.unreadable,
+            damage=file.damage,
+        )
+
+
+def _rows(codes: list[int], wanted: list[bool]) -> list[int]:
+    """The rows whose codes are wanted."""
+    return list(compress(count(), map(wanted.__getitem__, codes)))
+
+
+def _process_id(event: Complete | None) -> int | None:
+    pid = None if event is None else event.pid
+    return pid if isinstance(pid, int) and 0 <= pid < 1 << 31 else None

@@ -1,0 +1,262 @@
+"""What a Kineto file says of each message: operation, group, bytes, peer.
+
+Newer files say it in the kernel's arguments. In older ones the kernel is joined, through the
+call that launched it, with the ``nccl:`` or ``record_param_comms`` span around that call.
+Without a GPU the ``gloo:`` spans are the messages, and the ``c10d::`` operators issued them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from ddltrace.analyzer.importers.chrome.trace_events import NO_ARGS, Args
+from ddltrace.analyzer.importers.communication import (
+    count,
+    element_type,
+    elements_of,
+    is_known,
+    kernel_op,
+    members,
+    public_op,
+    size_of,
+)
+from ddltrace.analyzer.importers.kineto.decoded_events import Intervals
+from ddltrace.analyzer.importers.kineto.phases import Spans
+from ddltrace.analyzer.importers.names import clean
+from ddltrace.tracer.trace.schema import P2P_OPS
+from ddltrace.tracer.trace.store import GroupInfo
+
+DEFAULT_GROUP: Final = "default"
+
+_EXECUTED: Final = re.compile(r"(?:gloo|mpi|ucc|nccl|xccl|hccl|rccl):").match
+_ISSUED: Final = re.compile(r"c10d::").match
+_LIBRARY_SPAN: Final = re.compile(r"(?:nccl|xccl|hccl|rccl):").match
+_PARAMETER_SPAN: Final = re.compile(r"record_param_comms$").match
+_PAIR: Final = re.compile(r"(?:send|recv)\s*\d+\s*(?:->|<-)\s*(\d+)")
+# Place of the peer or root among the inputs of a c10d operator, and of the tag.
+_PEER_INPUT: Final = {"c10d::send": 2, "c10d::recv_": 2, "c10d::broadcast_": 2}
+_TAG_INPUT: Final = {"c10d::send": 3, "c10d::recv_": 3}
+
+
+@dataclass
+class Message:
+    """One message of a rank; None where the file does not say.
+
+    `caused_by` is the row of the call that issued it.
+    """
+
+    op: str
+    group: str
+    seq: int | None = None
+    peer: int | None = None
+    tag: int | None = None
+    bytes: int | None = None
+    out_bytes: int | None = None
+    dtype: str | None = None
+    caused_by: int | None = None
+
+
+class Describer:
+    """Describes the messages of one file, and collects the groups that they name."""
+
+    def __init__(self, intervals: Intervals, groups: dict[str, GroupInfo], backend: str) -> None:
+        self.groups = groups
+        self._intervals = intervals
+        self._backend = backend
+        # With a single group there is no doubt which one a message without a name is of.
+        self._unnamed = next(iter(groups)) if len(groups) == 1 else DEFAULT_GROUP
+
+    def kernels(self, rows: list[int], launched: list[int]) -> list[Message]:
+        """Describes kernels.
+
+        Args:
+            rows: Their rows.
+            launched: For each the row of the call that launched it, or -1.
+        """
+        calls = np.array(launched, dtype=np.int64)
+        outer = self._around(calls, _PARAMETER_SPAN)
+        inner = self._around(calls, _LIBRARY_SPAN)
+        messages = []
+        for row, call, wide, narrow in zip(rows, launched, outer, inner, strict=True):
+            sources = [self._source(row), self._source(wide), self._source(narrow)]
+            message = self._describe(sources)
+            if call >= 0:
+                message.caused_by = call
+            messages.append(message)
+        return messages
+
+    def spans(self) -> tuple[list[int], list[Message]]:
+        """Finds and describes the messages of a file without device work."""
+        intervals = self._intervals
+        executed = intervals.named(_EXECUTED)
+        if not executed.any():
+            executed = intervals.named(_PARAMETER_SPAN)
+        rows = _by_start(intervals, executed)
+        waiting: dict[str | None, deque[int]] = defaultdict(deque)
+        for row in _by_start(intervals, intervals.named(_ISSUED)):
+            waiting[public_op(self._name(row))].append(row)
+        messages = []
+        for row in rows:
+            queue = waiting[public_op(self._name(row))]
+            issuer = self._issuer(queue, row)
+            message = self._describe([self._source(row)])
+            if issuer >= 0:
+                message.caused_by = issuer
+                self._add_inputs(message, issuer)
+            messages.append(message)
+        return rows, messages
+
+    def _issuer(self, queue: deque[int], row: int) -> int:
+        """The operator that issued a span: the oldest waiting one of its kind and size.
+
+        One that is older and of another size was issued before the recording of spans began.
+        """
+        intervals = self._intervals
+        wanted = self._elements(row)
+        while queue and intervals.start[queue[0]] <= intervals.start[row]:
+            candidate = queue.popleft()
+            found = self._elements(candidate)
+            if wanted is None or found is None or wanted == found:
+                return candidate
+        return -1
+
+    def _around(self, calls: np.ndarray[Any, Any], is_wanted: Callable[[str], object]) -> list[int]:
+        """For each call the row of the matching span around it in its thread, or -1."""
+        intervals = self._intervals
+        rows = np.flatnonzero(intervals.named(is_wanted))
+        spans = Spans.of(intervals.start[rows], intervals.end[rows], rows, intervals.thread[rows])
+        found = spans.at_in_thread(intervals.start[calls], intervals.thread[calls])
+        return [int(row) for row in np.where(calls >= 0, found, -1)]
+
+    def _describe(self, sources: list[tuple[str, Args]]) -> Message:
+        arguments = [args for _, args in sources]
+        dtype, width = element_type(_first(arguments, "dtype"))
+        sent = size_of(_first(arguments, "in_elements"), width)
+        received = size_of(_first(arguments, "out_elements"), width)
+        if sent is None:
+            dtype_of_input, sent = _input(arguments)
+            dtype = dtype or dtype_of_input
+        op = self._op(sources)
+        group = self._group(arguments)
+        pair = next((found for name, _ in sources if (found := _PAIR.search(name))), None)
+        peer = None
+        if op in P2P_OPS:
+            key = "destination" if op == "send" else "source"
+            peer = count(_first(arguments, key))
+            if peer is None and pair is not None:
+                peer = self._global_rank(group, int(pair.group(1)))
+        if op == "recv":
+            sent, received = None, received if received else sent
+        elif op == "send":
+            received = None
+        return Message(
+            op=op,
+            group=group,
+            seq=count(_first(arguments, "seq")),
+            peer=peer,
+            bytes=sent,
+            out_bytes=received,
+            dtype=None if dtype is None else clean(dtype, 40),
+        )
+
+    def _op(self, sources: list[tuple[str, Args]]) -> str:
+        for _, args in sources:
+            if isinstance(args.collective, str) and (op := public_op(args.collective)):
+                return op
+        # The library's span tells an all-to-all from a send; the kernel does not.
+        for name, _ in reversed(sources[1:]):
+            if (op := public_op(name)) and is_known(op):
+                return op
+        return kernel_op(sources[0][0])
+
+    def _group(self, arguments: list[Args]) -> str:
+        name = _first(arguments, "group_name")
+        if not isinstance(name, str) or not name:
+            # Its members are filled in when the number of ranks is known.
+            self.groups.setdefault(
+                self._unnamed, GroupInfo(self._unnamed, "assumed: all ranks", self._backend, ())
+            )
+            return self._unnamed
+        name = clean(name, 200)
+        if name not in self.groups and len(self.groups) < 1 << 14:
+            self.groups[name] = GroupInfo(
+                name=name,
+                description=clean(_first(arguments, "group_description") or "", 200),
+                backend=self._backend,
+                ranks=members(_first(arguments, "group_ranks")),
+            )
+        return name
+
+    def _global_rank(self, group: str, rank: int) -> int:
+        """A rank of a group as a rank of the job; taken for one if members are not known."""
+        known = self.groups.get(group)
+        return known.ranks[rank] if known is not None and rank < len(known.ranks) else rank
+
+    def _add_inputs(self, message: Message, issuer: int) -> None:
+        """Takes peer, root and tag from the inputs that the profiler wrote down."""
+        name = self._name(issuer)
+        inputs = self._intervals.args[issuer].inputs
+        place = _PEER_INPUT.get(name)
+        if (
+            place is not None
+            and message.peer is None
+            and (number := _at(inputs, place)) is not None
+        ):
+            message.peer = self._global_rank(message.group, number)
+        if name in _TAG_INPUT:
+            message.tag = _at(inputs, _TAG_INPUT[name])
+
+    def _elements(self, row: int) -> int | None:
+        return _total(self._intervals.args[row].dims)
+
+    def _source(self, row: int) -> tuple[str, Args]:
+        if row < 0:
+            return "", NO_ARGS
+        return self._name(row), self._intervals.args.get(row, NO_ARGS)
+
+    def _name(self, row: int) -> str:
+        return self._intervals.names[int(self._intervals.name[row])]
+
+
+def _by_start(intervals: Intervals, mask: np.ndarray[Any, Any]) -> list[int]:
+    rows = np.flatnonzero(mask)
+    order: list[int] = rows[np.argsort(intervals.start[rows], kind="stable")].tolist()
+    return order
+
+
+def _first(arguments: list[Args], key: str) -> Any:
+    values = (getattr(args, key) for args in arguments)
+    return next((value for value in values if value is not None and value != ""), None)
+
+
+def _input(arguments: list[Args]) -> tuple[str | None, int | None]:
+    """Element type and bytes of the first input whose shape was recorded."""
+    for args in arguments:
+        dims, types = args.dims, args.types
+        if not isinstance(types, list) or not types or not isinstance(types[0], str):
+            continue
+        dtype, width = element_type(types[0])
+        elements = _total(dims)
+        if width is not None:
+            return dtype, size_of(elements, width)
+    return None, None
+
+
+def _total(dims: Any) -> int | None:
+    """Elements of the first input with a shape."""
+    if not isinstance(dims, list):
+        return None
+    return next((elements_of(shape) for shape in dims if isinstance(shape, list) and shape), None)
+
+
+def _at(inputs: Any, place: int) -> int | None:
+    if not isinstance(inputs, list) or place >= len(inputs):
+        return None
+    number = count(inputs[place])
+    return number if number is not None and number < 1 << 31 else None

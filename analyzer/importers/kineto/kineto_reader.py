@@ -1,0 +1,604 @@
+"""Kineto traces: what ``torch.profiler`` exports, one JSON file per rank."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ddltrace.analyzer.importers.communication import count, members
+from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace
+from ddltrace.analyzer.importers.imported_columns import coded, coded_list, events_table, integers
+from ddltrace.analyzer.importers.kineto import decode as rows_of
+from ddltrace.analyzer.importers.kineto.decode import Decoded, decode_file
+from ddltrace.analyzer.importers.kineto.decoded_events import Intervals, intervals_of
+from ddltrace.analyzer.importers.kineto.decoded_messages import DEFAULT_GROUP, Describer, Message
+from ddltrace.analyzer.importers.kineto.kernel_names import is_message_kernel, is_suspect_kernel
+from ddltrace.analyzer.importers.kineto.parallel_decode import read_side_by_side, text_bytes
+from ddltrace.analyzer.importers.kineto.phases import Spans, backward_calls
+from ddltrace.analyzer.importers.names import Codes, clean
+from ddltrace.analyzer.importers.rank_files import MAX_RANK, assign_ranks
+from ddltrace.analyzer.importers.sequence import number_messages
+from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.trace.schema import PHASES
+from ddltrace.tracer.trace.store import GroupInfo, RankInfo, RunInfo, segment_name
+
+NAME: Final = "kineto"
+
+_MARKS: Final = re.compile(
+    rb'"(?:deviceProperties|distributedInfo|baseTimeNanoseconds|traceName)"\s*:'
+    rb'|"cat"\s*:\s*"(?:cpu_op|kernel|cuda_runtime|user_annotation|Operator|Runtime|Kernel)"'
+)
+_STEP: Final = re.compile(r"ProfilerStep\s*#\s*(\d{1,9})$")
+_ENGINE: Final = re.compile(r"autograd::engine::evaluate_function")
+_PHASE_MARKS: Final = {
+    "data": re.compile(r"enumerate\(DataLoader\)#"),
+    "forward": re.compile(r"(?:DistributedDataParallel|FullyShardedDataParallel)\.forward$"),
+    "optimizer": re.compile(r"Optimizer\.step#"),
+}
+_KINDS: Final = ("host", "kernel", "copy", "message", "step", "phase", "data", "marker")
+_SOME_TEXT: Final = 32 << 20
+"""From here on helpers pay that only decode: one starts in the time that 20 MB take."""
+_MUCH_TEXT: Final = 128 << 20
+"""From here on it pays to import in helpers what maps events, too: that takes as long as 60 MB."""
+_MAX_LISTED: Final = 20
+_MAX_COUNTED: Final = 1 << 20
+
+
+def recognizes(head: bytes) -> bool:
+    """Whether a file that begins so is a Kineto trace."""
+    return _MARKS.search(head) is not None
+
+
+@dataclass
+class RankFile:
+    """One file, read but not yet joined with those of the other ranks."""
+
+    path: Path
+    table: pa.Table
+    info: RankInfo
+    stated_rank: int | None
+    devices: set[Any]
+    start_ns: int
+    end_ns: int
+    base_ns: int
+    steps: int
+    kernel_classes: dict[str, int]
+    suspects: Counter[str] = field(default_factory=Counter)
+    unknown_categories: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+
+
+def read(paths: Sequence[Path]) -> ImportedTrace:
+    """Reads the Kineto files of a job.
+
+    Args:
+        paths: One file per rank, or several for consecutive windows of one rank.
+
+    Returns:
+        The trace; times are Unix nanoseconds where the files tell the time of day.
+
+    Raises:
+        TraceError: None of the files holds an event.
+    """
+    files = _read_files(paths)
+    run = RunInfo(status="complete", level="op", source=NAME)
+    whole = [file for file in files if file.table.num_rows]
+    if not whole:
+        raise TraceError(f"{paths[0]} holds no interval (an event of phase X) that can be read")
+    for file in files:
+        prefix = f"{file.path.name}: " if len(files) > 1 else ""
+        run.notes.extend(prefix + note for note in file.notes)
+        if not file.table.num_rows:
+            run.notes.append(f"{prefix}holds no interval and is left out")
+    ranks = assign_ranks(
+        [file.stated_rank for file in whole], [file.path.name for file in whole], run.notes
+    )
+    tables: dict[str, pa.Table] = {}
+    for rank in sorted(set(ranks)):
+        mine = [file for file, its in zip(whole, ranks, strict=True) if its == rank]
+        info, table = _join_windows(rank, mine, run.notes)
+        run.ranks.append(info)
+        tables[info.segment] = table
+    _complete_run(run, whole)
+    by_segment = {info.segment: info.rank for info in run.ranks}
+    return ImportedTrace(run, number_messages(tables, by_segment, run.notes))
+
+
+def _read_files(paths: Sequence[Path]) -> list[RankFile]:
+    """Reads files with the help that is soonest done."""
+    if text_bytes(paths) < _MUCH_TEXT:
+        return read_side_by_side(paths, decode_file, map_file, _SOME_TEXT)
+    return read_side_by_side(paths, read_file, lambda _, file: file, _MUCH_TEXT)
+
+
+def read_file(path: Path) -> RankFile:
+    """Reads one file; what only all files together tell is still missing."""
+    return map_file(path, decode_file(path))
+
+
+def map_file(path: Path, decoded: Decoded) -> RankFile:
+    """Turns what was decoded of a file into events."""
+    intervals = intervals_of(decoded)
+    meta = decoded.meta
+    distributed = meta.get("distributedInfo")
+    distributed = distributed if isinstance(distributed, dict) else {}
+    base = count(meta.get("baseTimeNanoseconds")) or 0
+    # Whole microseconds, so that rounding to microseconds stays what it is in the file.
+    base -= base % 1000
+    if len(intervals) and base + int(intervals.end.max()) >= MAX_TIME_NS:
+        base = 0
+    rank = count(distributed.get("rank"))
+    world_size = count(distributed.get("world_size")) or 0
+    mapped = _Mapper(intervals, distributed, base).map()
+    info = RankInfo(
+        rank=0,
+        segment="",
+        world_size=world_size if 0 < world_size <= MAX_RANK else 0,
+        pid=intervals.pid,
+        host=_text(meta.get("host_name")),
+        status="complete",
+        level="op",
+        backend=_text(distributed.get("backend")) or None,
+        device="cuda" if mapped.on_device else "cpu",
+        groups=list(mapped.groups.values()),
+        events=mapped.table.num_rows,
+    )
+    file = RankFile(
+        path=path,
+        table=mapped.table,
+        info=info,
+        stated_rank=rank if rank is not None and rank <= MAX_RANK else None,
+        devices=set(intervals.devices),
+        start_ns=base + int(intervals.start.min()) if len(intervals) else 0,
+        end_ns=base + int(intervals.end.max()) if len(intervals) else 0,
+        base_ns=base,
+        steps=mapped.steps,
+        kernel_classes=mapped.kernel_classes,
+        suspects=mapped.suspects,
+        unknown_categories=mapped.unknown_categories,
+    )
+    _note_losses(file, decoded, intervals)
+    if base == 0 and intervals.fractional and file.start_ns > 1 << 60:
+        file.notes.append("absolute times with fractions: they are exact to 0.25 microseconds only")
+    return file
+
+
+def _note_losses(file: RankFile, decoded: Decoded, intervals: Intervals) -> None:
+    if decoded.damage is not None:
+        file.notes.append(f"{decoded.damage}: what stands behind the damage is missing")
+    if decoded.unreadable:
+        file.notes.append(f"{decoded.unreadable} events are damaged and left out")
+    if intervals.left_out:
+        file.notes.append(f"{intervals.left_out} intervals without a usable time are left out")
+
+
+def _join_windows(rank: int, files: list[RankFile], notes: list[str]) -> tuple[RankInfo, pa.Table]:
+    """Joins the files of one rank: consecutive windows of one recording."""
+    files = sorted(files, key=lambda file: file.start_ns)
+    kept = [files[0]]
+    for file in files[1:]:
+        if file.start_ns < kept[-1].end_ns:
+            notes.append(
+                f"{file.path.name} is left out: like {kept[-1].path.name} it is of rank {rank}, "
+                "at the same time"
+            )
+        else:
+            kept.append(file)
+    info = kept[0].info
+    info.rank = rank
+    info.segment = segment_name(rank=rank, attempt=0, pid=info.pid or 0)
+    info.world_size = max(file.info.world_size for file in kept)
+    table = kept[0].table
+    if len(kept) > 1:
+        notes.append(f"rank {rank}: {len(kept)} files are read as windows of one recording")
+        table = pa.concat_tables([file.table for file in kept]).unify_dictionaries()
+        table = table.combine_chunks()
+        groups = {group.name: group for file in reversed(kept) for group in file.info.groups}
+        info.groups = list(groups.values())
+        info.events = table.num_rows
+    if kept[0].base_ns or kept[0].start_ns > 1 << 58:
+        info.clock = {"monotonic_ns": kept[0].start_ns, "unix_ns": kept[0].start_ns, "samples": []}
+    return info, table
+
+
+def _complete_run(run: RunInfo, files: list[RankFile]) -> None:
+    """Fills in what only all ranks together tell."""
+    world_size = max(*(info.world_size for info in run.ranks), run.ranks[-1].rank + 1)
+    one_host = _on_one_host(files, world_size)
+    for info in run.ranks:
+        info.world_size = world_size
+        info.clock_domain = info.host or ("one host" if one_host else f"host of rank {info.rank}")
+        _complete_groups(info, world_size)
+    run.host = run.ranks[0].host
+    missing = world_size - len(run.ranks)
+    if missing:
+        run.notes.append(f"{missing} of {world_size} ranks have no file")
+    if not one_host and not all(info.host for info in run.ranks) and len(run.ranks) > 1:
+        run.notes.append(
+            "the files do not tell whether the ranks share a clock: "
+            "times of different ranks may not be comparable"
+        )
+    if not any(file.steps for file in files):
+        run.notes.append(
+            "no training steps: call step() of torch.profiler after each one to see them"
+        )
+    classes: Counter[str] = Counter()
+    suspects: Counter[str] = Counter()
+    categories: Counter[str] = Counter()
+    for file in files:
+        classes.update(file.kernel_classes)
+        suspects.update(file.suspects)
+        categories.update(file.unknown_categories)
+    run.labels["kernel_classes"] = dict(classes)
+    run.labels["kineto_base_ns"] = files[0].base_ns
+    if suspects:
+        run.labels["kernels_of_unknown_class"] = dict(suspects.most_common(_MAX_LISTED))
+        name, times = suspects.most_common(1)[0]
+        run.notes.append(
+            f"{suspects.total()} runs of {len(suspects)} kernels are named like communication but "
+            f"of no known library; they count as computation (most often: {name[:60]}, {times}x)"
+        )
+    if categories:
+        run.labels["unknown_categories"] = dict(categories.most_common(_MAX_LISTED))
+        run.notes.append(
+            f"{categories.total()} events of {len(categories)} categories unknown to this reader "
+            "are kept as host work"
+        )
+    if any("missing" in note or "left out" in note for note in run.notes) or missing:
+        run.status = "partial"
+
+
+def _on_one_host(files: list[RankFile], world_size: int) -> bool:
+    """Whether all ranks ran on one machine, by the devices: each rank used one of its own."""
+    if len(files) == 1:
+        return True
+    used = [device for file in files for device in file.devices]
+    return bool(used) and len(set(used)) == len(used) and len(used) >= len(files) >= world_size
+
+
+def _complete_groups(info: RankInfo, world_size: int) -> None:
+    """Members of groups that can only be all ranks."""
+    info.groups = [
+        GroupInfo(group.name, group.description, group.backend, tuple(range(world_size)))
+        if not group.ranks and group.name == DEFAULT_GROUP
+        else group
+        for group in info.groups
+    ]
+
+
+@dataclass
+class _Mapped:
+    table: pa.Table
+    groups: dict[str, GroupInfo]
+    on_device: bool
+    steps: int
+    kernel_classes: dict[str, int]
+    suspects: Counter[str]
+    unknown_categories: Counter[str]
+
+
+class _Mapper:
+    """Turns one file's intervals into events."""
+
+    def __init__(self, intervals: Intervals, distributed: dict[str, Any], base_ns: int) -> None:
+        self._in = intervals
+        self._base = base_ns
+        self._backend = _text(distributed.get("backend"))
+        self._groups = _configured_groups(distributed, self._backend)
+        self._kernel = intervals.of_category(rows_of.KERNEL)
+        self._message_kernel = intervals.named(is_message_kernel, self._kernel)
+        self._copy = intervals.of_category(rows_of.COPY)
+        self._sync = intervals.of_category(rows_of.SYNC)
+        self._device_mark = intervals.of_category(rows_of.DEVICE_MARK)
+        self._device = self._kernel | self._copy
+        self._host = ~(self._device | self._sync | self._device_mark)
+        self._launch = self._find_launches()
+
+    def map(self) -> _Mapped:
+        """Builds the table."""
+        intervals = self._in
+        kind = np.zeros(len(intervals), dtype=np.int32)
+        kind[self._kernel] = _KINDS.index("kernel")
+        kind[self._copy] = _KINDS.index("copy")
+        mark = intervals.of_category(rows_of.MARK) & self._host
+        kind[mark | self._device_mark] = _KINDS.index("marker")
+        steps, step_rows = self._steps()
+        kind[step_rows] = _KINDS.index("step")
+        phases = self._phases(kind)
+        rows, messages = self._messages()
+        kind[rows] = _KINDS.index("message")
+        backward = self._backward(kind)
+        phases = _merged(phases, backward)
+        cause = self._launch.copy()
+        cause[rows] = [-1 if m.caused_by is None else m.caused_by for m in messages]
+        # Device work and messages belong to the step and the phase of the call behind them.
+        call = np.where(cause >= 0, cause, np.arange(len(intervals)))
+        step = steps.at(intervals.start[call])
+        on_thread = np.where(self._host[call], intervals.thread[call], -1)
+        phase = phases.at_in_thread(intervals.start[call], on_thread)
+        table = self._table(
+            kind=kind, step=step, phase=phase, cause=cause, rows=rows, messages=messages
+        )
+        table = self._append_backward(table, backward, steps)
+        unknown, suspects = self._unknown_kernels()
+        return _Mapped(
+            table=table,
+            groups=self._groups,
+            on_device=bool(self._device.any()),
+            steps=len(steps),
+            kernel_classes=self._kernel_classes(unknown),
+            suspects=suspects,
+            unknown_categories=self._unknown_categories(),
+        )
+
+    def _find_launches(self) -> npt.NDArray[np.int64]:
+        """For device work the row of the runtime call with the same correlation, else -1."""
+        intervals = self._in
+        launch = np.full(len(intervals), -1, dtype=np.int64)
+        calls = np.flatnonzero(self._host & (intervals.correlation >= 0))
+        works = np.flatnonzero(~self._host & (intervals.correlation >= 0))
+        if len(calls) and len(works):
+            calls = calls[np.argsort(intervals.correlation[calls], kind="stable")]
+            keys = intervals.correlation[calls]
+            place = np.searchsorted(keys, intervals.correlation[works])
+            place = np.minimum(place, len(keys) - 1)
+            found = keys[place] == intervals.correlation[works]
+            launch[works[found]] = calls[place[found]]
+        return launch
+
+    def _steps(self) -> tuple[Spans, npt.NDArray[np.int64]]:
+        intervals = self._in
+        numbers = [
+            int(match.group(1)) if (match := _STEP.match(name)) else -1 for name in intervals.names
+        ]
+        number = np.array(numbers)[intervals.name] if len(intervals) else np.empty(0, np.int64)
+        rows = np.flatnonzero((number >= 0) & self._host)
+        spans = Spans.of(
+            intervals.start[rows], intervals.end[rows], number[rows], intervals.thread[rows]
+        )
+        return spans, rows
+
+    def _phases(self, kind: npt.NDArray[np.int32]) -> Spans:
+        """Marks data, forward and optimizer; sets their rows' kinds."""
+        intervals = self._in
+        rows, labels = [], []
+        for name, pattern in _PHASE_MARKS.items():
+            found = np.flatnonzero(intervals.named(pattern.match, self._host))
+            kind[found] = _KINDS.index("data" if name == "data" else "phase")
+            rows.append(found)
+            labels.append(np.full(len(found), PHASES.index(name)))
+        every = np.concatenate(rows)
+        return Spans.of(
+            intervals.start[every],
+            intervals.end[every],
+            np.concatenate(labels),
+            intervals.thread[every],
+        )
+
+    def _backward(self, kind: npt.NDArray[np.int32]) -> Spans:
+        intervals = self._in
+        rows = np.flatnonzero(intervals.named(_ENGINE.match, self._host))
+        label = np.full(len(rows), PHASES.index("backward"))
+        engine = Spans.of(intervals.start[rows], intervals.end[rows], label, intervals.thread[rows])
+        begins = np.isin(kind, [_KINDS.index(name) for name in ("step", "phase", "data")])
+        return backward_calls(engine, np.sort(intervals.start[begins]))
+
+    def _messages(self) -> tuple[list[int], list[Message]]:
+        intervals = self._in
+        describer = Describer(intervals, self._groups, self._backend)
+        if not self._device.any():
+            return describer.spans()
+        found = np.flatnonzero(self._message_kernel)
+        rows = found.tolist()
+        return rows, describer.kernels(rows, self._launch[found].tolist())
+
+    def _table(
+        self,
+        *,
+        kind: npt.NDArray[np.int32],
+        step: npt.NDArray[np.int64],
+        phase: npt.NDArray[np.int64],
+        cause: npt.NDArray[np.int64],
+        rows: list[int],
+        messages: list[Message],
+    ) -> pa.Table:
+        intervals = self._in
+        count_of_rows = len(intervals)
+        columns = {
+            "start_ns": integers(intervals.start + self._base),
+            "end_ns": integers(intervals.end + self._base),
+            "kind": coded("kind", kind, _KINDS),
+            "name": coded("name", intervals.name, intervals.names),
+            "lane": self._lanes(rows, messages),
+            "step": integers(step, step < 0, pa.int32()),
+            "phase": coded("phase", np.maximum(phase, 0), PHASES, phase < 0),
+            "enqueue_ns": integers(intervals.start[cause] + self._base, cause < 0),
+            "status": coded(
+                "status",
+                np.zeros(count_of_rows, dtype=np.int32),
+                ["ok"],
+                kind != _KINDS.index("message"),
+            ),
+        }
+        sizes = _scattered(count_of_rows, list(intervals.sizes), list(intervals.sizes.values()))
+        for name in ("bytes", "out_bytes", "seq", "peer", "tag"):
+            values = [getattr(message, name) for message in messages]
+            column = _scattered(count_of_rows, rows, values)
+            if name == "bytes":
+                column = np.where(column >= 0, column, np.where(self._copy, sizes, -1))
+            if (column >= 0).any():
+                wanted = pa.int32() if name in ("peer", "tag") else pa.int64()
+                columns[name] = integers(column, column < 0, wanted)
+        for name in ("op", "group", "dtype"):
+            columns[name] = _scattered_names(
+                name, count_of_rows, rows, [getattr(message, name) for message in messages]
+            )
+        return events_table(count_of_rows, columns)
+
+    def _lanes(self, rows: list[int], messages: list[Message]) -> pa.DictionaryArray:
+        """Names every thread and stream; messages of the host are in a lane per group."""
+        intervals = self._in
+        threads = len(intervals.threads)
+        several = len(intervals.devices) > 1
+        families = np.zeros(len(intervals), dtype=np.int64)
+        families[self._device] = 1
+        families[self._sync] = 2
+        families[self._device_mark] = 3
+        device = np.where(several, intervals.device, -1) + 1
+        key = (families * (len(intervals.devices) + 1) + device) * threads + intervals.thread
+        used, codes = _distinct(key)
+        main = self._main_thread()
+        names = []
+        for number in used.tolist():
+            rest, thread = divmod(number, threads)
+            family, on = divmod(rest, len(intervals.devices) + 1)
+            track = intervals.threads[thread]
+            where = f"@{intervals.devices[on - 1]}" if several and on else ""
+            names.append(
+                (
+                    "main" if thread == main else f"thread-{track}",
+                    f"stream-{track}{where}",
+                    f"sync/stream-{track}{where}",
+                    f"annotation/stream-{track}{where}",
+                )[family]
+            )
+        if not self._device.any():
+            groups = Codes()
+            codes[rows] = [len(names) + groups[message.group] for message in messages]
+            names.extend(f"comm/{group}" for group in groups)
+        return coded("lane", codes, names)
+
+    def _main_thread(self) -> int | None:
+        """Code of the thread that runs the training loop."""
+        intervals = self._in
+        _, rows = self._steps()
+        if len(rows):
+            return int(intervals.thread[rows[0]])
+        return (
+            intervals.threads.index(intervals.pid) if intervals.pid in intervals.threads else None
+        )
+
+    def _append_backward(self, table: pa.Table, backward: Spans, steps: Spans) -> pa.Table:
+        if not len(backward):
+            return table
+        size = len(backward)
+        zeros = np.zeros(size, dtype=np.int32)
+        step = steps.at(backward.start)
+        main = self._main_thread()
+        lanes = [
+            "main" if thread == main else f"thread-{self._in.threads[thread]}"
+            for thread in backward.thread.tolist()
+        ]
+        added = events_table(
+            size,
+            {
+                "start_ns": integers(backward.start + self._base),
+                "end_ns": integers(backward.end + self._base),
+                "kind": coded("kind", zeros, ["phase"]),
+                "name": coded("name", zeros, ["backward"]),
+                "lane": coded_list("lane", lanes),
+                "step": integers(step, step < 0, pa.int32()),
+                "phase": coded("phase", zeros, ["backward"]),
+            },
+        )
+        # In two chunks: one would copy every column, the many empty ones included.
+        return pa.concat_tables([table, added]).unify_dictionaries()
+
+    def _unknown_kernels(self) -> tuple[int, Counter[str]]:
+        intervals = self._in
+        unknown = intervals.named(is_suspect_kernel, self._kernel)
+        times = np.bincount(intervals.name[unknown], minlength=len(intervals.names))
+        found = {
+            clean(intervals.names[code], 200): int(times[code]) for code in np.flatnonzero(times)
+        }
+        return int(unknown.sum()), Counter(found)
+
+    def _kernel_classes(self, unknown: int) -> dict[str, int]:
+        communication = int(self._message_kernel.sum())
+        return {
+            "computation": int(self._kernel.sum()) - communication - unknown,
+            "communication": communication,
+            "memory": int(self._copy.sum()),
+            "unknown": unknown,
+        }
+
+    def _unknown_categories(self) -> Counter[str]:
+        known = (
+            *(rows_of.KERNEL | rows_of.COPY | rows_of.SYNC | rows_of.DEVICE_MARK),
+            *(rows_of.MARK | rows_of.OPERATOR | rows_of.RUNTIME),
+        )
+        intervals = self._in
+        times = np.bincount(intervals.category, minlength=len(intervals.categories))
+        return Counter(
+            {
+                clean(name, 60): int(number)
+                for name, number in zip(intervals.categories, times, strict=False)
+                if name not in known and number
+            }
+        )
+
+
+def _distinct(keys: npt.NDArray[np.int64]) -> tuple[Any, Any]:
+    """Distinct values and the index of each; without sorting where the range is small."""
+    if not len(keys) or keys.max() > _MAX_COUNTED:
+        return np.unique(keys, return_inverse=True)
+    used = np.flatnonzero(np.bincount(keys))
+    index = np.zeros(int(used[-1]) + 1, dtype=np.int64)
+    index[used] = np.arange(len(used))
+    return used, index[keys]
+
+
+def _configured_groups(distributed: dict[str, Any], backend: str) -> dict[str, GroupInfo]:
+    """The process groups that the file's head lists."""
+    groups: dict[str, GroupInfo] = {}
+    entries = distributed.get("pg_config")
+    for entry in entries if isinstance(entries, list) else []:
+        if not isinstance(entry, dict) or not isinstance(entry.get("pg_name"), str):
+            continue
+        name = clean(entry["pg_name"], 200)
+        groups[name] = GroupInfo(
+            name=name,
+            description=_text(entry.get("pg_desc")),
+            backend=_text(entry.get("backend_config")) or backend,
+            ranks=members(entry.get("ranks")),
+        )
+        if len(groups) >= 1 << 14:
+            break
+    return groups
+
+
+def _merged(left: Spans, right: Spans) -> Spans:
+    return Spans.of(
+        np.concatenate([left.start, right.start]),
+        np.concatenate([left.end, right.end]),
+        np.concatenate([left.label, np.full(len(right), PHASES.index("backward"))]),
+        np.concatenate([left.thread, right.thread]),
+    )
+
+
+def _scattered(size: int, rows: list[int], values: Sequence[int | None]) -> npt.NDArray[np.int64]:
+    """A column with values at some rows and -1 elsewhere."""
+    column = np.full(size, -1, dtype=np.int64)
+    column[rows] = [-1 if value is None else value for value in values]
+    return column
+
+
+def _scattered_names(
+    name: str, size: int, rows: list[int], values: Sequence[str | None]
+) -> pa.DictionaryArray:
+    codes = Codes()
+    column = np.full(size, -1, dtype=np.int64)
+    column[rows] = [-1 if value is None else codes[value] for value in values]
+    return coded(name, np.maximum(column, 0), list(codes) or [""], column < 0)
+
+
+def _text(value: Any) -> str:
+    return clean(value, 200) if isinstance(value, str) else ""

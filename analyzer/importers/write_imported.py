@@ -1,0 +1,31 @@
+"""An imported trace as a trace directory."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from ddltrace.analyzer.importers.imported import ImportedTrace
+from ddltrace.tracer.launch.launcher import prepare_directory
+from ddltrace.tracer.trace.store import write_events, write_run
+
+
+def save(trace: ImportedTrace, directory: Path, *, force: bool) -> None:
+    """Writes an imported trace.
+
+    Args:
+        trace: The trace.
+        directory: Where it goes.
+        force: Whether a trace that stands there may be replaced.
+
+    Raises:
+        UsageError: Something stands there and must not be replaced.
+    """
+    from importlib.metadata import version
+
+    prepare_directory(directory, force=force)
+    for segment, table in trace.tables.items():
+        write_events(directory, segment, iter(table.to_batches()))
+    trace.run.version = version("ddltrace")
+    trace.run.created_unix_ns = trace.run.created_unix_ns or time.time_ns()
+    write_run(directory, trace.run)

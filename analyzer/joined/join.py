@@ -1,0 +1,444 @@
+"""The same collective on all its ranks, and each send with its receive.
+
+A collective is found by its group and its number in the group, a send or receive by group,
+source, destination, tag and number. Where a format has no numbers, the order of each rank's
+messages in the group stands in for them. What does not fit together is counted, and left out
+of every statement about time.
+
+For one collective: *arrival* of rank r is the start of its message, A the last arrival.
+A rank waits until it is *released*: by the last arriver; in a broadcast or scatter, by the
+root; a receive by its send, and a send that blocks by its receive. A rank that left before A
+did not wait for the last arriver and is released by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
+from ddltrace.analyzer.events.rank_messages import Messages
+from ddltrace.tracer.trace.schema import OPS, P2P_OPS
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace.opened_trace import Trace
+
+_FROM_ROOT: Final = ("broadcast", "scatter")
+_MAY_LEAVE: Final = ("broadcast", "scatter", "reduce", "gather", "send")
+_EQUAL_SIZES: Final = ("all_reduce", "reduce", "reduce_scatter")
+"""Operations whose input has the same size on every rank."""
+
+
+class State(IntEnum):
+    """What is known of a collective."""
+
+    COMPLETE = 0
+    """Seen on every member, completed on every member, if perhaps nobody knows when."""
+    OPEN = 1
+    """Seen on every member, not completed on some."""
+    PARTIAL = 2
+    """Some member's part is missing: it never entered, or its part was lost."""
+    MISMATCH = 3
+    """Its members disagree on operation or size, or one of them has it twice."""
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """One entry per collective.
+
+    Attributes:
+        op: Index into `Joined.ops`.
+        group: Index into `Joined.groups`.
+        seq: Its number in the group; its place in the order where the trace has none.
+        bytes: Input bytes of one rank: the largest; `NULL` if unknown.
+        size: Bytes of the whole vector: of an all_gather or gather the output, of others the
+            input; `NULL` if unknown.
+        step: Step in which its last arriver entered it; `NULL` for none.
+        ranks: How many ranks' parts were seen.
+        first: First arrival, ns.
+        last: A, the last arrival.
+        lead: How much the last arriver comes after the one before it; 0 if it is alone.
+        median: Median arrival.
+        last_rank: Who arrived last.
+        end: Last end over ranks; `NULL_NS` where it is not known on some rank.
+        state: A `State`.
+        wait: Sum over ranks of A - arrival.
+        first_row: Where its rows begin in `Joined.order`.
+    """
+
+    op: IntArray
+    group: IntArray
+    seq: IntArray
+    bytes: IntArray
+    size: IntArray
+    step: IntArray
+    ranks: IntArray
+    first: IntArray
+    last: IntArray
+    lead: IntArray
+    median: IntArray
+    last_rank: IntArray
+    end: IntArray
+    state: IntArray
+    wait: IntArray
+    first_row: IntArray
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+    @property
+    def timed(self) -> BoolArray:
+        """Whether each completed on every member, at a time that is known."""
+        return np.asarray((self.state == State.COMPLETE) & (self.end != NULL_NS))
+
+
+@dataclass(frozen=True)
+class AllMessages:
+    """The messages of all ranks, rank after rank; columns as in `Messages`.
+
+    Attributes:
+        ranks: The ranks, ascending.
+        offsets: Rank -> row of its first message.
+        ops: Names of operations.
+        groups: Names of process groups.
+        members: Their global ranks; empty where the trace does not say.
+        group_size: How many ranks each group has: its members, or those seen in it.
+        first_tensor: Id of the first of the tensors that each carries; `NULL` for none.
+        is_p2p: Whether the message is a send or a receive.
+    """
+
+    ranks: list[int]
+    offsets: dict[int, int]
+    rank: IntArray
+    start: IntArray
+    end: IntArray
+    enqueue: IntArray
+    unfinished: BoolArray
+    failed: BoolArray
+    op: IntArray
+    ops: list[str]
+    group: IntArray
+    groups: list[str]
+    members: list[tuple[int, ...]]
+    group_size: IntArray
+    seq: IntArray
+    peer: IntArray
+    tag: IntArray
+    bytes: IntArray
+    out_bytes: IntArray
+    step: IntArray
+    tensor_count: IntArray
+    first_tensor: IntArray
+    is_p2p: BoolArray
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    @property
+    def is_collective(self) -> BoolArray:
+        """Whether each message is one collective's on one rank.
+
+        A remote call is neither that nor a send: its other side records nothing.
+        """
+        calls = [code for code, name in enumerate(self.ops) if name == "rpc"]
+        return ~self.is_p2p & ~np.isin(self.op, calls)
+
+    def op_is(self, *names: str) -> BoolArray:
+        """Whether each message is one of the operations."""
+        return np.isin(self.op, [self.ops.index(name) for name in names])
+
+
+@dataclass(frozen=True)
+class Joined:
+    """All messages, joined across ranks; arrays have one entry per message.
+
+    Attributes:
+        messages: The messages.
+        collective: Index into `collectives`; `NULL` for sends and receives.
+        partner: Row of the other side of a send or receive; `NULL` if there is none.
+        released: When nobody else had to be waited for any more, ns; `NULL_NS` if unknown.
+        releaser: The rank that was waited for; itself if none was; `NULL` if unknown.
+        collectives: One entry per collective.
+        order: Rows of collectives, those of one collective side by side, by arrival.
+        by_order: Whether some collectives had no sequence number.
+    """
+
+    messages: AllMessages
+    collective: IntArray
+    partner: IntArray
+    released: IntArray
+    releaser: IntArray
+    collectives: Collectives
+    order: IntArray
+    by_order: bool
+
+    def rows(self, rank: int) -> slice:
+        """The rows of a rank's messages, in the order of its `Messages`."""
+        ranks = self.messages.ranks
+        place = ranks.index(rank)
+        end = (
+            self.messages.offsets[ranks[place + 1]]
+            if place + 1 < len(ranks)
+            else len(self.messages)
+        )
+        return slice(self.messages.offsets[rank], end)
+
+    def wait_and_transfer(self) -> tuple[IntArray, IntArray]:
+        """Per message, wait and transfer in ns; their sum is its duration.
+
+        wait = min(released, end) - start and transfer = end - start - wait, so neither is
+        negative even where clocks disagree; `NULL` where the release or the end is unknown.
+        """
+        start, end = self.messages.start, self.messages.end
+        known = (self.released != NULL_NS) & (end != NULL_NS)
+        wait = np.where(known, np.minimum(self.released, end) - start, NULL)
+        return wait, np.where(known, end - start - wait, NULL)
+
+
+def join(trace: Trace, messages: Mapping[int, Messages]) -> Joined:
+    """Joins the messages of all ranks.
+
+    Args:
+        trace: Tells the members of groups.
+        messages: Rank -> its messages.
+    """
+    everything = _concatenate(trace, messages)
+    seq, by_order = _numbered(everything)
+    collectives, order, collective = _collect(everything, seq)
+    partner = _pair(everything)
+    released, releaser = _release(everything, collective, partner, collectives, order)
+    return Joined(everything, collective, partner, released, releaser, collectives, order, by_order)
+
+
+def _concatenate(trace: Trace, messages: Mapping[int, Messages]) -> AllMessages:
+    ranks = sorted(messages)
+    counts = [len(messages[rank]) for rank in ranks]
+    rank = np.repeat(np.array(ranks, dtype=np.int64), counts)
+
+    def column(name: str) -> IntArray:
+        parts = [getattr(messages[r], name) for r in ranks]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    ops = {name: code for code, name in enumerate(OPS)}
+    op = _recode(ops, [(messages[r].op, messages[r].ops) for r in ranks])
+    keys: dict[tuple[str, tuple[int, ...]], int] = {}
+    group = _recode(
+        keys,
+        [
+            (messages[r].group, [(name, trace.group_ranks(name, r)) for name in messages[r].groups])
+            for r in ranks
+        ],
+        missing=("", ()),
+    )
+    stride = max(ranks, default=0) + 1
+    seen_ranks = np.bincount(np.unique(group * stride + rank) // stride, minlength=len(keys))
+    sizes = [len(members) or int(seen_ranks[code]) for (_, members), code in keys.items()]
+    return AllMessages(
+        ranks=ranks,
+        offsets=dict(zip(ranks, (np.cumsum(counts) - counts).tolist(), strict=True)),
+        rank=rank,
+        start=column("start"),
+        end=column("end"),
+        enqueue=column("enqueue"),
+        unfinished=column("unfinished").astype(bool),
+        failed=column("failed").astype(bool),
+        op=op,
+        ops=list(ops),
+        group=group,
+        groups=[name for name, _ in keys],
+        members=[members for _, members in keys],
+        group_size=np.array(sizes, dtype=np.int64),
+        seq=column("seq"),
+        peer=column("peer"),
+        tag=column("tag"),
+        bytes=column("bytes"),
+        out_bytes=column("out_bytes"),
+        step=column("step"),
+        tensor_count=column("tensor_count"),
+        first_tensor=column("first_tensor"),
+        is_p2p=np.isin(op, [ops[name] for name in P2P_OPS]),
+    )
+
+
+def _recode(
+    codes: dict[Any, int], parts: Sequence[tuple[IntArray, Sequence[Any]]], missing: Any = ""
+) -> IntArray:
+    """Brings columns of codes, each with its own values, onto one growing vocabulary."""
+    recoded = []
+    for column, values in parts:
+        used = [*values, missing] if (column == NULL).any() else values
+        mapping = np.array([codes.setdefault(value, len(codes)) for value in used], np.int64)
+        recoded.append(mapping[column])  # NULL is -1: the last, which is `missing`
+    return np.concatenate(recoded) if recoded else np.empty(0, np.int64)
+
+
+def _numbered(messages: AllMessages) -> tuple[IntArray, bool]:
+    """Sequence numbers; where the trace has none, the place in the rank's order in the group.
+
+    Places are told from numbers by being negative: -2 for the first, -3 for the second.
+    """
+    seq = messages.seq.astype(np.int64)
+    rows = np.flatnonzero((seq == NULL) & messages.is_collective)
+    if not len(rows):
+        return seq, False
+    group, rank = messages.group[rows], messages.rank[rows]
+    order = np.lexsort((messages.start[rows], rank, group))
+    new = _changes(group[order], rank[order])
+    begins = np.flatnonzero(new)
+    place = np.arange(len(order)) - np.repeat(begins, np.diff(np.append(begins, len(order))))
+    seq[rows[order]] = -2 - place
+    return seq, True
+
+
+def _changes(*sorted_keys: IntArray) -> IntArray:
+    """Whether each entry differs from the one before in any key."""
+    new = np.zeros(len(sorted_keys[0]), dtype=bool)
+    new[:1] = True
+    for key in sorted_keys:
+        new[1:] |= key[1:] != key[:-1]
+    return new
+
+
+def _collect(messages: AllMessages, seq: IntArray) -> tuple[Collectives, IntArray, IntArray]:
+    """Puts the rows of each collective side by side and reduces them."""
+    rows = np.flatnonzero(messages.is_collective)
+    by_place = seq < NULL
+    number = np.where(by_place, -2 - seq, seq)
+    keys = (number[rows], by_place[rows], messages.group[rows])
+    order = rows[np.lexsort((messages.start[rows], *keys))]
+    new = _changes(messages.group[order], seq[order])
+    begins = np.flatnonzero(new)
+    of_row = np.cumsum(new) - 1
+    collective = np.full(len(messages), NULL)
+    collective[order] = of_row
+    counts = np.diff(np.append(begins, len(order)))
+
+    start, end = messages.start[order], messages.end[order]
+    rank, op, size = messages.rank[order], messages.op[order], messages.bytes[order]
+    lasts = begins + counts - 1
+    middle = begins + counts // 2
+    before = np.where(counts % 2 == 1, middle, np.maximum(middle - 1, 0))
+    input_bytes = _reduce(np.maximum, size, begins)
+    output_bytes = _reduce(np.maximum, messages.out_bytes[order], begins)
+    gathers = np.isin(op[begins], [messages.ops.index("all_gather"), messages.ops.index("gather")])
+    vector = np.where(gathers & (output_bytes != NULL), output_bytes, input_bytes)
+    is_open = _reduce(np.logical_or, messages.unfinished[order], begins)
+    untimed = _reduce(np.logical_or, end == NULL_NS, begins)
+
+    equal_sizes = np.isin(op[begins], [messages.ops.index(name) for name in _EQUAL_SIZES])
+    sizes_differ = input_bytes != _reduce(np.minimum, size, begins)
+    ops_differ = _reduce(np.maximum, op, begins) != _reduce(np.minimum, op, begins)
+    by_rank = np.lexsort((rank, of_row))
+    same = ~_changes(of_row[by_rank], rank[by_rank])
+    twice = np.zeros(len(begins), dtype=bool)
+    twice[of_row[by_rank][same]] = True
+
+    state = np.select(
+        [
+            ops_differ | (equal_sizes & sizes_differ) | twice,
+            counts < messages.group_size[messages.group[order][begins]],
+            is_open,
+        ],
+        [State.MISMATCH, State.PARTIAL, State.OPEN],
+        default=State.COMPLETE,
+    )
+    last = start[lasts]
+    collectives = Collectives(
+        op=op[begins],
+        group=messages.group[order][begins],
+        seq=number[order][begins],
+        bytes=input_bytes,
+        size=vector,
+        step=messages.step[order][lasts],
+        ranks=counts,
+        first=start[begins],
+        last=last,
+        lead=last - start[np.where(counts > 1, lasts - 1, lasts)],
+        median=start[before] + (start[middle] - start[before]) // 2,
+        last_rank=rank[lasts],
+        end=np.where(untimed, NULL_NS, _reduce(np.maximum, end, begins)),
+        state=state,
+        wait=_reduce(np.add, np.repeat(last, counts) - start, begins),
+        first_row=begins,
+    )
+    return collectives, order, collective
+
+
+def _reduce(ufunc: np.ufunc, values: IntArray, begins: IntArray) -> IntArray:
+    if not len(begins):
+        return values[:0]
+    return np.asarray(ufunc.reduceat(values, begins))
+
+
+def _pair(messages: AllMessages) -> IntArray:
+    """Row of the other side of every send and receive, or `NULL`."""
+    partner = np.full(len(messages), NULL)
+    rows = np.flatnonzero(messages.is_p2p & (messages.peer != NULL))
+    sends = messages.op_is("send")[rows]
+    rank, peer = messages.rank[rows], messages.peer[rows]
+    source, target = np.where(sends, rank, peer), np.where(sends, peer, rank)
+    group, tag, seq = messages.group[rows], messages.tag[rows], messages.seq[rows].astype(np.int64)
+    missing = seq == NULL
+    if missing.any():
+        place = np.lexsort((messages.start[rows], sends, tag, target, source, group))
+        new = _changes(group[place], source[place], target[place], tag[place], sends[place])
+        begins = np.flatnonzero(new)
+        count = np.arange(len(place)) - np.repeat(begins, np.diff(np.append(begins, len(place))))
+        in_order = np.empty(len(rows), dtype=np.int64)
+        in_order[place] = count
+        seq = np.where(missing, -2 - in_order, seq)
+    keys = (seq, tag, target, source, group)
+    order = np.lexsort((sends, *keys))
+    new = _changes(*(key[order] for key in keys))
+    begins = np.flatnonzero(new)
+    counts = np.diff(np.append(begins, len(order)))
+    # A pair is one receive and one send; anything else under a key cannot be told apart.
+    two = begins[counts == 2]
+    two = two[~sends[order[two]] & sends[order[two + 1]]]
+    receive, send = rows[order[two]], rows[order[two + 1]]
+    partner[receive], partner[send] = send, receive
+    return partner
+
+
+def _release(
+    messages: AllMessages,
+    collective: IntArray,
+    partner: IntArray,
+    collectives: Collectives,
+    order: IntArray,
+) -> tuple[IntArray, IntArray]:
+    """When each message had nobody to wait for any more, and who came last."""
+    start, rank = messages.start, messages.rank
+    released = np.full(len(messages), NULL_NS)
+    releaser = np.full(len(messages), NULL)
+
+    entered = np.isin(collectives.state, (State.COMPLETE, State.OPEN))
+    rows = order[entered[collective[order]]]
+    released[rows] = collectives.last[collective[rows]]
+    releaser[rows] = collectives.last_rank[collective[rows]]
+
+    from_root = rows[messages.op_is(*_FROM_ROOT)[rows]]
+    is_root = messages.peer[from_root] == rank[from_root]
+    root_start = np.full(len(collectives), NULL_NS)
+    roots = from_root[is_root]
+    root_start[collective[roots]] = start[roots]
+    known = root_start[collective[from_root]] != NULL_NS
+    rooted = from_root[known]
+    released[rooted] = root_start[collective[rooted]]
+    releaser[rooted] = messages.peer[rooted]
+
+    pairs = np.flatnonzero(partner != NULL)
+    released[pairs] = start[partner[pairs]]
+    releaser[pairs] = rank[partner[pairs]]
+
+    # Who came later than the one it needs waited for nobody; nor did who left before the last
+    # came, where an operation allows that. (Elsewhere such an order is the clocks' error.)
+    known = released != NULL_NS
+    left = (messages.end != NULL_NS) & (released > messages.end)
+    alone = known & ((released <= start) | (left & messages.op_is(*_MAY_LEAVE)))
+    released[alone], releaser[alone] = start[alone], rank[alone]
+    return released, releaser

@@ -1,0 +1,89 @@
+"""Slack: by how much each event could end later without its step ending later.
+
+On one rank, going back from an instant, a delay first uses up the times in which the rank is
+blocked anyway. It shows elsewhere when the rank comes to a collective after everybody else, or
+ends its step after everybody else. So with B(t) the time for which the rank has been blocked up
+to t, and the *margin* of an arrival the last arrival minus this one (of a step's end: its latest
+end on any rank minus this rank's),
+
+    slack(t) = min over arrivals and step ends at x >= t of (margin(x) + B(x) - B(t)).
+
+That is a lower bound: a delay that reaches others may be absorbed by them in turn. A message
+that is under way can end later by what is left until the rank is next blocked, and by the
+slack of that instant.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from ddltrace.analyzer.events.event_columns import KIND, NULL, NULL_NS, Columns, IntArray
+from ddltrace.analyzer.events.interval_sets import length_before, union
+from ddltrace.analyzer.events.rank_scan import scan_rank, timeline_of
+from ddltrace.analyzer.joined.join import Joined
+from ddltrace.analyzer.model import Analysis
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace.opened_trace import Trace
+
+
+def event_slack(trace: Trace, analysis: Analysis, rank: int) -> pa.Array:
+    """Slack of every event of a rank, microseconds.
+
+    Args:
+        trace: The trace.
+        analysis: Its analysis.
+        rank: Whose events.
+
+    Returns:
+        One number per row of ``trace.events(rank)``: null for events of no completed step and
+        for those whose end is not known; 0 on what a delay of any length would show.
+
+    Raises:
+        TraceError: The trace has nothing of that rank.
+    """
+    columns = Columns(trace.events(rank))
+    scan = scan_rank(rank, columns)
+    assert analysis.joined is not None, "made by analyze(), which always joins"
+    line = timeline_of(trace, scan)
+    blocked = union(line.block_start, line.block_end)
+    time, margin = _margins(analysis, analysis.joined, scan.step, scan.step_end, rank)
+    end = columns.end.astype(np.int64)
+    message = columns.kind == KIND["message"]
+    # A message ends when the rank next is, or still is, blocked, at no cost.
+    following = np.searchsorted(blocked.end, end, side="right")
+    at = np.where(
+        message & (following < len(blocked.end)),
+        np.append(blocked.end, 0)[np.minimum(following, len(blocked.end))],
+        end,
+    )
+    after = np.searchsorted(time, at, side="left")
+    held = length_before(blocked, time)
+    best = np.minimum.accumulate((margin + held)[::-1])[::-1]
+    known = (end != NULL_NS) & (columns.step != NULL) & (after < len(time))
+    known &= np.isin(columns.step, scan.step)
+    slack = np.zeros(len(end), dtype=np.int64)
+    slack[known] = best[after[known]] - length_before(blocked, at[known])
+    slack = np.maximum(slack, 0) + (at - end)
+    return pa.array(slack / 1e3, mask=~known)
+
+
+def _margins(
+    analysis: Analysis, joined: Joined, step: IntArray, step_end: IntArray, rank: int
+) -> tuple[IntArray, IntArray]:
+    """When the rank arrives at collectives and ends steps, and how much before the others."""
+    rows = joined.rows(rank)
+    start, of = joined.messages.start[rows], joined.collective[rows]
+    entered = (of != NULL) & (joined.released[rows] != NULL_NS)
+    arrival = start[entered]
+    margins = joined.collectives.last[of[entered]] - arrival
+    ends = {row.step: analysis.paths[row.step].end[-1] for row in analysis.steps}
+    latest = np.array([ends.get(number, NULL_NS) for number in step.tolist()], dtype=np.int64)
+    some = latest != NULL_NS
+    time = np.concatenate([arrival, step_end[some]])
+    margin = np.concatenate([margins, latest[some] - step_end[some]])
+    order = np.argsort(time, kind="stable")
+    return time[order], margin[order]

@@ -1,0 +1,131 @@
+"""What a rank was in the middle of in the end, or what it did last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ddltrace.analyzer.events.event_columns import KIND, NULL, NULL_NS, Columns, IntArray
+from ddltrace.analyzer.trace.opened_trace import drop_superseded
+from ddltrace.tracer.trace.schema import EVENTS, P2P_OPS
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.measures.process_ends import Lives
+    from ddltrace.analyzer.trace.opened_trace import Trace
+
+_DOINGS: Final = ("phase", "layer", "data", "wait", "codec", "marker")
+_LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
+
+
+class Doing(NamedTuple):
+    """What a rank did in the end.
+
+    Attributes:
+        text: As the rest of a sentence about it.
+        recorded_ns: When the last was that it recorded, on rank 0's clock; None if nothing was.
+    """
+
+    text: str
+    recorded_ns: int | None
+
+
+def doing(trace: Trace, lives: Lives, rank: int, at_ns: int) -> Doing:
+    """What a rank was in the middle of in the end, or what it did last.
+
+    Args:
+        trace: The job's.
+        lives: Of its processes.
+        rank: One of which something was recorded.
+        at_ns: When it was the process that is meant, on rank 0's clock.
+    """
+    columns = _last_events(trace, rank, *lives.of(rank, at_ns))
+    rows = columns.rows(*_DOINGS, "message")
+    latest = _latest(columns)
+    row = None
+    if len(rows):
+        still_open = rows[columns.unfinished[rows]]
+        # The oldest that is open: what came after it in other streams waits behind it.
+        row = int(still_open[0] if len(still_open) else rows[np.argmax(latest[rows])])
+    silence = _silence(trace, rank, latest)
+    what = "did nothing that was recorded" if row is None else _event_text(columns, row)
+    if silence is not None:
+        if row is not None and columns.unfinished[row]:
+            what = f"{what}, at {_place(silence['stack'])}"
+        else:
+            what = at_place(silence)
+    return Doing(what, int(latest.max()) if len(latest) else None)
+
+
+def last_silence(trace: Trace, rank: int) -> dict[str, Any] | None:
+    """What a rank was seen to do that records nothing; None if it has recorded since."""
+    return _silence(trace, rank, _latest(_last_events(trace, rank, NULL_NS, None)))
+
+
+def at_place(silence: Mapping[str, Any]) -> str:
+    """A silence as the rest of a sentence about its rank."""
+    step = "" if silence["step"] is None else f" of step {silence['step']}"
+    return f"is at {_place(silence['stack'])}, phase {silence['phase']}{step}"
+
+
+def _last_events(trace: Trace, rank: int, after_ns: int, until_ns: int | None) -> Columns:
+    """Those events of a rank that tell what it did last, found a window at a time.
+
+    All its messages, what had not ended, and of each window what ended last; of those that began
+    within some time.
+    """
+    kept = [EVENTS.empty_table()]
+    for table in trace.windows(rank):
+        start = Columns(table).start
+        meant = (start > after_ns) & (start <= (start if until_ns is None else until_ns))
+        columns = Columns(table.filter(meant))
+        latest = _latest(columns)
+        wanted = columns.unfinished | (columns.kind == KIND["message"])
+        for rows in (columns.rows(*_DOINGS), np.arange(len(columns))):
+            if len(rows):
+                wanted[rows[np.argmax(latest[rows])]] = True
+        kept.append(columns.table(np.flatnonzero(wanted)))
+    return Columns(drop_superseded(pa.concat_tables(kept).unify_dictionaries()))
+
+
+def _latest(columns: Columns) -> IntArray:
+    """Of each event, when it ended, or began if it has not."""
+    return np.maximum(columns.end, columns.start)
+
+
+def _silence(trace: Trace, rank: int, latest: IntArray) -> dict[str, Any] | None:
+    """What the rank was seen to do after all its events."""
+    info = next((info for info in reversed(trace.run.ranks) if info.rank == rank), None)
+    if info is None or info.silence is None or not info.silence["stack"]:
+        return None
+    last = int(latest.max(initial=NULL_NS))
+    return info.silence if trace.moment(info, info.silence["noticed_ns"]) >= last else None
+
+
+def _place(stack: Sequence[str]) -> str:
+    """The innermost frame of the job's own code, else the innermost at all."""
+    frame = next((f for f in stack if not any(part in f for part in _LIBRARIES)), stack[0])
+    path, _, function = frame.rpartition(" ")
+    return f"{PurePath(path).name} ({function})"
+
+
+def _event_text(columns: Columns, row: int) -> str:
+    at: IntArray = np.array([row])
+
+    def word(column: str) -> str:
+        codes, words = columns.codes(column, at)
+        return "" if codes[0] == NULL else words[codes[0]]
+
+    what = f"{word('kind')} {word('op') or word('name')}".strip()
+    step, unfinished = int(columns.step[row]), bool(columns.unfinished[row])
+    peer, number, tag = (int(columns.ints(name)[row]) for name in ("peer", "seq", "tag"))
+    if word("op") in P2P_OPS:
+        what += "" if peer == NULL else f" {'to' if word('op') == 'send' else 'from'} rank {peer}"
+        what += "" if tag in (NULL, 0) else f", tag {tag}"
+    elif unfinished and number != NULL:
+        what += f" number {number} of group {word('group')}"
+    verb = "is in" if unfinished else "last recorded"
+    return f"{verb} {what}{'' if step == NULL else f' of step {step}'}"

@@ -1,0 +1,99 @@
+"""When the processes of ranks ended, and until when it is known what they did."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from ddltrace.analyzer.events.event_columns import NULL_NS
+from ddltrace.analyzer.events.rank_scan import RankScan
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace.opened_trace import Trace
+
+_UNWRITTEN_NS: Final = 500_000_000
+"""What a process that is killed has recorded in this time before may not be written; usual is
+half of it."""
+
+
+class Lives:
+    """When the processes of each rank ended, on rank 0's clock, where somebody saw it."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._ends: dict[int, list[int]] = {}
+        for info in trace.run.ranks:
+            if info.ended_ns is not None:
+                self._ends.setdefault(info.rank, []).append(trace.moment(info, info.ended_ns))
+
+    def of(self, rank: int, at_ns: int) -> tuple[int, int | None]:
+        """The process that was a rank at a moment: when the one before it ended, and when it did.
+
+        Returns:
+            Both; the smallest integer and None where there is none, or nobody saw it.
+        """
+        ends = self._ends.get(rank, [])
+        before = max((end for end in ends if end < at_ns), default=NULL_NS)
+        return before, min((end for end in ends if end >= at_ns), default=None)
+
+
+class Known:
+    """Until when it is known what ranks did: of one that was killed, the last is not written.
+
+    Args:
+        trace: The job's.
+        scans: Of its ranks.
+        lives: Of its processes.
+        now: When the job ended, if that is known.
+    """
+
+    def __init__(
+        self, trace: Trace, scans: Mapping[int, RankScan], lives: Lives, now: int | None
+    ) -> None:
+        self._lives = lives
+        self._now = now
+        self._written: dict[int, int] = {}  # of ranks whose last process was killed
+        for info in trace.run.ranks:
+            self._written.pop(info.rank, None)
+            if info.status == "killed" and info.rank in scans:
+                seen = [scans[info.rank].last]
+                if info.silence is not None:
+                    seen.append(trace.moment(info, info.silence["noticed_ns"]))
+                self._written[info.rank] = max(seen)
+
+    def until(self, rank: int, at_ns: int) -> int | None:
+        """The time until which it is known that what a rank was in at a moment went on."""
+        _, ended = self._lives.of(rank, at_ns)
+        written = self._written.get(rank)
+        if written is None:
+            return self._now if ended is None else ended
+        return written if ended is None else max(written, ended - _UNWRITTEN_NS)
+
+    def may_have_come(self, ranks: Iterable[int], since_ns: int) -> bool:
+        """Whether nobody knows of one of some ranks what it did from a moment on."""
+        return any(
+            self._written.get(rank, since_ns) < since_ns
+            and self._lives.of(rank, since_ns)[1] is None
+            for rank in ranks
+        )
+
+
+def end_of_trace(trace: Trace, scans: Mapping[int, RankScan]) -> int | None:
+    """When the job ended, or now if it runs, on rank 0's clock; None if nothing tells.
+
+    If nobody saw it end: the last that was seen of it.
+    """
+    run = trace.run
+    ended, host = run.ended_unix_ns, run.host
+    if ended is None and run.status == "running":
+        ended, host = time.time_ns(), platform.node()
+    if ended is not None:
+        # Hosts' clocks on the wall differ: best is a rank where that one was read.
+        for info in sorted(run.ranks, key=lambda info: info.host != host):
+            unix, monotonic = info.clock.get("unix_ns"), info.clock.get("monotonic_ns")
+            if isinstance(unix, int) and isinstance(monotonic, int):
+                return trace.moment(info, ended - unix + monotonic)
+    silences = [(info, info.silence) for info in run.ranks if info.silence is not None]
+    seen = [trace.moment(info, silence["noticed_ns"]) for info, silence in silences]
+    return max([*seen, *(scan.last for scan in scans.values())], default=None)

@@ -1,0 +1,1 @@
+"""SQL over a trace, and the tables that it reads."""

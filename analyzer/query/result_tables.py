@@ -1,0 +1,201 @@
+"""An analysis as Arrow tables, for those who compute further: SQL, pandas, other tools.
+
+Times with ``_ns`` are on rank 0's clock, as in `Trace.events`; durations carry ``_us``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, fields
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
+from ddltrace.analyzer.joined.join import Joined, State
+from ddltrace.analyzer.model import CATEGORIES, Analysis, RankRow, StepRow, TensorRow
+from ddltrace.analyzer.trace.opened_trace import Trace
+from ddltrace.tracer.trace.schema import EVENTS
+
+
+class EventStream:
+    """The events of all ranks, with a column ``rank`` before those of the schema.
+
+    Whoever takes Arrow streams can read it, as often as it likes: rank after rank, so that
+    never more than one is held for it, and of a trace too long for that not even one.
+    """
+
+    schema: Final = pa.schema([pa.field("rank", pa.int32()), *EVENTS])
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        reader = pa.RecordBatchReader.from_batches(self.schema, self._batches())
+        return reader.__arrow_c_stream__(requested_schema)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        for rank in self._trace.ranks:
+            tables = self._trace.event_tables(rank)
+            for batch in chain.from_iterable(table.to_batches() for table in tables):
+                ranks = pa.array(np.full(batch.num_rows, rank, dtype=np.int32))
+                yield pa.RecordBatch.from_arrays([ranks, *batch.columns], schema=self.schema)
+
+
+def messages_table(analysis: Analysis) -> pa.Table:
+    """One row per message, joined: whom it waited for, how long, how long it was under way."""
+    joined = _joined(analysis)
+    messages = joined.messages
+    wait, transfer = joined.wait_and_transfer()
+    duration = np.where(messages.end == NULL_NS, NULL, messages.end - messages.start)
+    return pa.table(
+        {
+            "rank": messages.rank,
+            "op": _coded(messages.op, messages.ops),
+            "group": _coded(messages.group, messages.groups),
+            "seq": _known(messages.seq),
+            "step": _known(messages.step),
+            "peer": _known(messages.peer),
+            "tag": _known(messages.tag),
+            "bytes": _known(messages.bytes),
+            "out_bytes": _known(messages.out_bytes),
+            "start_ns": messages.start,
+            "end_ns": _known(messages.end, NULL_NS),
+            "duration_us": _us(duration, duration != NULL),
+            "wait_us": _us(wait, wait != NULL),
+            "transfer_us": _us(transfer, transfer != NULL),
+            "waited_for_rank": _known(joined.releaser),
+            "collective": _known(joined.collective),
+            "partner": _known(joined.partner),
+        }
+    )
+
+
+def collectives_table(analysis: Analysis) -> pa.Table:
+    """One row per collective; its place is the ``collective`` of its messages."""
+    joined = _joined(analysis)
+    one = joined.collectives
+    done = one.timed
+    transfer = np.where(done, np.maximum(one.end - one.last, 0), 0)
+    return pa.table(
+        {
+            "collective": np.arange(len(one)),
+            "op": _coded(one.op, joined.messages.ops),
+            "group": _coded(one.group, joined.messages.groups),
+            "seq": one.seq,
+            "step": _known(one.step),
+            "bytes": _known(one.bytes),
+            "ranks": one.ranks,
+            "state": _coded(one.state, [state.name.lower() for state in State]),
+            "first_ns": one.first,
+            "last_ns": one.last,
+            "end_ns": _known(one.end, NULL_NS),
+            "last_rank": one.last_rank,
+            "lateness_us": (one.last - one.median) / 1e3,
+            "arrival_skew_us": (one.last - one.first) / 1e3,
+            "wait_us": _us(one.wait, done),
+            "transfer_us": _us(transfer, done),
+        }
+    )
+
+
+def path_table(analysis: Analysis) -> pa.Table:
+    """One row per piece of the critical path of every step."""
+    columns: dict[str, list[Any]] = {
+        name: [] for name in ("step", "rank", "category", "name", "start_ns", "end_ns")
+    }
+    names: list[str] = []
+    for step, path in analysis.paths.items():
+        names = path.names
+        columns["step"].append(np.full(len(path), step))
+        for column, values in (
+            ("rank", path.rank),
+            ("category", path.category),
+            ("name", path.name),
+            ("start_ns", path.start),
+            ("end_ns", path.end),
+        ):
+            columns[column].append(values)
+    whole = {
+        name: np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        for name, parts in columns.items()
+    }
+    return pa.table(
+        {
+            **whole,
+            "category": _coded(whole["category"], list(CATEGORIES)),
+            "name": _coded(whole["name"], names),
+        }
+    )
+
+
+def steps_table(analysis: Analysis) -> pa.Table:
+    """One row per completed step, the critical path's categories as columns ``path_*_us``."""
+
+    def flatten(row: StepRow) -> dict[str, Any]:
+        flat = asdict(row)
+        path = flat.pop("critical_path")
+        return flat | {f"path_{name}": value for name, value in path.items()}
+
+    return _rows_table(analysis.steps, StepRow, flatten)
+
+
+def ranks_table(analysis: Analysis) -> pa.Table:
+    """One row per rank, columns as in `RankRow`."""
+    return _rows_table(analysis.ranks, RankRow)
+
+
+def tensors_table(analysis: Analysis) -> pa.Table:
+    """One row per parameter, columns as in `TensorRow`."""
+    return _rows_table(analysis.tensors, TensorRow)
+
+
+def rank_steps_table(analysis: Analysis) -> pa.Table:
+    """One row per rank and step: where its time went; null where the trace does not tell."""
+    columns = {}
+    for name, values in analysis.rank_steps.items():
+        if name == "start_ns" or not name.endswith("_ns"):
+            columns[name] = pa.array(np.asarray(values).astype(np.int64))
+        else:
+            columns[name[:-3] + "_us"] = pa.array(values / 1e3, mask=np.isnan(values))
+    return pa.table(columns)
+
+
+OF_ANALYSIS: Final[dict[str, Callable[[Analysis], pa.Table]]] = {
+    "messages": messages_table,
+    "collectives": collectives_table,
+    "tensors": tensors_table,
+    "steps": steps_table,
+    "ranks": ranks_table,
+    "rank_steps": rank_steps_table,
+    "critical_path": path_table,
+}
+"""Name -> what makes the table of an analysis."""
+
+
+def _rows_table(
+    rows: Sequence[Any], kind: type, flatten: Callable[[Any], dict[str, Any]] = asdict
+) -> pa.Table:
+    if not rows:
+        return pa.table({field.name: pa.nulls(0) for field in fields(kind)})
+    return pa.Table.from_pylist([flatten(row) for row in rows])
+
+
+def _joined(analysis: Analysis) -> Joined:
+    assert analysis.joined is not None, "made by analyze(), which always joins"
+    return analysis.joined
+
+
+def _known(values: IntArray, null: int = NULL) -> pa.Array:
+    return pa.array(values.astype(np.int64), mask=values == null)
+
+
+def _us(nanoseconds: IntArray, known: BoolArray) -> pa.Array:
+    return pa.array(nanoseconds / 1e3, mask=~known)
+
+
+def _coded(codes: IntArray, values: list[str]) -> pa.Array:
+    indices = pa.array(codes.astype(np.int32), mask=codes == NULL)
+    return pa.DictionaryArray.from_arrays(indices, pa.array(values, pa.string()))

@@ -1,0 +1,321 @@
+"""The report as one HTML file that needs no network: ``ddltrace analyze TRACE --html FILE``.
+
+The template writes every name escaped; the figures' names are escaped where they are made.
+plotly.js travels in the file, compressed, and the browser unpacks it.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import cache
+from importlib import metadata, resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ddltrace.analyzer.formatting.units import (
+    bandwidth_text,
+    bytes_text,
+    printable,
+    share_text,
+    time_text,
+)
+from ddltrace.analyzer.model import CATEGORIES, Analysis, Summary
+from ddltrace.analyzer.report import figures
+from ddltrace.analyzer.report.notes import notes_of, state_text
+from ddltrace.analyzer.report.palette import style_sheet
+from ddltrace.analyzer.report.sentences import extra_text, idle_text, sentences
+from ddltrace.analyzer.trace.trace_directories import dashboard_command
+from ddltrace.tracer.errors import DdltraceError
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from ddltrace.analyzer.joined.critical_path import Path as CriticalPath
+    from ddltrace.analyzer.trace.opened_trace import Trace
+
+TENSORS_SHOWN: Final = 25
+"""Rows of the table of exposed tensors."""
+
+MAX_PIECES: Final = 20_000
+"""Pieces of critical paths that the file holds, over all steps that can be chosen."""
+
+MAX_PIECES_OF_STEP: Final = 4_000
+"""Pieces of one path: beyond, the shortest are left out, which no screen could show."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One number at the top of the report."""
+
+    name: str
+    value: str
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One part of the bar that sums to the step."""
+
+    name: str
+    role: str
+    share: float
+
+
+@dataclass(frozen=True)
+class ShownPath:
+    """One step whose critical path can be looked at.
+
+    Attributes:
+        step: Its number.
+        wall_us: Its wall time.
+        why: What it is among the steps: ``the median``, ``the slowest``; empty for others.
+        pieces: Columns as report.js takes them.
+    """
+
+    step: int
+    wall_us: float
+    why: str
+    pieces: dict[str, list[Any]]
+
+
+def write_html(
+    analysis: Analysis, trace: Trace, path: Path, sources: Sequence[Path] | None = None
+) -> None:
+    """Writes the report as one self-contained HTML file.
+
+    Args:
+        analysis: What to report.
+        trace: Where it comes from.
+        path: The file; replaced whole if it exists.
+        sources: What the trace was opened from, if that is not its own path.
+
+    Raises:
+        DdltraceError: The file cannot be written.
+    """
+    text = render(analysis, trace, sources)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise DdltraceError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def render(analysis: Analysis, trace: Trace, sources: Sequence[Path] | None = None) -> str:
+    """The report's text; arguments as those of `write_html`."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_asset),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+    )
+    environment.filters.update(
+        shown=printable,
+        time=time_text,
+        bytes=bytes_text,
+        share=share_text,
+        bandwidth=bandwidth_text,
+        ranks=_listed,
+        sentence=_sentence,
+        extra=extra_text,
+    )
+    drawn = {name: figure for name, figure in _figures(analysis) if figure is not None}
+    names: dict[str, int] = {}
+    paths = _paths(analysis, names)
+    data = {
+        "figures": {name: json.loads(figure.to_json()) for name, figure in drawn.items()},
+        "paths": {path.step: path.pieces for path in paths},
+        "names": list(names),
+        "categories": CATEGORIES,
+    }
+    exposed = sorted(analysis.tensors, key=lambda row: row.exposed_us or 0, reverse=True)
+    return environment.get_template(
+        "report.html.jinja"
+    ).render(
+        css=_safe(f"{style_sheet()}\n{_asset('report.css')}"),
+        script=_safe(_asset("report.js")),
+        plotly=_safe(_packed_plotly()),
+        data=_safe(json_in_html(data)),
+        figures=drawn,
+        trace=analysis.trace,
+        state=state_text(analysis.trace),
+        notes=notes_of(analysis),
+        clock=analysis.clock,
+        summary=analysis.summary,
+        joining=analysis.joining,
+        hangs=analysis.hangs,
+        slow=analysis.slow_steps,
+        idle=idle_text(analysis.summary),
+        fits=analysis.cost_fits,
+        findings=analysis.findings,
+        ranks=analysis.ranks,
+        sentences=sentences(analysis)[-3:],  # a hang, if there is one, has a box of its own
+        tiles=_tiles(analysis.summary),
+        shares=_shares(analysis.summary),
+        paths=paths,
+        collectives=sorted(analysis.collectives, key=figures.total_cost, reverse=True),
+        unsure=any(row.unsure for row in analysis.collectives),
+        tensors=exposed[:TENSORS_SHOWN],
+        tensors_left=len(exposed[TENSORS_SHOWN:]),
+        most_exposed=max((row.exposed_us or 0 for row in exposed), default=0) or 1,
+        missing_ranks=sorted(set(range(analysis.trace.world_size)) - set(analysis.trace.ranks)),
+        created=_date(trace.run.created_unix_ns),
+        sources=" ".join(map(str, sources or [trace.path])),
+        next=dashboard_command(sources or [trace.path]),
+        version=metadata.version("ddltrace"),
+    )
+
+
+def _figures(analysis: Analysis) -> Iterable[tuple[str, go.Figure | None]]:
+    for make in (
+        figures.step_times,
+        figures.critical_parts,
+        figures.rank_breakdown,
+        figures.idle_causes,
+        figures.stragglers,
+        figures.overlap_over_steps,
+        figures.wait_against_transfer,
+        figures.bandwidth_against_size,
+        figures.cost_fits,
+        figures.traffic,
+    ):
+        yield make.__name__, make(analysis)
+
+
+def _paths(analysis: Analysis, names: dict[str, int]) -> list[ShownPath]:
+    """Steps whose path the reader can choose: the telling ones first, then all that fit.
+
+    Args:
+        analysis: Where they come from.
+        names: Takes up every name that a piece has, with its number.
+    """
+    rows = [row for row in analysis.steps if row.step in analysis.paths]
+    by_time = sorted((row for row in rows if row.steady), key=lambda row: row.wall_us) or rows
+    why: dict[int, str] = {}
+    if by_time:
+        for row, text in (
+            (by_time[len(by_time) // 2], "the median"),
+            (by_time[-1], "the slowest"),
+            (by_time[0], "the fastest"),
+        ):
+            why.setdefault(row.step, text)
+    shown: list[ShownPath] = []
+    left = MAX_PIECES
+    for row in sorted(rows, key=lambda row: list(why).index(row.step) if row.step in why else 9):
+        pieces = _pieces(analysis.paths[row.step], names)
+        left -= len(pieces["rank"])
+        if left < 0 and shown:
+            break
+        shown.append(ShownPath(row.step, row.wall_us, why.get(row.step, ""), pieces))
+    return shown
+
+
+def _pieces(path: CriticalPath, names: dict[str, int]) -> dict[str, list[Any]]:
+    """A path's pieces as columns, times in ms from its start."""
+    length = path.end - path.start
+    kept = np.arange(len(path))
+    if len(kept) > MAX_PIECES_OF_STEP:
+        kept = np.sort(np.argsort(length)[-MAX_PIECES_OF_STEP:])
+    texts = [
+        figures.label(path.names[name]) if name >= 0 else CATEGORIES[category]
+        for name, category in zip(
+            path.name[kept].tolist(), path.category[kept].tolist(), strict=True
+        )
+    ]
+    return {
+        "start_ms": ((path.start[kept] - path.start[0]) / 1e6).tolist(),
+        "ms": (length[kept] / 1e6).tolist(),
+        "rank": path.rank[kept].tolist(),
+        "category": path.category[kept].tolist(),
+        "name": [names.setdefault(text, len(names)) for text in texts],
+    }
+
+
+def _tiles(summary: Summary) -> list[Tile]:
+    times = summary.step_us
+    return [
+        Tile(
+            "step time, median",
+            time_text(times.p50),
+            f"p95 {time_text(times.p95)}, on one rank {time_text(summary.rank_step_us.p50)}",
+        ),
+        Tile("overlap ratio", share_text(summary.overlap_ratio), "of communication is hidden"),
+        Tile("compute", share_text(summary.compute_share), "of the step"),
+        Tile("exposed communication", share_text(summary.exposed_comm_share), "of the step"),
+        Tile("idle", share_text(summary.idle_share), "of the step"),
+        Tile("waiting for others", share_text(summary.sync_overhead_share), "of the step"),
+        Tile("optimizer", share_text(summary.update_overhead_share), "of the step"),
+        Tile("data loading", share_text(summary.data_share), "of the step"),
+    ]
+
+
+def _shares(summary: Summary) -> list[Share]:
+    """The parts of a step; empty where one of them is unknown, as they would not sum to it."""
+    parts = [
+        ("compute", "compute", summary.compute_share),
+        ("exposed communication", "exposed", summary.exposed_comm_share),
+        ("copies", "data", summary.copy_share),
+        ("idle", "idle", summary.idle_share),
+    ]
+    if any(share is None for _, _, share in parts):
+        return []
+    return [Share(name, role, share) for name, role, share in parts if share]
+
+
+def _listed(ranks: Iterable[int], limit: int = 16) -> str:
+    """Ranks as text: 0, 1, 2; the tail of a long list is counted."""
+    listed = list(ranks)
+    text = ", ".join(map(str, listed[:limit]))
+    return text if len(listed) <= limit else f"{text} and {len(listed) - limit} more"
+
+
+def _sentence(clause: str) -> str:
+    """A finding's clause as a sentence of its own."""
+    text = printable(clause)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _date(unix_ns: int | None) -> str:
+    if unix_ns is None:
+        return ""
+    try:
+        moment = datetime.fromtimestamp(unix_ns / 1e9, tz=timezone.utc)
+    except (OverflowError, ValueError, OSError):
+        return ""
+    return f"{moment:%Y-%m-%d %H:%M} UTC"
+
+
+def _asset(name: str) -> str:
+    return (resources.files(__package__) / "assets" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _packed_plotly() -> str:
+    """plotly.js, gzipped, in base64: 2 MB in place of 4.8."""
+    from plotly.offline import get_plotlyjs
+
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode("ascii")
+
+
+def json_in_html(value: Any) -> str:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _safe(text: str) -> Any:
+    """Marks our own text as markup for the template."""
+    import markupsafe
+
+    return markupsafe.Markup(text)

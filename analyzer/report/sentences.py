@@ -1,0 +1,252 @@
+"""The sentences a tired engineer needs: where the time goes, what causes it, what to try."""
+
+from __future__ import annotations
+
+from ddltrace.analyzer.formatting.text_table import shorten
+from ddltrace.analyzer.formatting.units import printable, share_text, time_text
+from ddltrace.analyzer.measures.stragglers import holds_others_up
+from ddltrace.analyzer.model import (
+    Analysis,
+    Failure,
+    Hang,
+    SlowStep,
+    Standstill,
+    StragglerRow,
+    Summary,
+    stuck_ranks,
+)
+from ddltrace.analyzer.report.advice import cause_text, path_shares
+from ddltrace.tracer.exit_status import signal_name, status_text
+
+_NAMES = {
+    "compute": "compute",
+    "transfer": "communication that nothing hides",
+    "wait": "unexplained waiting",
+    "update": "the optimizer's update",
+    "data": "data loading",
+    "host": "host code between them",
+    "idle": "idle",
+}
+_SHOWN_PARTS = 3
+_WORTH_SAYING = 0.1
+_APART = 1.05  # ranks whose steps lie this far apart: say so
+_SHOWN_RANKS = 8
+_SHOWN_DOINGS = 3
+_SHOWN_SILENCE_US = 1000.0
+_SHOWN_NAME = 40
+_SHOWN_SHARE = 0.0005  # below, it would be written as 0.0 %
+
+
+def sentences(analysis: Analysis) -> tuple[str, ...]:
+    """Three sentences, led by others where the job failed or hangs. Names are safe to print."""
+    failure = [] if analysis.failure is None else [_failure(analysis.failure)]
+    hang = []
+    if analysis.hangs:
+        first, more = analysis.hangs[0], len(analysis.hangs) - 1
+        in_circle = bool(first.missing) and stuck_ranks(analysis.hangs).issuperset(first.missing)
+        circle = "Ranks wait for each other: " if in_circle else ""
+        hang = [f"{circle}{hang_text(first)}{f' ({more} more hang)' if more else ''}."]
+    elif analysis.standstill is not None:
+        hang = [_standstill(analysis.standstill)]
+    return (*failure, *hang, _where(analysis), _cause(analysis), _advice(analysis))
+
+
+def ranks_text(ranks: tuple[int, ...]) -> str:
+    """Ranks as people write them: ``rank 3``, ``ranks 0, 1 and 6 more``."""
+    shown = ", ".join(map(str, ranks[:_SHOWN_RANKS]))
+    if len(ranks) > _SHOWN_RANKS:
+        shown += f" and {len(ranks) - _SHOWN_RANKS} more"
+    return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
+
+
+def extra_text(row: SlowStep) -> str:
+    """Where most of a slow step's extra time went: ``data +31.2 ms, rank 1``. Safe to print."""
+    grown = next((part for part in row.extra if part.rank is not None), None)
+    if grown is None:
+        return "not known"
+    name = "" if grown.name is None else f" ({shorten(printable(grown.name), _SHOWN_NAME)})"
+    return f"{grown.category} +{time_text(grown.us)}, rank {grown.rank}{name}"
+
+
+def idle_text(summary: Summary) -> str:
+    """Idle time over the run by cause, the largest first; empty where it is not known."""
+    idle = summary.idle
+    causes = [
+        (idle.data_share, "for data"),
+        (idle.other_rank_share, "for another rank"),
+        (idle.message_share, "for a message"),
+        (idle.host_share, "for the host's own code"),
+        (idle.unknown_share, "for something that the trace does not show"),
+    ]
+    known = sorted(
+        ((share, what) for share, what in causes if share and share >= _SHOWN_SHARE), reverse=True
+    )
+    if not known:
+        return ""
+    over = "the steady steps" if summary.steps else "the traced time"
+    listed = _listed([f"{share_text(share)} {what}" for share, what in known])
+    beside = ""
+    if (idle.in_message_share or 0.0) >= _SHOWN_SHARE:
+        beside = f"; {share_text(idle.in_message_share)} more waits for others in messages"
+    return f"Of {over} ranks are idle {share_text(summary.idle_share)}: {listed}{beside}."
+
+
+def hang_text(hang: Hang) -> str:
+    """What hangs, who is in it and who is not, without the full stop. Safe to print."""
+    number = "" if hang.seq is None else f" number {hang.seq}"
+    what = f"{printable(hang.op)}{number} of group {printable(hang.group)}"
+    waited = "" if hang.waited_us is None else f" for {time_text(hang.waited_us)}"
+    if hang.called:
+        calls = ", ".join(f"rank {r} {printable(op)}" for r, op in list(hang.called.items())[:4])
+        return (
+            f"Number{number.removeprefix(' number')} of group {printable(hang.group)} hangs"
+            f"{waited} because ranks disagree on what it is: {calls}"
+        )
+    if not hang.missing:
+        return f"{what} never completed although all its ranks are in it{waited}"
+    missing = set(hang.missing)
+    doing = [(rank, text) for rank, text in hang.doing.items() if rank in missing]
+    told = "; ".join(f"rank {rank} {printable(text)}" for rank, text in doing[:_SHOWN_DOINGS])
+    return (
+        f"{what} hangs: {ranks_text(hang.entered)} entered it{waited}, "
+        f"{ranks_text(hang.missing)} never did{': ' + told if told else ''}"
+    )
+
+
+def _failure(failure: Failure) -> str:
+    how = "ended without closing its trace"
+    if failure.exit_status is not None:
+        verb = "was" if signal_name(failure.exit_status) else "ended with"
+        how = f"{verb} {status_text(failure.exit_status)}"
+    before = "" if failure.before_us is None else f", {time_text(failure.before_us)} before others"
+    doing = printable(failure.doing)
+    doing = f"was {doing.removeprefix('is ')}" if doing.startswith("is ") else doing
+    since = ""
+    if doing.startswith("last") and (failure.silent_us or 0) >= _SHOWN_SILENCE_US:
+        since = f", {time_text(failure.silent_us)} before its end"
+    attempt = "" if failure.attempt is None else f" of attempt {failure.attempt}"
+    return f"Rank {failure.rank}{attempt} {how}{before}: it {doing}{since}."
+
+
+def _standstill(standstill: Standstill) -> str:
+    where: dict[str, list[int]] = {}
+    for rank, text in standstill.doing.items():
+        where.setdefault(printable(text).removeprefix("is "), []).append(rank)
+    # The odd one out is the one to look at.
+    places = sorted(where.items(), key=lambda item: (len(item[1]), item[1]))[:_SHOWN_DOINGS]
+    told = "; ".join(f"{ranks_text(tuple(ranks))} {text}" for text, ranks in places)
+    waited = "" if standstill.waited_us is None else f" for {time_text(standstill.waited_us)}"
+    more = len(where) - len(places)
+    return f"No rank has recorded anything{waited}: {told}{f' ({more} more)' if more else ''}."
+
+
+def _where(analysis: Analysis) -> str:
+    summary = analysis.summary
+    if not analysis.trace.events:
+        return "The trace holds no events."
+    if summary.step_us.p50 is None:
+        shares = [
+            (summary.compute_share, "compute"),
+            (summary.exposed_comm_share, "communication that nothing hides"),
+            (summary.idle_share, "neither"),
+        ]
+        known = [f"{share_text(share)} {name}" for share, name in shares if share is not None]
+        said = ", ".join(known) or _in_flight(analysis)
+        return f"No optimizer step was completed; of the traced time: {said}."
+    shares_of_path = sorted(path_shares(analysis).items(), key=lambda item: -item[1])
+    parts = [f"{share_text(s)} {_NAMES[name]}" for name, s in shares_of_path[:_SHOWN_PARTS] if s]
+    overlap = summary.overlap_ratio
+    hidden = (
+        f"; compute hides {share_text(overlap)} of the time in which messages are in flight"
+        if overlap is not None
+        else ""
+    )
+    apart = ""
+    own = summary.rank_step_us.p50
+    if own is not None and summary.step_us.p50 > _APART * own:
+        apart = f" from its first start to its last end, {time_text(own)} on one rank"
+    time = f"{time_text(summary.step_us.p50)}{apart} (median)"
+    return f"A step takes {time}: {_listed(parts)}{hidden}."
+
+
+def _in_flight(analysis: Analysis) -> str:
+    """What can be said of a job whose compute was not recorded: how long it communicated."""
+    wall_us = float(analysis.rank_steps["wall_ns"].sum()) / 1e3
+    if not wall_us:
+        return "nothing was recorded"
+    comm = sum(row.comm_us for row in analysis.ranks) / wall_us
+    wait = sum(row.wait_us or 0.0 for row in analysis.ranks) / wall_us
+    return (
+        f"{share_text(comm)} with messages in flight, {share_text(wait)} waiting for another "
+        "rank to come (of compute nothing was recorded)"
+    )
+
+
+def _cause(analysis: Analysis) -> str:
+    worst = analysis.stragglers[0] if analysis.stragglers else None
+    sync = analysis.summary.sync_overhead_share or 0.0
+    if worst is not None and sync >= 0.02 and not worst.unsure:
+        culprit = holds_others_up(analysis.stragglers, len(analysis.trace.ranks))
+        if culprit is None:
+            return (
+                f"Ranks take turns at coming last to collectives (rank {worst.rank} costs most: "
+                f"last to {share_text(worst.share)}); they wait for each other {share_text(sync)} "
+                "of the step."
+            )
+        if culprit.sometimes:
+            how = (
+                f"is late in some steps only, {culprit.late_steps} of {analysis.summary.steps}, "
+                f"then by {time_text(culprit.late_step_us)}"
+            )
+        else:
+            how = (
+                f"comes last to {share_text(culprit.share)} of its collectives, by "
+                f"{time_text(culprit.lateness_us)}"
+            )
+        why = _why(analysis, culprit)
+        return f"Rank {culprit.rank} {how}, {why}; others wait {share_text(sync)} of the step."
+    parts = [part for part in analysis.critical_path if part.name is not None]
+    if parts:
+        top = parts[0]
+        others = _others(analysis)
+        return (
+            f"{others} largest single part of the critical path is "
+            f"{printable(top.name)} ({top.category}, rank {top.rank}): {time_text(top.us)} a step."
+        )
+    row = analysis.collectives[0] if analysis.collectives else None
+    if row is not None and row.transfer_us_total is not None:
+        return (
+            f"Most of the transfer time is {printable(row.op)} of group {printable(row.group)}: "
+            f"{row.count} of them, {time_text(row.transfer_us_total)} in all."
+        )
+    return "No rank holds the others up, and no collective was completed by all its ranks."
+
+
+def _others(analysis: Analysis) -> str:
+    """What is said of ranks that hold others up where none is known to, and begins a sentence."""
+    known, world = len(analysis.trace.ranks), analysis.trace.world_size
+    if known < world:
+        return f"Of {world - known} of {world} ranks nothing was recorded; the"
+    return "No rank holds the others up; the" if world > 1 else "The"
+
+
+def _why(analysis: Analysis, row: StragglerRow) -> str:
+    if row.cause is None:
+        return "for a reason that the trace does not show"
+    return f"because its {cause_text(analysis, row)} takes {time_text(row.cause_us)} a step longer"
+
+
+def _advice(analysis: Analysis) -> str:
+    if not analysis.findings:
+        if analysis.summary.step_us.p50 is None:
+            return "To be told what to try, trace a job whose optimizer takes steps."
+        return "Nothing stands out that is worth trying."
+    # That the model itself could be faster goes without saying, while anything else is left.
+    others = [f for f in analysis.findings if f.kind != "compute" and f.share >= _WORTH_SAYING]
+    top = others[0] if others else analysis.findings[0]
+    text = printable(top.advice)
+    return f"To try: {text} (it can save {time_text(top.saves_us)} a step at most)."
+
+
+def _listed(parts: list[str]) -> str:
+    return " and ".join(parts) if len(parts) < 3 else f"{', '.join(parts[:-1])} and {parts[-1]}"

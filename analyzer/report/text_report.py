@@ -1,0 +1,397 @@
+"""The report of an analysis for a terminal: at most 100 columns, what matters first.
+
+It renders an `Analysis` and opens nothing.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Final
+
+from ddltrace.analyzer.formatting.text_table import render
+from ddltrace.analyzer.formatting.units import (
+    NOT_KNOWN,
+    bandwidth_text,
+    bytes_text,
+    printable,
+    share_text,
+    time_text,
+)
+from ddltrace.analyzer.model import Analysis, RankRow, StragglerRow
+from ddltrace.analyzer.report.advice import path_shares
+from ddltrace.analyzer.report.notes import notes_of, state_text
+from ddltrace.analyzer.report.sentences import (
+    extra_text,
+    hang_text,
+    idle_text,
+    ranks_text,
+    sentences,
+)
+
+WIDTH: Final = 100
+_BAR: Final = 40
+_MAX_NOTES: Final = 8
+_MAX_RANKS: Final = 16
+_MAX_ROWS: Final = 8
+_MAX_SLOW: Final = 5
+
+
+def render_report(analysis: Analysis) -> str:
+    """The whole report, lines of at most `WIDTH` columns."""
+    sections = [
+        _sentences(analysis),
+        _head(analysis),
+        _notes(analysis),
+        _hangs(analysis),
+        _path(analysis),
+        _slow_steps(analysis),
+        _ranks(analysis),
+        _idle(analysis),
+        _collectives(analysis),
+        _cost(analysis),
+        _p2p(analysis),
+        _stragglers(analysis),
+        _tensors(analysis),
+        _findings(analysis),
+        _clock(analysis),
+    ]
+    return "\n\n".join("\n".join(section) for section in sections if section)
+
+
+def _sentences(analysis: Analysis) -> list[str]:
+    lines = []
+    for sentence in sentences(analysis):
+        lines += textwrap.wrap(sentence, WIDTH, break_long_words=True, break_on_hyphens=False)
+    return lines
+
+
+def _head(analysis: Analysis) -> list[str]:
+    trace, summary = analysis.trace, analysis.summary
+    hosts = f"{len(trace.hosts)} host{'' if len(trace.hosts) == 1 else 's'}"
+    ranks = f"{len(trace.ranks)} of {trace.world_size} ranks"
+    if len(trace.ranks) == trace.world_size:
+        ranks = f"{trace.world_size} rank{'' if trace.world_size == 1 else 's'}"
+    lines = [
+        f"{trace.name}: {ranks} on {hosts}, {trace.steps} steps, {trace.events:,} events, "
+        f"{state_text(trace)}"
+    ]
+    if summary.steps:
+        left = f", {summary.warmup_steps} left out" if summary.warmup_steps else ""
+        lines.append(f"Summary over {summary.steps} steps{left} ({summary.rule}).")
+    return [line for text in lines for line in _wrapped(text)]
+
+
+def _notes(analysis: Analysis) -> list[str]:
+    notes = notes_of(analysis)
+    lines = [line for note in notes[:_MAX_NOTES] for line in _wrapped(f"! {note}", indent="  ")]
+    if len(notes) > _MAX_NOTES:
+        lines.append(f"! {len(notes) - _MAX_NOTES} more notes in --json")
+    return lines
+
+
+def _hangs(analysis: Analysis) -> list[str]:
+    """All that hangs, if it is more than the first sentence tells."""
+    if len(analysis.hangs) < 2:
+        return []
+    lines = ["What hangs, causes before what waits behind them"]
+    for hang in analysis.hangs[:_MAX_ROWS]:
+        lines += _wrapped(f"  {hang_text(hang)}", indent="    ")
+    return lines + _more(len(analysis.hangs), _MAX_ROWS)
+
+
+def _path(analysis: Analysis) -> list[str]:
+    shares = path_shares(analysis)
+    if not shares:
+        return []
+    mean = analysis.summary.step_us.mean or 0.0
+    lines = ["Critical path of a step (all ranks, mean; parts sum to the step)"]
+    for name, share in shares.items():
+        if share:
+            bar = "#" * max(1, round(share * _BAR))
+            lines.append(f"  {name:<9} {time_text(share * mean):>10} {share_text(share):>8}  {bar}")
+    parts = [part for part in analysis.critical_path if part.name is not None][:_MAX_ROWS]
+    rows = [
+        [
+            str(part.name),
+            part.category,
+            str(part.rank),
+            time_text(part.us),
+            share_text(part.share),
+            time_text(part.alone_us),
+        ]
+        for part in parts
+    ]
+    return lines + render(
+        ["largest parts", "what", "rank", "a step", "share", "saves alone"], rows, WIDTH
+    )
+
+
+def _slow_steps(analysis: Analysis) -> list[str]:
+    slow = analysis.slow_steps
+    if not slow.steps:
+        return []
+    lines = _wrapped(
+        f"Slow steps: {len(slow.steps)} of {analysis.summary.steps} took longer than "
+        f"{time_text(slow.limit_us)} (median {time_text(slow.median_us)})"
+    )
+    cells = [
+        [str(row.step), time_text(row.wall_us), time_text(row.longer_us), extra_text(row)]
+        for row in slow.steps[:_MAX_SLOW]
+    ]
+    lines += render(["step", "took", "longer by", "most of it"], cells, WIDTH)
+    return lines + _more(len(slow.steps), _MAX_SLOW)
+
+
+def _ranks(analysis: Analysis) -> list[str]:
+    header = [
+        "rank", "step p50", "compute", "comm", "overlap", "exposed", "waiting", "transfer",
+        "data", "update", "idle",
+    ]  # fmt: skip
+    rows = list(analysis.ranks)
+    if not rows:
+        return []
+    left = len(rows) - _MAX_RANKS
+    if left > 0:
+        rows = sorted(rows, key=_slowness)[:_MAX_RANKS]
+    cells = [
+        [
+            str(row.rank),
+            time_text(row.step_us_p50),
+            time_text(row.compute_us),
+            time_text(row.comm_us),
+            share_text(row.overlap_ratio),
+            time_text(row.exposed_comm_us),
+            time_text(row.wait_us),
+            time_text(row.transfer_us),
+            time_text(row.data_us),
+            time_text(row.update_us),
+            time_text(row.idle_us),
+        ]
+        for row in rows
+    ]
+    lines = ["Ranks (totals over the analyzed window)", *render(header, cells, WIDTH)]
+    if left > 0:
+        lines.append(f"  {left} more ranks in --json; these wait least, so others wait for them")
+    return lines
+
+
+def _idle(analysis: Analysis) -> list[str]:
+    known = [row for row in analysis.idle if row.idle_us is not None]
+    if not known:
+        return []
+    rows = known
+    if len(known) > _MAX_RANKS:
+        rows = sorted(known, key=lambda row: -(row.idle_us or 0.0))[:_MAX_RANKS]
+    header = [
+        "rank", "idle", "data", "other rank", "message", "host", "unknown", "in messages",
+        "most for",
+    ]  # fmt: skip
+    cells = [
+        [
+            str(row.rank),
+            time_text(row.idle_us),
+            time_text(row.data_us),
+            time_text(row.other_rank_us),
+            time_text(row.message_us),
+            time_text(row.host_us),
+            time_text(row.unknown_us),
+            time_text(row.in_message_us),
+            NOT_KNOWN if row.waits_for is None else f"rank {row.waits_for}",
+        ]
+        for row in rows
+    ]
+    lines = _wrapped(
+        "Idle by what it waits for (causes sum to idle); beside it, waiting for others in messages"
+    )
+    lines += render(header, cells, WIDTH)
+    return lines + _more(len(known), _MAX_RANKS) + _wrapped(idle_text(analysis.summary), "  ")
+
+
+def _slowness(row: RankRow) -> float:
+    return row.wait_us if row.wait_us is not None else 0.0
+
+
+def _collectives(analysis: Analysis) -> list[str]:
+    if not analysis.collectives:
+        return []
+    header = [
+        "collective", "group", "count", "bytes", "waiting", "transfer", "p95", "skew", "bus bw",
+    ]  # fmt: skip
+    cells = [
+        [
+            row.op,
+            f"{row.group[:12]} ({row.group_size})",
+            str(row.count),
+            bytes_text(row.bytes),
+            time_text(row.wait_us),
+            time_text(row.transfer_us) + ("?" if row.unsure else ""),
+            time_text(row.transfer_us_p95),
+            time_text(row.arrival_skew_us),
+            bandwidth_text(row.busbw_gbps),
+        ]
+        for row in analysis.collectives[:_MAX_ROWS]
+    ]
+    lines = [
+        "Collectives by operation, group and size (medians of one; waiting: mean over its ranks)",
+        *render(header, cells, WIDTH),
+    ]
+    if any(row.unsure for row in analysis.collectives[:_MAX_ROWS]):
+        lines.append("  ? below what the clocks can tell apart")
+    return lines + _more(len(analysis.collectives), _MAX_ROWS)
+
+
+def _cost(analysis: Analysis) -> list[str]:
+    if not analysis.cost_fits:
+        return []
+    cells = []
+    for fit in analysis.cost_fits[:_MAX_ROWS]:
+        told = fit.latency_us is not None
+        cells.append(
+            [
+                f"{fit.op} of {fit.group_size}, {fit.backend or 'backend unknown'}",
+                str(fit.samples),
+                str(fit.sizes),
+                time_text(fit.latency_us),
+                bandwidth_text(fit.busbw_gbps),
+                share_text(fit.error) if told else NOT_KNOWN,
+                "yes" if fit.disturbed else "no",
+            ]
+        )
+    header = [
+        "time against size",
+        "samples",
+        "sizes",
+        "latency",
+        "bus bw",
+        "error",
+        "disturbed",
+    ]
+    lines = ["Latency and bandwidth, fitted (transfer = latency + bytes / bandwidth)"]
+    lines += render(header, cells, WIDTH)
+    verdicts = {fit.verdict for fit in analysis.cost_fits[:_MAX_ROWS] if fit.verdict != "fitted"}
+    return lines + [f"  {NOT_KNOWN} {verdict}" for verdict in sorted(verdicts)]
+
+
+def _p2p(analysis: Analysis) -> list[str]:
+    if not analysis.p2p:
+        return []
+    cells = [
+        [
+            f"{row.src} -> {row.dst}",
+            str(row.count),
+            bytes_text(row.bytes),
+            time_text(row.wait_us),
+            time_text(row.transfer_us),
+        ]
+        for row in analysis.p2p[:_MAX_ROWS]
+    ]
+    header = ["send to receive", "count", "bytes", "waiting", "transfer"]
+    lines = ["Point to point (totals)", *render(header, cells, WIDTH)]
+    return lines + _more(len(analysis.p2p), _MAX_ROWS)
+
+
+def _late_in(row: StragglerRow, steps: int) -> str:
+    if not row.late_steps:
+        return NOT_KNOWN
+    return f"{row.late_steps} of {steps}" if row.sometimes else "most"
+
+
+def _stragglers(analysis: Analysis) -> list[str]:
+    rows = analysis.stragglers[:5]
+    if not rows:
+        return []
+    cells = [
+        [
+            f"rank {row.rank}",
+            str(row.collectives_last),
+            share_text(row.share),
+            _late_in(row, analysis.summary.steps),
+            time_text(row.late_step_us if row.sometimes else row.lateness_us)
+            + ("?" if row.unsure else ""),
+            time_text(row.lateness_us_total),
+            row.cause or NOT_KNOWN,
+            time_text(row.cause_us),
+        ]
+        for row in rows
+    ]
+    header = [
+        "last to arrive",
+        "times",
+        "of its",
+        "in steps",
+        "late by",
+        "in all",
+        "longer in",
+        "a step",
+    ]
+    return ["Stragglers (steady steps)", *render(header, cells, WIDTH)]
+
+
+def _tensors(analysis: Analysis) -> list[str]:
+    rows = [row for row in analysis.tensors if row.exposed_us is not None][:_MAX_ROWS]
+    if not rows:
+        return []
+    cells = [
+        [
+            row.name,
+            bytes_text(row.bytes),
+            time_text(row.ready_us),
+            time_text(row.enqueue_us),
+            time_text(row.complete_us),
+            NOT_KNOWN if row.bucket is None else str(row.bucket),
+            time_text(row.exposed_us),
+        ]
+        for row in rows
+    ]
+    header = ["tensor", "bytes", "ready at", "sent at", "complete at", "in bucket of", "exposed"]
+    lines = ["Most exposed tensors (medians, from the step's start)", *render(header, cells, WIDTH)]
+    without = sum(row.messages == 0 for row in analysis.tensors)
+    if without:
+        lines.append(f"  {without} parameters' gradients are in no message of these steps")
+    return lines + _more(len(analysis.tensors), _MAX_ROWS)
+
+
+def _findings(analysis: Analysis) -> list[str]:
+    lines: list[str] = []
+    for number, finding in enumerate(analysis.findings[:_MAX_ROWS], start=1):
+        unsure = " (unsure: below what the clocks can tell)" if finding.unsure else ""
+        text = (
+            f"{number}. at most {time_text(finding.saves_us)} a step: "
+            f"{printable(finding.evidence)}{unsure}. Try: {printable(finding.advice)}."
+        )
+        lines += _wrapped(text, indent="   ")
+        if finding.command is not None and not finding.is_of_job:
+            lines += _wrapped(f"   {finding.instruction}: {finding.command}", indent="     ")
+    again = [finding for finding in analysis.findings if finding.is_of_job]
+    if again:
+        lines += _wrapped(f"{again[0].instruction}: {again[0].command}", indent="  ")
+    return ["What could make the step shorter", *lines] if lines else []
+
+
+def _clock(analysis: Analysis) -> list[str]:
+    clock = analysis.clock
+    if not clock.ranks:
+        return []
+    if clock.max_residual_us is None:
+        unknown = tuple(row.rank for row in clock.ranks if row.residual_us is None)
+        sure = f"error unknown for {ranks_text(unknown)}: what is told across ranks is unsure"
+    elif clock.max_residual_us == 0:
+        sure = "no error between ranks"
+    else:
+        sure = f"error at most {time_text(clock.max_residual_us)}"
+    return _wrapped(f"Clocks: {clock.method}; {sure}.")
+
+
+def _more(count: int, shown: int) -> list[str]:
+    return [f"  {count - shown} more in --json"] if count > shown else []
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        _printable_sentence(text), WIDTH, subsequent_indent=indent, break_on_hyphens=False
+    )
+
+
+def _printable_sentence(text: str) -> str:
+    """As `printable`, for a sentence: its parts are bounded already, so it is not cut."""
+    return " ".join(printable(word) for word in text.split(" "))

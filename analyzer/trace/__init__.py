@@ -1,0 +1,1 @@
+"""A trace opened: read, validated, its clocks aligned."""

@@ -1,0 +1,549 @@
+"""A trace opened for reading: events per rank, sorted, on one clock.
+
+Reading is lazy: opening a trace reads what is known of the run, never the events.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import shlex
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddltrace.analyzer.events.event_columns import Columns
+from ddltrace.analyzer.recent_cache import RecentCache
+from ddltrace.analyzer.trace.align import RankClock, align
+from ddltrace.analyzer.trace.run_validation import check_run
+from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.trace.schema import EVENTS
+from ddltrace.tracer.trace.store import (
+    RUN_FILE,
+    EventReader,
+    RankInfo,
+    RunInfo,
+    TensorInfo,
+    grouped,
+    is_as_written,
+    read_run,
+)
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.model import Analysis
+    from ddltrace.analyzer.trace.step_selection import Portion
+
+_CACHE_BYTES: Final = 512 << 20
+_WINDOW_ROWS: Final = 1 << 16
+_TIME_COLUMNS: Final = ("start_ns", "end_ns", "enqueue_ns")
+_GENERATION_MARK: Final = "@"
+_MAX_NAMED: Final = 8
+
+
+def open_trace(path: str | PathLike[str]) -> Trace:
+    """Opens a trace directory, or a file or folder of a format that can be imported.
+
+    Args:
+        path: A directory written by ``ddltrace run`` (finished, still being written, or left
+            by a job that died), or an importable file or folder.
+
+    Returns:
+        The trace; events load when asked for.
+
+    Raises:
+        TraceError: There is nothing there, or it cannot be read as a trace.
+    """
+    path = Path(path)
+    if (path / RUN_FILE).is_file():
+        return Trace(path, _read_run(path))
+    if not path.exists():
+        raise TraceError(f"{path} does not exist")
+    from ddltrace.analyzer.importers import formats
+
+    if formats.recognizes(path):
+        imported = formats.read(path)
+        return Trace(path, check_run(imported.run), imported.tables)
+    if path.is_dir():
+        _check_holds_none(path)
+        read_run(path)  # raises, and says what is missing
+    raise TraceError(f"{path} is neither a trace directory nor of a format that can be imported")
+
+
+def _check_holds_none(path: Path) -> None:
+    """Raises if a directory that is no trace holds some, as an experiment's does."""
+    inside = [run.parent for run in sorted(path.glob(f"*/{RUN_FILE}"))]
+    if not inside:
+        return
+    shown = " ".join(shlex.quote(str(trace)) for trace in inside[:_MAX_NAMED])
+    count = "a trace" if len(inside) == 1 else f"{len(inside)} traces"
+    which = f"the first {_MAX_NAMED}" if len(inside) > _MAX_NAMED else "them"
+    raise TraceError(
+        f"{path} is no trace, but holds {count} (show {which} with: ddltrace dashboard {shown})"
+    )
+
+
+def _read_run(path: Path) -> RunInfo:
+    try:
+        return check_run(read_run(path))
+    except (OverflowError, RecursionError, AttributeError) as error:
+        raise TraceError(f"{path / RUN_FILE} is damaged: {error!s:.120}") from error
+
+
+class Trace:
+    """One run's events, tensors and process groups, on rank 0's clock.
+
+    A rank that was restarted, or whose job made several processes of the same rank one after
+    the other, has several *generations*. Their events stand in one table; from the second
+    generation on, steps go on counting where the former stopped on any rank, and the names of
+    process groups carry ``@2``, ``@3``, so that a step number or a (group, sequence number)
+    means one thing only.
+
+    Attributes:
+        path: Where it was opened.
+        name: How reports call it: the last part of the path.
+        run: What is known of the run.
+        ranks: The ranks of which something was recorded, ascending.
+        notes: What a reader must know before believing the numbers; grows while reading.
+        is_damaged: Whether something that was read is not as it was recorded.
+    """
+
+    def __init__(self, path: Path, run: RunInfo, tables: dict[str, pa.Table] | None = None) -> None:
+        self.path = path
+        self.name = path.resolve().name or str(path)
+        self.run = run
+        self.notes = list(dict.fromkeys(str(note) for note in run.notes))
+        self._tables = tables
+        self._verified: set[str] = set()
+        self._last_starts: dict[str, int] = {}
+        self.is_damaged = False
+        self._leave_out_jobs_beside()
+        self.ranks = sorted({info.rank for info in self.run.ranks})
+        self._steps: range | None = None
+        self._cache = self._new_cache()
+
+    def _leave_out_jobs_beside(self) -> None:
+        """Leaves out processes that formed a smaller job while one of their host was at work.
+
+        A helper that evaluates, for example: its groups and ranks have the names of the job's.
+        """
+        beside = [
+            info
+            for info in self.run.ranks
+            if any(
+                other.world_size > info.world_size
+                and other.attempt == info.attempt
+                and self._overlap(other, info)
+                for other in self.run.ranks
+            )
+        ]
+        for info in beside:
+            self._note(
+                f"process {info.pid} was rank {info.rank} of {info.world_size} in a job of its own "
+                "beside the others: left out"
+            )
+        if beside:
+            kept = [info for info in self.run.ranks if info not in beside]
+            self.run = dataclasses.replace(self.run, ranks=kept)
+
+    def _overlap(self, former: RankInfo, later: RankInfo) -> bool:
+        """Whether a process still recorded something when another one of its host had begun."""
+        first, began = former.clock.get("monotonic_ns"), later.clock.get("monotonic_ns")
+        if former.clock_domain != later.clock_domain:
+            return False
+        if not isinstance(first, int) or not isinstance(began, int) or first > began:
+            return False
+        if former.segment not in self._last_starts:
+            starts = (
+                pc.max(b["start_ns"]).as_py() for b in self.read_columns(former, ["start_ns"])
+            )
+            self._last_starts[former.segment] = max((s for s in starts if s is not None), default=0)
+        return self._last_starts[former.segment] > began
+
+    def _new_cache(self) -> RecentCache[int, pa.Table]:
+        return RecentCache(self._load, lambda table: int(table.nbytes), _CACHE_BYTES)
+
+    def within(self, steps: range) -> Trace:
+        """The same trace with the events of some steps only.
+
+        Events of no step come with them where they were recorded after the first of these
+        steps.
+
+        Args:
+            steps: Numbers of steps, as events of this trace have them.
+        """
+        view = copy.copy(self)
+        # These are of the whole trace.
+        view.__dict__["clocks"] = self.clocks
+        if max(self._generations.values(), default=0):
+            view.__dict__["_first_steps"] = self._first_steps
+        view._steps = steps
+        view._cache = view._new_cache()
+        return view
+
+    @cached_property
+    def clocks(self) -> dict[str, RankClock]:
+        """Segment name -> how that process's times were aligned.
+
+        Reads the events if the trace has several clocks: its messages tell of them, too.
+        """
+        return align(self.run, self._read_windows, self._generations)
+
+    def moment(self, info: RankInfo, ns: int) -> int:
+        """A moment of one process's clock on rank 0's.
+
+        Args:
+            info: The process.
+            ns: When it was there.
+        """
+        return int(self.clocks[info.segment].apply(np.array([ns], np.int64))[0])
+
+    @cached_property
+    def portion(self) -> Portion | None:
+        """The steps that are analyzed at once if the trace is too long for all; else None."""
+        from ddltrace.analyzer.trace.step_selection import find_portion
+
+        return find_portion(self)
+
+    def infos(self, rank: int) -> list[RankInfo]:
+        """What each process of a rank recorded of itself, in the order of generations.
+
+        Raises:
+            TraceError: The trace has nothing of that rank.
+        """
+        infos = [info for info in self.run.ranks if info.rank == rank]
+        if not infos:
+            raise TraceError(f"{self.name} has no rank {rank}")
+        return sorted(infos, key=lambda info: self._generations[info.segment])
+
+    def events(self, rank: int) -> pa.Table:
+        """All events of a rank.
+
+        Returns:
+            A table of schema `EVENTS`, sorted by ``start_ns``, times on rank 0's clock. Of a
+            message that was seen in flight and later completed, only the final row.
+
+        Raises:
+            TraceError: The trace has nothing of that rank.
+        """
+        return self._cache.get(rank)
+
+    def tensors(self, rank: int) -> list[TensorInfo]:
+        """The parameters that a rank's events refer to by id."""
+        for info in reversed(self.infos(rank)):
+            if info.tensors:
+                return info.tensors
+        return []
+
+    def group_ranks(self, name: str, rank: int | None = None) -> tuple[int, ...]:
+        """Global ranks of the members of a process group; empty if the trace does not say.
+
+        Args:
+            name: The group's name in the events.
+            rank: Ask this rank: ranks may use one name for different groups.
+        """
+        for known in (None,) if rank is None else (rank, None):
+            members = self._members.get((name, known)) or self._members.get(
+                (name.rpartition(_GENERATION_MARK)[0], known)
+            )
+            if members:
+                return members
+        return ()
+
+    def group_backend(self, name: str) -> str:
+        """Backend of a process group; empty if the trace does not say."""
+        for plain in (name, name.rpartition(_GENERATION_MARK)[0]):
+            if plain in self._backends:
+                return self._backends[plain]
+        return ""
+
+    @cached_property
+    def origin_ns(self) -> int:
+        """The earliest start of any event on rank 0's clock; 0 in a trace without events."""
+        starts = [
+            events["start_ns"][0].as_py()
+            for events in map(self.events, self.ranks)
+            if events.num_rows
+        ]
+        return min(starts, default=0)
+
+    def analyze(self, steps: range | None = None) -> Analysis:
+        """Measures the trace.
+
+        Args:
+            steps: Only these steps; by default the whole trace, summarized over its steady
+                steps.
+
+        Returns:
+            The analysis, see `ddltrace.analyzer.model.Analysis`.
+
+        Raises:
+            TraceError: The trace has none of those steps.
+        """
+        from ddltrace.analyzer.analysis import analyze
+
+        return analyze(self, steps)
+
+    def columns(self, rank: int) -> Columns:
+        """A rank's events as numpy columns, in the order of recording: for the measures.
+
+        Raises:
+            TraceError: The trace has nothing of that rank.
+        """
+        if rank in self._cache:
+            return Columns(self._cache.get(rank))
+        return Columns(pa.concat_tables(self._aligned(rank)).unify_dictionaries())
+
+    def windows(self, rank: int) -> Iterator[pa.Table]:
+        """A rank's events some ten thousand at a time, in the order of recording.
+
+        What walks over them needs memory for one window, however long the trace is. Of a
+        message that was seen in flight and later completed, both rows come; see
+        `drop_superseded`.
+
+        Returns:
+            Tables of schema `EVENTS`, times on rank 0's clock.
+
+        Raises:
+            TraceError: The trace has nothing of that rank.
+        """
+        last_id = 0
+        infos = self.infos(rank)
+        for info in infos:
+            highest = 0
+            for table in self._read_windows(info):
+                placed = self._place(table, info, last_id)
+                if len(infos) > 1:
+                    highest = max(highest, pc.max(placed["id"]).as_py() or 0)
+                yield placed
+            last_id += highest + 1
+
+    def event_tables(self, rank: int) -> Iterator[pa.Table]:
+        """The rows of `events`: all at once, sorted; of a trace too long for that, as they come.
+
+        Raises:
+            TraceError: The trace has nothing of that rank.
+        """
+        if self.portion is None:
+            yield self.events(rank)
+        else:
+            yield from self.event_windows(rank)
+
+    def event_windows(self, rank: int) -> Iterator[pa.Table]:
+        """The rows of `events`, some ten thousand at a time, in the order of recording.
+
+        For what needs all events of a trace that is too long to be held: events are read twice.
+
+        Raises:
+            TraceError: The trace has nothing of that rank.
+        """
+        seen_open = np.empty(0, np.int64)
+        completed = [seen_open]
+        for table in self.windows(rank):
+            ids = table["id"].fill_null(-1).to_numpy()
+            is_open = _is_open(table) & (ids >= 0)
+            completed.append(ids[~is_open & np.isin(ids, seen_open)])
+            seen_open = np.concatenate([seen_open, ids[is_open]])
+        superseded = np.concatenate(completed)
+        for window in self.windows(rank):
+            table = drop_superseded(window)
+            ids = table["id"].fill_null(-1).to_numpy()
+            yield table.filter(pa.array(~(_is_open(table) & np.isin(ids, superseded))))
+
+    def read_columns(self, info: RankInfo, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Some columns of a process's events as it recorded them, as much as can be read.
+
+        Args:
+            info: The process.
+            names: Names of the columns; a few are read many times faster than all.
+        """
+        if self._tables is not None:
+            yield from self._tables[info.segment].select(list(names)).to_batches()
+            return
+        with contextlib.suppress(TraceError):
+            yield from EventReader(self.path, info.segment, names)
+
+    def first_step(self, info: RankInfo) -> int:
+        """What the steps of a process's events count from in this trace."""
+        generation = self._generations[info.segment]
+        return self._first_steps[generation] if generation else 0
+
+    def _load(self, rank: int) -> pa.Table:
+        return _sort(pa.concat_tables(self._aligned(rank)).unify_dictionaries())
+
+    def _aligned(self, rank: int) -> list[pa.Table]:
+        tables = []
+        last_id = 0
+        for info in self.infos(rank):
+            table = self._place(drop_superseded(self._read(info)), info, last_id)
+            last_id += (pc.max(table["id"]).as_py() or 0) + 1
+            tables.append(table)
+        return tables
+
+    def _place(self, table: pa.Table, info: RankInfo, last_id: int) -> pa.Table:
+        """Brings some of a process's events onto the trace's clock, steps, ids and groups."""
+        table = _align_times(table, self.clocks[info.segment])
+        generation = self._generations[info.segment]
+        if generation:
+            table = _shift(table, "step", self.first_step(info))
+            table = _shift(_shift(table, "id", last_id), "parent", last_id)
+            table = _mark_groups(table, generation)
+        return table
+
+    def _read(self, info: RankInfo) -> pa.Table:
+        windows = list(self._read_windows(info))
+        if not windows:
+            return EVENTS.empty_table()
+        return windows[0] if len(windows) == 1 else pa.concat_tables(windows).unify_dictionaries()
+
+    def _read_windows(self, info: RankInfo) -> Iterator[pa.Table]:
+        """A process's events on its own clock, as much as can be read; notes what cannot."""
+        if self._steps is None:
+            yield from self._read_all(info)
+            return
+        first, began = self.first_step(info), False
+        for table in self._read_all(info):
+            step = table["step"].to_numpy()  # NaN where an event is of no step
+            inside = (step >= self._steps.start - first) & (step < self._steps.stop - first)
+            if began or inside.any():
+                since = 0 if began else int(np.argmax(inside))
+                inside[since:] |= np.isnan(step[since:])
+                began = True
+                yield table.filter(pa.array(inside))
+
+    def _read_all(self, info: RankInfo) -> Iterator[pa.Table]:
+        if self._tables is not None:
+            yield self._tables[info.segment]
+            return
+        if info.segment not in self._verified:
+            self._verified.add(info.segment)
+            if not is_as_written(self.path, info):
+                self._note_damage(
+                    f"rank {info.rank}: its file is not what was recorded, but damaged or another's"
+                )
+        reader = EventReader(self.path, info.segment)
+        try:
+            for group in grouped(iter(reader), _WINDOW_ROWS):
+                yield pa.Table.from_batches(group, schema=EVENTS).unify_dictionaries()
+        except TraceError as error:
+            self._note_damage(f"rank {info.rank}: {error}")
+            return
+        if reader.lost_bytes and not info.lost_bytes:
+            self._note_damage(
+                f"rank {info.rank}: the last {reader.lost_bytes} bytes are unreadable"
+            )
+
+    def _note_damage(self, text: str) -> None:
+        self._note(text)
+        self.is_damaged = True
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    @cached_property
+    def _backends(self) -> dict[str, str]:
+        return {group.name: group.backend for info in self.run.ranks for group in info.groups}
+
+    @cached_property
+    def _members(self) -> dict[tuple[str, int | None], tuple[int, ...]]:
+        members: dict[tuple[str, int | None], tuple[int, ...]] = {}
+        for info in self.run.ranks:
+            for group in info.groups:
+                members[group.name, info.rank] = group.ranks
+                members.setdefault((group.name, None), group.ranks)
+        return members
+
+    @cached_property
+    def _generations(self) -> dict[str, int]:
+        """Segment name -> how manieth life of the job it belongs to, from 0."""
+        keys: dict[str, tuple[int, int]] = {}
+        seen: dict[tuple[int, int], int] = {}
+        for info in sorted(self.run.ranks, key=_age):
+            ordinal = seen.get((info.rank, info.attempt), 0)
+            seen[info.rank, info.attempt] = ordinal + 1
+            keys[info.segment] = (info.attempt, ordinal)
+        order = {key: number for number, key in enumerate(sorted(set(keys.values())))}
+        return {segment: order[key] for segment, key in keys.items()}
+
+    @cached_property
+    def _first_steps(self) -> list[int]:
+        """Number of each generation's first step: after the last one of the former."""
+        counts = [0] * (max(self._generations.values()) + 1)
+        for info in self.run.ranks:
+            generation = self._generations[info.segment]
+            for table in self._read_windows(info):
+                last = pc.max(table["step"]).as_py()
+                counts[generation] = max(counts[generation], 0 if last is None else last + 1)
+        return [sum(counts[:number]) for number in range(len(counts))]
+
+
+def _age(info: RankInfo) -> tuple[int, int, int]:
+    started = info.clock.get("unix_ns")
+    return info.attempt, started if isinstance(started, int) else 0, info.pid or 0
+
+
+def drop_superseded(table: pa.Table) -> pa.Table:
+    """Keeps the last row of each message id: the completed one, where there is one.
+
+    Args:
+        table: A rank's events, or its messages alone, in the order of recording.
+    """
+    if not any("open" in chunk.dictionary.to_pylist() for chunk in table["status"].chunks):
+        return table
+    if not _is_open(table).any():
+        return table
+    ids = table["id"].combine_chunks().fill_null(-1).to_numpy(zero_copy_only=False)
+    is_message = pc.equal(table["kind"], "message").fill_null(False).to_numpy()
+    rows = np.flatnonzero(is_message & (ids >= 0))
+    _, first_from_end = np.unique(ids[rows][::-1], return_index=True)
+    keep = np.ones(table.num_rows, dtype=bool)
+    keep[rows] = False
+    keep[rows[::-1][first_from_end]] = True
+    return table.filter(pa.array(keep))
+
+
+def _is_open(table: pa.Table) -> npt.NDArray[np.bool_]:
+    """Which rows are messages that had not completed when they were written."""
+    return np.asarray(pc.equal(table["status"], "open").fill_null(False).to_numpy())
+
+
+def _align_times(table: pa.Table, clock: RankClock) -> pa.Table:
+    if clock.offset_ns == 0 and clock.drift == 0.0:
+        return table
+    for name in _TIME_COLUMNS:
+        column = table[name].combine_chunks()
+        times = column.fill_null(clock.reference_ns).to_numpy(zero_copy_only=False)
+        missing = column.is_null().to_numpy(zero_copy_only=False)
+        table = _replace(table, name, pa.array(clock.apply(times), pa.int64(), mask=missing))
+    return table
+
+
+def _sort(table: pa.Table) -> pa.Table:
+    starts = table["start_ns"].combine_chunks().to_numpy(zero_copy_only=False)
+    if len(starts) < 2 or bool(np.all(starts[1:] >= starts[:-1])):
+        return table.combine_chunks()
+    return table.combine_chunks().take(pa.array(np.argsort(starts, kind="stable")))
+
+
+def _shift(table: pa.Table, name: str, by: int) -> pa.Table:
+    column = pc.add(table[name], pa.scalar(by, EVENTS.field(name).type))
+    return _replace(table, name, column)
+
+
+def _mark_groups(table: pa.Table, generation: int) -> pa.Table:
+    column = table["group"].combine_chunks()
+    names = [f"{name}{_GENERATION_MARK}{generation + 1}" for name in column.dictionary.to_pylist()]
+    marked = pa.DictionaryArray.from_arrays(column.indices, pa.array(names, pa.string()))
+    return _replace(table, "group", marked)
+
+
+def _replace(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:
+    return table.set_column(table.schema.get_field_index(name), EVENTS.field(name), column)

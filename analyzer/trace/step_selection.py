@@ -1,0 +1,152 @@
+"""Which steps of a long trace are analyzed: as many as fit in a bounded memory.
+
+What an analysis keeps grows with events and messages. Of a trace of hundreds of millions of
+them the last steps are analyzed, which hold the end of the run, or those that were asked for;
+the others are read over. The report says so.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import pyarrow.compute as pc
+
+from ddltrace.analyzer.events.event_columns import NULL, Gathered, IntArray
+from ddltrace.analyzer.measures.breakdown import FloatArray
+from ddltrace.analyzer.measures.steps import RULE_ASKED
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace.align import RankClock
+    from ddltrace.analyzer.trace.opened_trace import Trace
+    from ddltrace.tracer.trace.store import RankInfo
+
+MOST_BYTES: Final = 4 << 30
+"""Memory that what is kept of the analyzed steps may take, about."""
+
+_EVENT_BYTES: Final = 70
+"""What an analysis takes at its peak for an event of a deep model: measured."""
+_MESSAGE_BYTES: Final = 500
+
+_LATEST_NS: Final = np.iinfo(np.int64).max
+
+RULE: Final = "the last steps, as many as are analyzed at once"
+
+
+@dataclass(frozen=True)
+class Portion:
+    """Some steps of a trace that is too long to be analyzed as a whole.
+
+    Attributes:
+        steps: The steps to analyze.
+        rule: How they were chosen.
+        whole: All steps that the trace has.
+        events: How many events the trace has.
+        origin_ns: The earliest time of the whole trace, on rank 0's clock.
+        numbers: The numbers of all its steps, ascending.
+        sizes: What is kept of each in an analysis, bytes.
+    """
+
+    steps: range
+    rule: str
+    whole: range
+    events: int
+    origin_ns: int
+    numbers: IntArray = field(repr=False)
+    sizes: FloatArray = field(repr=False)
+
+    @property
+    def note(self) -> str:
+        """What a reader of the report must know."""
+        return (
+            f"{self.events:,} events are too many to analyze at once: of steps "
+            f"{_ends(self.whole)}, {_ends(self.steps)} are analyzed "
+            "(others: ddltrace analyze --steps A:B)"
+        )
+
+    def asked(self, steps: range) -> Portion:
+        """The steps that were asked for, of the same trace."""
+        return replace(self, steps=steps, rule=RULE_ASKED)
+
+    def last(self, times: int = 1) -> Portion:
+        """The last steps that fit in `MOST_BYTES`, one at least.
+
+        Args:
+            times: Of what takes so many times as much memory as an analysis.
+        """
+        sizes = np.cumsum(self.sizes[::-1]) * times
+        fit = int(np.searchsorted(sizes, MOST_BYTES, side="right"))
+        return replace(
+            self, steps=range(int(self.numbers[-max(fit, 1)]), self.whole.stop), rule=RULE
+        )
+
+
+def find_portion(trace: Trace) -> Portion | None:
+    """The last steps of a long trace, as many as `MOST_BYTES` is enough for.
+
+    Returns:
+        The portion; None for a trace that is analyzed as a whole.
+    """
+    counts = [info.events for info in trace.run.ranks]
+    if None not in counts and sum(filter(None, counts)) * _MESSAGE_BYTES <= MOST_BYTES:
+        return None
+    infos = trace.run.ranks
+    clocks = [trace.clocks[info.segment] for info in infos]
+    first_steps = [trace.first_step(info) for info in infos]
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, max(len(infos), 1))) as pool:
+        parts = list(pool.map(partial(_count, trace), infos, clocks, first_steps))
+    if not parts:
+        return None
+    sizes = np.concatenate([part.size for part in parts])
+    if int(sizes.sum()) <= MOST_BYTES:
+        return None
+    numbers, place = np.unique(np.concatenate([part.step for part in parts]), return_inverse=True)
+    sizes = np.bincount(place, weights=sizes)[numbers != NULL]
+    numbers = numbers[numbers != NULL]
+    if not len(numbers):
+        return None
+    events, origin = sum(part.events for part in parts), min(part.first_ns for part in parts)
+    whole = range(int(numbers[0]), int(numbers[-1]) + 1)
+    return Portion(whole, RULE, whole, events, origin, numbers, sizes).last()
+
+
+def _ends(steps: range) -> str:
+    return f"{steps.start} to {steps.stop - 1}"
+
+
+class _Count(NamedTuple):
+    """What a process recorded, counted.
+
+    Attributes:
+        events: All its events.
+        first_ns: When the earliest began, on rank 0's clock.
+        step: Numbers of steps, in the order of recording; one may occur many times.
+        size: Bytes that are kept of the events in each.
+    """
+
+    events: int
+    first_ns: int
+    step: IntArray
+    size: IntArray
+
+
+def _count(trace: Trace, info: RankInfo, clock: RankClock, first_step: int) -> _Count:
+    events, first_ns = 0, _LATEST_NS
+    step, size = Gathered(np.int64), Gathered(np.int64)
+    for batch in trace.read_columns(info, ("start_ns", "kind", "step")):
+        if not batch.num_rows:
+            continue
+        events += batch.num_rows
+        starts = batch["start_ns"].to_numpy()
+        first_ns = min(first_ns, int(clock.apply(starts.min(keepdims=True))[0]))
+        number = batch["step"].fill_null(NULL - first_step).to_numpy().astype(np.int64)
+        is_message = pc.equal(batch["kind"], "message").to_numpy(zero_copy_only=False)
+        kept = np.where(is_message, _MESSAGE_BYTES, _EVENT_BYTES)
+        begins = np.flatnonzero(np.append(True, number[1:] != number[:-1]))
+        step.add(number[begins] + first_step)
+        size.add(np.add.reduceat(kept, begins))
+    return _Count(events, first_ns, step.values(), size.values())

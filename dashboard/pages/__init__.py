@@ -1,0 +1,1 @@
+"""The pages other than the timeline."""

@@ -1,0 +1,273 @@
+"""The compare page: two traces side by side, on one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from dash import dcc, html
+
+from ddltrace.analyzer.compare.comparison import compare_shares, compare_steps
+from ddltrace.analyzer.compare.mean_difference import LEVEL, MIN_STEPS
+from ddltrace.analyzer.formatting.units import NOT_KNOWN, bytes_text, share_text, time_text
+from ddltrace.dashboard import charts
+from ddltrace.dashboard.timeline.component import Timeline
+from ddltrace.dashboard.widgets import card, empty, graph, notes_box, table
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    from dash.development.base_component import Component
+
+    from ddltrace.analyzer.compare.comparison import Difference
+    from ddltrace.analyzer.model import Analysis
+    from ddltrace.dashboard.workspace import OpenTrace, Workspace
+
+Pair = tuple["OpenTrace", "OpenTrace"]
+
+
+def steady_times(analysis: Analysis) -> list[float]:
+    """Wall times of the steady steps, microseconds."""
+    return [row.wall_us for row in analysis.steps if row.steady]
+
+
+def _lettered(pair: Pair) -> list[tuple[str, OpenTrace]]:
+    """The traces with titles that differ even if somebody compares a trace with itself."""
+    return [
+        (f"{letter}: {opened.title}", opened) for letter, opened in zip("AB", pair, strict=True)
+    ]
+
+
+FIGURES: Final[dict[str, Callable[[Pair], go.Figure | None]]] = {
+    "compare-steps": lambda pair: charts.step_distributions(
+        [(title, steady_times(opened.analysis)) for title, opened in _lettered(pair)]
+    ),
+    "compare-breakdown": lambda pair: charts.breakdown_of_runs(
+        [(title, opened.breakdowns) for title, opened in _lettered(pair)]
+    ),
+    "compare-ranks-0": lambda pair: charts.breakdown(pair[0].breakdowns, beside=pair[1].breakdowns),
+    "compare-ranks-1": lambda pair: charts.breakdown(pair[1].breakdowns, beside=pair[0].breakdowns),
+}
+"""Name of a figure -> how it is made; None where the traces have nothing for it."""
+
+
+def compare_page(workspace: Workspace, first: int, second: int) -> Component:
+    """The page for two traces.
+
+    Args:
+        workspace: All traces.
+        first: Number of the trace that is the basis.
+        second: Number of the trace that is compared with it.
+
+    Raises:
+        TraceError: One of them cannot be analyzed.
+    """
+    if len(workspace.traces) < 2:
+        return html.Main(
+            empty(
+                "Comparing takes two traces",
+                html.Span(["Start with: ", html.Code("ddltrace dashboard TRACE TRACE")]),
+            ),
+            className="page",
+        )
+    pair = (workspace.get(first), workspace.get(second))
+    step = compare_steps(pair[0].analysis, pair[1].analysis)
+    made = {name: make(pair) for name, make in FIGURES.items()}
+    cards = [
+        card(title, graph(name, figure.layout.height), hint=hint, wide=wide)
+        for name, title, hint, wide in (
+            ("compare-steps", "Step times", "Every dot is a steady step.", True),
+            (
+                "compare-breakdown",
+                "Where a step goes",
+                "Means over ranks and steady steps.",
+                True,
+            ),
+            ("compare-ranks-0", f"A by rank: {pair[0].title}", "", False),
+            ("compare-ranks-1", f"B by rank: {pair[1].title}", "", False),
+        )
+        if (figure := made[name]) is not None
+    ]
+    return html.Main(
+        [
+            _chooser(workspace, pair),
+            _verdict(pair, step),
+            card("In numbers", _summary(pair, step), hint=_HINT, wide=True),
+            html.Div(cards, className="cards"),
+            html.Section(
+                [
+                    html.H2("Both timelines, one axis"),
+                    html.P("Time runs from each trace's first event.", className="hint"),
+                    *(
+                        html.Div(
+                            [
+                                html.H3([html.B(letter), opened.title]),
+                                Timeline(
+                                    id=f"timeline-{letter.lower()}",
+                                    trace=opened.number,
+                                    link=letter.lower(),
+                                    sync="compare",
+                                    sync_follower=letter == "B",
+                                    compact=True,
+                                ),
+                            ],
+                            className="beside",
+                        )
+                        for letter, opened in zip("AB", pair, strict=True)
+                    ),
+                ],
+                className="card wide",
+            ),
+        ],
+        className="page",
+    )
+
+
+def _chooser(workspace: Workspace, pair: Pair) -> Component:
+    options = [{"label": opened.title, "value": opened.number} for opened in workspace.traces]
+    children: list[Any] = []
+    for letter, opened in zip("AB", pair, strict=True):
+        children += [
+            html.Label([html.B(letter), "basis" if letter == "A" else "compared"]),
+            dcc.Dropdown(
+                options,
+                opened.number,
+                id=f"compare-{letter.lower()}",
+                clearable=False,
+                searchable=False,
+                className="chooser",
+            ),
+        ]
+    return html.Div(children, className="compare-bar")
+
+
+def _verdict(pair: Pair, step: Difference) -> Component:
+    """One sentence: which is faster, and whether the steps can tell."""
+    notes = [notes_box(side.notes, of=title) for title, side in _lettered(pair) if side.notes]
+    if step.change is None or step.low is None or step.high is None or not step.before:
+        text = f"Too few steady steps to compare step times: each trace needs {MIN_STEPS}."
+        return html.Section([html.H1(text), *notes], className="headline")
+    if step.verdict == "same":
+        text = "The step times do not tell A and B apart."
+    else:
+        word = "shorter" if step.verdict == "less" else "longer"
+        share = share_text(abs(step.change) / step.before)
+        text = f"B's mean step is {time_text(abs(step.change))} ({share}) {word}."
+    return html.Section(
+        [
+            html.H1(text),
+            html.P(
+                f"{LEVEL:.0%} interval of the difference of the means: "
+                f"{_signed_time(step.low)} to {_signed_time(step.high)}, over "
+                f"{len(steady_times(pair[0].analysis))} and "
+                f"{len(steady_times(pair[1].analysis))} steady steps.",
+                className="lead",
+            ),
+            *notes,
+        ],
+        className="headline",
+    )
+
+
+def _summary(pair: Pair, step: Difference) -> Component:
+    shares = compare_shares(pair[0].analysis, pair[1].analysis)
+    verdicts = {row.name: row.verdict for row in (step, *shares)}
+    rows = []
+    for name, read, show, less_is_better, judged in _MEASURES:
+        first, second = (read(opened) for opened in pair)
+        verdict = verdicts.get(judged, "unknown")
+        better = None if verdict not in ("less", "more") else less_is_better
+        change = _change(first, second, show, better)
+        rows.append((name, show(first), show(second), *change, _VERDICTS.get(verdict, "")))
+    return table(("", "A", "B", "difference", "of A", ""), rows)
+
+
+def _mean(values: list[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def _number_text(value: float | None) -> str:
+    return NOT_KNOWN if value is None else f"{value:,.4g}"
+
+
+_Show = Callable[[float | None], str]
+_Read = Callable[["OpenTrace"], "float | None"]
+
+_VERDICTS: Final = {"same": "noise"}
+_HINT: Final = (
+    "Coloured where B is better or worse than A by more than its steps differ among themselves; "
+    "“noise” where it is not."
+)
+
+_MEASURES: Final[tuple[tuple[str, _Read, _Show, bool | None, str], ...]] = (
+    ("Step, mean", lambda a: a.analysis.summary.step_us.mean, time_text, True, "step"),
+    ("Step, median", lambda a: a.analysis.summary.step_us.p50, time_text, True, ""),
+    ("Step, 95th percentile", lambda a: a.analysis.summary.step_us.p95, time_text, True, ""),
+    (
+        "Overlap ratio",
+        lambda a: a.analysis.summary.overlap_ratio,
+        share_text,
+        False,
+        "overlap_ratio",
+    ),
+    ("Compute", lambda a: a.analysis.summary.compute_share, share_text, None, "compute_share"),
+    (
+        "Exposed communication",
+        lambda a: a.analysis.summary.exposed_comm_share,
+        share_text,
+        True,
+        "exposed_comm_share",
+    ),
+    (
+        "Waiting for ranks",
+        lambda a: a.analysis.summary.sync_overhead_share,
+        share_text,
+        True,
+        "",
+    ),
+    ("Idle", lambda a: a.analysis.summary.idle_share, share_text, True, "idle_share"),
+    ("Update", lambda a: a.analysis.summary.update_overhead_share, share_text, None, ""),
+    ("Data", lambda a: a.analysis.summary.data_share, share_text, True, ""),
+    (
+        "Message bytes per rank and step",
+        lambda a: _mean([row.message_bytes for row in a.breakdowns]),
+        bytes_text,
+        None,
+        "",
+    ),
+    (
+        "Messages per rank and step",
+        lambda a: _mean([row.messages for row in a.breakdowns]),
+        _number_text,
+        None,
+        "",
+    ),
+    ("Ranks", lambda a: len(a.trace.ranks), _number_text, None, ""),
+    ("Steps", lambda a: a.analysis.trace.steps, _number_text, None, ""),
+)
+"""Name, value, how it is written, whether less of it is better (None: neither is), and the name
+under which a comparison judges it, where one does."""
+
+
+def _change(
+    first: float | None, second: float | None, show: _Show, less_is_better: bool | None
+) -> tuple[Any, Any]:
+    if first is None or second is None:
+        return NOT_KNOWN, NOT_KNOWN
+    change = second - first
+    if change == 0:
+        return "same", ""
+    sign = "+" if change > 0 else "\N{MINUS SIGN}"
+    if show is share_text:
+        texts = (f"{sign}{abs(100 * change):.1f} points", "")
+    else:
+        texts = (
+            f"{sign}{show(abs(change))}",
+            f"{sign}{share_text(abs(change) / first)}" if first else "",
+        )
+    style = "" if less_is_better is None else "gain" if (change < 0) == less_is_better else "loss"
+    return html.Span(texts[0], className=style), html.Span(texts[1], className=style)
+
+
+def _signed_time(us: float) -> str:
+    return ("+" if us >= 0 else "\N{MINUS SIGN}") + time_text(abs(us))

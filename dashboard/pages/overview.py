@@ -1,0 +1,172 @@
+"""The overview page: where the time went, at a glance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from dash import dcc, html
+
+from ddltrace.analyzer.formatting.units import bytes_text, printable, share_text, time_text
+from ddltrace.analyzer.report import figures
+from ddltrace.analyzer.report.sentences import sentences
+from ddltrace.dashboard import charts
+from ddltrace.dashboard.widgets import card, empty, graph, notes_box, table, tiles
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    from dash.development.base_component import Component
+
+    from ddltrace.analyzer.model import Analysis
+    from ddltrace.dashboard.workspace import OpenTrace
+
+_MAX_TENSORS: Final = 12
+_MAX_HOSTS: Final = 3
+
+FIGURES: Final[dict[str, Callable[[OpenTrace], go.Figure | None]]] = {
+    "steps": lambda opened: figures.step_times(opened.analysis),
+    "breakdown": lambda opened: charts.breakdown(opened.breakdowns),
+    "overlap": lambda opened: figures.overlap_over_steps(opened.analysis),
+    "waits": lambda opened: figures.wait_against_transfer(opened.analysis),
+    "stragglers": lambda opened: figures.stragglers(opened.analysis),
+    "tensors": lambda opened: charts.exposed_tensors(opened.analysis),
+    "critical": lambda opened: figures.critical_parts(opened.analysis),
+    "bandwidth": lambda opened: figures.bandwidth_against_size(opened.analysis),
+    "traffic": lambda opened: figures.traffic(opened.analysis),
+}
+"""Name of a figure -> how it is made; None where the trace has nothing for it."""
+
+_CARDS: Final = (
+    ("steps", "Step times", "Each bar is a step's wall time, split along its critical path.", True),
+    (
+        "breakdown",
+        "Where each rank's time goes",
+        "Parts sum to the step. Overlap: compute and communication at once.",
+        False,
+    ),
+    ("stragglers", "Stragglers", "Who arrives last, and how late.", False),
+    ("overlap", "Overlap over steps", "How much communication hides behind compute.", False),
+    ("waits", "Waiting or transferring", "Most of a slow collective can be waiting.", False),
+    ("tensors", "Most exposed tensors", "Whose communication holds the step up.", False),
+    ("critical", "On the critical path", "Only making these faster makes steps shorter.", False),
+    ("bandwidth", "Bandwidth against size", "Bus bandwidth that each collective reaches.", False),
+    ("traffic", "Point-to-point traffic", "Bytes from each rank to each other.", False),
+)
+
+
+def overview_page(opened: OpenTrace) -> Component:
+    """The page for one trace.
+
+    Raises:
+        TraceError: The trace cannot be analyzed.
+    """
+    analysis = opened.analysis
+    cards: list[Any] = []
+    for name, title, hint, wide in _CARDS:
+        figure = opened.figure(name, FIGURES[name])
+        if figure is not None:
+            body = graph(name, figure.layout.height)
+            cards.append(card(title, body, hint=hint, wide=wide))
+        elif name == "stragglers" and len(opened.trace.ranks) > 1:
+            cards.append(
+                card(title, html.P("No rank keeps the others waiting.", className="quiet"))
+            )
+    if analysis.tensors:
+        cards.append(_largest_tensors(analysis))
+    narrow = [item for item in cards if item.className == "card"]
+    if len(narrow) % 2:
+        narrow[-1].className = "card wide"  # it would stand beside a gap
+    if not cards:
+        cards.append(
+            empty(
+                "Nothing was measured",
+                "This trace holds no steps, messages or layers. "
+                "Record a training job with: ddltrace run -- torchrun train.py",
+            )
+        )
+    return html.Main(
+        [_headline(opened), tiles(_numbers(analysis)), html.Div(cards, className="cards")],
+        className="page",
+    )
+
+
+def _headline(opened: OpenTrace) -> Component:
+    analysis = opened.analysis
+    trace = analysis.trace
+    first, *rest = sentences(analysis)
+    more = len(trace.hosts) - _MAX_HOSTS
+    facts = [
+        f"{len(trace.ranks)} of {trace.world_size} ranks",
+        f"{trace.steps:,} step{'s' * (trace.steps != 1)}",
+        f"{trace.events:,} events",
+        printable(", ".join(trace.hosts[:_MAX_HOSTS])),
+        f"{more} more host{'s' * (more != 1)}" if more > 0 else "",
+        f"level {printable(trace.level)}",
+    ]
+    children: list[Any] = [
+        html.P(" · ".join(fact for fact in facts if fact), className="facts"),
+        html.H1(first),
+        *(html.P(line, className="lead") for line in rest),
+        html.P(
+            [
+                dcc.Link("Open the timeline", href=f"/timeline?trace={opened.number}"),
+                html.Code(printable(" ".join(trace.command)), className="command")
+                if trace.command
+                else None,
+            ],
+            className="next",
+        ),
+    ]
+    if opened.notes:
+        children.append(notes_box(opened.notes))
+    return html.Section(children, className="headline")
+
+
+def _numbers(analysis: Analysis) -> list[tuple[str, str, str]]:
+    summary = analysis.summary
+    return [
+        ("Step, median", time_text(summary.step_us.p50), "Wall time over all ranks, steady steps."),
+        ("Step, 95th pct", time_text(summary.step_us.p95), "One step in twenty is slower."),
+        (
+            "Overlap ratio",
+            share_text(summary.overlap_ratio),
+            "Share of communication that happens while the rank computes.",
+        ),
+        ("Compute", share_text(summary.compute_share), "Share of the steps."),
+        (
+            "Exposed comm",
+            share_text(summary.exposed_comm_share),
+            "Share of the steps in which a rank communicates and does not compute.",
+        ),
+        (
+            "Waiting for ranks",
+            share_text(summary.sync_overhead_share),
+            "Share of the steps in which a rank waits for others and does not compute.",
+        ),
+        ("Idle", share_text(summary.idle_share), "Neither compute nor communication."),
+    ]
+
+
+def _largest_tensors(analysis: Analysis) -> Component:
+    rows = sorted(analysis.tensors, key=lambda row: row.bytes, reverse=True)[:_MAX_TENSORS]
+    more = len(analysis.tensors) - len(rows)
+    return card(
+        "Largest tensors",
+        table(
+            ("tensor", "size", "ready", "enqueued", "complete", "exposed"),
+            [
+                (
+                    html.Span(printable(row.name), title=printable(row.name)),
+                    bytes_text(row.bytes),
+                    time_text(row.ready_us),
+                    time_text(row.enqueue_us),
+                    time_text(row.complete_us),
+                    time_text(row.exposed_us),
+                )
+                for row in rows
+            ],
+        ),
+        hint="A gradient's life, from the start of the step"
+        + (f"; {more} smaller ones are not shown." if more else "."),
+        wide=True,
+    )

@@ -1,0 +1,1 @@
+"""The timeline: tracks, levels of detail, binary frames, its page and panels."""

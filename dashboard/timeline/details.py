@@ -1,0 +1,259 @@
+"""Everything that is known of one event, and of the same message on the other ranks."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddltrace.analyzer.formatting.units import (
+    NOT_KNOWN,
+    bytes_text,
+    instant_text,
+    printable,
+    time_text,
+)
+from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.trace.schema import P2P_OPS
+
+if TYPE_CHECKING:
+    from ddltrace.dashboard.workspace import OpenTrace
+
+_MAX_TENSORS: Final = 200
+_OPPOSITE: Final = {"send": "recv", "recv": "send"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's part in a message.
+
+    Attributes:
+        rank: Global rank.
+        event: Row in that rank's events.
+        arrival_ns: When the rank entered it, since the trace's first event.
+        end_ns: When it completed there; None if that was not seen.
+        wait_ns: Time until the last rank arrived; None if a member's record is missing, who may
+            have arrived later.
+        transfer_ns: Time from the last arrival to the end; None if either is not known, or the
+            message did not complete here.
+        lateness_ns: Arrival minus the median arrival.
+        is_last: Whether the others waited for this rank, as far as that is known.
+        is_completed: Whether it completed there, be it at a time that is not known.
+    """
+
+    rank: int
+    event: int
+    arrival_ns: int
+    end_ns: int | None
+    wait_ns: int | None
+    transfer_ns: int | None
+    lateness_ns: float
+    is_last: bool
+    is_completed: bool
+
+
+@dataclass(frozen=True)
+class TensorLine:
+    """A tensor that an event concerns."""
+
+    name: str
+    shape: str
+    size: str
+
+
+@dataclass(frozen=True)
+class Details:
+    """What the details panel shows of one event.
+
+    Attributes:
+        title: The event's label.
+        kind: Its kind in the trace's schema.
+        facts: Label and value, both fit to be shown.
+        tensors: Tensors that it concerns.
+        num_tensors: How many there are; `tensors` may be cut.
+        parts: For a message: what it was on every rank of which it is known, by rank.
+        missing_ranks: Members of its group of which nothing is known.
+    """
+
+    rank: int
+    event: int
+    title: str
+    kind: str
+    facts: list[tuple[str, str]]
+    tensors: list[TensorLine] = field(default_factory=list)
+    num_tensors: int = 0
+    parts: list[Part] = field(default_factory=list)
+    missing_ranks: list[int] = field(default_factory=list)
+
+
+def describe(opened: OpenTrace, rank: int, event: int) -> Details:
+    """Looks one event up.
+
+    Args:
+        opened: The trace.
+        rank: Whose event it is.
+        event: Its row in the rank's events.
+
+    Raises:
+        TraceError: The trace has no such rank or event.
+    """
+    row = _row(opened, rank, event)
+    known = {tensor.id: tensor for tensor in opened.trace.tensors(rank)}
+    ids = row["tensors"] or []
+    lines = []
+    for number in ids[:_MAX_TENSORS]:
+        tensor = known.get(number)
+        if tensor is None:
+            lines.append(TensorLine(f"tensor {number}", NOT_KNOWN, NOT_KNOWN))
+        else:
+            shape = " x ".join(map(str, tensor.shape)) or "scalar"
+            lines.append(TensorLine(printable(tensor.name), shape, bytes_text(tensor.bytes)))
+    parts, missing = _parts(opened, rank, row) if row["kind"] == "message" else ([], [])
+    return Details(
+        rank=rank,
+        event=event,
+        title=_title(row, lines),
+        kind=str(row["kind"]),
+        facts=_facts(opened, rank, row),
+        tensors=lines,
+        num_tensors=len(ids),
+        parts=parts,
+        missing_ranks=missing,
+    )
+
+
+def _row(opened: OpenTrace, rank: int, event: int) -> dict[str, Any]:
+    """An event; only what is no message takes the rank's whole table."""
+    index = opened.timeline.indexes.get(rank)
+    message = index.message(event) if index else None
+    if message is not None:
+        return message
+    table = opened.events(rank)
+    if not 0 <= event < table.num_rows:
+        raise TraceError(f"rank {rank} has {table.num_rows} events")
+    row: dict[str, Any] = table.slice(event, 1).to_pylist()[0]
+    return row
+
+
+def _title(row: dict[str, Any], tensors: list[TensorLine]) -> str:
+    if row["kind"] == "message":
+        return printable(row["op"] or row["name"] or "message")
+    if row["kind"] == "step":
+        return f"step {row['step']}"
+    if row["kind"] == "gradient" and tensors and not row["name"]:
+        return tensors[0].name
+    return printable(row["name"] or row["kind"])
+
+
+def _facts(opened: OpenTrace, rank: int, row: dict[str, Any]) -> list[tuple[str, str]]:
+    origin = opened.trace.origin_ns
+    start, end = row["start_ns"], row["end_ns"]
+    facts = [("Rank", str(rank))]
+    if end is None:
+        ended = "ended at a time that is not known"
+        unseen = ended if row["status"] == "ok" else "had not completed when last seen"
+        facts.append(("Duration", unseen))
+    elif end > start or row["kind"] != "gradient":
+        facts.append(("Duration", time_text((end - start) / 1e3)))
+    facts.append(("Start", instant_text((start - origin) / 1e3)))
+    if row["enqueue_ns"] is not None:
+        facts.append(("Enqueued", f"{time_text((start - row['enqueue_ns']) / 1e3)} before start"))
+    if row["kind"] == "message" and row["id"] is not None:
+        waited = _waits_for(opened.timeline.indexes[rank].waits, row["id"])
+        if waited is not None:
+            facts.append(("Host waited", time_text(waited / 1e3)))
+    for label, column in (
+        ("Step", "step"),
+        ("Phase", "phase"),
+        ("Lane", "lane"),
+        ("Group", "group"),
+        ("Number in group", "seq"),
+        ("Peer", "peer"),
+        ("Tag", "tag"),
+        ("Element type", "dtype"),
+        ("Status", "status"),
+    ):
+        if row[column] is not None:
+            facts.append((label, printable(row[column])))
+    for label, column in (
+        ("Input", "bytes"),
+        ("Output", "out_bytes"),
+        ("On the wire", "wire_bytes"),
+    ):
+        if row[column] is not None:
+            facts.append((label, f"{bytes_text(row[column])} ({row[column]:,} bytes)"))
+    return facts
+
+
+def _waits_for(waits: pa.Table, message: int) -> int | None:
+    """How long the host waited for a message, in ns; None if no wait was seen."""
+    found = waits.filter(pc.fill_null(pc.equal(waits["parent"], message), False))
+    ended = [w for w in found.to_pylist() if w["end_ns"] is not None]
+    return sum(w["end_ns"] - w["start_ns"] for w in ended) if ended else None
+
+
+def _parts(opened: OpenTrace, rank: int, row: dict[str, Any]) -> tuple[list[Part], list[int]]:
+    """A message on all its ranks, and the members of which nothing is known."""
+    if row["seq"] is None or row["group"] is None:
+        return [], []
+    if row["op"] in P2P_OPS:
+        members = sorted({rank, row["peer"]} if row["peer"] is not None else {rank})
+    else:
+        members = list(opened.trace.group_ranks(row["group"])) or list(opened.trace.ranks)
+    found: list[tuple[int, dict[str, Any]]] = []
+    missing = []
+    for member in members:
+        same = _same_message(opened, member, rank, row) if member in opened.trace.ranks else None
+        if same is None:
+            missing.append(member)
+        else:
+            found.append((member, same))
+    if not found:
+        return [], missing
+    arrivals = [same["start_ns"] for _, same in found]
+    last, median = None if missing else max(arrivals), statistics.median(arrivals)
+    origin = opened.trace.origin_ns
+    return [_part(member, same, origin, last, median) for member, same in found], missing
+
+
+def _part(rank: int, row: dict[str, Any], origin: int, last: int | None, median: float) -> Part:
+    """A rank's part; `last` is when the last member arrived, None if that is not known."""
+    arrival, end = row["start_ns"], row["end_ns"]
+    completed = row["status"] not in ("open", "failed")
+    return Part(
+        rank=rank,
+        event=row["event"],
+        arrival_ns=arrival - origin,
+        end_ns=None if end is None else end - origin,
+        wait_ns=None if last is None else last - arrival,
+        transfer_ns=None if last is None or end is None or not completed else end - last,
+        lateness_ns=arrival - median,
+        is_last=arrival == last,
+        is_completed=completed,
+    )
+
+
+def _same_message(
+    opened: OpenTrace, member: int, rank: int, row: dict[str, Any]
+) -> dict[str, Any] | None:
+    """A rank's part in a message."""
+    messages = opened.timeline.indexes[member].messages
+    mask = pc.and_(pc.equal(messages["seq"], row["seq"]), pc.equal(messages["group"], row["group"]))
+    for other in messages.filter(pc.fill_null(mask, False)).to_pylist():
+        if _belong_together(row, rank, other, member):
+            found: dict[str, Any] = other
+            return found
+    return None
+
+
+def _belong_together(row: dict[str, Any], rank: int, other: dict[str, Any], member: int) -> bool:
+    if row["op"] not in P2P_OPS:
+        return bool(other["op"] == row["op"])
+    if other["tag"] != row["tag"]:
+        return False
+    if member == rank:
+        return bool(other["op"] == row["op"] and other["peer"] == row["peer"])
+    return bool(other["op"] == _OPPOSITE[row["op"]] and other["peer"] == rank)

@@ -1,0 +1,203 @@
+"""The timeline page, and the panel that explains what was clicked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from dash import html
+
+from ddltrace.analyzer.formatting.units import instant_text, share_text, time_text
+from ddltrace.dashboard.timeline.component import Timeline
+from ddltrace.dashboard.timeline.details import Details, Part, describe
+from ddltrace.dashboard.timeline.path_lane import NO_RANK
+from ddltrace.dashboard.timeline.path_panel import describe_piece
+from ddltrace.dashboard.widgets import table
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+    from ddltrace.dashboard.workspace import OpenTrace
+
+_MAX_PARTS: Final = 64
+
+
+def timeline_page(opened: OpenTrace) -> Component:
+    """The page for one trace."""
+    return html.Main(
+        [
+            Timeline(id="timeline", trace=opened.number, link="v"),
+            html.Aside(id="details", className="details", **{"aria-live": "polite"}),
+        ],
+        className="page-timeline",
+    )
+
+
+def event_panel(opened: OpenTrace, rank: int, event: int) -> tuple[list[Any], list[dict[str, Any]]]:
+    """What the panel shows of an event, and the intervals to connect on the timeline.
+
+    Raises:
+        TraceError: The trace has no such event.
+    """
+    details = describe(opened, rank, event)
+    places = {part.rank: place(opened, part.rank, part.event) for part in details.parts}
+    flow = [
+        where | {"last": part.is_last}
+        for part in details.parts
+        if (where := places[part.rank]) is not None
+    ]
+    if not flow and (own := place(opened, rank, event)) is not None:
+        flow = [own | {"last": False}]
+    children: list[Any] = [
+        html.Header([html.Span(details.kind, className="kind"), html.H2(details.title)]),
+        html.Dl([cell for fact in details.facts for cell in _fact(*fact)]),
+    ]
+    if len(details.parts) + len(details.missing_ranks) > 1:
+        children += [html.H3("On every rank"), *_parts(details, places)]
+    if details.tensors:
+        children += [html.H3(f"Tensors ({details.num_tensors:,})"), _tensors(details)]
+    return children, flow
+
+
+def piece_panel(opened: OpenTrace, number: int) -> tuple[list[Any], list[dict[str, Any]]]:
+    """The same for a piece of a critical path, with the event that it is a part of.
+
+    Raises:
+        ValueError: There is no such piece.
+    """
+    details = describe_piece(opened, number)
+    children: list[Any] = [
+        html.Header([html.Span("critical path", className="kind"), html.H2(details.title)]),
+        html.Dl([cell for fact in details.facts for cell in _fact(*fact)]),
+    ]
+    own = place(opened, NO_RANK, number)
+    flow = [] if own is None else [own | {"last": False}]
+    if details.event is None:
+        return children, flow
+    of_event, flow_of_event = event_panel(opened, details.rank, details.event)
+    if len(flow_of_event) <= 1:  # else a list of all ranks leads there
+        children.append(
+            html.Button(
+                f"Show it on rank {details.rank}",
+                id={"type": "goto", "rank": details.rank, "event": details.event},
+                className="tl-button goto",
+            )
+        )
+    return [*children, html.Hr(), *of_event], flow + flow_of_event
+
+
+def range_panel(opened: OpenTrace, start_ns: int, end_ns: int) -> list[Any]:
+    """What the panel shows of a measured range: how busy each rank is in it."""
+    edges = np.array([start_ns, end_ns], dtype=np.int64)
+    width = max(1, end_ns - start_ns)
+    rows = []
+    for rank in opened.trace.ranks:
+        compute, comm = opened.timeline.busy[rank]
+        shares = [float(np.diff(busy.covered_until(edges))[0]) / width for busy in (compute, comm)]
+        rows.append((f"rank {rank}", *(share_text(share) for share in shares)))
+    return [
+        html.Header([html.Span("range", className="kind"), html.H2(time_text(width / 1e3))]),
+        html.Dl(
+            [*_fact("From", instant_text(start_ns / 1e3)), *_fact("To", instant_text(end_ns / 1e3))]
+        ),
+        html.H3("Busy in this range"),
+        table(("rank", "compute", "communication"), rows),
+    ]
+
+
+def place(opened: OpenTrace, rank: int, event: int) -> dict[str, Any] | None:
+    """Where an event stands on the timeline; of `NO_RANK`: a piece of a critical path."""
+    found = opened.row_of_event(rank, event)
+    if found is None:
+        return None
+    number, position = found
+    index = opened.row(number).index
+    at = np.array([position], dtype=np.int64)
+    return {
+        "rank": rank,
+        "row": number,
+        "event": event,
+        "start": int(index.start[position]),
+        "end": int(index.end(at)[0]),
+    }
+
+
+def _fact(name: str, value: str) -> list[Component]:
+    return [html.Dt(name), html.Dd(value)]
+
+
+def _parts(details: Details, places: dict[int, dict[str, Any] | None]) -> list[Component]:
+    """All ranks of a message: a small chart of waiting and transfer, each a link to its event."""
+    parts = details.parts[:_MAX_PARTS]
+    first = min((part.arrival_ns for part in parts), default=0)
+    last = max((part.end_ns or part.arrival_ns for part in parts), default=first)
+    rows = [_part(part, places[part.rank], first, max(1, last - first)) for part in parts]
+    keys = {"wait for the last rank": "wait", "transfer": "transfer"}
+    if any(_is_whole(part) for part in parts):
+        keys = {"waiting and transfer, not told apart": "whole"}
+    lines: list[Component] = [
+        html.Div(rows, className="parts"),
+        html.P(
+            [html.Span(text, className=f"tl-key key-{key}") for text, key in keys.items()],
+            className="parts-legend",
+        ),
+    ]
+    latest = next((part for part in details.parts if part.is_last), None)
+    if latest is not None and latest.lateness_ns > 0:
+        lines.append(
+            html.P(
+                f"Rank {latest.rank} arrived last, {time_text(latest.lateness_ns / 1e3)} "
+                "after the median arrival."
+            )
+        )
+    if len(details.parts) > len(parts):
+        lines.append(html.P(f"{len(details.parts) - len(parts)} more ranks are not shown."))
+    if details.missing_ranks:
+        shown = ", ".join(map(str, details.missing_ranks[:16]))
+        lines.append(html.P(f"Nothing is known of rank {shown}.", className="warning"))
+    return lines
+
+
+def _is_whole(part: Part) -> bool:
+    """Whether a part is known from its arrival to its end, but not what was waiting of it."""
+    return part.wait_ns is None and part.end_ns is not None
+
+
+def _part(part: Part, where: dict[str, Any] | None, first: int, span: int) -> Component:
+    def percent(ns: float) -> str:
+        return f"{100 * ns / span:.2f}%"
+
+    lengths: list[tuple[str, int | None]] = [
+        ("wait", part.wait_ns),
+        ("transfer", part.transfer_ns),
+    ]
+    if _is_whole(part):
+        lengths = [("whole", (part.end_ns or 0) - part.arrival_ns)]
+    bars: list[Component] = []
+    at = part.arrival_ns - first
+    for kind, length in lengths:
+        if length is not None and length > 0:
+            style = {"left": percent(at), "width": percent(length)}
+            bars.append(html.Span(className=f"bar {kind}", style=style))
+            at += length
+    texts = [time_text(length / 1e3) for _, length in lengths if length is not None]
+    if len(texts) < len(lengths):
+        texts.append("end not known" if part.is_completed else "not completed")
+    return html.Button(
+        [
+            html.Span(f"rank {part.rank}", className="who"),
+            html.Span(bars, className="bars"),
+            html.Span(" + ".join(texts), className="times"),
+        ],
+        id={"type": "goto", "rank": part.rank, "event": part.event},
+        className="part last" if part.is_last else "part",
+        title="Show this rank's part on the timeline",
+        disabled=where is None,
+    )
+
+
+def _tensors(details: Details) -> Component:
+    rows = [(html.Span(t.name, title=t.name), t.shape, t.size) for t in details.tensors]
+    if details.num_tensors > len(rows):
+        rows.append((html.Em(f"{details.num_tensors - len(rows):,} more"), "", ""))
+    return table(("name", "shape", "size"), rows, text_columns=2)

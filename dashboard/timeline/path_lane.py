@@ -1,0 +1,108 @@
+"""The lane above all ranks: the critical path of every step, piece after piece.
+
+Steps of which the next begins before the one has ended on all ranks stand in rows of their
+own. A piece is known by its number: its place in the paths of all steps, one after the other.
+All times here are nanoseconds since the trace's first event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ddltrace.analyzer.joined.critical_path import Path, PathPiece
+from ddltrace.analyzer.model import CATEGORIES
+from ddltrace.dashboard.timeline.lod import I64, RowIndex
+from ddltrace.dashboard.timeline.packing import cut_overlaps, pack
+from ddltrace.dashboard.timeline.tracks import Role, Row, Timeline
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.model import Analysis
+
+NO_RANK: Final = -1
+"""Stands for the rank of what belongs to none."""
+
+_ROLE: Final = np.array([Role[category.upper()] for category in CATEGORIES], dtype=np.uint8)
+_MAX_ROWS: Final = 4
+
+
+@dataclass(frozen=True)
+class PathLane:
+    """The lane of a trace.
+
+    Attributes:
+        rows: Its rows; the event of an interval is the number of its piece.
+        first_row: The number of the first one, behind the rows of the timeline.
+        steps: Numbers of the steps, in the order of their starts.
+        paths: Their critical paths.
+        first: Number of the first piece of each path, and of how many there are in all.
+        origin_ns: Of the trace.
+    """
+
+    rows: list[Row]
+    first_row: int
+    steps: list[int]
+    paths: list[Path]
+    first: I64
+    origin_ns: int
+
+    def piece(self, number: int) -> tuple[int, Path, PathPiece]:
+        """The step of a piece, its path, and the piece itself, its times on the trace's clock.
+
+        Raises:
+            ValueError: There is no such piece.
+        """
+        if not 0 <= number < int(self.first[-1]):
+            raise ValueError(f"the critical paths have {int(self.first[-1])} pieces")
+        at = int(np.searchsorted(self.first, number, side="right")) - 1
+        path = self.paths[at]
+        return self.steps[at], path, path[number - int(self.first[at])]
+
+
+def build_path_lane(analysis: Analysis, timeline: Timeline, origin_ns: int) -> PathLane:
+    """Makes the lane; its labels are added to the timeline's.
+
+    Args:
+        analysis: Has the paths.
+        timeline: The timeline of the same trace.
+        origin_ns: The trace's first event.
+    """
+    found = sorted(
+        ((path, step) for step, path in analysis.paths.items() if len(path)),
+        key=lambda pair: int(pair[0].start[0]),
+    )
+    paths = [path for path, _ in found]
+    steps = [step for _, step in found]
+    first = np.cumsum([0, *map(len, paths)], dtype=np.int64)
+    lane = PathLane([], len(timeline.rows), steps, paths, first, origin_ns)
+    if not paths:
+        return lane
+    begins = np.array([path.start[0] for path in paths], dtype=np.int64)
+    ends = np.array([path.end[-1] for path in paths], dtype=np.int64)
+    row = np.repeat(pack(begins, ends, _MAX_ROWS), np.diff(first))
+    start, end, role, name = _columns(paths, timeline)
+    for number in range(int(row.max()) + 1):
+        mine = np.flatnonzero(row == number)
+        mine = mine[np.argsort(start[mine], kind="stable")]
+        own = start[mine] - origin_ns
+        index = RowIndex(own, cut_overlaps(own, end[mine] - origin_ns))
+        lane.rows.append(Row(index, mine.astype(np.int32), name[mine], role[mine]))
+    return lane
+
+
+def _columns(
+    paths: list[Path], timeline: Timeline
+) -> tuple[I64, I64, npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    """Start, end, role and label of all pieces. A label says where, too: the path wanders."""
+    start, end, rank, category, name = (
+        np.concatenate([getattr(path, column) for path in paths]).astype(np.int64)
+        for column in ("start", "end", "rank", "category", "name")
+    )
+    names = [*paths[0].names, *CATEGORIES]  # what has no name is called by its category
+    called = np.where(name >= 0, name, len(names) - len(CATEGORIES) + category)
+    pairs, which = np.unique(rank * len(names) + called, return_inverse=True)
+    texts = [f"rank {pair // len(names)}: {names[pair % len(names)]}" for pair in pairs.tolist()]
+    return start, end, _ROLE[category], timeline.intern(texts)[which]

@@ -1,0 +1,379 @@
+"""The timeline's tracks: a trace's events, sorted into rows that can be drawn.
+
+Each rank has tracks (steps, compute per thread, gradients, waits, communication per lane,
+device streams), each track has rows, and in a row no two intervals overlap. All times here are
+nanoseconds since the trace's first event.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddltrace.analyzer.events.interval_sets import EMPTY, Spans
+from ddltrace.analyzer.formatting.units import bytes_text
+from ddltrace.dashboard.timeline.activity_bars import exposed, read_activity
+from ddltrace.dashboard.timeline.event_index import EventIndex, index_events
+from ddltrace.dashboard.timeline.lod import I64, RowIndex
+from ddltrace.dashboard.timeline.packing import MAX_ROWS, cut_overlaps, pack
+from ddltrace.tracer.trace.schema import P2P_OPS
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace.opened_trace import Trace
+
+Bools = npt.NDArray[np.bool_]
+
+
+class Role(IntEnum):
+    """What an interval is, which is what its colour says."""
+
+    STEP = 0
+    FORWARD = 1
+    BACKWARD = 2
+    UPDATE = 3
+    DATA = 4
+    LAYER = 5
+    HOST = 6
+    MARKER = 7
+    CODEC = 8
+    GRADIENT = 9
+    WAIT = 10
+    COLLECTIVE = 11
+    P2P = 12
+    UNFINISHED = 13
+    KERNEL = 14
+    COPY = 15
+    EXPOSED = 16
+    COMPUTE = 17
+    TRANSFER = 18
+    IDLE = 19
+
+
+NO_EVENT: Final = -1
+"""Stands for the event of an interval that was computed, not recorded."""
+
+
+_ROLE_OF_KIND: Final = {
+    "step": Role.STEP,
+    "phase": Role.HOST,
+    "layer": Role.LAYER,
+    "gradient": Role.GRADIENT,
+    "message": Role.COLLECTIVE,
+    "wait": Role.WAIT,
+    "codec": Role.CODEC,
+    "kernel": Role.KERNEL,
+    "copy": Role.COPY,
+    "data": Role.DATA,
+    "marker": Role.MARKER,
+    "host": Role.HOST,
+}
+_ROLE_OF_PHASE: Final = {
+    "forward": Role.FORWARD,
+    "backward": Role.BACKWARD,
+    "optimizer": Role.UPDATE,
+    "data": Role.DATA,
+}
+_LONGEST_NS: Final = 1 << 50  # 13 days
+_THREAD_KINDS: Final = ("phase", "layer", "data", "marker", "host", "codec")
+_DEVICE_KINDS: Final = ("kernel", "copy")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a track.
+
+    Attributes:
+        index: The intervals, ready to be reduced.
+        event: Row of each interval in the rank's event table.
+        name: Number of each interval's label in `Timeline.names`; of a step: its number.
+        role: `Role` of each interval.
+    """
+
+    index: RowIndex
+    event: npt.NDArray[np.int32]
+    name: npt.NDArray[np.int32]
+    role: npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Track:
+    """One track: a kind of activity of one rank.
+
+    Attributes:
+        rank: Whose it is.
+        kind: ``steps``, ``compute``, ``gradients``, ``waits``, ``communication``,
+            ``exposed``, ``device``.
+        label: What stands before it: the lane's name, or the kind's.
+        first_row: Number of its first row in `Timeline.rows`.
+        num_rows: How many rows it has.
+        crowded: Its last row is shared by intervals that overlap, drawn shortened.
+    """
+
+    rank: int
+    kind: str
+    label: str
+    first_row: int
+    num_rows: int
+    crowded: bool
+
+
+@dataclass
+class Timeline:
+    """A trace, ready to be drawn.
+
+    Attributes:
+        tracks: From top to bottom.
+        rows: All rows of all tracks, in the same order.
+        names: Labels of intervals.
+        span_ns: Time from the first start to the last end.
+        num_events: How many events the rows hold.
+        busy: Rank -> its compute and communication, each as disjoint intervals.
+        indexes: Rank -> what of its events is kept at hand.
+    """
+
+    tracks: list[Track] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    span_ns: int = 0
+    num_events: int = 0
+    busy: dict[int, tuple[RowIndex, RowIndex]] = field(default_factory=dict)
+    indexes: dict[int, EventIndex] = field(default_factory=dict)
+    _number_of_name: dict[str, int] = field(default_factory=dict)
+
+    def intern(self, labels: list[str]) -> npt.NDArray[np.int32]:
+        """Numbers of some labels; new ones are added to `names`."""
+        numbers = np.empty(len(labels), dtype=np.int32)
+        for i, label in enumerate(labels):
+            number = self._number_of_name.setdefault(label, len(self.names))
+            if number == len(self.names):
+                self.names.append(label)
+            numbers[i] = number
+        return numbers
+
+    def row_of_event(self, rank: int, event: int) -> tuple[int, int] | None:
+        """Number of the row that shows an event, and the event's position in it."""
+        for track in self.tracks:
+            if track.rank == rank:
+                for number in range(track.first_row, track.first_row + track.num_rows):
+                    found = np.flatnonzero(self.rows[number].event == event)
+                    if len(found):
+                        return number, int(found[0])
+        return None
+
+
+def build_timeline(trace: Trace) -> Timeline:
+    """Sorts a trace's events into tracks; the work is linear in the number of events."""
+    timeline = Timeline()
+    for rank in trace.ranks:
+        _RankTracks(timeline, trace, rank).add()
+    return timeline
+
+
+class _RankTracks:
+    """Adds one rank's tracks to a timeline."""
+
+    def __init__(self, timeline: Timeline, trace: Trace, rank: int) -> None:
+        self._timeline = timeline
+        self._rank = rank
+        self._table = trace.events(rank)
+        self._tensor_names = {tensor.id: tensor.name for tensor in trace.tensors(rank)}
+        start = self._ints("start_ns")
+        self._origin = trace.origin_ns
+        self._start: I64 = start - self._origin
+        # What had not ended when the trace did is drawn to the end of what is known.
+        ends = self._ints("end_ns", missing=-sys.maxsize)
+        known = ends != -sys.maxsize
+        last = int(max(start.max(initial=0), ends[known].max(initial=0)))
+        self._end: I64 = np.maximum(np.where(known, ends, last), start) - self._origin
+        # Times that no machine has been up for are damage, and would squeeze all others.
+        self._shown: Bools = (self._start >= 0) & (self._end < _LONGEST_NS)
+        self._kinds = self._codes("kind")
+        self._lanes = self._codes("lane")
+
+    def add(self) -> None:
+        """Adds the tracks, from top to bottom."""
+        timeline = self._timeline
+        timeline.num_events += int(self._shown.sum())
+        timeline.span_ns = max(timeline.span_ns, int(self._end[self._shown].max(initial=0)))
+        self._name = self._labels()
+        self._role = self._roles()
+        self._add_track("steps", "steps", self._of_kind("step"))
+        for lane, which in self._by_lane(*_THREAD_KINDS):
+            self._add_track("compute", lane, which)
+        self._add_track("gradients", "gradients", self._of_kind("gradient"))
+        self._add_track("waits", "waits", self._of_kind("wait"))
+        for lane, which in self._by_lane("message"):
+            self._add_track("communication", lane, which)
+        timeline.indexes[self._rank] = index_events(self._table)
+        activity = read_activity(self._table)
+        self._add_exposed(self._since_origin(exposed(activity)))
+        for lane, which in self._by_lane(*_DEVICE_KINDS):
+            self._add_track("device", lane, which)
+        timeline.busy[self._rank] = (
+            RowIndex(*self._since_origin(activity.compute or EMPTY)),
+            RowIndex(*self._since_origin(activity.comm)),
+        )
+
+    def _since_origin(self, spans: Spans) -> Spans:
+        return Spans(spans.start - self._origin, spans.end - self._origin)
+
+    def _add_exposed(self, spans: Spans) -> None:
+        if not len(spans.start):
+            return
+        timeline = self._timeline
+        timeline.tracks.append(
+            Track(self._rank, "exposed", "exposed", len(timeline.rows), 1, False)
+        )
+        size = len(spans.start)
+        name = timeline.intern(["exposed communication"])
+        timeline.rows.append(
+            Row(
+                RowIndex(*spans),
+                np.full(size, NO_EVENT, dtype=np.int32),
+                np.repeat(name, size),
+                np.full(size, Role.EXPOSED, dtype=np.uint8),
+            )
+        )
+
+    def _add_track(self, kind: str, label: str, which: I64) -> None:
+        if not len(which):
+            return
+        which = which[np.lexsort((-self._end[which], self._start[which]))]
+        start, end = self._start[which], self._end[which]
+        if kind in ("steps", "gradients"):
+            row = np.zeros(len(which), dtype=np.int32)
+            end = cut_overlaps(start, end)
+            crowded = False
+        else:
+            row = pack(start, end)
+            last = np.flatnonzero(row == MAX_ROWS - 1)
+            cut = cut_overlaps(start[last], end[last])
+            crowded = bool(np.any(cut < end[last]))
+            end = end.copy()
+            end[last] = cut
+        timeline = self._timeline
+        num_rows = int(row.max()) + 1
+        timeline.tracks.append(
+            Track(self._rank, kind, label, len(timeline.rows), num_rows, crowded)
+        )
+        order = np.argsort(row, kind="stable")
+        bounds = np.searchsorted(row[order], np.arange(num_rows + 1))
+        for number in range(num_rows):
+            mine = order[bounds[number] : bounds[number + 1]]
+            events = which[mine]
+            timeline.rows.append(
+                Row(
+                    RowIndex(start[mine], end[mine]),
+                    events.astype(np.int32),
+                    self._name[events],
+                    self._role[events],
+                )
+            )
+
+    def _ints(self, column: str, missing: int = 0) -> I64:
+        values = self._table[column].combine_chunks().fill_null(missing)
+        return cast(I64, values.to_numpy(zero_copy_only=False).astype(np.int64, copy=False))
+
+    def _codes(self, column: str) -> tuple[npt.NDArray[np.int32], list[str]]:
+        """A dictionary-coded column as codes (-1 for null) and what they stand for."""
+        coded = self._table[column].combine_chunks()
+        codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
+        return codes, coded.dictionary.to_pylist()
+
+    def _of_kind(self, *kinds: str) -> I64:
+        codes, words = self._kinds
+        wanted = [code for code, word in enumerate(words) if word in kinds]
+        return np.flatnonzero(np.isin(codes, wanted) & self._shown).astype(np.int64)
+
+    def _by_lane(self, *kinds: str) -> Iterator[tuple[str, I64]]:
+        """Events of some kinds, lane by lane, in the order of the lanes' first events."""
+        which = self._of_kind(*kinds)
+        codes, words = self._lanes
+        lanes, first = np.unique(codes[which], return_index=True)
+        for lane in lanes[np.argsort(first)]:
+            yield words[lane] if lane >= 0 else "unknown lane", which[codes[which] == lane]
+
+    def _roles(self) -> npt.NDArray[np.uint8]:
+        codes, words = self._kinds
+        of_code = np.array([_ROLE_OF_KIND.get(word, Role.HOST) for word in words], dtype=np.uint8)
+        role = of_code[codes] if len(codes) else np.zeros(0, dtype=np.uint8)
+        phases = self._of_kind("phase")
+        names, name_words = self._codes("name")
+        of_name = np.array(
+            [*(_ROLE_OF_PHASE.get(word, Role.HOST) for word in name_words), Role.HOST],
+            dtype=np.uint8,
+        )
+        role[phases] = of_name[names[phases]]
+        messages = self._of_kind("message")
+        for column, roles in (
+            ("op", dict.fromkeys(P2P_OPS, Role.P2P)),
+            ("status", {"open": Role.UNFINISHED, "failed": Role.UNFINISHED}),
+        ):
+            values, words = self._codes(column)
+            for code, word in enumerate(words):
+                if word in roles:
+                    role[messages[values[messages] == code]] = roles[word]
+        return role
+
+    def _labels(self) -> npt.NDArray[np.int32]:
+        """Number of each event's label."""
+        timeline = self._timeline
+        names, name_words = self._codes("name")
+        kinds, kind_words = self._kinds
+        # What has no name is called by its kind.
+        plain = timeline.intern([*name_words, *kind_words])
+        label = plain[np.where(names >= 0, names, len(name_words) + kinds)]
+        self._label_messages(label)
+        self._label_waits(label)
+        self._label_gradients(label, names)
+        steps = self._of_kind("step")
+        label[steps] = self._ints("step", missing=-1)[steps]
+        return label
+
+    def _label_messages(self, label: npt.NDArray[np.int32]) -> None:
+        which = self._of_kind("message")
+        ops, op_words = self._codes("op")
+        size = self._ints("bytes", missing=-1)[which]
+        size = np.where(size < 0, self._ints("out_bytes", missing=-1)[which], size)
+        pairs, inverse = np.unique(
+            np.stack([ops[which].astype(np.int64), size]), axis=1, return_inverse=True
+        )
+        texts = []
+        for op, num_bytes in pairs.T.tolist():
+            word = op_words[op] if op >= 0 else "message"
+            texts.append(f"{word} {bytes_text(num_bytes)}" if num_bytes >= 0 else word)
+        label[which] = self._timeline.intern(texts)[inverse.reshape(-1)]
+
+    def _label_waits(self, label: npt.NDArray[np.int32]) -> None:
+        which = self._of_kind("wait")
+        numbers, inverse = np.unique(label[which], return_inverse=True)
+        texts = [self._timeline.names[n] for n in numbers.tolist()]
+        texts = [_wait_label(text) for text in texts]
+        label[which] = self._timeline.intern(texts)[inverse]
+
+    def _label_gradients(self, label: npt.NDArray[np.int32], names: npt.NDArray[np.int32]) -> None:
+        which = self._of_kind("gradient")
+        which = which[names[which] < 0]
+        if not len(which):
+            return
+        tensors = self._table["tensors"].combine_chunks().take(pa.array(which))
+        first = pc.list_slice(tensors, 0, 1)
+        known = pc.list_value_length(first).fill_null(0).to_numpy(zero_copy_only=False) > 0
+        ids = pc.list_flatten(first).to_numpy(zero_copy_only=False)
+        numbers, inverse = np.unique(ids, return_inverse=True)
+        texts = [self._tensor_names.get(n, f"tensor {n}") for n in numbers.tolist()]
+        label[which[known]] = self._timeline.intern(texts)[inverse]
+
+
+def _wait_label(name: str) -> str:
+    if name == "backward":
+        return "wait for buckets"  # DistributedDataParallel's, inside of backward
+    return name if name.startswith("wait") else f"wait for {name}"

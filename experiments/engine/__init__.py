@@ -1,0 +1,1 @@
+"""Executes a strategy in a real job."""

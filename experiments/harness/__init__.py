@@ -1,0 +1,1 @@
+"""Runs strategies, measures their traces, keeps and prints results."""

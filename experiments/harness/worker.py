@@ -1,0 +1,114 @@
+"""One rank of an experiment: trains a workload with one strategy and writes what came out.
+
+Started on every rank by torchrun or by `ddltrace.experiments.network.launch`::
+
+    torchrun --nproc-per-node 2 -m ddltrace.experiments.harness.worker \\
+        --strategy wfbp --outcome out.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import time
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddltrace.experiments.engine.attach import attach
+from ddltrace.experiments.harness.wire_bytes import tcp_bytes_sent
+from ddltrace.experiments.strategy.spec import parse
+from ddltrace.experiments.workloads import WORKLOADS, create
+
+_MOMENTUM = 0.9
+
+
+def main() -> None:
+    """Trains, then gathers the ranks' outcomes and lets rank 0 write them."""
+    options = _parse_options()
+    dist.init_process_group("gloo")
+    try:
+        _train(options)
+    finally:
+        dist.destroy_process_group()
+
+
+def _train(options: argparse.Namespace) -> None:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    workload = create(
+        options.workload, width=options.width, batch_size=options.batch_size, seed=options.seed
+    )
+    optimizer = torch.optim.SGD(
+        workload.model.parameters(), lr=options.learning_rate, momentum=_MOMENTUM
+    )
+    exchange = attach(workload.model, parse(options.strategy), optimizer)
+    batches = workload.batches(rank, world_size)
+    losses: list[torch.Tensor] = []
+    ends: list[int] = []
+    sent_before: int | None = None
+    for step in range(options.steps):
+        if step == options.warmup:
+            sent_before = tcp_bytes_sent()
+        images, labels = next(batches)
+        optimizer.zero_grad()
+        loss = workload.loss(exchange.model(images), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        exchange.finish()
+        optimizer.step()
+        losses.append(loss.detach())
+        ends.append(time.monotonic_ns())
+    sent_after = tcp_bytes_sent()
+    exchange.close()
+    sent = None
+    if sent_before is not None and sent_after is not None:
+        sent = (sent_after - sent_before) / (options.steps - options.warmup)
+    gathered: list[tuple[list[float], float | None, str]] = [([], None, "")] * world_size
+    own = ([float(loss) for loss in losses], sent, _digest(workload.model))
+    dist.all_gather_object(gathered, own)
+    if rank == 0:
+        parameters = list(workload.model.parameters())
+        outcome = {
+            "world_size": world_size,
+            "parameters": sum(p.numel() for p in parameters),
+            "gradient_bytes": sum(p.numel() * p.element_size() for p in parameters),
+            "losses": [
+                sum(values) / world_size for values in zip(*(g[0] for g in gathered), strict=True)
+            ],
+            "wire_bytes_per_step": [g[1] for g in gathered],
+            "replicas_identical": len({g[2] for g in gathered}) == 1,
+            "step_us": [(end - begin) / 1e3 for begin, end in pairwise(ends)],
+            "torch": torch.__version__,
+            **asdict(workload.score()),
+        }
+        options.outcome.write_text(json.dumps(outcome), encoding="utf-8")
+
+
+def _digest(model: nn.Module) -> str:
+    """A fingerprint of the parameters to the last bit."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="one rank of an experiment")
+    parser.add_argument("--strategy", required=True)
+    parser.add_argument("--outcome", required=True, type=Path)
+    parser.add_argument("--workload", choices=WORKLOADS, default="digits")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--warmup", type=int, default=10)
+    parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--learning-rate", type=float, default=0.02)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

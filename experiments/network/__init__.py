@@ -1,0 +1,1 @@
+"""An emulated network of hosts on one machine."""

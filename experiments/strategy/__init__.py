@@ -1,0 +1,1 @@
+"""Strategies as pure objects: catalogue, grammar, message plans."""

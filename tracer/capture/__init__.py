@@ -1,0 +1,1 @@
+"""One recording rank: injection into the process, the session, its steps."""

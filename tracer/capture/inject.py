@@ -1,0 +1,129 @@
+"""Gets the tracer into a process without a change to its script.
+
+A process below the launcher is armed when Python starts: an import hook waits until
+``torch.distributed`` has been loaded, wraps ``init_process_group``, and does nothing else.
+Only a process that joins a process group is a rank; agents, resource trackers and compile
+workers stay as they were.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, Final
+
+from ddltrace.tracer.config import CaptureConfig
+
+_TARGET: Final = "torch.distributed.distributed_c10d"
+_RPC: Final = "torch.distributed.rpc"
+
+
+def arm(config: CaptureConfig | None = None) -> None:
+    """Makes this process record itself once it joins a process group.
+
+    Args:
+        config: How to record; by default what the launcher put into the environment.
+            Without either, nothing happens.
+    """
+    config = config or CaptureConfig.from_environment()
+    if config is None:
+        return
+    after_import(_TARGET, functools.partial(_wrap_init_process_group, config=config))
+    after_import(_RPC, functools.partial(_wrap_init_rpc, config=config))
+
+
+def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
+    """Runs a function with a module: now if it has been imported, else when it is.
+
+    Args:
+        name: Full name of the module.
+        then: What to run.
+    """
+    module = sys.modules.get(name)
+    if module is not None:
+        then(module)
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, then))
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Runs a function when one module has been imported, then takes itself away."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._then = then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            self._then(module)
+
+        # The loader belongs to this one spec: nobody else sees the change.
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _wrap_init_process_group(module: ModuleType, config: CaptureConfig) -> None:
+    original = getattr(module, "init_process_group", None)
+    if original is None or hasattr(original, "_ddltrace_original"):
+        return
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        _start(config)
+        return result
+
+    init_process_group._ddltrace_original = original  # type: ignore[attr-defined]
+    module.init_process_group = init_process_group  # type: ignore[attr-defined]
+    package = sys.modules.get("torch.distributed")
+    if package is not None and getattr(package, "init_process_group", None) is original:
+        package.init_process_group = init_process_group  # type: ignore[attr-defined]
+    if module.is_initialized():
+        _start(config)
+
+
+def _wrap_init_rpc(module: ModuleType, config: CaptureConfig) -> None:
+    original = getattr(module, "init_rpc", None)
+    if original is None or hasattr(original, "_ddltrace_original"):
+        return
+
+    @functools.wraps(original)
+    def init_rpc(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        _start(config)
+        try:
+            from ddltrace.tracer.interpose import rpc
+
+            rpc.join(sys.modules[f"{_RPC}.api"])
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            config.leave_word(error)
+        return result
+
+    init_rpc._ddltrace_original = original  # type: ignore[attr-defined]
+    module.init_rpc = init_rpc  # type: ignore[attr-defined]
+
+
+def _start(config: CaptureConfig) -> None:
+    """Begins to record; the job goes on whatever happens, even if the tracer cannot load."""
+    try:
+        from ddltrace.tracer.capture.session import start_session
+
+        start_session(config)
+    except Exception as error:  # noqa: BLE001 - see above
+        config.leave_word(error)

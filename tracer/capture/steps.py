@@ -1,0 +1,106 @@
+"""Where one optimizer step ends and the next begins.
+
+A step is what leads to one update: it ends when an optimizer has stepped. Optimizers that step
+one after the other, with no forward or backward between them, share a step. The next step
+begins where the former ended, so that data loading and logging are part of it; an evaluation
+between two steps is part of neither.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ddltrace.tracer.record.recorder import Recorder
+
+
+class Steps:
+    """Follows the job's steps.
+
+    A step is recorded when the next one's training begins or at the end of the job, because
+    only then is it known that no further optimizer belongs to it. It is of the thread that trains,
+    which is another than the main one in some frameworks, and need not be the one that updates.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._site = recorder.site("step", "step")
+        self._number = 0
+        self._start_ns: int | None = None
+        self._updated_ns: int | None = None
+        self._thread = 0
+        self._trained = False
+        self._steppers: set[int] = set()
+        self._unrecorded: set[int] = set()
+        self.on_update: list[Callable[[int], None]] = []
+
+    def begin_data(self, now_ns: int) -> None:
+        """A batch is fetched: the first one begins the first step."""
+        if self._start_ns is None:
+            self._open(now_ns)
+
+    def begin_training(self, now_ns: int) -> None:
+        """A forward or backward pass that trains begins."""
+        self._close_updated()
+        if self._start_ns is None or self._recorder.step is None:
+            self._open(now_ns)
+        if not self._trained:
+            self._thread = threading.get_ident()
+        self._trained = True
+
+    def begin_evaluation(self, now_ns: int) -> None:
+        """A forward pass of a model in training begins that trains nothing."""
+        self._close_updated()
+        if not self._trained:
+            self._recorder.set_step(None, now_ns)
+
+    def end_evaluation(self, now_ns: int) -> None:
+        """Such a forward pass ends; the next step begins here at the earliest."""
+        if not self._trained and self._start_ns is not None:
+            self._open(now_ns)
+
+    def begin_update(self, optimizer: int, now_ns: int) -> None:
+        """An optimizer begins its step.
+
+        Args:
+            optimizer: Its identity: the same one cannot step twice in one step.
+            now_ns: When.
+        """
+        if optimizer in self._steppers:
+            self._close_updated()
+        if self._start_ns is None or self._recorder.step is None:
+            self._open(now_ns)
+        elif self._updated_ns is not None:
+            self._recorder.set_step(self._number, now_ns)
+        self._steppers.add(optimizer)
+
+    def end_update(self, now_ns: int) -> None:
+        """An optimizer has stepped; what follows belongs to the next step."""
+        self._updated_ns = now_ns
+        if not self._trained:
+            self._thread = threading.get_ident()
+        self._recorder.set_step(self._number + 1, now_ns)
+        if self._recorder.paused:
+            self._unrecorded.add(self._number)
+        for call in self.on_update:
+            call(self._number)
+
+    def close(self) -> None:
+        """Ends the last step, if it was completed."""
+        self._close_updated()
+
+    def _open(self, now_ns: int) -> None:
+        self._start_ns = now_ns
+        self._recorder.set_step(self._number, now_ns)
+
+    def _close_updated(self) -> None:
+        """Records the step that an optimizer has ended."""
+        if self._updated_ns is None or self._start_ns is None:
+            return
+        if self._number not in self._unrecorded:
+            self._recorder.add(self._site, self._start_ns, self._updated_ns, self._thread)
+        self._number += 1
+        self._start_ns = self._updated_ns
+        self._updated_ns = None
+        self._trained = False
+        self._steppers.clear()

@@ -1,0 +1,1 @@
+"""Everything about collectives, sends and receives: how each is seen, timed and numbered."""

@@ -1,0 +1,186 @@
+"""Process groups, and the numbers that their messages have on all their ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from ddltrace.tracer.naming.weak_identity import WeakIdentityMap
+from ddltrace.tracer.trace.store import GroupInfo
+
+if TYPE_CHECKING:
+    import torch
+
+    from ddltrace.tracer.capture.session import Session
+
+# Gloo and MPI block in `wait` until completion; on other backends it may only order streams.
+_BLOCKING_BACKENDS: Final = frozenset({"gloo", "mpi"})
+# For trials: its messages never say that they are complete.
+_SENDS_NOTHING: Final = "fake"
+# Counters that are kept of two ranks' messages.
+_MAX_TAGS: Final = 4096
+# Where a new tag begins, once counters were given up; no tag is negative.
+_ANY_OTHER: Final = -1
+
+
+@dataclass
+class Group:
+    """What is kept of a process group between its messages.
+
+    Attributes:
+        name: Its name in the trace.
+        ranks: Global ranks of its members; empty if the job made it without registering it.
+        own: Place of this rank in `ranks`, or None.
+        blocking: Whether the end of ``Work.wait`` is the completion, by type of device.
+        sends_nothing: Whether its messages are complete at once.
+        collectives: Collectives so far, unless they are counted elsewhere.
+        next_elsewhere: Counts them in the place of `collectives`.
+        messages: Sends and receives so far, by source and destination, and there by tag.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    own: int | None
+    blocking: dict[str, bool] = field(default_factory=dict)
+    sends_nothing: bool = False
+    collectives: int = 0
+    next_elsewhere: Callable[[], int] | None = None
+    messages: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
+
+    def global_rank(self, rank: int | None) -> int | None:
+        """The global rank of a member, if it is known."""
+        return self.ranks[rank] if rank is not None and 0 <= rank < len(self.ranks) else None
+
+    def next_collective(self) -> int:
+        """The number of a collective that begins."""
+        if self.next_elsewhere is not None:
+            return self.next_elsewhere()
+        number = self.collectives
+        self.collectives += 1
+        return number
+
+    def next_between(self, op: str, peer: int | None, tag: int | None) -> int | None:
+        """The number of a message between two ranks among those with the same ends and tag.
+
+        Args:
+            op: Whether it is a send or a receive.
+            peer: Global rank of the other side, if it is known.
+            tag: Its tag.
+        """
+        if self.own is None or peer is None:
+            return None
+        own = self.ranks[self.own]
+        ends = (own, peer) if op == "send" else (peer, own)
+        by_tag = self.messages.setdefault(ends, {})
+        tag = tag or 0
+        number = by_tag.get(tag)
+        if number is None:
+            if len(by_tag) > _MAX_TAGS:
+                # A job that numbers its messages by tags. Both sides come here at the same
+                # message and go on above all numbers that they gave, so that none comes twice.
+                highest = max(by_tag.values())
+                by_tag.clear()
+                by_tag[_ANY_OTHER] = highest
+            number = by_tag.get(_ANY_OTHER, 0)
+        by_tag[tag] = number + 1
+        return number
+
+
+class _Below(threading.local):
+    """What a thread does below a method of a process group that is written in Python.
+
+    Attributes:
+        outer: That group; None if no such method runs.
+        messages: How many were recorded there so far.
+    """
+
+    outer: Group | None = None
+    messages = 0
+
+
+class Groups:
+    """The process groups that have been seen, by name.
+
+    Attributes:
+        below: Whether messages are sent by a group in Python.
+        seen: The group of a ``torch.distributed.ProcessGroup``, if it has been asked for before.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.below = _Below()
+        self._group_of: WeakIdentityMap[Any, Group] = WeakIdentityMap()
+        self.seen = self._group_of.get
+        self._newest: dict[str, Group] = {}  # by what PyTorch calls it
+        self._names: dict[str, int] = {}
+        self._by_name: dict[str, Group] = {}
+
+    def of(self, process_group: Any) -> Group:
+        """The group of a ``torch.distributed.ProcessGroup``."""
+        group = self.seen(process_group)
+        if group is None:
+            group = self._add(process_group)
+            self._group_of.set(process_group, group)
+        return group
+
+    def named(self, name: str) -> Group:
+        """The group that has this name in the trace."""
+        return self._by_name[name]
+
+    @staticmethod
+    def wait_blocks(process_group: Any, group: Group, tensor: torch.Tensor) -> bool:
+        """Whether ``Work.wait`` returns only when a message of such a tensor is complete."""
+        device_type = "cpu" if tensor.is_cpu else tensor.device.type
+        known = group.blocking.get(device_type)
+        if known is None:
+            try:
+                backend = process_group._get_backend(tensor.device).name()
+            except RuntimeError:  # a backend of the job's own
+                backend = process_group.name()
+            known = group.blocking[device_type] = backend.lower() in _BLOCKING_BACKENDS
+            group.sends_nothing = backend.lower() == _SENDS_NOTHING
+        return known
+
+    def _add(self, process_group: Any) -> Group:
+        import torch.distributed as dist
+
+        try:
+            name = process_group.group_name
+        except RuntimeError:  # one in Python may have none itself
+            name = _registered_name(process_group)
+        try:
+            ranks = tuple(dist.get_process_group_ranks(process_group))
+        except (KeyError, ValueError, RuntimeError):
+            ranks = self._ranks_of_outer(process_group)
+        former = self._newest.get(name)
+        if former is not None and not ranks and not former.ranks:
+            return former  # without a register nobody can tell two from one
+        # A job that leaves its groups and forms them again gives the same names again.
+        number = self._names[name] = self._names.get(name, 0) + 1
+        shown = name if number == 1 else f"{name}#{number}"
+        backend = process_group.name()
+        own = process_group.rank() if ranks else None
+        group = self._newest[name] = self._by_name[shown] = Group(shown, ranks, own)
+        if self._session.known is not None:
+            # The new group may have the address of one that is no more.
+            self._session.known.forget()
+        description = process_group.group_desc
+        self._session.add_group(GroupInfo(shown, description, backend, ranks))
+        return group
+
+    def _ranks_of_outer(self, process_group: Any) -> tuple[int, ...]:
+        """The ranks of a group without a register: those of the group that it does the work of."""
+        outer = self.below.outer
+        if outer is None or process_group.size() != len(outer.ranks):
+            return ()
+        return outer.ranks if process_group.rank() == outer.own else ()
+
+
+def _registered_name(process_group: Any) -> str:
+    """The name under which PyTorch knows a group, or else that of its class."""
+    from torch.distributed import distributed_c10d
+
+    registered: str | None = distributed_c10d._world.pg_names.get(process_group)
+    return type(process_group).__name__ if registered is None else registered

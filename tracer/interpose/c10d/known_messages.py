@@ -1,0 +1,460 @@
+"""Messages that C++ launches again and again, recorded without Python.
+
+DistributedDataParallel sends the same buckets and buffers in every step. To call Python for each
+of them costs the job more than all else that is recorded: between two layers the code is in no
+cache any more. So a message that Python has recorded once is made known to
+`native/gloo_messages.cpp`, which from then on takes down only what is new of it, when it was
+launched and its number; the writer's thread makes the rest here, a row of integers for each
+that has ended by then.
+
+What Python launches past its own kernels (`interpose/launches.py`) goes the same way: C++ takes
+down the launch, and Python then says which of the known ones it is like. An object for each
+message, which lives until it is written, is memory in no cache, and work for the garbage collector.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ddltrace.tracer.interpose.c10d.arguments import name_of
+from ddltrace.tracer.record.recorder import (
+    BUCKET,
+    BY_TIME,
+    Launched,
+    Message,
+    Recorder,
+    or_null,
+    value_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
+    import torch
+
+    from ddltrace.tracer.interpose.c10d.gloo_times import GlooTimes
+    from ddltrace.tracer.interpose.c10d.groups import Group
+    from ddltrace.tracer.native.library import NativeLibrary
+    from ddltrace.tracer.trace.arrow_arrays import Integers
+
+# Of NativeLibrary.control.
+_BACKWARD_THREAD: Final = 0
+_BROADCAST_THREAD: Final = 1
+_PAUSED: Final = 2
+_LAUNCHED: Final = 3
+_BUCKETS: Final = 4
+_TAKEN: Final = 5
+# Of NativeLibrary.ring, and of what is passed on to Python.
+_WHAT: Final = 0
+_ENQUEUE: Final = 1
+_NUMBER: Final = 2
+_BYTES: Final = 3
+_OUT_BYTES: Final = 4
+_ROOT: Final = 5
+_ID: Final = 6
+_PASSED: Final = 7
+_FREE: Final = 0
+_LAUNCHING: Final = 1
+_LEFT_OUT: Final = 2
+_UNDER_WAY: Final = 3
+_FIRST: Final = 4
+_UNKNOWN: Final = 0
+
+_OF_CPP: Final = -1  # in the place of an id
+_NULL: Final = -1
+_MAX_PATTERNS: Final = 1 << 14
+_PATIENCE_NS: Final = 2_000_000_000
+
+
+Like: TypeAlias = "tuple[str, str, torch.dtype | None, tuple[int, ...] | None, int | None]"
+"""What messages of Python have in common: operation, name, element type, parameters and tag."""
+
+_Over: TypeAlias = tuple[int, int, int, int]
+"""Messages that the job has waited for: the number of the first among all that were launched, the
+number after that of the last, those that are over with which of its waits, and when they were over
+at the latest; Gloo's thread may come to say so only later."""
+
+
+class _Kind(NamedTuple):
+    """What is known of all messages of a pattern, beside what they have in common.
+
+    Attributes:
+        group: Their group.
+        over_with: The job's wait with which they are over: `_BACKWARD_THREAD`, `_BROADCAST_THREAD`
+            or, if it waits for each of them, None.
+        waited_once: See `KnownMessages.launched`.
+    """
+
+    group: Group
+    over_with: int | None
+    waited_once: bool = False
+
+
+class KnownMessages:
+    """Makes messages of what C++ has recorded.
+
+    Args:
+        library: What records them.
+        times: What follows them to their end.
+        recorder: Where they go.
+    """
+
+    def __init__(self, library: NativeLibrary, times: GlooTimes, recorder: Recorder) -> None:
+        self._library = library
+        self._control = library.control
+        self._ring = library.ring
+        self._ring_table = np.frombuffer(library.ring, np.int64).reshape(-1, library.RING_FIELDS)
+        self._fields = library.RING_FIELDS
+        self._size = len(library.ring) // library.RING_FIELDS
+        self._times = times
+        self._recorder = recorder
+        self._sees = False
+        self._taken = self._control[_TAKEN] = self._control[_LAUNCHED]
+        self._buckets = 0
+        self._launched_before = {_BACKWARD_THREAD: 0, _BROADCAST_THREAD: 0}
+        self._kinds: list[_Kind] = []  # of each of the recorder's patterns
+        self._pattern_of: dict[Hashable, int] = {}  # of those that `launched` has made
+        self._over: deque[_Over] = deque(maxlen=self._size)
+        # Of messages that are under way and may be in it: their numbers, by place.
+        self._may_be_over: dict[int, int] = {}
+        self._groups: list[Group] = []
+        # Never waited for: a signal handler of the job's may have interrupted who holds it, and
+        # what it sends meanwhile need not be known.
+        self._adding = threading.Lock()
+        self._collecting = threading.Lock()
+
+    def see_launches(self) -> bool:
+        """Has C++ see what is launched; to be called once.
+
+        Returns:
+            Whether it does.
+        """
+        self._sees = bool(self._library.see_launches())
+        return self._sees
+
+    def begin_backward(self) -> None:
+        """From now on this thread's all-reduces may be known ones."""
+        self._buckets = self._control[_BUCKETS]
+        self._begin(_BACKWARD_THREAD)
+
+    def end_backward(self, now_ns: int) -> int:
+        """They no longer are, and all of them are over.
+
+        Args:
+            now_ns: The time.
+
+        Returns:
+            How many were recorded without Python since the beginning.
+        """
+        self._end(_BACKWARD_THREAD, now_ns)
+        return self._control[_BUCKETS] - self._buckets
+
+    def begin_broadcasts(self) -> None:
+        """From now on this thread's broadcasts are launched by C++ and may be known ones."""
+        self._begin(_BROADCAST_THREAD)
+
+    def end_broadcasts(self, now_ns: int) -> None:
+        """They no longer are, and all of them are over.
+
+        Args:
+            now_ns: The time.
+        """
+        self._end(_BROADCAST_THREAD, now_ns)
+
+    def is_broadcasting(self) -> bool:
+        """Whether this thread's broadcasts are launched by C++ and may be known ones."""
+        return self._control[_BROADCAST_THREAD] == threading.get_ident()
+
+    def add(self, message: Message, group: Group) -> int | None:
+        """Makes known the message that this thread is launching, and all like it.
+
+        Args:
+            message: As Python has recorded it.
+            group: Its group.
+
+        Returns:
+            What `activate` is to be given; None if it cannot be known.
+        """
+        if self._library.passing() != _UNKNOWN or not self._adding.acquire(blocking=False):
+            return None
+        try:
+            counter = self._counter(group)
+            if counter is None:
+                return None
+            patterns = self._recorder.patterns
+            place: int = self._library.make_known(counter, _FIRST + len(patterns))
+            if place >= 0:
+                over_with = _BROADCAST_THREAD if message.op == "broadcast" else _BACKWARD_THREAD
+                self._append(message, _Kind(group, over_with))
+        finally:
+            self._adding.release()
+        return place if place >= 0 else None
+
+    def launched(
+        self,
+        place: int,
+        enqueue_ns: int,
+        like: Like,
+        group: Group,
+        *,
+        seq: int | None,
+        peer: int | None,
+        waited_once: bool,
+    ) -> Launched | None:
+        """Says what a message is that C++ has launched for Python.
+
+        Args:
+            place: Its place in the ring.
+            enqueue_ns: When it was launched.
+            like: What it is like.
+            group: Its group.
+            seq: Its number there.
+            peer: Rank in the group of the root, or of the other side.
+            waited_once: Whether only a wait of whoever holds it completes it; then `waited` is to
+                be called.
+
+        Returns:
+            What stands for it; None if it is to be recorded without the ring.
+        """
+        ring, at = self._ring, place * self._fields
+        if ring[at + _ENQUEUE] != enqueue_ns or ring[at + _WHAT] != _LAUNCHING:
+            return None  # given up: we have come too late
+        pattern = self._pattern_of.get((like, group.name))
+        if pattern is None:
+            pattern = self._add_pattern(like, group, waited_once=waited_once)
+        if pattern is None or self._times.is_gone(place):
+            ring[at + _WHAT] = _LEFT_OUT
+            return None
+        number = self._recorder.new_id()
+        if like[4] is not None:  # a tag: it is between two
+            ring[at + (_OUT_BYTES if like[0] == "send" else _BYTES)] = _NULL
+        elif like[2] is None:  # PyTorch has made up a tensor to have something to launch
+            ring[at + _BYTES] = ring[at + _OUT_BYTES] = 0
+        ring[at + _NUMBER] = _NULL if seq is None else seq
+        ring[at + _ROOT] = _NULL if peer is None else peer
+        ring[at + _ID] = number
+        ring[at + _WHAT] = _FIRST + pattern
+        return Launched(number, self._recorder.patterns[pattern], place if waited_once else -1)
+
+    def waited(self, message: Launched, end_ns: int, *, failed: bool) -> None:
+        """Says that whoever holds a message has waited for it.
+
+        Args:
+            message: The message.
+            end_ns: When the wait ended.
+            failed: Whether it raised.
+        """
+        at = message.place * self._fields
+        if self._ring[at + _ID] == message.id and self._ring[at + _WHAT] >= _UNDER_WAY:
+            self._times.waited(message.place, end_ns, failed=failed)
+
+    def _add_pattern(self, like: Like, group: Group, *, waited_once: bool) -> int | None:
+        op, name, dtype, tensors, tag = like
+        message = Message(-1, op, group.name, 0)
+        message.name, message.tag = name, tag
+        message.dtype = None if dtype is None else name_of(dtype)
+        message.tensors = None if tensors is None else list(tensors)
+        # The reducer waits for what its hook in Python launches.
+        over_with = _BACKWARD_THREAD if name.startswith(BUCKET) else None
+        if not self._adding.acquire(blocking=False):
+            return None
+        try:
+            if len(self._kinds) >= _MAX_PATTERNS:
+                return None
+            pattern = self._append(message, _Kind(group, over_with, waited_once))
+            self._pattern_of[like, group.name] = pattern
+        finally:
+            self._adding.release()
+        return pattern
+
+    def _append(self, message: Message, kind: _Kind) -> int:
+        """Adds a pattern: what is known of it is there before it."""
+        self._kinds.append(kind)
+        self._recorder.patterns.append(message)
+        return len(self._kinds) - 1
+
+    def activate(self, places: Iterable[int]) -> None:
+        """From now on known messages are recorded without Python.
+
+        Args:
+            places: What `add` has returned for them.
+        """
+        for place in places:
+            self._library.activate(place)
+
+    def _counter(self, group: Group) -> int | None:
+        """Where C++ counts the collectives of a group; None if there are too many groups."""
+        for counter, counted in enumerate(self._groups):
+            if counted is group:
+                return counter
+        counter = len(self._groups)
+        if counter == len(self._library.collectives):
+            return None
+        self._library.collectives[counter] = group.collectives
+        group.next_elsewhere = functools.partial(self._library.next_collective, counter)
+        self._groups.append(group)
+        return counter
+
+    def passing(self) -> Message | None:
+        """What is like the known message that this thread launches and C++ has no room for."""
+        what = self._library.passing()
+        return self._recorder.patterns[what - _FIRST] if what >= _FIRST else None
+
+    def forget(self) -> None:
+        """Has all messages recorded by Python again, until they are added again."""
+        self._library.forget()
+
+    def collect(self) -> None:
+        """Makes what C++ has recorded, and completes all that has ended."""
+        if not self._collecting.acquire(blocking=False):
+            return  # another thread is at it
+        try:
+            self._make()
+            self._control[_TAKEN] = self._taken  # before places become free
+            for slot in self._times.collect():
+                if slot < self._size:
+                    self._ring[slot * self._fields + _WHAT] = _FREE
+                    self._may_be_over.pop(slot, None)
+            self._forget_over()
+        finally:
+            self._collecting.release()
+
+    def stop(self, timeout_s: float) -> None:
+        """Lets the messages launched so far end, but not for longer than the time-out."""
+        self.forget()
+        deadline = time.monotonic() + timeout_s
+        self.collect()
+        while self._times.followed and time.monotonic() < deadline:
+            time.sleep(0.001)
+            self.collect()
+
+    def abandon(self) -> None:
+        """In a forked child, where nothing ends any more."""
+        self.forget()
+        self._times.abandon()
+
+    def _begin(self, thread: int) -> None:
+        if self._sees:
+            self._launched_before[thread] = self._control[_LAUNCHED]
+            self._control[_PAUSED] = self._recorder.paused
+            self._control[thread] = threading.get_ident()
+
+    def _end(self, thread: int, now_ns: int) -> None:
+        if self._control[thread] != threading.get_ident():
+            return  # it never began, or another thread has begun since
+        self._control[thread] = 0
+        first, beyond = self._launched_before[thread], self._control[_LAUNCHED]
+        if first < beyond:
+            self._over.append((first, beyond, thread, now_ns))
+
+    def _make(self) -> None:
+        """Takes what has been launched out of the ring."""
+        launched = self._control[_LAUNCHED]
+        while self._taken < launched:
+            positions = np.arange(self._taken, launched)
+            slots = positions % self._size
+            what = self._ring_table[slots, _WHAT]  # before the rest, which is set before it
+            rows = self._ring_table[slots]
+            is_passed = rows[:, _PASSED] == positions + 1
+            is_known, is_left_out = ~is_passed & (what >= _FIRST), ~is_passed & (what == _LEFT_OUT)
+            at_work = np.flatnonzero(~(is_passed | is_known | is_left_out))
+            count = int(at_work[0]) if len(at_work) else len(what)
+            if count:
+                is_known[count:] = is_left_out[count:] = False
+                self._taken += count
+                self._ring_table[slots[is_left_out], _WHAT] = _FREE
+                self._take(positions[is_known], slots[is_known], rows[is_known])
+            elif self._is_given_up(int(slots[0])):
+                self._ring[int(slots[0]) * self._fields + _WHAT] = _LEFT_OUT
+            else:
+                return  # a thread is at it
+
+    def _take(self, positions: Integers, slots: Integers, rows: Integers) -> None:
+        """Takes known messages out of the ring, except for those that are under way.
+
+        Args:
+            positions: Their numbers among all that were launched.
+            slots: Their places.
+            rows: What is there.
+        """
+        patterns = rows[:, _WHAT] - _FIRST
+        kinds = [self._kinds[pattern] for pattern in patterns.tolist()]
+        waited_once = np.array([kind.waited_once for kind in kinds], bool)
+        is_over, start_ns, end_ns, status = self._times.of_ended(
+            slots, rows[:, _ENQUEUE], waited_once
+        )
+        peers = rows[:, _ROOT].copy()
+        for row in np.flatnonzero(peers != _NULL).tolist():
+            peers[row] = or_null(kinds[row].group.global_rank(int(peers[row])))
+        for row, kind in enumerate(kinds):
+            if kind.over_with is not None and end_ns[row] != _NULL:
+                end_ns[row] = self._end_of(int(positions[row]), kind, int(end_ns[row]))
+                start_ns[row] = min(start_ns[row], end_ns[row])
+        repeats = np.stack(
+            [
+                *(patterns, rows[:, _ID], rows[:, _ENQUEUE], start_ns, end_ns),
+                *(rows[:, _NUMBER], rows[:, _BYTES], rows[:, _OUT_BYTES], peers, status),
+            ],
+            axis=1,
+        )
+        self._recorder.add_repeats(repeats[is_over])
+        self._ring_table[slots[is_over], _WHAT] = _FREE
+        for row in np.flatnonzero(~is_over).tolist():
+            self._show(int(positions[row]), int(slots[row]), kinds[row], repeats[row])
+
+    def _show(self, position: int, slot: int, kind: _Kind, repeat: Integers) -> None:
+        """Follows a message that is under way: the trace is to show it before its end.
+
+        Args:
+            position: Its number among all that were launched.
+            slot: Its place.
+            kind: Of its pattern.
+            repeat: Its row of `REPEAT_FIELDS`.
+        """
+        pattern, number, enqueue_ns, _, _, seq, *num_bytes, peer, _ = repeat.tolist()
+        like = self._recorder.patterns[pattern]
+        message = self._recorder.new_message(like.op, like.group, enqueue_ns, value_of(number))
+        message.step, message.phase = None, BY_TIME
+        message.name, message.tensors, message.dtype = like.name, like.tensors, like.dtype
+        message.tag, message.seq, message.peer = like.tag, value_of(seq), value_of(peer)
+        message.bytes, message.out_bytes = [value_of(count) for count in num_bytes]
+        self._times.adopt(slot, message, waited_once=kind.waited_once)
+        message.settle = functools.partial(self._settle, kind, position)
+        self._ring[slot * self._fields + _WHAT] = _UNDER_WAY
+        if kind.over_with is not None:
+            self._may_be_over[slot] = position
+
+    def _is_given_up(self, slot: int) -> bool:
+        """Whether a message has ended that Python should have said something of since long."""
+        what, enqueue_ns = self._ring_table[slot, [_WHAT, _ENQUEUE]].tolist()
+        is_late = time.monotonic_ns() > enqueue_ns + _PATIENCE_NS
+        is_pythons = self._ring_table[slot, _ID] != _OF_CPP
+        return bool(what == _LAUNCHING and is_pythons and is_late and self._times.is_over(slot))
+
+    def _settle(self, kind: _Kind, position: int, message: Message) -> None:
+        """Puts in the times that Gloo's threads took down, or when the job had waited for it."""
+        self._times.settle(message)
+        if message.end_ns is not None:
+            message.end_ns = self._end_of(position, kind, message.end_ns)
+            message.start_ns = min(message.start_ns, message.end_ns)
+
+    def _end_of(self, position: int, kind: _Kind, told_ns: int) -> int:
+        """When a message was over: as it was told, or when the job had waited for it before."""
+        if kind.over_with is None:
+            return told_ns
+        for first, beyond, with_, by_ns in list(self._over):
+            if first <= position < beyond and with_ == kind.over_with:
+                return min(told_ns, by_ns)
+        return told_ns
+
+    def _forget_over(self) -> None:
+        """Forgets what all messages of have ended."""
+        oldest = min(self._may_be_over.values(), default=self._taken)
+        while self._over and self._over[0][1] <= oldest:
+            self._over.popleft()

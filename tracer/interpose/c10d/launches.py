@@ -1,0 +1,328 @@
+"""Collectives that Python launches, recorded around the method that launches them.
+
+The kernels of `collectives.py` see every call, but those in Python are not cheap: PyTorch makes
+Python objects of all arguments for them, and takes them apart again for what lies below. Where
+Gloo tells the times, a collective on the CPU needs no such kernel: the method of `ProcessGroup` has
+all its arguments at hand, and `native/gloo_messages.cpp` launches it past the kernel, measures its
+tensors on the way, and gives it a place in the ring of `known_messages.py`. Whatever is not as
+plain as that goes through the kernel as before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from ddltrace.tracer.interpose.c10d.arguments import flatten, name_of
+from ddltrace.tracer.interpose.c10d.c10d_operators import OPERATORS
+from ddltrace.tracer.native.library import NativeLibrary
+from ddltrace.tracer.record.recorder import Launched, Message
+from ddltrace.tracer.trace.schema import P2P_OPS
+
+if TYPE_CHECKING:
+    import torch
+
+    from ddltrace.tracer.capture.session import Session
+    from ddltrace.tracer.interpose.c10d.c10d_operators import Operator
+    from ddltrace.tracer.interpose.c10d.collectives import Observer
+    from ddltrace.tracer.interpose.c10d.gloo_times import GlooTimes
+    from ddltrace.tracer.interpose.c10d.groups import Group
+    from ddltrace.tracer.interpose.c10d.known_messages import KnownMessages
+
+METHODS: Final[dict[str, tuple[str, str | type]]] = {
+    "allreduce": ("allreduce_", "AllreduceOptions"),
+    "broadcast": ("broadcast_", "BroadcastOptions"),
+    "reduce": ("reduce_", "ReduceOptions"),
+    "allgather": ("allgather_", "AllgatherOptions"),
+    "_allgather_base": ("_allgather_base_", "AllgatherOptions"),
+    "all_gather_single": ("_allgather_base_", "AllgatherOptions"),
+    "reduce_scatter": ("reduce_scatter_", "ReduceScatterOptions"),
+    "_reduce_scatter_base": ("_reduce_scatter_base_", "ReduceScatterOptions"),
+    "reduce_scatter_single": ("_reduce_scatter_base_", "ReduceScatterOptions"),
+    "gather": ("gather_", "GatherOptions"),
+    "scatter": ("scatter_", "ScatterOptions"),
+    "alltoall": ("alltoall_", "AllToAllOptions"),
+    "alltoall_base": ("alltoall_base_", "AllToAllOptions"),
+    "all_to_all_single": ("alltoall_base_", "AllToAllOptions"),
+    "barrier": ("barrier", "BarrierOptions"),
+    "send": ("send", int),
+    "recv": ("recv_", int),
+}
+"""Of each method: the operator that it calls, and the type of its last argument: the tag, or
+options in PyTorch's bindings."""
+
+
+def install(session: Session, observer: Observer) -> Offering | None:
+    """Patches the methods of ``ProcessGroup``, if C++ can see what they launch.
+
+    Args:
+        session: The recording rank.
+        observer: What records messages.
+
+    Returns:
+        What offers launches; None if it cannot.
+    """
+    import torch.distributed as dist
+    from torch._C import _distributed_c10d as bindings
+
+    library, gloo, known = session.native, observer.gloo, session.known
+    if library is None or gloo is None or known is None or not known.see_launches():
+        return None
+    offering = Offering(session, observer, gloo, known, library)
+    group_class: Any = dist.ProcessGroup
+    for method, (name, last) in METHODS.items():
+        last_type = getattr(bindings, last, None) if isinstance(last, str) else last
+        if hasattr(group_class, method) and last_type is not None:
+            launches = _ByMethod(offering, OPERATORS[name], last_type)
+            setattr(group_class, method, offering.around(getattr(group_class, method), launches))
+    return offering
+
+
+_WAITED_ONCE: Final = 1  # of `NativeLibrary.offered`
+_OPTIONS: Final = ("opts",)
+_ABSENT: Final = object()
+
+
+class _Offered(threading.local):
+    """What a thread offers.
+
+    Attributes:
+        cell: See `NativeLibrary.offered`.
+    """
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self.cell = library.offered()
+
+
+class Launches(Protocol):
+    """The launches by one function.
+
+    Attributes:
+        operator: What it calls.
+        num_args: How many arguments it has at least behind the first, if a launch may be offered.
+        last_type: Of which type the last of them then is.
+    """
+
+    operator: Operator
+    num_args: int
+    last_type: type
+
+    @property
+    def group_of(self) -> Callable[[Any, tuple[Any, ...]], Any] | None:
+        """Gives the process group of all arguments; None if that is the first one."""
+
+    def launched(
+        self, first: Any, args: tuple[Any, ...], group: Group, result: Any, known: Sequence[int]
+    ) -> None:
+        """To be called after a launch past the kernel.
+
+        Args:
+            first: The first argument of the function.
+            args: The others.
+            group: The group.
+            result: What the function has returned.
+            known: What `NativeLibrary.offered` then held.
+        """
+
+
+class Offering:
+    """Offers to C++ what Python launches.
+
+    Args:
+        session: The recording rank.
+        observer: What records messages.
+        gloo: What takes down their times.
+        known: What makes them of what C++ has taken down.
+        library: What sees the launches.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        observer: Observer,
+        gloo: GlooTimes,
+        known: KnownMessages,
+        library: NativeLibrary,
+    ) -> None:
+        self.observer = observer
+        self._gloo = gloo
+        self._known = known
+        self._name = observer.name
+        self._below = session.groups.below
+        self._recorder = session.recorder
+        self._seen_group = session.groups.seen
+        self._offered = _Offered(library)
+        self._fault = session.fault
+
+    def record(
+        self,
+        operator: Operator,
+        tensors: list[torch.Tensor],
+        group: Group,
+        known: Sequence[int],
+        *,
+        peer: int | None,
+        tag: int | None,
+    ) -> Launched | Message | None:
+        """Records what was launched past the kernel.
+
+        On the way of every launch: few calls.
+
+        Args:
+            operator: What was called.
+            tensors: What it was about.
+            group: The group.
+            known: What `NativeLibrary.offered` then held.
+            peer: Rank in the group of the root, or of the other side.
+            tag: Its tag.
+
+        Returns:
+            What stands for it; None if it is only counted. Nobody tells the end of a `Message`.
+        """
+        launched, _, num_bytes, out_bytes, address, storage, place = known
+        if tag is None:
+            seq: int | None = group.next_collective()
+        else:
+            seq = group.next_between(operator.op, group.global_rank(peer), tag)
+        if place < 0:
+            return None  # in a pause; counted, so that later numbers agree
+        if self._below.outer is not None:
+            self._below.messages += 1
+        name, parameters, dtype = operator.op, None, None
+        if tensors:
+            dtype = tensors[0].dtype
+            at = (address, storage) if address else None
+            name, parameters = self._name(operator, group, tensors, at=at)
+        carried = None if parameters is None else tuple(parameters)
+        like = (operator.op, name, dtype, carried, tag)
+        once = operator.waited_once
+        sent = self._known.launched(
+            place, -launched, like, group, seq=seq, peer=peer, waited_once=once
+        )
+        if sent is not None:
+            return sent
+        message = self._recorder.new_message(operator.op, group.name, -launched)
+        message.name, message.tensors = name, parameters
+        message.dtype = None if dtype is None else name_of(dtype)
+        if dtype is None:  # PyTorch has made up a tensor to have something to launch
+            num_bytes = out_bytes = 0
+        message.bytes = None if operator.op == "recv" else num_bytes
+        message.out_bytes = None if operator.op == "send" else out_bytes
+        message.seq, message.tag, message.peer = seq, tag, group.global_rank(peer)
+        return message
+
+    def _of(self, process_group: Any) -> Group | None:
+        """The group of a launch that may be offered; None if a kernel has to see it."""
+        observer = self.observer
+        if not observer.active or observer.coalescing.messages is not None:
+            return None
+        group = self._seen_group(process_group)
+        if group is None or not group.blocking.get("cpu"):
+            return None  # a first message tells
+        return group if self._gloo.listens else None
+
+    def passing_by(self, original: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Calls what launches nothing, and past its kernel of Python's if nothing is offered."""
+        cell = self._offered.cell
+        former, cell[0] = cell[0], NativeLibrary.UNRECORDED
+        try:
+            return original(*args)
+        finally:
+            cell[0] = former
+
+    def around(self, original: Callable[..., Any], launches: Launches) -> Callable[..., Any]:
+        """A function that records what it launches."""
+        offered, fault, recorder = self._offered, self._fault, self._recorder
+        nothing, unrecorded = NativeLibrary.NOTHING, NativeLibrary.UNRECORDED
+        on_offer = NativeLibrary.OFFERED
+        waited_once = int(launches.operator.waited_once)
+        num_args, last_type, group_of = launches.num_args, launches.last_type, launches.group_of
+        group_to_offer, launched = self._of, launches.launched
+
+        # With a first argument of its own: see below.
+        def method(first: Any = _ABSENT, /, *args: Any, **kwargs: Any) -> Any:
+            group, cell = None, None
+            try:
+                if kwargs and tuple(kwargs) == _OPTIONS:
+                    args, kwargs = (*args, kwargs["opts"]), {}
+                if not kwargs and len(args) >= num_args and type(args[-1]) is last_type:
+                    group = group_to_offer(first if group_of is None else group_of(first, args))
+                    cell = offered.cell
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                fault("offer a launch", error)
+            if group is None or cell is None:
+                if first is _ABSENT:  # all are given by name, or there is an error in the call
+                    return original(**kwargs)
+                return original(first, *args, **kwargs)
+            former = cell[0]
+            if former != nothing:
+                # By a mode or a signal handler of the job's, in the middle of another launch.
+                cell[0] = nothing
+                try:
+                    return original(first, *args)
+                finally:
+                    cell[0] = former
+            try:
+                cell[0], cell[_WAITED_ONCE] = (
+                    unrecorded if recorder.paused else on_offer,
+                    waited_once,
+                )
+                result = original(first, *args)
+            finally:
+                known = cell.tolist()
+                cell[0] = nothing
+            if known[0] < unrecorded:
+                try:
+                    launched(first, args, group, result, known)
+                except Exception as error:  # noqa: BLE001 - the job goes on
+                    fault("record a launch", error)
+            return result
+
+        method.__doc__, method.__name__ = original.__doc__, original.__name__
+        # A process group in Python that leaves this method to its base class is asked for it by the
+        # base class again; PyTorch sees that it comes from there by the calling code's name, and
+        # by the first argument.
+        method.__code__ = method.__code__.replace(co_name=original.__name__)
+        return method
+
+
+class _ByMethod:
+    """The launches by one method of ``ProcessGroup``.
+
+    Args:
+        offering: Offers them.
+        operator: What the method calls.
+        last_type: Of its last argument.
+    """
+
+    def __init__(self, offering: Offering, operator: Operator, last_type: type) -> None:
+        self.operator, self.last_type = operator, last_type
+        self.group_of: None = None
+        self._record, self._follow = offering.record, offering.observer.follow_launch
+        self._remember = offering.observer.waits.works.add
+        # Where the tensors are; the later are looked at only if there are none before.
+        self._sides = [side for side in (operator.inputs, operator.outputs) if side is not None]
+        # Without tensors there is only that.
+        self.num_args = operator.group + 1 if self._sides else 1
+        self._is_between_two = operator.op in P2P_OPS
+        self._has_root = operator.peer is not None and not self._is_between_two
+
+    def launched(
+        self, _: Any, args: tuple[Any, ...], group: Group, result: Any, known: Sequence[int]
+    ) -> None:
+        """See `Launches`."""
+        tensors: list[torch.Tensor] = []
+        for side in self._sides:
+            if not tensors:
+                tensors = flatten(args[side])
+        peer = tag = None
+        if self._is_between_two:
+            _, peer, tag = args
+        elif self._has_root:
+            peer = args[-1].rootRank
+        sent = self._record(self.operator, tensors, group, known, peer=peer, tag=tag)
+        if sent is not None:
+            self._remember(result, sent)
+            if type(sent) is Message:
+                self._follow(self.operator, result, sent)

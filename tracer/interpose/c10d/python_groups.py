@@ -1,0 +1,254 @@
+"""Process groups that a job has written in Python: subclasses of ``ProcessGroup``.
+
+What such a group sends comes past no operator of PyTorch's, so the methods with which it sends are
+recorded, from when its class is made. Many only pass on to groups of PyTorch's, which are recorded
+themselves and know the times better: where that is seen, the inner message is the one.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Final
+
+from ddltrace.tracer.interpose.c10d.arguments import first_tensor
+from ddltrace.tracer.interpose.c10d.c10d_operators import OPERATORS
+from ddltrace.tracer.interpose.c10d.launches import METHODS
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.capture.session import Session
+    from ddltrace.tracer.interpose.c10d.c10d_operators import Operator
+    from ddltrace.tracer.interpose.c10d.collectives import Observer
+    from ddltrace.tracer.interpose.c10d.groups import Group
+    from ddltrace.tracer.record.recorder import Message
+
+# Beside those of `METHODS`: the operators that have the same arguments.
+_OTHERS: Final = {
+    "allreduce_coalesced": "allreduce_coalesced_",
+    "allgather_coalesced": "allgather_coalesced_",
+    "allgather_into_tensor_coalesced": "allgather_into_tensor_coalesced_",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced_",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced_",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced_",
+    "monitored_barrier": "monitored_barrier_",
+    "recv_anysource": "recv_any_source_",
+}
+
+_now = time.monotonic_ns
+
+
+def install(session: Session, observer: Observer) -> None:
+    """Patches the subclasses of ``ProcessGroup`` and ``Work``, those that are to come, too.
+
+    Args:
+        session: The recording rank.
+        observer: What records messages.
+    """
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import Work
+
+    of_method = {method: name for method, (name, _) in METHODS.items()} | _OTHERS
+    calls = _Calls(session, observer)
+
+    def patch_group(group_class: Any) -> None:
+        for method, name in of_method.items():
+            original = vars(group_class).get(method)
+            if isinstance(original, FunctionType):
+                wrapper = _around(original, OPERATORS[name], calls, session)
+                setattr(group_class, method, wrapper)
+
+    _patch_subclasses(session, dist.ProcessGroup, patch_group)
+    _patch_subclasses(session, Work, observer.waits.patch_work)
+
+
+def _patch_subclasses(session: Session, base: Any, patch: Callable[[Any], None]) -> None:
+    """Patches all classes below one that are Python's, each when it is made."""
+
+    def patch_safely(made: Any) -> None:
+        try:
+            patch(made)
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            session.fault("patch a class of the job's", error)
+
+    def made_one(cls: Any, /, **kwargs: Any) -> None:
+        super(base, cls).__init_subclass__(**kwargs)
+        patch_safely(cls)
+
+    base.__init_subclass__ = classmethod(made_one)
+    made = list(base.__subclasses__())
+    while made:
+        patch_safely(made[-1])
+        made.extend(made.pop().__subclasses__())
+
+
+def _around(
+    original: FunctionType, operator: Operator, calls: _Calls, session: Session
+) -> Callable[..., Any]:
+    """A method that records what it sends, unless somebody below it does."""
+
+    @functools.wraps(original)
+    def method(process_group: Any, *args: Any, **kwargs: Any) -> Any:
+        call = None
+        try:
+            call = calls.begin(process_group, original, operator, args, kwargs)
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            session.fault("begin a message of a group in Python", error)
+        if call is None:
+            return original(process_group, *args, **kwargs)
+        work, status = None, "failed"
+        try:
+            work = original(process_group, *args, **kwargs)
+            status = "ok"
+            return work
+        finally:
+            try:
+                calls.end(call, work, status)
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                session.fault("end a message of a group in Python", error)
+
+    # As in `launches.py`: who calls its base class is known by the name of the calling code.
+    code: Any = method
+    code.__code__ = code.__code__.replace(co_name=original.__name__)
+    return method
+
+
+def _as_operator(
+    operator: Operator, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Sequence[Any]:
+    """The arguments of a method where the operator has them that does the same.
+
+    Args:
+        operator: The operator.
+        method: The job's function.
+        args: Its arguments, from the group on.
+        kwargs: Those given by name.
+    """
+    if kwargs:
+        bound = inspect.signature(method).bind(*args, **kwargs)
+        args = (*bound.args, *bound.kwargs.values())
+    if operator.inputs is None and operator.outputs is None:
+        return [None] * (operator.group + 1)
+    _, *own = args
+    tensors, rest = own[: operator.group], own[operator.group :]
+    if operator.tag is None:
+        # The root is among the options, for which the operators have places of their own.
+        root = getattr(own[-1], "rootRank", None)
+        rest = [] if root is None else [root, root]
+    return [*tensors, None, *rest]
+
+
+@dataclass
+class _Call:
+    """A method that runs.
+
+    Attributes:
+        operator: What it does.
+        args: Its arguments, as the operator has them.
+        group: The group.
+        method: The job's function.
+        start: When it was called.
+        former: What this thread's messages were said to be about.
+        message: What is recorded of it so far.
+    """
+
+    operator: Operator
+    args: Sequence[Any]
+    group: Group
+    method: Any
+    start: int
+    former: Any
+    message: Message | None = None
+
+
+class _Calls:
+    """Turns calls of methods into messages.
+
+    Args:
+        session: The recording rank.
+        observer: What records messages.
+    """
+
+    def __init__(self, session: Session, observer: Observer) -> None:
+        self._session = session
+        self._observer = observer
+        self._below = session.groups.below
+        # Methods below which nobody recorded anything when they were last called.
+        self._senders: set[Any] = set()
+
+    def begin(
+        self,
+        process_group: Any,
+        method: Any,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> _Call | None:
+        """To be called before the method.
+
+        Args:
+            process_group: Whose it is.
+            method: The job's function.
+            operator: What it does.
+            args: Its arguments.
+            kwargs: Those given by name.
+
+        Returns:
+            What `end` is to be given; None if the call is part of another, or left out.
+        """
+        observer, registry = self._observer, self._session.registry
+        below = self._below
+        if below.outer is not None or not observer.active:
+            return None
+        as_operator = _as_operator(operator, method, (process_group, *args), kwargs)
+        group = self._session.groups.of(process_group)
+        call = _Call(operator, as_operator, group, method, _now(), registry.carried.now)
+        if self._session.recorder.paused:
+            observer.leave_out(operator, as_operator, group)
+            return None
+        caller = sys._getframe(1).f_back  # of the method
+        bucket = observer.bucket_of(operator, as_operator, group, caller)
+        try:
+            if bucket is not None:
+                registry.carried.now = bucket
+            if method in self._senders:
+                # Before the call: one that hangs is to be seen.
+                call.message = observer.describe(operator, as_operator, group, call.start)
+        except BaseException:
+            registry.carried.now = call.former
+            raise
+        below.outer, below.messages = group, 0
+        return call
+
+    def end(self, call: _Call, work: Any, status: str) -> None:
+        """To be called after the method.
+
+        Args:
+            call: What `begin` has returned.
+            work: What the method has returned.
+            status: How it ended.
+        """
+        observer = self._observer
+        passes_on = self._below.messages
+        self._below.outer = None
+        try:
+            message = call.message
+            if passes_on:
+                self._senders.discard(call.method)
+            elif message is None:
+                self._senders.add(call.method)
+                message = observer.describe(call.operator, call.args, call.group, call.start)
+        finally:
+            self._session.registry.carried.now = call.former
+        if message is None:
+            return
+        if status != "ok" or not observer.is_work(work):
+            self._session.recorder.complete(message, _now(), status)
+            return
+        first = first_tensor(call.args[: call.operator.group])
+        on_host = first is None or first.is_cpu
+        observer.follow(call.operator, message, work, on_host=on_host)

@@ -1,0 +1,211 @@
+"""Learns when asynchronous messages complete.
+
+A callback on a message's future costs the launching thread tens of microseconds; a thread
+that waits for the messages costs it a queue entry. Messages of different groups do not wait for
+each other, so each group has reapers of its own; it has two of them, because a group of Gloo
+runs two messages at a time, and the later one of these can complete first.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ddltrace.tracer.record.recorder import Message
+
+# A message can be complete before its launch has returned to the job.
+_PATIENCE_S: Final = 0.05
+
+_AT_A_TIME: Final = 2
+"""As many as the threads that PyTorch gives to a group of Gloo."""
+
+_MAX_HELD_BYTES: Final = 1 << 26
+"""How much memory of the job's may live longer because its messages are followed."""
+
+
+@dataclass
+class _Followed:
+    """A message that is followed.
+
+    Attributes:
+        work: Its handle, which holds the memory that it writes to; None once it was let go.
+        message: The message.
+        poll: Whether to ask for its end instead of waiting for it.
+    """
+
+    work: Any
+    message: Message
+    poll: bool
+
+    @property
+    def num_bytes(self) -> int:
+        return self.message.out_bytes or self.message.bytes or 0
+
+
+class Reapers:
+    """Follows asynchronous messages to their end.
+
+    Args:
+        wait: Blocks until a message is complete; the original ``Work.wait``.
+        is_completed: Tells without blocking; the original ``Work.is_completed``.
+        completed: Called when a message is complete, with the time and whether it failed.
+        release: Called with a message's `Work` when it is complete and its caller has had the
+            time to take it.
+        on_fault: Called with what went wrong in one of these.
+    """
+
+    def __init__(
+        self,
+        wait: Callable[[Any], Any],
+        is_completed: Callable[[Any], bool],
+        completed: Callable[[Message, int, bool], None],
+        release: Callable[[Any], None],
+        on_fault: Callable[[str, Exception], None],
+    ) -> None:
+        self._wait = wait
+        self._is_completed = is_completed
+        self._completed = completed
+        self._release = release
+        self._on_fault = on_fault
+        self._groups: dict[str, _GroupReapers] = {}
+        self._held: dict[int, _Followed] = {}
+        self._held_bytes = 0
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def follow(
+        self, work: Any, message: Message, *, poll: bool, memory_lasts: bool = False
+    ) -> None:
+        """Notes the completion of a message when it comes.
+
+        Args:
+            work: The message's handle.
+            message: The message.
+            poll: Asks now and then, where a wait would have effects of its own.
+            memory_lasts: Whether the job keeps what the message writes to, whatever is held here.
+        """
+        followed = _Followed(work, message, poll)
+        group = self._groups.get(message.group)
+        if group is None:
+            with self._lock:
+                if self._stopped:
+                    return
+                group = self._groups.get(message.group) or _GroupReapers(
+                    self._reap, self._release, self._on_fault
+                )
+                self._groups[message.group] = group
+        if poll and not memory_lasts:
+            with self._lock:
+                self._held[message.id] = followed
+                self._held_bytes += followed.num_bytes
+        group.queue.put(followed)
+
+    def let_go(self, message: Message) -> bool:
+        """Gives up a message that the job no longer holds, if too much memory is held.
+
+        Args:
+            message: One that somebody else can tell the end of.
+
+        Returns:
+            Whether its end will not be noted here.
+        """
+        if self._held_bytes <= _MAX_HELD_BYTES:
+            return False
+        followed = self._drop(message)
+        if followed is None:
+            return False
+        followed.work = None
+        return True
+
+    def stop(self, timeout_s: float) -> None:
+        """Lets the messages launched so far complete, but not for longer than the time-out."""
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            self._stopped = True
+        groups = list(self._groups.values())
+        for group in groups:
+            for _ in group.threads:
+                group.queue.put(None)
+        for group in groups:
+            for thread in group.threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _reap(self, followed: _Followed) -> None:
+        failed = False
+        try:
+            if followed.poll:
+                while not self._is_over(followed):
+                    time.sleep(0.0005)
+            else:
+                self._wait(followed.work)
+        except Exception:  # noqa: BLE001 - the job sees the same error at its own wait
+            failed = True
+        self._drop(followed.message)
+        if followed.work is not None:
+            self._completed(followed.message, time.monotonic_ns(), failed)
+
+    def _is_over(self, followed: _Followed) -> bool:
+        """Whether a message is complete, or was let go; holds its handle no longer than to ask."""
+        work = followed.work
+        return work is None or self._is_completed(work)
+
+    def _drop(self, message: Message) -> _Followed | None:
+        """No longer counts what a message holds."""
+        with self._lock:
+            followed = self._held.pop(message.id, None)
+            if followed is not None:
+                self._held_bytes -= followed.num_bytes
+        return followed
+
+
+class _GroupReapers:
+    """Waits for the messages of one group, which it takes in the order of their launch."""
+
+    def __init__(
+        self,
+        reap: Callable[[_Followed], None],
+        release: Callable[[Any], None],
+        on_fault: Callable[[str, Exception], None],
+    ) -> None:
+        self._reap = reap
+        self._release = release
+        self._on_fault = on_fault
+        self.queue: queue.SimpleQueue[_Followed | None] = queue.SimpleQueue()
+        self.threads: list[threading.Thread] = []
+        for _ in range(_AT_A_TIME):
+            thread = threading.Thread(target=self._run, name="ddltrace-reaper", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the process may have no more threads: one is enough
+                if not self.threads:
+                    raise
+                break
+            self.threads.append(thread)
+
+    def _run(self) -> None:
+        """Follows messages until told to stop."""
+        work: Any = None
+        while True:
+            item, idle = None, False
+            try:
+                item = self.queue.get(timeout=None if work is None else _PATIENCE_S)
+            except queue.Empty:
+                idle = True
+            # Nothing of the job's may live longer because it is traced.
+            former, work = work, None
+            try:
+                if former is not None:
+                    self._release(former)
+                if item is not None:
+                    self._reap(item)
+            except Exception as error:  # noqa: BLE001 - the next messages are to be followed
+                self._on_fault("reaper", error)
+            del former
+            if item is not None:
+                work = item.work
+            elif not idle:
+                return

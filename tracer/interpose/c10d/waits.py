@@ -1,0 +1,331 @@
+"""The host's waits: ``Work.wait``, ``Work.is_completed`` and futures.
+
+A wait finds its message through the object that is waited on. Objects are known by identity
+and referenced weakly, because nothing of the job's may live longer for being traced. Only the
+newest objects of each thread are held until their callers have taken them: PyTorch would make
+another Python object for the same `Work` if none were left.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Final
+
+from ddltrace.tracer.naming.weak_identity import WeakIdentityMap
+from ddltrace.tracer.record.recorder import Launched, Message
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.capture.session import Session
+
+_now = time.monotonic_ns
+_PATIENCE_NS: Final = 50_000_000
+# A mode or a signal handler of the job's may launch before an outer launch has returned.
+_MOST_NESTED: Final = 4
+
+
+class MessageOf:
+    """Which message an object of the job stands for, while that object lives.
+
+    Attributes:
+        add: Remembers an object for as long as the job keeps it.
+    """
+
+    def __init__(self) -> None:
+        self._weak: WeakIdentityMap[Any, Message | Launched] = WeakIdentityMap()
+        self.add = self._weak.set
+        # The newest of each thread, and the objects themselves.
+        self._strong: dict[int, tuple[Any, Message]] = {}
+        self._newest: dict[int, deque[tuple[int, Message]]] = {}  # ids of the objects, by thread
+
+    def add_newest(self, thing: Any, message: Message) -> None:
+        """The same for an object that its caller is about to be handed."""
+        thread = threading.get_ident()
+        newest = self._newest.get(thread)
+        if newest is None:
+            newest = self._newest[thread] = deque()
+        if len(newest) >= _MOST_NESTED:
+            key, of_former = newest.popleft()
+            held = self._strong.get(key)
+            if held is not None and held[1] is of_former:  # the id may have come back
+                self._weaken(key)
+        newest.append((id(thing), message))
+        self._strong[id(thing)] = (thing, message)
+
+    def get(self, thing: Any) -> Message | Launched | None:
+        """The message of an object, or None."""
+        held = self._strong.get(id(thing))
+        return self._weak.get(thing) if held is None else held[1]
+
+    def release(self, thing: Any) -> None:
+        """No longer holds an object, should it have been held."""
+        self._weaken(id(thing))
+
+    def discard(self, thing: Any) -> None:
+        """Forgets an object that has served."""
+        if self._strong.pop(id(thing), None) is None:
+            self._weak.pop(thing)
+
+    def release_served(self) -> None:
+        """No longer holds objects whose messages are complete, and were before they were taken.
+
+        A message can be complete before its launch has returned to the job.
+        """
+        for key, (_, message) in list(self._strong.items()):
+            if message.end_ns is not None and message.end_ns < _now() - _PATIENCE_NS:
+                self._weaken(key)
+
+    def _weaken(self, key: int) -> None:
+        held = self._strong.get(key)
+        if held is not None:
+            self.add(*held)
+            self._strong.pop(key, None)
+
+
+class Waits:
+    """Records when the host is blocked, and the completions that this tells.
+
+    Args:
+        session: The recording rank.
+        on_received: Called with the message and the `Work` of a receive that has come.
+        on_ordered: Called with a message that a stream of the job's waits for, not the host.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        on_received: Callable[[Message, Any], None],
+        on_ordered: Callable[[Message], None],
+    ) -> None:
+        import torch
+        from torch._C._distributed_c10d import Work
+
+        self._session = session
+        self._recorder = session.recorder
+        self._on_received = on_received
+        self._on_ordered = on_ordered
+        self.works = MessageOf()
+        self.futures = MessageOf()
+        # When a job that polls saw a message complete: the reaper may learn of it later,
+        # because it waits for the job to let go of the interpreter.
+        self.seen_complete: dict[int, int] = {}
+        # Messages of backends whose wait does not block: it only puts streams into order.
+        self.stream_ordered: set[int] = set()
+        self._module_of_pytorch = Work.__module__
+        self.original_wait = Work.wait
+        self.original_is_completed = Work.is_completed
+        work_class: Any = Work
+        work_class.wait = self._patched_wait(work_class.wait)
+        work_class.is_completed = self._patched_is_completed(work_class.is_completed)
+        work_class.get_future = self._patched_get_future(work_class.get_future)
+        future_class: Any = torch._C.Future
+        future_class.wait = self._patched_future_wait(future_class.wait)
+        future_class.then = self._patched_then(future_class.then)
+        bindings: Any = torch._C
+        bindings._collect_all = self._patched_collect_all(bindings._collect_all)
+
+    def patch_work(self, work_class: Any) -> None:
+        """Has a class of handles that the job wrote in Python tell what the built-in ones do.
+
+        Args:
+            work_class: A subclass of `Work`, with methods of its own.
+        """
+        patches = {
+            "wait": self._patched_wait,
+            "is_completed": self._patched_is_completed,
+            "get_future": self._patched_get_future,
+        }
+        for name, patched in patches.items():
+            original = vars(work_class).get(name)
+            if isinstance(original, FunctionType):
+                setattr(work_class, name, functools.wraps(original)(patched(original)))
+
+    def is_in_python(self, work: Any) -> bool:
+        """Whether a handle is of a class that the job wrote in Python: nobody else may ask it."""
+        return type(work).__module__ != self._module_of_pytorch
+
+    def record(self, message: Message | Launched | None, name: str, start: int, end: int) -> None:
+        """Notes that the host was blocked.
+
+        Args:
+            message: What it waited for; None if that is not known.
+            name: What the timeline shows.
+            start: When the wait began.
+            end: When it ended.
+        """
+        self._recorder.add_wait(start, end, -1 if message is None else message.id, name)
+
+    def waited(
+        self, message: Message | Launched, start: int, end: int, *, failed: bool = False
+    ) -> None:
+        """Notes that the host has waited for a message to its end."""
+        if isinstance(message, Launched):
+            # Else Gloo's own threads tell the end.
+            if message.place >= 0 and self._session.known is not None:
+                self._session.known.waited(message, end, failed=failed)
+        elif message.id in self.stream_ordered:
+            self.stream_ordered.discard(message.id)
+            self._on_ordered(message)
+        else:
+            self._recorder.complete(message, end, "failed" if failed else "ok")
+        self._recorder.add_wait(start, end, message.id, message.name)
+
+    def _patched_wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        message_of, fault = self.works.get, self._session.fault
+
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            message = None
+            try:
+                message = message_of(work)
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                fault("wait", error)
+            if message is None:
+                return original(work, *args, **kwargs)
+            start = _now()
+            failed = True
+            try:
+                result = original(work, *args, **kwargs)
+                failed = False
+                return result
+            finally:
+                try:
+                    self._waited(message, work, start, _now(), failed=failed)
+                except Exception as error:  # noqa: BLE001 - the job goes on
+                    fault("wait", error)
+
+        return _like(wait, original)
+
+    def _waited(
+        self, message: Message | Launched, work: Any, start: int, end: int, *, failed: bool
+    ) -> None:
+        if failed and not self.is_in_python(work) and not self.original_is_completed(work):
+            # Out of patience, not out of order: it may yet complete.
+            self.record(message, message.name, start, end)
+            return
+        self.works.discard(work)
+        if isinstance(message, Message) and message.op == "recv" and not failed:
+            self._on_received(message, work)
+        self.waited(message, start, end, failed=failed)
+
+    def _patched_is_completed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def is_completed(work: Any) -> Any:
+            completed = original(work)
+            if completed:
+                try:
+                    self._seen_completed(work)
+                except Exception as error:  # noqa: BLE001 - the job goes on
+                    self._session.fault("is_completed", error)
+            return completed
+
+        return _like(is_completed, original)
+
+    def _seen_completed(self, work: Any) -> None:
+        message = self.works.get(work)
+        if not isinstance(message, Message) or message.end_ns is not None:
+            return  # or Gloo's own threads tell the end
+        if message.slot >= 0 or self.is_in_python(work):
+            self._recorder.complete(message, _now())
+        else:
+            self.seen_complete.setdefault(message.id, _now())
+
+    def _patched_get_future(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_future(work: Any) -> Any:
+            future = original(work)
+            try:
+                message = self.works.get(work)
+                if message is not None:
+                    self.futures.add(future, message)
+                    if isinstance(message, Message) and self.is_in_python(work):
+                        self._complete_with(message, future)
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                self._session.fault("get_future", error)
+            return future
+
+        return _like(get_future, original)
+
+    def _complete_with(self, message: Message, future: Any) -> None:
+        """Completes a message when a future is, of which nobody else tells the end."""
+
+        def complete(_: Any) -> None:
+            try:
+                self._recorder.complete(message, _now())
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                self._session.fault("future of a group in Python", error)
+
+        future.add_done_callback(complete)
+
+    def _patched_future_wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        message_of, fault = self.futures.get, self._session.fault
+
+        def wait(future: Any, *args: Any, **kwargs: Any) -> Any:
+            message = None
+            try:
+                message = message_of(future)
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                fault("future wait", error)
+            if message is None:
+                return original(future, *args, **kwargs)
+            start = _now()
+            try:
+                return original(future, *args, **kwargs)
+            finally:
+                try:
+                    self.record(message, message.name, start, _now())
+                except Exception as error:  # noqa: BLE001 - the job goes on
+                    fault("future wait", error)
+
+        return _like(wait, original)
+
+    def _patched_then(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def then(future: Any, callback: Callable[..., Any]) -> Any:
+            try:
+                carried = self._session.registry.carried.now
+                if carried is not None:
+                    callback = self._carrying(*carried, callback)
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                self._session.fault("then", error)
+            result = original(future, callback)
+            self._follows(result, [future])
+            return result
+
+        return _like(then, original)
+
+    def _carrying(
+        self, name: str | None, tensors: list[int] | None, callback: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """A callback whose messages are about the same as those of the one who asked for it."""
+        session = self._session
+
+        @functools.wraps(callback)
+        def carrying(future: Any) -> Any:
+            with session.carrying(name, [None] if tensors is None else tensors):
+                return callback(future)
+
+        return carrying
+
+    def _patched_collect_all(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _collect_all(futures: Any) -> Any:
+            result = original(futures)
+            self._follows(result, futures)
+            return result
+
+        return _like(_collect_all, original)
+
+    def _follows(self, future: Any, former: Iterable[Any]) -> None:
+        """A future that completes after others: it stands for the last message among theirs."""
+        try:
+            messages = [m for f in former if (m := self.futures.get(f)) is not None]
+            if messages:
+                self.futures.add(future, max(messages, key=lambda m: m.id))
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            self._session.fault("future", error)
+
+
+def _like(wrapper: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    wrapper.__doc__ = original.__doc__
+    wrapper.__name__ = original.__name__
+    return wrapper

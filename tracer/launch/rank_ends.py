@@ -1,0 +1,173 @@
+"""Sees from outside when each rank's process ends, and of what.
+
+A rank that is killed cannot tell so, and those that waited for it end soon after it: which was
+first is known only to who watches them all. The launcher is told by the kernel, through a file
+descriptor of each process, and need not ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import platform
+import select
+import struct
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.exit_status import shell_status
+from ddltrace.tracer.timing.clocks import clock_domain
+from ddltrace.tracer.trace.store import SIDECAR_SUFFIX, pid_namespace, read_sidecar
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.trace.store import RankInfo
+
+_SHORTEST_S: Final = 0.05
+_LONGEST_S: Final = 0.5
+_EAGER_S: Final = 30.0
+"""How long new processes are looked for often: some die as soon as they have begun."""
+_PATIENCE_S: Final = 5.0
+_STATE: Final = 0  # of the fields of /proc/PID/stat behind the name
+_EXIT_CODE: Final = 49
+# Linux's `ioctl` of a process's descriptor that fills a `struct pidfd_info`; the flag for the
+# status of a process that somebody has waited for (since 6.15); where flags and status are in it.
+_PIDFD_GET_INFO: Final = 0xC040FF0B
+_PIDFD_INFO_EXIT: Final = 1 << 3
+_PIDFD_INFO: Final = struct.Struct("=Q52xi")
+
+
+class End(NamedTuple):
+    """The end of a process.
+
+    Attributes:
+        ended_ns: When, on its monotonic clock.
+        exit_status: 128 + n when signal n killed it; None if it is not known.
+    """
+
+    ended_ns: int
+    exit_status: int | None
+
+
+class RankEnds(threading.Thread):
+    """Watches the processes of this host that record into a directory.
+
+    Args:
+        directory: The trace's.
+
+    Attributes:
+        ends: Of each process that has ended, by the name of its segment.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(name="ddltrace-rank-ends", daemon=True)
+        self._directory = directory
+        self._own_domain = clock_domain()
+        self._began_ns = time.monotonic_ns()
+        self._seen: set[str] = set()
+        self._watched: dict[int, tuple[str, int]] = {}
+        self._poll = select.poll()
+        self._told, self._tell = os.pipe()
+        self._poll.register(self._told, select.POLLIN)
+        self.ends: dict[str, End] = {}
+
+    def run(self) -> None:
+        """Watches until it is stopped; what it cannot see, nobody is told of."""
+        with contextlib.suppress(Exception):
+            self._watch()
+        for descriptor in (*self._watched, self._told):
+            os.close(descriptor)
+
+    def stop(self) -> None:
+        """Ends it; what has ended by now is known, unless the disk does not answer."""
+        with contextlib.suppress(OSError, RuntimeError):  # it has ended, or has not begun
+            os.write(self._tell, b"x")
+            self.join(_PATIENCE_S)
+        os.close(self._tell)
+
+    def _watch(self) -> None:
+        pause_s, goes_on = _SHORTEST_S, True
+        eager_until_s = time.monotonic() + _EAGER_S
+        while goes_on:
+            # New ones come when the job begins, and when it begins again.
+            found = self._find()
+            ready = {descriptor for descriptor, _ in self._poll.poll(pause_s * 1e3)}
+            if found or ready:
+                eager_until_s = time.monotonic() + _EAGER_S
+            is_eager = time.monotonic() < eager_until_s
+            pause_s = _SHORTEST_S if is_eager else min(2 * pause_s, _LONGEST_S)
+            goes_on = self._told not in ready
+            for descriptor in ready & self._watched.keys():
+                self._note_end(descriptor)
+
+    def _find(self) -> bool:
+        """Begins to watch processes that are new. Returns whether there were any."""
+        names = [
+            entry.name
+            for entry in os.scandir(self._directory)
+            if entry.name.endswith(SIDECAR_SUFFIX)
+            and entry.name.startswith("rank-")
+            and entry.name not in self._seen
+        ]
+        for name in names:
+            self._seen.add(name)
+            with contextlib.suppress(OSError, AttributeError, TraceError):
+                self._begin(read_sidecar(self._directory / name))
+        return bool(names)
+
+    def _begin(self, info: RankInfo) -> None:
+        here = platform.node(), pid_namespace(), self._own_domain
+        if info.pid is None or (info.host, info.pid_namespace, info.clock_domain) != here:
+            return
+        try:
+            descriptor = os.pidfd_open(info.pid)
+        except ProcessLookupError:
+            # It has died since we last looked, unless it was here before us.
+            if info.clock.get("monotonic_ns", 0) > self._began_ns and info.status == "running":
+                self.ends[info.segment] = End(time.monotonic_ns(), None)
+            return
+        self._watched[descriptor] = info.segment, info.pid
+        self._poll.register(descriptor, select.POLLIN)
+
+    def _note_end(self, descriptor: int) -> None:
+        """Notes the end of a process."""
+        now = time.monotonic_ns()
+        segment, pid = self._watched.pop(descriptor)
+        self.ends[segment] = End(now, _exit_status(pid, descriptor))
+        self._poll.unregister(descriptor)
+        os.close(descriptor)
+
+
+def _exit_status(pid: int, descriptor: int) -> int | None:
+    """How a process ended, which somebody may have waited for just now.
+
+    Args:
+        pid: The process.
+        descriptor: The process's.
+    """
+    for ask, of in ((_of_zombie, pid), (_of_reaped, descriptor)):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            wait_status = ask(of)
+            if wait_status is not None:
+                return shell_status(os.waitstatus_to_exitcode(wait_status))
+    return None
+
+
+def _of_zombie(pid: int) -> int | None:
+    """What ``wait`` will tell of a process that has ended; None if somebody has asked."""
+    if os.geteuid() not in (0, os.stat(f"/proc/{pid}").st_uid):
+        return None  # it would read as 0
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    values = fields.rpartition(")")[2].split()
+    return int(values[_EXIT_CODE]) if values[_STATE] == "Z" else None
+
+
+def _of_reaped(descriptor: int) -> int | None:
+    """What ``wait`` has told of a process; None if nobody has asked."""
+    info = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, 0))
+    fcntl.ioctl(descriptor, _PIDFD_GET_INFO, info)
+    given, wait_status = _PIDFD_INFO.unpack(info)
+    return wait_status if given & _PIDFD_INFO_EXIT else None

@@ -1,0 +1,414 @@
+"""The buffer between the job's threads and the writer.
+
+The hot path appends four integers to one flat list: site, start, end, thread. A *site* is a
+fixed place that records (kind, name, tensor), numbered once. A flat list of integers gives
+the garbage collector nothing to walk, and ``extend`` with a tuple is atomic. Messages are
+rarer and wider; each is one object, but for those that C++ has taken down: of what some have in
+common there is one object, a *pattern*, and of each a row of integers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+
+from ddltrace.tracer.trace.schema import KINDS, PHASES
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.trace.arrow_arrays import Integers
+
+KIND_CODE: Final = {kind: code for code, kind in enumerate(KINDS)}
+PHASE_CODE: Final = {phase: code for code, phase in enumerate(PHASES)}
+_OTHER: Final = PHASE_CODE["other"]
+_MAX_SITES: Final = 1 << 18
+
+BUCKET: Final = "bucket "
+"""How the names of messages begin that carry a bucket of DDP's."""
+
+BY_TIME: Final = -1
+"""Phase of a message whose step and phase are those that held when it was enqueued."""
+
+
+class Message:
+    """One collective, send or receive of this rank, from enqueue to completion."""
+
+    __slots__ = (
+        "bytes",
+        "dtype",
+        "end_ns",
+        "enqueue_ns",
+        "group",
+        "id",
+        "name",
+        "op",
+        "out_bytes",
+        "peer",
+        "phase",
+        "seq",
+        "settle",
+        "shown_open",
+        "slot",
+        "start_ns",
+        "status",
+        "step",
+        "tag",
+        "tensors",
+    )
+
+    def __init__(
+        self,
+        id_: int,
+        op: str,
+        group: str,
+        enqueue_ns: int,
+        *,
+        step: int | None = None,
+        phase: int = _OTHER,
+    ) -> None:
+        self.id = id_
+        self.op = op
+        self.group = group
+        self.enqueue_ns = enqueue_ns
+        self.start_ns = enqueue_ns
+        self.end_ns: int | None = None
+        self.name: str = op
+        self.seq: int | None = None
+        self.peer: int | None = None
+        self.tag: int | None = None
+        self.bytes: int | None = None
+        self.out_bytes: int | None = None
+        self.dtype: str | None = None
+        self.status = "open"
+        # Puts in, at its end, what somebody else knows better: the device, or Gloo.
+        self.settle: Callable[[Message], None] | None = None
+        self.slot = -1  # where Gloo's threads note its times; -1 if they do not
+        self.tensors: list[int] | None = None
+        self.step = step
+        self.phase = phase
+        self.shown_open = False
+
+
+class Launched:
+    """A message of which C++ and the writer know the rest: what stands for it until its end.
+
+    Args:
+        id_: Its number.
+        like: What it has in common with others.
+        place: Where it is to be told that whoever holds it has waited for it; -1: nowhere, its end
+            is known without.
+    """
+
+    __slots__ = ("id", "like", "place")
+
+    def __init__(self, id_: int, like: Message, place: int = -1) -> None:
+        self.id = id_
+        self.like = like
+        self.place = place
+
+    @property
+    def name(self) -> str:
+        """What the timeline shows."""
+        return self.like.name
+
+
+Site: TypeAlias = tuple[int, str, int]
+"""A place that records: kind code, name, tensor id or -1."""
+
+REPEAT_FIELDS: Final = (
+    *("pattern", "id", "enqueue_ns", "start_ns", "end_ns", "seq", "bytes", "out_bytes", "peer"),
+    "status",
+)
+"""What a row of `Recorder.repeats` holds, -1 for null; pattern and status by their numbers."""
+
+
+def or_null(value: int | None) -> int:
+    """An integer that may be missing, in a table of integers."""
+    return -1 if value is None else value
+
+
+def value_of(integer: int) -> int | None:
+    """The other way round."""
+    return None if integer == -1 else integer
+
+
+FLAT_CELLS: Final = 4
+"""Integers of a row of `Recorder.flat`; the first is the site."""
+
+WAIT_CELLS: Final = FLAT_CELLS + 1
+"""The same of `Recorder.waits`; the last is the message's id."""
+
+
+def _integers() -> array[int]:
+    return array("q")
+
+
+@dataclass
+class Taken:
+    """What was taken out of a recorder.
+
+    Attributes:
+        flat: Rows of four integers, laid end to end; see `Recorder`.
+        ended: Messages that have completed or failed.
+        open: Messages that were open, each taken once.
+        waits: Waits of the host for messages.
+        step_changes: Time, value, time, value.
+        phase_changes: The same.
+        repeats: Rows of `REPEAT_FIELDS`, laid end to end.
+    """
+
+    flat: array[int] = field(default_factory=_integers)
+    ended: list[Message] = field(default_factory=list)
+    open: list[Message] = field(default_factory=list)
+    waits: array[int] = field(default_factory=_integers)
+    step_changes: array[int] = field(default_factory=_integers)
+    phase_changes: array[int] = field(default_factory=_integers)
+    repeats: array[int] = field(default_factory=_integers)
+
+    @property
+    def rows(self) -> int:
+        """Rows that it makes at most."""
+        messages = len(self.ended) + len(self.open) + len(self.repeats) // len(REPEAT_FIELDS)
+        return len(self.flat) // FLAT_CELLS + messages + len(self.waits) // WAIT_CELLS
+
+    def extend(self, later: Taken) -> None:
+        """Adds what was taken later."""
+        self.flat += later.flat
+        self.ended += later.ended
+        self.open += later.open
+        self.waits += later.waits
+        self.step_changes += later.step_changes
+        self.phase_changes += later.phase_changes
+        self.repeats += later.repeats
+
+
+class Recorder:
+    """Collects events from any thread; the writer takes them out.
+
+    Attributes:
+        flat: Rows of four integers (site, start_ns, end_ns, thread ident), laid end to end.
+        more: Further rows that came many at a time.
+        emit: Appends one row: ``emit((site, start_ns, end_ns, ident))``; whoever calls it has
+            looked at `limit`. Off the hot path, use `add`.
+        limit: Length of `flat` beyond which the hot path drops its events.
+        dropped: Events dropped.
+        paused: Whether the interposers leave this step unrecorded, to measure their own cost.
+        sites: Every site, by its number.
+        collectors: The writer calls these before it takes anything: they bring what has ended.
+        finished: Completed messages, not yet written.
+        patterns: What repeated messages have in common, by its number.
+        repeats: Repeated messages that are complete: rows of `REPEAT_FIELDS`, laid end to end.
+        open: Messages that have not completed, by id.
+        waits: Waits of the host for messages: rows of `WAIT_CELLS`, laid end to end.
+        step: Number of the step that is open, or None outside any.
+    """
+
+    def __init__(self, buffer_rows: int) -> None:
+        self.flat: list[int] = []
+        self.more = array("q")
+        self.emit = self.flat.extend
+        self.limit = buffer_rows * FLAT_CELLS
+        self.buffer_rows = buffer_rows
+        self.dropped = 0
+        self.paused = False
+        self.sites: list[Site] = []
+        self.collectors: list[Callable[[], None]] = []
+        self._site_of: dict[Site, int] = {}
+        self._wait_sites: dict[str, int] = {}
+        # Reentrant: a signal handler of the job may communicate in the middle of our code.
+        self._lock = threading.RLock()
+        self.finished: list[Message] = []
+        self.patterns: list[Message] = []
+        self.repeats = array("q")
+        self.open: dict[int, Message] = {}
+        self.waits: list[int] = []
+        self._message_numbers = itertools.count()
+        self.step: int | None = None
+        # Time of each change and what holds from then on; the writer reads them to give every
+        # row its phase and step, so that the hot path need not.
+        self.phase_changes: list[int] = []
+        self.step_changes: list[int] = []
+        self._max_changes = 4 * buffer_rows
+        self._phase_stack: list[int] = [_OTHER]
+
+    def site(self, kind: str, name: str, tensor: int = -1) -> int:
+        """The number of a place that records; the same arguments give the same number."""
+        key = (KIND_CODE[kind], name, tensor)
+        with self._lock:
+            number = self._site_of.get(key)
+            if number is None:
+                if len(self.sites) >= _MAX_SITES:
+                    # A job that invents names without end: they share one.
+                    key = (KIND_CODE[kind], "(too many names)", -1)
+                    if key in self._site_of:
+                        return self._site_of[key]
+                number = self._site_of[key] = len(self.sites)
+                self.sites.append(key)
+        return number
+
+    def record(self, kind: str, name: str, start_ns: int, end_ns: int) -> None:
+        """Records one event off the hot path."""
+        self.add(self.site(kind, name), start_ns, end_ns, threading.get_ident())
+
+    def add(self, site: int, start_ns: int, end_ns: int, thread: int) -> None:
+        """Appends one row, or counts it as dropped when there is no room."""
+        if len(self.flat) > self.limit:
+            self.dropped += 1
+        else:
+            self.emit((site, start_ns, end_ns, thread))
+
+    def add_rows(self, rows: memoryview) -> None:
+        """Appends rows laid end to end, and counts as dropped those for which there is no room.
+
+        Args:
+            rows: Integers of 64 bits.
+        """
+        room = max(0, self.limit - len(self.flat) - len(self.more)) // FLAT_CELLS * FLAT_CELLS
+        try:
+            self.more.frombytes(rows[:room].cast("B"))
+        except MemoryError:
+            room = 0
+        self.dropped += len(rows[room:]) // FLAT_CELLS
+
+    def add_wait(self, start_ns: int, end_ns: int, message: int, name: str) -> None:
+        """Appends a wait of this thread, or counts it as dropped when there is no room.
+
+        Args:
+            start_ns: When it began.
+            end_ns: When it ended.
+            message: Id of the message; -1 if it is not known.
+            name: What the timeline shows.
+        """
+        if message < 0:
+            self.add(self.site("wait", name), start_ns, end_ns, threading.get_ident())
+        elif len(self.waits) < WAIT_CELLS * self.buffer_rows:
+            site = self._wait_sites.get(name)
+            if site is None:  # on the way of every wait: no lock, no key to be made
+                site = self.site("wait", name)
+                if len(self._wait_sites) < _MAX_SITES:
+                    self._wait_sites[name] = site
+            self.waits.extend((site, start_ns, end_ns, threading.get_ident(), message))
+        else:
+            self.dropped += 1
+
+    def enter_phase(self, phase: int, now_ns: int) -> None:
+        """Begins a phase; phases nest, the innermost holds."""
+        self._phase_stack.append(phase)
+        self._change(self.phase_changes, now_ns, phase, _OTHER)
+
+    def leave_phase(self, now_ns: int) -> None:
+        """Ends the innermost phase."""
+        if len(self._phase_stack) > 1:
+            self._phase_stack.pop()
+        self._change(self.phase_changes, now_ns, self._phase_stack[-1], _OTHER)
+
+    @property
+    def phase(self) -> int:
+        """Code of the phase that holds now."""
+        return self._phase_stack[-1]
+
+    def set_step(self, number: int | None, now_ns: int) -> None:
+        """Says which step holds from now on; None is outside any step."""
+        self.step = number
+        self._change(self.step_changes, now_ns, -1 if number is None else number, -1)
+
+    def _change(self, changes: list[int], now_ns: int, value: int, unknown: int) -> None:
+        """Notes a change; the last one that there is room for says that no more is known."""
+        room = self._max_changes - len(changes)
+        if room > 0:
+            changes.extend((now_ns, value if room > 2 else unknown))
+
+    def new_id(self) -> int:
+        """A number for a message that is registered later."""
+        return next(self._message_numbers)
+
+    def new_message(
+        self, op: str, group: str, enqueue_ns: int, number: int | None = None
+    ) -> Message:
+        """Registers a message that has just been handed to the communication library.
+
+        Args:
+            op: Public name of the operation.
+            group: Name of its group.
+            enqueue_ns: When it was launched.
+            number: Its `new_id`, if it has one already.
+        """
+        if number is None:
+            number = self.new_id()
+        message = Message(
+            number, op, group, enqueue_ns, step=self.step, phase=self._phase_stack[-1]
+        )
+        if len(self.open) + len(self.finished) < self.buffer_rows:
+            self.open[number] = message
+        else:
+            self.dropped += 1
+        return message
+
+    def add_repeats(self, rows: Integers) -> None:
+        """Adds messages that are over; for which there is no room is counted as dropped.
+
+        Args:
+            rows: Their rows of `REPEAT_FIELDS`; -1 for the id of one that has none yet.
+        """
+        room = self.buffer_rows - len(self.repeats) // len(REPEAT_FIELDS)
+        self.dropped += max(0, len(rows) - room)
+        rows = rows[: max(0, room)]
+        ids = rows[:, REPEAT_FIELDS.index("id")]
+        ids[ids == -1] = [self.new_id() for _ in range(np.count_nonzero(ids == -1))]
+        self.repeats.frombytes(rows.tobytes())
+
+    def take(self) -> Taken:
+        """Takes everything out: on the writer's thread, while others go on recording."""
+        flat, more = array("q", self.flat[:]), self.more[:]
+        taken = Taken(
+            flat=flat + more,
+            ended=self.finished[:],
+            waits=array("q", self.waits[:]),
+            repeats=self.repeats[:],
+        )
+        taken.open = [message for message in list(self.open.values()) if not message.shown_open]
+        # The changes are taken after the rows: a row whose change is missing would be given
+        # the wrong step, a change without rows yet does no harm.
+        taken.step_changes = array("q", self.step_changes[:])
+        taken.phase_changes = array("q", self.phase_changes[:])
+        # Nothing leaves before all has been copied: for that there may be too little memory.
+        for message in taken.open:
+            message.shown_open = True
+        buffers: tuple[tuple[list[Any] | array[int], int], ...] = (
+            (self.flat, len(flat)),
+            (self.more, len(more)),
+            (self.finished, len(taken.ended)),
+            (self.waits, len(taken.waits)),
+            (self.repeats, len(taken.repeats)),
+            (self.step_changes, len(taken.step_changes)),
+            (self.phase_changes, len(taken.phase_changes)),
+        )
+        for buffer, length in buffers:
+            del buffer[:length]
+        return taken
+
+    def close_after_fork(self) -> None:
+        """Takes nothing more: the buffers of a forked child have no writer."""
+        self.limit = -1
+        self.buffer_rows = self._max_changes = 0
+        changes = (self.phase_changes, self.step_changes)
+        for buffer in (self.flat, self.more, self.finished, self.waits, self.repeats, *changes):
+            del buffer[:]
+        self.open.clear()
+        self._lock = threading.RLock()  # another thread may have held it when the fork came
+
+    def complete(self, message: Message, end_ns: int, status: str = "ok") -> None:
+        """Ends a message; only the first call for a message counts."""
+        if self.open.pop(message.id, None) is None:
+            return
+        message.end_ns = end_ns
+        message.status = status
+        if message.settle is not None:
+            settle, message.settle = message.settle, None
+            settle(message)
+        self.finished.append(message)

@@ -1,0 +1,1 @@
+"""Clocks: of this process, of other hosts, of devices."""

@@ -1,0 +1,503 @@
+"""Exchanges of times with rank 0, from which the offset of this clock to rank 0's is found.
+
+Rank 0 answers on a TCP port whose addresses it publishes through the job's own store; ranks
+must reach each other by TCP anyway. Everything runs on threads of the tracer, with a store
+client of their own, so that no call of the job's ever waits for it. One exchange is
+
+    this rank  t0 --------> t1  rank 0
+               t3 <-------- t2
+
+and the offset that added to this clock gives rank 0's is ((t1 - t0) + (t2 - t3)) / 2, wrong by
+at most half the round trip (t3 - t0) - (t2 - t1) (RFC 5905, section 8). Of a burst of exchanges
+the one with the shortest round trip is kept.
+
+Every rank exchanges at its start: that shows whether it shares rank 0's clock indeed. Of each
+other clock, one rank goes on until the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from ddltrace.tracer.capture.fault_barrier import quiet
+from ddltrace.tracer.timing.clocks import clock_domain
+from ddltrace.tracer.trace.store import RankInfo
+
+_PREFIX: Final = "ddltrace/clock"
+_TOKEN_BYTES: Final = 16
+_ASK: Final = struct.Struct("!Q")
+_ANSWER: Final = struct.Struct("!Qqq")
+_LAST_CALL: Final = (1 << 64) - 1
+"""Sent by rank 0 in place of an answer: it is about to end."""
+
+_BURST: Final = 10
+_LONG_BURST: Final = 50
+"""How often is asked at most while every answer takes longer than it did before."""
+_EARLY_ROUNDS_S: Final = (1.0, 2.0, 5.0)
+_PERIOD_S: Final = 10.0
+_ANSWER_TIMEOUT_S: Final = 1.0
+_CONNECT_TIMEOUT_S: Final = 2.0
+_PUBLISH_TIMEOUT_S: Final = 60.0
+_POLL_S: Final = 0.05
+_LINGER_S: Final = 0.3
+_MAX_SAMPLES: Final = 512
+_READING_NS: Final = 1_000
+
+Save = Callable[[], None]
+Fault = Callable[[str, Exception], None]
+Sample = dict[str, int]
+
+
+class _Store(Protocol):
+    """What is used of a ``torch.distributed.Store``."""
+
+    def set(self, key: str, value: str) -> None: ...
+    def get(self, key: str) -> bytes: ...
+    def check(self, keys: list[str]) -> bool: ...
+    def add(self, key: str, amount: int) -> int: ...
+
+
+def start(info: RankInfo, save: Save, fault: Fault) -> Callable[[float], object] | None:
+    """Begins to exchange times, or to answer those of others on rank 0.
+
+    Args:
+        info: This rank; its ``clock["samples"]`` is filled.
+        save: Brings `info` to disk.
+        fault: Told of what goes wrong.
+
+    Returns:
+        Ends the exchange after a last one, given the seconds that it may take; None if this
+        job has no second rank or no store to find each other through.
+    """
+    if info.world_size < 2:
+        return None
+    try:
+        store = _own_client()
+        if store is None:
+            return None
+        party: Responder | Asker
+        party = Responder(info, store, fault) if info.rank == 0 else Asker(info, store, save, fault)
+        os.register_at_fork(after_in_child=quiet(party.close_after_fork, fault))
+        party.start()
+    except Exception as error:  # noqa: BLE001 - clocks stay unsure, the job goes on
+        fault("clock exchange", error)
+        return None
+    return party.stop
+
+
+class Responder(threading.Thread):
+    """Rank 0: tells its time to whoever asks.
+
+    Args:
+        info: Rank 0.
+        store: The job's store, through a client of our own.
+        fault: Told of what goes wrong.
+    """
+
+    def __init__(self, info: RankInfo, store: _Store, fault: Fault) -> None:
+        super().__init__(name="ddltrace-clock", daemon=True)
+        self._info = info
+        self._store: _Store | None = store
+        self._fault = fault
+        self._token = secrets.token_bytes(_TOKEN_BYTES)
+        self._listener = _listen()
+        self._wake, self._waker = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._strangers: set[socket.socket] = set()
+        self._askers: set[socket.socket] = set()
+        self._deadline: float | None = None
+
+    def run(self) -> None:
+        """Publishes the addresses, then answers until stopped."""
+        try:
+            try:
+                self._publish()
+                self._serve()
+            finally:
+                for connection in (*self._askers, *self._strangers):
+                    _shut(connection)
+                self._listener.close()
+        except Exception as error:  # noqa: BLE001 - clocks stay unsure, the job goes on
+            if not _is_of_ended_store(error):
+                self._fault("clock responder", error)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Gives the ranks still connected the time for a last exchange."""
+        self._deadline = time.monotonic() + min(timeout_s, _LINGER_S)
+        with contextlib.suppress(OSError):
+            self._waker.send(b"x")
+        self.join(timeout_s)
+        return not self.is_alive()
+
+    def close_after_fork(self) -> None:
+        """In a forked child: lets go of the sockets, which stay the parent's."""
+        for open_socket in (self._listener, self._wake, self._waker, *self._askers):
+            with contextlib.suppress(OSError):
+                open_socket.close()
+
+    def _publish(self) -> None:
+        assert self._store is not None
+        record = {
+            "addresses": _own_addresses(self._listener.family == socket.AF_INET6),
+            "port": self._listener.getsockname()[1],
+            "token": self._token.hex(),
+            "domain": self._info.clock_domain,
+        }
+        self._store.set(_key("rank0", self._info), json.dumps(record))
+        # Its connection must not outlive the store's server, which may be in another process.
+        self._store = None
+
+    def _serve(self) -> None:
+        selector = self._selector
+        selector.register(self._listener, selectors.EVENT_READ)
+        selector.register(self._wake, selectors.EVENT_READ)
+        while self._deadline is None:
+            for key, _ in selector.select():
+                self._attend(key.fileobj)  # type: ignore[arg-type]
+        selector.unregister(self._wake)
+        for asker in list(self._askers):
+            self._send(asker, _ANSWER.pack(_LAST_CALL, 0, 0))
+        while self._askers and (left := self._deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                self._attend(key.fileobj)  # type: ignore[arg-type]
+
+    def _attend(self, ready: socket.socket) -> None:
+        if ready is self._listener:
+            with contextlib.suppress(OSError):
+                connection, _ = ready.accept()
+                connection.settimeout(_ANSWER_TIMEOUT_S)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._strangers.add(connection)
+                self._selector.register(connection, selectors.EVENT_READ)
+        elif ready in self._askers:
+            self._answer(ready)
+        elif ready in self._strangers:
+            self._strangers.discard(ready)
+            # Sent in one piece by an asker: what comes in pieces is none.
+            if secrets.compare_digest(_receive(ready, _TOKEN_BYTES), self._token):
+                self._askers.add(ready)
+            else:
+                self._drop(ready)
+
+    def _answer(self, asker: socket.socket) -> None:
+        question = _receive(asker, _ASK.size)
+        received = time.monotonic_ns()
+        if len(question) != _ASK.size:
+            self._drop(asker)
+            return
+        (number,) = _ASK.unpack(question)
+        self._send(asker, _ANSWER.pack(number, received, time.monotonic_ns()))
+
+    def _send(self, asker: socket.socket, answer: bytes) -> None:
+        try:
+            asker.sendall(answer)
+        except OSError:
+            self._drop(asker)
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._askers.discard(connection)
+        self._strangers.discard(connection)
+        self._selector.unregister(connection)
+        _shut(connection)
+
+
+class Asker(threading.Thread):
+    """Any other rank: asks rank 0 for its time, first often, then every ten seconds.
+
+    Args:
+        info: This rank; its ``clock["samples"]`` is filled.
+        store: The job's store, through a client of our own.
+        save: Brings `info` to disk.
+        fault: Told of what goes wrong.
+    """
+
+    def __init__(self, info: RankInfo, store: _Store, save: Save, fault: Fault) -> None:
+        super().__init__(name="ddltrace-clock", daemon=True)
+        self._info = info
+        self._store: _Store | None = store
+        self._save = save
+        self._fault = fault
+        self._samples: list[Sample] = []
+        self._asked = 0
+        self._stopping = threading.Event()
+        self._wake, self._waker = socket.socketpair()
+        self._connection: socket.socket | None = None
+        self._record: dict[str, Any] = {}
+        info.clock["samples"] = self._samples
+
+    def run(self) -> None:
+        """Exchanges until stopped, or until one exchange has said all there is to say."""
+        try:
+            try:
+                if self._find() and self._connect():
+                    self._rounds()
+            finally:
+                if self._connection is not None:
+                    _shut(self._connection)
+        except Exception as error:  # noqa: BLE001 - clocks stay unsure, the job goes on
+            if not _is_of_ended_store(error):
+                self._fault("clock exchange", error)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Makes a last exchange."""
+        self._stopping.set()
+        with contextlib.suppress(OSError):
+            self._waker.send(b"x")
+        self.join(min(timeout_s, _LINGER_S))
+        domain = clock_domain()
+        if domain != self._info.clock_domain:
+            self._info.clock_domain = domain  # the clock was changed under the running job
+        return not self.is_alive()
+
+    def close_after_fork(self) -> None:
+        """In a forked child: lets go of the sockets, which stay the parent's."""
+        for open_socket in (self._wake, self._waker, self._connection):
+            if open_socket is not None:
+                with contextlib.suppress(OSError):
+                    open_socket.close()
+
+    def _find(self) -> bool:
+        """Waits until rank 0 has said where it is."""
+        assert self._store is not None
+        key = _key("rank0", self._info)
+        deadline = time.monotonic() + _PUBLISH_TIMEOUT_S
+        # Polled, since a `get` that times out makes PyTorch print a warning.
+        while not self._store.check([key]):
+            if self._pause(_POLL_S) or time.monotonic() > deadline:
+                return False
+        self._record = json.loads(self._store.get(key))
+        leads = self._info.clock_domain != self._record["domain"] and self._is_first()
+        self._store = None
+        self._record["leads"] = leads
+        return True
+
+    def _is_first(self) -> bool:
+        """Whether this is the first rank of its clock: the one that goes on exchanging."""
+        assert self._store is not None
+        domain = hashlib.sha256(self._info.clock_domain.encode()).hexdigest()[:16]
+        return self._store.add(_key(f"leader/{domain}", self._info), 1) == 1
+
+    def _connect(self) -> bool:
+        for address in self._record["addresses"]:
+            if self._stopping.is_set():
+                return False
+            place = (str(address), int(self._record["port"]))
+            connection: socket.socket | None = None
+            try:
+                connection = socket.create_connection(place, _CONNECT_TIMEOUT_S)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.settimeout(_ANSWER_TIMEOUT_S)
+                connection.sendall(bytes.fromhex(self._record["token"]))
+                self._connection = connection
+                # Only rank 0 answers: whoever else listens at that address hangs up or is mute.
+                if self._ask() is not None:
+                    return True
+            except OSError:
+                pass
+            self._connection = None
+            if connection is not None:
+                _shut(connection)
+        return False
+
+    def _rounds(self) -> None:
+        if not self._burst():
+            return
+        self._save()
+        if not self._record["leads"] and not self._contradicts():
+            return
+        number = 0
+        while True:
+            pause = _EARLY_ROUNDS_S[number] if number < len(_EARLY_ROUNDS_S) else _PERIOD_S
+            last = self._pause(pause)
+            if not self._burst() or last:
+                return
+            self._save()
+            number += 1
+
+    def _pause(self, seconds: float) -> bool:
+        """Waits for the next round.
+
+        Returns:
+            Whether it is the last one: this rank or rank 0 is about to end.
+        """
+        # Not `Event.wait`: where a library replaces the clock, as the tests of drift do, it
+        # would wait for a time on another clock.
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake, selectors.EVENT_READ)
+            if self._connection is not None:
+                selector.register(self._connection, selectors.EVENT_READ)
+            return bool(selector.select(seconds))
+
+    def _contradicts(self) -> bool:
+        """Whether a clock that should be shared with rank 0 is not, as the exchange shows."""
+        shares = self._info.clock_domain == self._record["domain"]
+        best = min(self._samples, key=lambda sample: sample["rtt_ns"])
+        return shares and abs(best["offset_ns"]) > best["rtt_ns"] / 2 + _READING_NS
+
+    def _burst(self) -> bool:
+        """Exchanges several times and keeps the best.
+
+        Returns:
+            Whether rank 0 still answers.
+        """
+        best: Sample | None = None
+        usual = min((sample["rtt_ns"] for sample in self._samples), default=0)
+        for number in range(_LONG_BURST):
+            if number >= _BURST and best is not None and best["rtt_ns"] <= 3 * usual:
+                break
+            sample = self._ask()
+            if sample is None:
+                break
+            if best is None or sample["rtt_ns"] < best["rtt_ns"]:
+                best = sample
+        if best is None:
+            return False
+        if len(self._samples) >= _MAX_SAMPLES:
+            # Of each two neighbours the better: the whole time of the job stays covered.
+            pairs = zip(self._samples[::2], self._samples[1::2], strict=False)
+            self._samples[:] = [min(pair, key=lambda s: s["rtt_ns"]) for pair in pairs]
+        self._samples.append(best)
+        return True
+
+    def _ask(self) -> Sample | None:
+        assert self._connection is not None
+        self._asked += 1
+        try:
+            asked = time.monotonic_ns()
+            self._connection.sendall(_ASK.pack(self._asked))
+            number, received, answered = _LAST_CALL, 0, 0
+            while number == _LAST_CALL:
+                answer = _receive(self._connection, _ANSWER.size)
+                got = time.monotonic_ns()
+                if len(answer) != _ANSWER.size:
+                    return None
+                number, received, answered = _ANSWER.unpack(answer)
+        except OSError:
+            return None
+        rtt = (got - asked) - (answered - received)
+        if number != self._asked or rtt < 0:
+            return None
+        return {
+            "local_ns": (asked + got) // 2,
+            "offset_ns": ((received - asked) + (answered - got)) // 2,
+            "rtt_ns": rtt,
+        }
+
+
+def _own_client() -> _Store | None:
+    """A client of the job's store that no other thread uses."""
+    import torch.distributed as dist
+
+    c10d: Any = dist
+    try:
+        store = c10d.distributed_c10d._get_default_store()
+    except (AttributeError, ValueError):
+        return None
+    if store is None:
+        return None  # MPI has none
+    client: _Store | None = None
+    if hasattr(store, "clone"):
+        try:
+            client = store.clone()
+        except RuntimeError as error:
+            if "pure virtual" not in str(error):
+                raise
+            # A store of Python's that leaves it out, as that of the backend that sends nothing.
+        return client
+    while isinstance(store, c10d.PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, c10d.TCPStore):
+        client = c10d.TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)
+    elif isinstance(store, c10d.FileStore):
+        client = c10d.FileStore(store.path)
+    return client
+
+
+def _is_of_ended_store(error: Exception) -> bool:
+    """Whether the store's server has ended: a short job does, before its ranks have met."""
+    import torch.distributed as dist
+
+    return isinstance(error, dist.DistError)
+
+
+def _key(name: str, info: RankInfo) -> str:
+    return f"{_PREFIX}/{info.attempt}/{name}"
+
+
+def _listen() -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(
+                ("::", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
+            )
+    return socket.create_server(("0.0.0.0", 0), backlog=1024)
+
+
+def _own_addresses(ipv6: bool) -> list[str]:
+    """Addresses under which other ranks may reach this host, the likeliest first."""
+    found = [*_ipv4_of_interfaces(), *(_ipv6_of_interfaces() if ipv6 else [])]
+    with contextlib.suppress(OSError):
+        kind = socket.SOCK_STREAM
+        found += [str(a[4][0]) for a in socket.getaddrinfo(socket.gethostname(), None, type=kind)]
+    loopback = [a for a in found if a.startswith("127.") or a == "::1"]
+    others = [a for a in found if a not in loopback]
+    return list(dict.fromkeys([*others, *loopback, "127.0.0.1"]))
+
+
+def _ipv4_of_interfaces() -> list[str]:
+    try:
+        import fcntl
+    except ImportError:
+        return []
+    addresses = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name[:15].encode())
+            with contextlib.suppress(OSError):  # an interface without such an address
+                answer = fcntl.ioctl(probe.fileno(), 0x8915, request)  # SIOCGIFADDR
+                addresses.append(socket.inet_ntoa(answer[20:24]))
+    return addresses
+
+
+def _ipv6_of_interfaces() -> list[str]:
+    try:
+        with open("/proc/net/if_inet6", encoding="ascii") as file:
+            rows = [line.split() for line in file]
+    except OSError:
+        return []
+    # Columns: address, interface, prefix length, scope (00 is global), flags, name.
+    return [
+        socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])) for row in rows if row[3] == "00"
+    ]
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    """Reads so many bytes, fewer if the other side hung up or fell silent."""
+    received = b""
+    try:
+        while len(received) < size:
+            part = connection.recv(size - len(received))
+            if not part:
+                break
+            received += part
+    except OSError:
+        pass
+    return received
+
+
+def _shut(connection: socket.socket) -> None:
+    # A forked child of the job may hold the descriptor, too: closing ours alone tells nobody.
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

@@ -1,0 +1,1 @@
+"""The trace on disk: schema, streams, files, and how they are read."""

@@ -1,0 +1,257 @@
+"""One job's trace in several directories: one per launcher, read and merged as one.
+
+Where every node, or every task of ``mpirun`` or ``srun``, starts its own ``ddltrace run``, each
+launcher writes a trace of its own, a *part*. Launchers that share a directory write below it::
+
+    trace/run.json              says that the trace is in parts
+    trace/part-00000/run.json   a trace like any other, of the ranks of one launcher
+    trace/part-00001/run.json
+
+so that no launcher ever waits for, or writes over, another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from ddltrace.tracer.errors import TraceError, UsageError
+from ddltrace.tracer.output_directory import cannot_be_made
+from ddltrace.tracer.trace.store import (
+    FILE_SUFFIX,
+    PART_PREFIX,
+    PARTS_LABEL,
+    RUN_FILE,
+    STREAM_SUFFIX,
+    TAIL_SUFFIX,
+    RankInfo,
+    RunInfo,
+    event_path,
+    finalize_runs_ranks,
+    read_run,
+    write_run,
+)
+
+_TORCHRUN_NAMES: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+
+# Launchers that start each task with its own environment: how many tasks, which is this.
+_TASK_VARIABLES: Final = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    ("PMI_SIZE", "PMI_RANK"),
+    ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+    ("PALS_SIZE", "PALS_RANKID"),
+    ("JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),
+    ("WORLD_SIZE", "RANK"),
+)
+_JOB_VARIABLES: Final = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PMIX_NAMESPACE", "PET_RDZV_ID")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one of several launchers of a job is called.
+
+    Attributes:
+        name: Unlike that of any other launcher of the job.
+        job: A name that all launchers of the job know; None if there is none.
+    """
+
+    name: str
+    job: str | None
+
+
+def part_of_job(command: Sequence[str], environment: dict[str, str]) -> Part | None:
+    """Finds out whether this launcher is one of several of its job.
+
+    Args:
+        command: The command that it runs.
+        environment: Its environment.
+
+    Returns:
+        Its part; None if it seems to be the only one.
+    """
+    job = next((environment[name] for name in _JOB_VARIABLES if environment.get(name)), None)
+    for size, number in _TASK_VARIABLES:
+        tasks, task = environment.get(size, ""), environment.get(number, "")
+        if tasks.isdigit() and task.isdigit() and int(tasks) > 1:
+            return Part(f"{int(task):05d}", job)
+    options = _launch_options(command)
+    if options is None:
+        return None
+    nodes = options.get("nnodes") or options.get("num-machines") or environment.get("PET_NNODES")
+    most = (nodes or "1").rpartition(":")[2]
+    if not most.isdigit() or int(most) < 2:
+        return None
+    job = options.get("rdzv-id") or job
+    node = options.get("node-rank") or options.get("machine-rank")
+    node = node or environment.get("PET_NODE_RANK") or environment.get("SLURM_NODEID", "")
+    if node.isdigit():
+        return Part(f"{int(node):05d}", job)
+    return Part(part_name(f"{os.uname().nodename}-{os.getpid()}"), job)
+
+
+def part_name(text: str) -> str:
+    """What may stand in the name of a part's directory."""
+    return re.sub(r"[^\w.-]", "-", text)[:80]
+
+
+def _launch_options(command: Sequence[str]) -> dict[str, str] | None:
+    """The options of a launcher of several nodes; None if the command is no such launcher."""
+    names = [Path(word).name for word in command]
+    starts = [names.index(name) for name in _TORCHRUN_NAMES if name in names]
+    if "accelerate" in names and "launch" in names:
+        starts.append(names.index("launch"))
+    if not starts:
+        return None
+    options: dict[str, str] = {}
+    words = list(command[min(starts) + 1 :])
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if not word.startswith("--"):
+            continue
+        name, equals, value = word[2:].partition("=")
+        options.setdefault(name.replace("_", "-"), value if equals else following)
+    return options
+
+
+def open_shared_directory(directory: Path, part: Part, *, force: bool) -> Path:
+    """Makes the directory of one part of a trace.
+
+    Args:
+        directory: The whole trace's, which other launchers may be making, too.
+        part: The part.
+        force: Whether a part of that name that stands there may be deleted.
+
+    Returns:
+        The part's directory, empty.
+
+    Raises:
+        UsageError: Something stands there and must not, or cannot, be replaced.
+        UnwritableError: The disk does not let us.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if not (directory / RUN_FILE).exists():
+            if any(not path.name.startswith((PART_PREFIX, ".")) for path in directory.iterdir()):
+                raise UsageError(f"{directory} exists: choose another with -o")
+            # Several launchers may come here at once; what they write is the same.
+            write_run(directory, RunInfo(labels={PARTS_LABEL: True}, host=os.uname().nodename))
+        elif not read_run(directory).labels.get(PARTS_LABEL):
+            raise UsageError(f"{directory} is a trace of one launcher: choose another with -o")
+        own = directory / (PART_PREFIX + part.name)
+        if own.exists():
+            if not force:
+                raise UsageError(f"{own} exists: choose another with -o, or add --force")
+            if not (own / RUN_FILE).is_file():
+                raise UsageError(f"{own} holds no trace: --force replaces only traces")
+            shutil.rmtree(own)
+        own.mkdir()
+    except OSError as error:
+        raise cannot_be_made(directory, error) from error
+    return own
+
+
+@contextlib.contextmanager
+def joined(directories: Sequence[Path]) -> Iterator[Path]:
+    """Several trace directories as one, without copying.
+
+    Args:
+        directories: At least one; of one job where there are several.
+
+    Yields:
+        A directory to open: the only one given, or one that holds links to all.
+
+    Raises:
+        UsageError: They are not of one job.
+        TraceError: One of them cannot be read.
+    """
+    if len(directories) == 1:
+        yield directories[0]
+        return
+    _check_one_job(directories)
+    with tempfile.TemporaryDirectory(prefix="ddltrace-") as name:
+        whole = Path(name, "+".join(path.resolve().name for path in directories)[:100])
+        whole.mkdir()
+        write_run(whole, RunInfo(labels={PARTS_LABEL: True}))
+        for number, source in enumerate(_flat(directories)):
+            (whole / f"{PART_PREFIX}{number:05d}").symlink_to(source.resolve())
+        yield whole
+
+
+def merge(directories: Sequence[Path], output: Path) -> RunInfo:
+    """Makes one final trace of several directories of one job, or of one that is in parts.
+
+    Args:
+        directories: The traces; they stay as they are.
+        output: An existing, empty directory.
+
+    Returns:
+        What is known of the whole run.
+
+    Raises:
+        UsageError: They are not of one job, or the files cannot be copied.
+        TraceError: One of them cannot be read.
+    """
+    _check_one_job(directories)
+    with joined(directories) as whole:
+        run = read_run(whole)
+        for info in run.ranks:
+            source = event_path(whole, info.segment)
+            if not source.exists():
+                continue
+            suffix = FILE_SUFFIX if source.suffix == FILE_SUFFIX else STREAM_SUFFIX
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    tail = source.with_suffix(TAIL_SUFFIX)
+                    shutil.copyfile(tail, output / (info.segment + TAIL_SUFFIX))
+                shutil.copyfile(source, output / (info.segment + suffix))
+            except OSError as error:
+                raise UsageError(f"{source} cannot be copied: {error.strerror}") from error
+        labels = {key: value for key, value in run.labels.items() if key != PARTS_LABEL}
+        return finalize_runs_ranks(output, replace(run, labels=labels, notes=[]))
+
+
+def _check_one_job(directories: Sequence[Path]) -> None:
+    holders: dict[tuple[int, int], tuple[RankInfo, Path, int]] = {}
+    sizes: dict[int, tuple[int, Path]] = {}
+    for number, path in enumerate(directories):
+        for info in _of_the_job(read_run(path).ranks):
+            former = holders.get((info.rank, info.attempt))
+            if former is not None and former[2] != number:
+                what = "the same" if former[0].segment == info.segment else "a different"
+                raise UsageError(
+                    f"{former[1]} and {path} both hold rank {info.rank} ({what} process): "
+                    "give each directory of one job once"
+                )
+            holders[info.rank, info.attempt] = info, path, number
+            size, first = sizes.setdefault(info.attempt, (info.world_size, path))
+            if size != info.world_size:
+                raise UsageError(
+                    f"{first} is of a job of {size} ranks, {path} of one of {info.world_size}: "
+                    "only directories of one job can be joined"
+                )
+
+
+def _of_the_job(infos: Sequence[RankInfo]) -> list[RankInfo]:
+    """All but the processes of smaller jobs beside it, such as a helper that evaluates."""
+    largest: dict[int, int] = {}
+    for info in infos:
+        largest[info.attempt] = max(info.world_size, largest.get(info.attempt, 0))
+    return [info for info in infos if info.world_size == largest[info.attempt]]
+
+
+def _flat(directories: Sequence[Path]) -> Iterator[Path]:
+    for path in directories:
+        if read_run(path).labels.get(PARTS_LABEL):
+            parts = sorted(path.glob(f"{PART_PREFIX}*/{RUN_FILE}"))
+            if not parts:
+                raise TraceError(f"{path} has no parts")
+            yield from (part.parent for part in parts)
+        else:
+            yield path
