@@ -8,7 +8,6 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -32,39 +31,10 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_command(as_json: bool) -> None:
     """List the techniques that exist, along the axes on which they combine."""
-    from ddltrace.experiments.strategy.catalogue import AXES, TECHNIQUES
-    from ddltrace.experiments.strategy.spec import parameters_of
+    from ddltrace.experiments.strategy.listing import as_json as listing_as_json
+    from ddltrace.experiments.strategy.listing import as_text
 
-    rows: list[dict[str, Any]] = [
-        {
-            "axis": entry.axis,
-            "name": entry.name,
-            "parameters": {
-                name: {"type": parameter.kind, "default": parameter.default}
-                for name, parameter in (parameters_of(entry.build) if entry.build else {}).items()
-            },
-            "selectable": entry.build is not None,
-            "summary": entry.summary,
-            "source": entry.source or None,
-        }
-        for axis in AXES
-        for entry in TECHNIQUES
-        if entry.axis == axis
-    ]
-    if as_json:
-        click.echo(json.dumps({"schema": "ddltrace.techniques/1", "techniques": rows}, indent=1))
-        return
-    for axis in AXES:
-        click.echo(axis)
-        for row in rows:
-            if row["axis"] != axis:
-                continue
-            mark = "*" if row["selectable"] else " "
-            click.echo(f"  {mark} {row['name']:<12} {row['summary']}")
-            for name, about in row["parameters"].items():
-                default = "its own default" if about["default"] is None else about["default"]
-                click.echo(f"      {name}: {about['type']}, default: {default}")
-    click.echo("\n* can be named: ddltrace experiment run --strategy NAME[:KEY=VALUE,...]")
+    click.echo(json.dumps(listing_as_json(), indent=1) if as_json else as_text())
 
 
 @experiment.command(

@@ -183,6 +183,7 @@ class ScheduledExchange(Exchange):
             elements=parameter.numel(),
             element_bytes=parameter.element_size(),
             dtype=str(parameter.dtype).removeprefix("torch."),
+            shape=tuple(parameter.shape),
         )
 
     @torch.no_grad()

@@ -48,6 +48,11 @@ class Schedule(ABC):
         """Where the job waits for what was sent."""
         return "update"
 
+    @property
+    def cuts_tensors(self) -> bool:
+        """Whether a message may carry a part of a gradient."""
+        return False
+
     @abstractmethod
     def plan(self, gradients: Sequence[Gradient]) -> MessagePlan:
         """Cuts and gathers the gradients into messages.

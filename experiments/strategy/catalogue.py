@@ -1,76 +1,41 @@
 """Every technique that exists here, along the axes on which they combine.
 
 The axes are those of Dong & Ouyang, "Optimization Techniques of Network Communication in
-Distributed Deep Learning Systems", ZTE Technology Journal, 2020. A new technique is a new file
-and one entry here.
+Distributed Deep Learning Systems", ZTE Technology Journal, 2020, with the optimizer's own rule
+added. A new technique is a new file and one entry in the list of its axis.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
-from ddltrace.experiments.schedules.fifo import Fifo
-from ddltrace.experiments.schedules.wait_free import WaitFree
+from ddltrace.experiments.codecs import entries as codecs
+from ddltrace.experiments.frequency import entries as frequency
+from ddltrace.experiments.optimizer_rules import entries as optimizer_rules
+from ddltrace.experiments.schedules import entries as schedules
+from ddltrace.experiments.strategy.technique import Technique
 
 AXES: Final = (
     "frequency",
     "volume",
     "order",
+    "optimizer",
     "architecture",
     "synchronization",
     "transport",
     "network",
 )
-"""How often, how much, in which order, between whom, how strictly, over what, across what."""
-
-
-@dataclass(frozen=True)
-class Technique:
-    """One value on one axis.
-
-    Attributes:
-        axis: One of `AXES`.
-        name: Its name in a strategy's spec.
-        summary: What it does, in one line.
-        source: Where it comes from.
-        build: The class of its pure object, whose fields are its parameters; None for what
-            happens anyway when nothing is chosen on the axis, and for the network, which is
-            chosen by options of the command.
-    """
-
-    axis: str
-    name: str
-    summary: str
-    source: str = ""
-    build: type[Any] | None = None
-
+"""How often, how much, in which order, updated how, between whom, how strictly, over what,
+across what."""
 
 TECHNIQUES: Final = (
     Technique("frequency", "every-step", "exchange after every backward pass"),
+    *frequency.TECHNIQUES,
     Technique("volume", "none", "gradients travel as they were computed"),
-    Technique(
-        "order",
-        "fifo",
-        "one message a tensor, all after backward",
-        "the unoptimized reference",
-        Fifo,
-    ),
-    Technique(
-        "order",
-        "wfbp",
-        "one message a tensor, as soon as its gradient is ready",
-        "Poseidon, ATC 2017",
-        WaitFree,
-    ),
-    Technique(
-        "order",
-        "ddp",
-        "PyTorch's DistributedDataParallel with its buckets",
-        "PyTorch Distributed, VLDB 2020",
-        DdpBuckets,
-    ),
+    *codecs.TECHNIQUES,
+    *schedules.TECHNIQUES,
+    Technique("optimizer", "as-is", "the job's own optimizer"),
+    *optimizer_rules.TECHNIQUES,
     Technique("architecture", "library", "the transport's own all_reduce"),
     Technique("synchronization", "bsp", "every rank waits for every gradient of the step"),
     Technique("transport", "gloo", "TCP sockets between processes on the CPU"),

@@ -21,6 +21,7 @@ class Gradient:
         elements: Number of elements.
         element_bytes: Size of one element in bytes.
         dtype: Name of the element type, without ``torch.``.
+        shape: The parameter's shape; empty for a scalar, and where it is not known.
     """
 
     index: int
@@ -28,6 +29,7 @@ class Gradient:
     elements: int
     element_bytes: int = 4
     dtype: str = "float32"
+    shape: tuple[int, ...] = ()
 
     @property
     def bytes(self) -> int:

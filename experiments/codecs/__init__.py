@@ -1,0 +1,1 @@
+"""Codecs: what travels in place of a gradient, and how it is encoded and decoded."""

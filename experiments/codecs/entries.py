@@ -1,0 +1,9 @@
+"""The volume axis of the catalogue: one entry for each codec."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ddltrace.experiments.strategy.technique import Technique
+
+TECHNIQUES: Final[tuple[Technique, ...]] = ()

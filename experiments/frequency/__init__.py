@@ -1,0 +1,1 @@
+"""The frequency axis: at which optimizer steps the ranks exchange, and what."""

@@ -1,0 +1,1 @@
+"""The optimizer axis: rules that replace the arithmetic of the job's optimizer."""

@@ -1,0 +1,33 @@
+"""Published systems that are a composition of techniques, each under its own name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A name for a composition.
+
+    A system that is one technique needs no preset: the technique has its name.
+
+    Attributes:
+        name: What a spec may say.
+        expands_to: The spec that it stands for.
+        source: The paper or system.
+        summary: What it does, in one line.
+    """
+
+    name: str
+    expands_to: str
+    source: str
+    summary: str
+
+
+PRESETS: Final[tuple[Preset, ...]] = ()
+
+
+def preset(name: str) -> Preset | None:
+    """The preset of this name, or None."""
+    return next((entry for entry in PRESETS if entry.name == name), None)

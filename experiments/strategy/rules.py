@@ -1,0 +1,51 @@
+"""Which techniques cannot be combined, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
+
+if TYPE_CHECKING:
+    from ddltrace.experiments.strategy.spec import Strategy
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One kind of combination that cannot work.
+
+    Attributes:
+        applies: Whether a strategy is such a combination.
+        reason: Why it cannot work.
+        valid: What would be valid instead.
+    """
+
+    applies: Callable[[Strategy], bool]
+    reason: str
+    valid: str
+
+
+def _exchanges(strategy: Strategy) -> str:
+    return getattr(strategy.frequency, "exchanges", "gradients")
+
+
+RULES: Final = (
+    Rule(
+        lambda s: _exchanges(s) != "gradients" and not isinstance(s.schedule, DdpBuckets),
+        "the frequency technique exchanges no gradients in backward, so there is nothing that a "
+        "schedule could order",
+        "leave out the schedule, or choose accumulate:steps= as the frequency",
+    ),
+    Rule(
+        lambda s: getattr(s.codec, "whole_tensors", False) and s.schedule.cuts_tensors,
+        "the codec encodes whole tensors, and the schedule cuts them into slices",
+        "choose a schedule that keeps tensors whole, such as wfbp or ddp",
+    ),
+)
+
+
+def violated(strategy: Strategy) -> Rule | None:
+    """The first rule that a strategy breaks, or None."""
+    return next((rule for rule in RULES if rule.applies(strategy)), None)

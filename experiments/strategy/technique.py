@@ -1,0 +1,31 @@
+"""One technique: one value on one axis of a strategy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Technique:
+    """One value on one axis.
+
+    Attributes:
+        axis: One of `ddltrace.experiments.strategy.catalogue.AXES`.
+        name: Its name in a strategy's spec.
+        summary: What the technique does, in one line.
+        source: The paper or system that it comes from.
+        build: The frozen dataclass whose fields are the technique's parameters. None for the
+            default of an axis, and for the network, which options of the command choose.
+        needs: What a job or a machine must have for the technique to apply, each in a few words.
+        modifier: None for a technique of its own. ``required``: it changes another technique of
+            its axis, which the spec must name, too. ``optional``: it may stand alone.
+    """
+
+    axis: str
+    name: str
+    summary: str
+    source: str = ""
+    build: type[Any] | None = None
+    needs: tuple[str, ...] = ()
+    modifier: Literal["required", "optional"] | None = None
