@@ -56,7 +56,7 @@ from ddltrace.analyzer.recent_cache import RecentCache
 from ddltrace.analyzer.report.advice import find_findings
 from ddltrace.analyzer.trace.align import SHARED, worst_residual
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.trace.store import PARTS_LABEL
+from ddltrace.tracer.trace.run_info import PARTS_LABEL
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace

@@ -517,7 +517,8 @@ class Rows:
 
 def read_ranks(trace: Path | None) -> list[Rows]:
     """All ranks of a trace, in order."""
-    from ddltrace.tracer.trace.store import read_events, read_run
+    from ddltrace.tracer.trace.event_reader import read_events
+    from ddltrace.tracer.trace.run_reader import read_run
 
     assert trace is not None
     found = []
@@ -964,7 +965,7 @@ def reach_ddltrace(scratch: Path) -> str:
         except ModuleNotFoundError:
             raise SystemExit(f"{name} is missing: {sys.executable} -m pip install {name}") from None
     try:
-        importlib.import_module("ddltrace.tracer.trace.store")
+        importlib.import_module("ddltrace.tracer.trace.event_reader")
         importlib.metadata.version("ddltrace")
         return ""
     except (ModuleNotFoundError, ImportError):
@@ -985,7 +986,7 @@ def reach_ddltrace(scratch: Path) -> str:
     (metadata / "METADATA").write_text(text, encoding="utf-8")
     sys.path.insert(0, str(scratch))
     importlib.invalidate_caches()
-    importlib.import_module("ddltrace.tracer.trace.store")
+    importlib.import_module("ddltrace.tracer.trace.event_reader")
     return str(scratch)
 
 

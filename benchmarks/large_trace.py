@@ -22,8 +22,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddltrace.tracer.trace import store
+from ddltrace.tracer.trace.event_reader import EventReader
+from ddltrace.tracer.trace.run_files import write_run, write_sidecar
+from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
+from ddltrace.tracer.trace.run_reader import read_run
 from ddltrace.tracer.trace.schema import EVENTS
+from ddltrace.tracer.trace.stream_writer import StreamWriter
+from ddltrace.tracer.trace.trace_files import STREAM_SUFFIX
 
 _GROWING = ("step", "id", "seq")
 
@@ -58,7 +63,8 @@ import json, resource, sys, time
 from pathlib import Path
 began = time.perf_counter()
 if sys.argv[1] == "finalize":
-    from ddltrace.tracer.trace.store import finalize, read_run
+    from ddltrace.tracer.trace.finalize import finalize
+    from ddltrace.tracer.trace.run_reader import read_run
     run = finalize(Path(sys.argv[2]), read_run(Path(sys.argv[2])))
     found = {"status": run.status, "events": sum(info.events for info in run.ranks)}
 else:
@@ -120,7 +126,7 @@ def _record(path: Path, seconds: float) -> None:
             f"course of it: {' '.join(resident)}",
             flush=True,
         )
-    infos = store.read_run(path).ranks
+    infos = read_run(path).ranks
     events, dropped = sum(info.events or 0 for info in infos), sum(info.dropped for info in infos)
     print(f"recorded: {events:,} events, {dropped:,} dropped", flush=True)
 
@@ -133,30 +139,30 @@ def repeat(source: Path, target: Path, size: int) -> None:
         target: Where the streams go.
         size: Bytes of all streams together.
     """
-    run = store.read_run(source)
+    run = read_run(source)
     target.mkdir()
-    store.write_run(target, store.RunInfo(command=run.command, level=run.level))
+    write_run(target, RunInfo(command=run.command, level=run.level))
     spans = [_span(source, info) for info in run.ranks]
     period = {name: max(span[name] for span in spans) for name in spans[0]}
     for info in run.ranks:
         words = _dictionaries(source, info)
-        path = target / (info.segment + store.STREAM_SUFFIX)
-        writer = store.StreamWriter(path)
+        path = target / (info.segment + STREAM_SUFFIX)
+        writer = StreamWriter(path)
         times = 0
         while path.stat().st_size < size / len(run.ranks):
-            for batch in store.EventReader(source, info.segment):
+            for batch in EventReader(source, info.segment):
                 writer.write(_moved(batch, times, period, words))
             times += 1
         writer.close()
         info.status, info.events = "running", None
-        store.write_sidecar(target, info)
+        write_sidecar(target, info)
 
 
-def _span(source: Path, info: store.RankInfo) -> dict[str, int]:
+def _span(source: Path, info: RankInfo) -> dict[str, int]:
     """By how much each column grows from one copy of a rank's events to the next."""
     largest = dict.fromkeys(_GROWING, 0)
     first, last = [], []
-    for batch in store.EventReader(source, info.segment, (*_GROWING, "start_ns", "end_ns")):
+    for batch in EventReader(source, info.segment, (*_GROWING, "start_ns", "end_ns")):
         for name in _GROWING:
             largest[name] = max(largest[name], pc.max(batch[name]).as_py() or 0)
         first.append(pc.min(batch["start_ns"]).as_py())
@@ -167,9 +173,9 @@ def _span(source: Path, info: store.RankInfo) -> dict[str, int]:
     return grown | dict.fromkeys(("start_ns", "end_ns", "enqueue_ns"), length)
 
 
-def _dictionaries(source: Path, info: store.RankInfo) -> dict[str, pa.Array]:
+def _dictionaries(source: Path, info: RankInfo) -> dict[str, pa.Array]:
     """All words of each column of a rank: those of its last batch."""
-    for batch in store.EventReader(source, info.segment):
+    for batch in EventReader(source, info.segment):
         last = batch
     coded = [field.name for field in EVENTS if pa.types.is_dictionary(field.type)]
     return {name: last[name].dictionary for name in coded}

@@ -359,7 +359,8 @@ def event_sizes(trace: Path) -> tuple[float, float]:
     A file has some thousand bytes of its own, which are much of a short trace: the second number is
     by how much its files are longer than with the first half of their events.
     """
-    from ddltrace.tracer.trace.store import read_events, write_events
+    from ddltrace.tracer.trace.event_file import write_events
+    from ddltrace.tracer.trace.event_reader import read_events
 
     events = further = 0
     with tempfile.TemporaryDirectory() as name:

@@ -15,8 +15,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ddltrace.tracer.trace import store
+from ddltrace.tracer.trace.event_file import write_events
+from ddltrace.tracer.trace.run_files import write_run
+from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo, TensorInfo
 from ddltrace.tracer.trace.schema import EVENTS, KINDS, OPS, PHASES, STATUSES
+from ddltrace.tracer.trace.trace_files import segment_name
 
 GROUP = "0"
 _BASE_NS = 10**12
@@ -97,15 +100,13 @@ def write_trace(path: Path, shape: Shape) -> Path:
     path.mkdir(parents=True)
     names = [f"block{i // 8}.{i % 8}.weight" for i in range(shape.layers)]
     size = shape.tensor_bytes
-    tensors = [
-        store.TensorInfo(i, name, (size // 4,), "float32", size) for i, name in enumerate(names)
-    ]
-    groups = [store.GroupInfo(GROUP, "default_pg", "gloo", tuple(range(shape.ranks)))]
+    tensors = [TensorInfo(i, name, (size // 4,), "float32", size) for i, name in enumerate(names)]
+    groups = [GroupInfo(GROUP, "default_pg", "gloo", tuple(range(shape.ranks)))]
     infos = []
     for rank in range(shape.ranks):
-        info = store.RankInfo(
+        info = RankInfo(
             rank,
-            store.segment_name(rank=rank, attempt=0, pid=1000 + rank),
+            segment_name(rank=rank, attempt=0, pid=1000 + rank),
             world_size=shape.ranks,
             host=f"host{rank // 8}",
             clock_domain="one clock",
@@ -115,10 +116,10 @@ def write_trace(path: Path, shape: Shape) -> Path:
             groups=groups,
         )
         batches = _batches(shape, rank, names)
-        info.events, info.checksum = store.write_events(path, info.segment, batches)
+        info.events, info.checksum = write_events(path, info.segment, batches)
         infos.append(info)
-    run = store.RunInfo(status="complete", command=["synthetic"], ranks=infos)
-    store.write_run(path, run)
+    run = RunInfo(status="complete", command=["synthetic"], ranks=infos)
+    write_run(path, run)
     return path
 
 

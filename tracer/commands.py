@@ -86,7 +86,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     """
     from ddltrace.tracer.launch.launcher import prepare_directory, run_job, run_untraced
     from ddltrace.tracer.launch.missing_events import explain_nothing_recorded
-    from ddltrace.tracer.trace.store import PART_LABEL
+    from ddltrace.tracer.trace.run_info import PART_LABEL
     from ddltrace.tracer.trace.trace_parts import (
         Part,
         open_shared_directory,
@@ -152,7 +152,7 @@ def _build_native() -> None:
 
 def _cost_told(directory: Path, *, asked: bool) -> str | None:
     """What the ranks measured of their own recording, if they did or were asked to."""
-    from ddltrace.tracer.trace.store import read_run
+    from ddltrace.tracer.trace.run_reader import read_run
 
     try:
         costs = [info.cost for info in read_run(directory).ranks if info.cost is not None]
@@ -203,7 +203,7 @@ def merge(directories: tuple[Path, ...], output: Path, force: bool) -> None:
     Each DIR was written by a ddltrace run of the same job: one per node, or one per task.
     """
     from ddltrace.tracer.launch.launcher import prepare_directory
-    from ddltrace.tracer.trace.store import read_run
+    from ddltrace.tracer.trace.run_reader import read_run
     from ddltrace.tracer.trace.trace_parts import merge as merge_directories
 
     for directory in directories:

@@ -78,7 +78,9 @@ class CaptureConfig:
         Raises:
             OSError: It cannot be made.
         """
-        from ddltrace.tracer.trace.store import RUN_FILE, RunInfo, write_run
+        from ddltrace.tracer.trace.run_files import write_run
+        from ddltrace.tracer.trace.run_info import RunInfo
+        from ddltrace.tracer.trace.trace_files import RUN_FILE
 
         if (self.directory / RUN_FILE).exists():
             return

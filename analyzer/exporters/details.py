@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddltrace.tracer.trace.store import TensorInfo
+    from ddltrace.tracer.trace.run_info import TensorInfo
 
 _COLUMNS: Final = (
     *("step", "phase", "op", "group", "seq", "peer", "tag", "bytes", "out_bytes", "wire_bytes"),

@@ -7,7 +7,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from ddltrace.tracer.trace.store import RunInfo
+from ddltrace.tracer.trace.run_info import RunInfo
 
 MAX_TIME_NS: Final = 1 << 62
 """Beyond this a time is damage; the room above lets times be added without overflow."""

@@ -30,8 +30,9 @@ from ddltrace.analyzer.importers.rank_files import MAX_RANK
 from ddltrace.analyzer.importers.rows import Row, table_of
 from ddltrace.analyzer.importers.sequence import number_messages
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo
 from ddltrace.tracer.trace.schema import P2P_OPS
-from ddltrace.tracer.trace.store import GroupInfo, RankInfo, RunInfo, segment_name
+from ddltrace.tracer.trace.trace_files import segment_name
 
 NAME: Final = "nccl-inspector"
 

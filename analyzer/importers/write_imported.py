@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ddltrace.analyzer.importers.imported import ImportedTrace
 from ddltrace.tracer.launch.launcher import prepare_directory
-from ddltrace.tracer.trace.store import write_events, write_run
+from ddltrace.tracer.trace.event_file import write_events
+from ddltrace.tracer.trace.run_files import write_run
 
 
 def save(trace: ImportedTrace, directory: Path, *, force: bool) -> None:

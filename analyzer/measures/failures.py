@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ddltrace.analyzer.model import Hang
     from ddltrace.analyzer.trace.opened_trace import Trace
-    from ddltrace.tracer.trace.store import RankInfo
+    from ddltrace.tracer.trace.run_info import RankInfo
 
 _AT_ONCE_NS: Final = 1_000_000_000
 """Ranks that the same signal ends within this time were ended together, by somebody outside."""

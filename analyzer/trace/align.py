@@ -24,7 +24,7 @@ from ddltrace.analyzer.trace.clock_bounds import (
 )
 from ddltrace.analyzer.trace.clock_fit import Bounds, Fit, fit_broken_line, fit_line
 from ddltrace.analyzer.trace.run_validation import is_number
-from ddltrace.tracer.trace.store import RankInfo, RunInfo
+from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
 
 SHARED: Final = "shared clock"
 EXCHANGED: Final = "exchanges with rank 0"

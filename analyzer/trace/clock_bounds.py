@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from ddltrace.analyzer.events.event_columns import memory_of
 from ddltrace.analyzer.trace.clock_fit import Bounds, IntArray
 from ddltrace.tracer.trace.arrow_arrays import integers, scalar, strings
-from ddltrace.tracer.trace.store import RankInfo
+from ddltrace.tracer.trace.run_info import RankInfo
 
 EventReader = Callable[[RankInfo], Iterable[pa.Table]]
 """Gives a process's events, on its own clock, some at a time."""

@@ -25,17 +25,12 @@ from ddltrace.analyzer.recent_cache import RecentCache
 from ddltrace.analyzer.trace.align import RankClock, align
 from ddltrace.analyzer.trace.run_validation import check_run
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.trace.event_file import grouped, matches_checksum
+from ddltrace.tracer.trace.event_reader import EventReader
+from ddltrace.tracer.trace.run_info import RankInfo, RunInfo, TensorInfo
+from ddltrace.tracer.trace.run_reader import read_run
 from ddltrace.tracer.trace.schema import EVENTS
-from ddltrace.tracer.trace.store import (
-    RUN_FILE,
-    EventReader,
-    RankInfo,
-    RunInfo,
-    TensorInfo,
-    grouped,
-    is_as_written,
-    read_run,
-)
+from ddltrace.tracer.trace.trace_files import RUN_FILE
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.model import Analysis
@@ -424,7 +419,7 @@ class Trace:
             return
         if info.segment not in self._verified:
             self._verified.add(info.segment)
-            if not is_as_written(self.path, info):
+            if not matches_checksum(self.path, info):
                 self._note_damage(
                     f"rank {info.rank}: its file is not what was recorded, but damaged or another's"
                 )

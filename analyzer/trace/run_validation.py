@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.trace.store import RankInfo, RunInfo
+from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
 
 _MAX_RANK: Final = 1 << 24
 _MAX_COUNT: Final = 1 << 53

@@ -23,7 +23,7 @@ from ddltrace.analyzer.measures.steps import RULE_ASKED
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.align import RankClock
     from ddltrace.analyzer.trace.opened_trace import Trace
-    from ddltrace.tracer.trace.store import RankInfo
+    from ddltrace.tracer.trace.run_info import RankInfo
 
 MOST_BYTES: Final = 4 << 30
 """Memory that what is kept of the analyzed steps may take, about."""

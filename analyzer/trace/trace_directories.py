@@ -11,7 +11,7 @@ from typing import Final
 
 from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 from ddltrace.tracer.errors import UsageError
-from ddltrace.tracer.trace.store import read_run
+from ddltrace.tracer.trace.run_reader import read_run
 from ddltrace.tracer.trace.trace_parts import joined
 
 _CLOCKS_DIFFER_S: Final = 60

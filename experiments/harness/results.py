@@ -15,7 +15,8 @@ import numpy as np
 from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 from ddltrace.experiments.harness.median_difference import Difference, compare_medians
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.trace.store import RUN_FILE, write_json_atomically
+from ddltrace.tracer.trace.json_files import write_json_atomically
+from ddltrace.tracer.trace.trace_files import RUN_FILE
 
 SCHEMA: Final = "ddltrace.experiment/1"
 RESULTS_FILE: Final = "results.json"

@@ -15,8 +15,11 @@ import ddltrace
 from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.server import bind, running
 from ddltrace.dashboard.workspace import Workspace
+from ddltrace.tracer.trace.event_file import write_events
+from ddltrace.tracer.trace.event_reader import read_events
+from ddltrace.tracer.trace.run_files import write_run
+from ddltrace.tracer.trace.run_info import RunInfo
 from ddltrace.tracer.trace.schema import EVENTS
-from ddltrace.tracer.trace.store import RunInfo, read_events, write_events, write_run
 
 pytestmark = pytest.mark.browser
 

@@ -9,7 +9,9 @@ import pandas as pd
 import pytest
 from support.jobs import JOBS, ONE_RANK, Done, at_once, on_ranks, run, torchrun, traced
 
-from ddltrace.tracer.trace.store import RunInfo, read_events, read_run
+from ddltrace.tracer.trace.event_reader import read_events
+from ddltrace.tracer.trace.run_info import RunInfo
+from ddltrace.tracer.trace.run_reader import read_run
 
 CNN_STEPS = 6
 

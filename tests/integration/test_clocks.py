@@ -19,7 +19,8 @@ from support.jobs import JOBS, Done, run, traced
 import ddltrace
 from ddltrace.analyzer.trace.align import SHARED, RankClock
 from ddltrace.tracer.timing.clocks import clock_domain, is_clock_interposed
-from ddltrace.tracer.trace.store import RankInfo, read_run
+from ddltrace.tracer.trace.run_info import RankInfo
+from ddltrace.tracer.trace.run_reader import read_run
 
 FAKETIME = next(
     (

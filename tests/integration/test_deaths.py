@@ -9,7 +9,8 @@ from pathlib import Path
 from support.jobs import DDLTRACE, JOBS, at_once, run, traced
 from support.memory_cgroup import memory_cgroup
 
-from ddltrace.tracer.trace.store import read_events, read_run
+from ddltrace.tracer.trace.event_reader import read_events
+from ddltrace.tracer.trace.run_reader import read_run
 
 STEPS = 20
 # A way to die, and the exit status that it gives.

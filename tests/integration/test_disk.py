@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from support.jobs import DDLTRACE, JOBS, ONE_RANK, on_ranks, run, start, traced
 
-from ddltrace.tracer.trace.store import read_events, read_run
+from ddltrace.tracer.trace.event_reader import read_events
+from ddltrace.tracer.trace.run_reader import read_run
 
 JOB = """
 import torch, torch.distributed as dist

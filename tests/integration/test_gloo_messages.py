@@ -11,7 +11,9 @@ import pytest
 from support.jobs import DDLTRACE, ONE_RANK, Done, on_ranks, run, traced
 
 from ddltrace.tracer.native import build as native_build
-from ddltrace.tracer.trace.store import RankInfo, read_events, read_run
+from ddltrace.tracer.trace.event_reader import read_events
+from ddltrace.tracer.trace.run_info import RankInfo
+from ddltrace.tracer.trace.run_reader import read_run
 
 QUEUE = """
 import torch, torch.distributed as dist

@@ -10,7 +10,8 @@ import pytest
 from support.jobs import JOBS, ONE_RANK, Done, at_once, run, traced
 
 from ddltrace.tracer.native import build as native_build
-from ddltrace.tracer.trace.store import read_events, read_run
+from ddltrace.tracer.trace.event_reader import read_events
+from ddltrace.tracer.trace.run_reader import read_run
 
 needs_compiler = pytest.mark.skipif(
     native_build.compiler() is None, reason="no C++ compiler on this machine"

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from support.jobs import DDLTRACE, at_once, environment, on_ranks, run, torchrun, traced
 
-from ddltrace.tracer.trace.store import read_events, read_run
+from ddltrace.tracer.trace.event_reader import read_events
+from ddltrace.tracer.trace.run_reader import read_run
 
 PATIENCE_S = 120
 

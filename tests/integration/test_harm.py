@@ -16,7 +16,11 @@ import pyarrow.compute as pc
 import pytest
 from support.jobs import DDLTRACE, JOBS, ONE_RANK, at_once, on_ranks, run, torchrun, traced
 
-from ddltrace.tracer.trace.store import RunInfo, finalize, read_events, read_run, write_run
+from ddltrace.tracer.trace.event_reader import read_events
+from ddltrace.tracer.trace.finalize import finalize
+from ddltrace.tracer.trace.run_files import write_run
+from ddltrace.tracer.trace.run_info import RunInfo
+from ddltrace.tracer.trace.run_reader import read_run
 
 KILLS = int(os.environ.get("DDLTRACE_KILLS", "10"))
 WAYS = (

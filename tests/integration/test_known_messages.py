@@ -12,7 +12,8 @@ from support.jobs import Done, at_once, on_ranks, run, traced
 from support.traces import SAME_OF_MESSAGES, last_of_messages
 
 from ddltrace.tracer.native import build as native_build
-from ddltrace.tracer.trace.store import read_events, read_run
+from ddltrace.tracer.trace.event_reader import read_events
+from ddltrace.tracer.trace.run_reader import read_run
 
 pytestmark = pytest.mark.skipif(
     native_build.compiler() is None, reason="no C++ compiler on this machine"

@@ -30,7 +30,8 @@ from support.jobs import (
 
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.launch.launcher import prepare_directory
-from ddltrace.tracer.trace.store import read_events, read_run
+from ddltrace.tracer.trace.event_reader import read_events
+from ddltrace.tracer.trace.run_reader import read_run
 
 
 def test_the_jobs_status_comes_back(tmp_path: Path) -> None:

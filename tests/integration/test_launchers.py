@@ -30,7 +30,8 @@ from support.traces import Recorded
 
 import ddltrace
 from ddltrace.analyzer.trace.opened_trace import open_trace
-from ddltrace.tracer.trace.store import RunInfo, read_run
+from ddltrace.tracer.trace.run_info import RunInfo
+from ddltrace.tracer.trace.run_reader import read_run
 
 FAKE_MPIRUN = """\
 #!{python}

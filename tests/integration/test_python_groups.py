@@ -10,7 +10,9 @@ from pandas.testing import assert_frame_equal
 from support.jobs import Done, on_ranks, run, traced
 from support.traces import SAME_OF_MESSAGES, last_of_messages
 
-from ddltrace.tracer.trace.store import GroupInfo, read_events, read_run
+from ddltrace.tracer.trace.event_reader import read_events
+from ddltrace.tracer.trace.run_info import GroupInfo
+from ddltrace.tracer.trace.run_reader import read_run
 
 SAME = [column for column in SAME_OF_MESSAGES if column not in ("group", "lane")]
 

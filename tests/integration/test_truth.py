@@ -9,7 +9,8 @@ from support.jobs import at_once, on_ranks, run, traced
 from support.truth import differences
 
 from ddltrace.analyzer.trace.opened_trace import open_trace
-from ddltrace.tracer.trace.store import read_events, read_run
+from ddltrace.tracer.trace.event_reader import read_events
+from ddltrace.tracer.trace.run_reader import read_run
 
 
 def test_both_see_the_same_collectives_and_layers(tmp_path: Path) -> None:

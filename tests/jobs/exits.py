@@ -25,7 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddltrace.tracer.capture.inject import arm
 from ddltrace.tracer.config import CaptureConfig
-from ddltrace.tracer.trace.store import RunInfo, write_run
+from ddltrace.tracer.trace.run_files import write_run
+from ddltrace.tracer.trace.run_info import RunInfo
 
 
 def start():

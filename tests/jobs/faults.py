@@ -60,7 +60,12 @@ MODULES = [
     "capture.overhead_probe",
     "capture.session",
     "capture.steps",
-    "trace.store",
+    "trace.json_files",
+    "trace.liveness",
+    "trace.run_files",
+    "trace.run_info",
+    "trace.stream_writer",
+    "trace.trace_files",
     "record.tail",
     "record.watchdog",
     "record.writer",
@@ -261,7 +266,7 @@ def job_of(point):
     jobs = {
         "interpose.fsdp": "shard",
         "interpose.rpc": "call",
-        "interpose.python_groups": "own",
+        "interpose.c10d.python_groups": "own",
     }
     return jobs.get(point.split(":")[0], "train")
 

@@ -29,7 +29,8 @@ from ddltrace.tracer.capture.inject import arm
 from ddltrace.tracer.config import CaptureConfig
 from ddltrace.tracer.record.recorder import Recorder
 from ddltrace.tracer.record.writer import WriterThread
-from ddltrace.tracer.trace.store import RunInfo, write_run
+from ddltrace.tracer.trace.run_files import write_run
+from ddltrace.tracer.trace.run_info import RunInfo
 
 MAX_STEPS = 1 << 17
 # Shared memory: how many steps, when the last written events were taken, how long the training

@@ -13,18 +13,13 @@ import numpy as np
 
 from ddltrace.tracer.record.batches import BatchBuilder
 from ddltrace.tracer.record.recorder import Recorder
-from ddltrace.tracer.trace.store import (
-    STREAM_SUFFIX,
-    EventReader,
-    RankInfo,
-    RunInfo,
-    StreamWriter,
-    finalize,
-    read_run,
-    segment_name,
-    write_run,
-    write_sidecar,
-)
+from ddltrace.tracer.trace.event_reader import EventReader
+from ddltrace.tracer.trace.finalize import finalize
+from ddltrace.tracer.trace.run_files import write_run, write_sidecar
+from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
+from ddltrace.tracer.trace.run_reader import read_run
+from ddltrace.tracer.trace.stream_writer import StreamWriter
+from ddltrace.tracer.trace.trace_files import STREAM_SUFFIX, segment_name
 
 MORE_BYTES = 1 << 30
 ROWS = 100_000

@@ -7,7 +7,8 @@ from typing import Any
 
 from ddltrace.analyzer.importers.rows import Row, table_of
 from ddltrace.analyzer.trace.opened_trace import Trace
-from ddltrace.tracer.trace.store import GroupInfo, RankInfo, RunInfo, TensorInfo, segment_name
+from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo, TensorInfo
+from ddltrace.tracer.trace.trace_files import segment_name
 
 START = 10_000_000
 HOSTILE = '=cmd|"\x1b[2J</script>'

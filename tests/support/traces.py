@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from ddltrace.tracer.trace.store import RankInfo, read_events, read_run
+from ddltrace.tracer.trace.event_reader import read_events
+from ddltrace.tracer.trace.run_info import RankInfo
+from ddltrace.tracer.trace.run_reader import read_run
 
 SAME_OF_MESSAGES = [
     *("op", "name", "seq", "peer", "tag", "bytes", "out_bytes", "dtype", "status", "tensors"),

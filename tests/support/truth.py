@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ddltrace.tracer.trace.store import read_events, read_run
+from ddltrace.tracer.trace.event_reader import read_events
+from ddltrace.tracer.trace.run_reader import read_run
 
 
 @dataclass(frozen=True)

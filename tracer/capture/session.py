@@ -24,18 +24,16 @@ from ddltrace.tracer.record.tail import TailWriter
 from ddltrace.tracer.record.watchdog import Watchdog
 from ddltrace.tracer.record.writer import WriterThread
 from ddltrace.tracer.timing.clocks import clock_domain, paired_reading
-from ddltrace.tracer.trace.store import (
+from ddltrace.tracer.trace.json_files import release_space, reserve_space
+from ddltrace.tracer.trace.liveness import pid_namespace
+from ddltrace.tracer.trace.run_files import write_sidecar
+from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo
+from ddltrace.tracer.trace.stream_writer import StreamWriter
+from ddltrace.tracer.trace.trace_files import (
     SIDECAR_SUFFIX,
     STREAM_SUFFIX,
     TAIL_SUFFIX,
-    GroupInfo,
-    RankInfo,
-    StreamWriter,
-    pid_namespace,
-    release,
-    reserve,
     segment_name,
-    write_sidecar,
 )
 
 if TYPE_CHECKING:
@@ -170,7 +168,7 @@ class Session:
         self._stream = StreamWriter(directory / (self.info.segment + STREAM_SUFFIX))
         self._tail = TailWriter(directory / (self.info.segment + TAIL_SUFFIX), self.recorder)
         write_sidecar(directory, self.info)
-        reserve(directory / (self.info.segment + SIDECAR_SUFFIX))
+        reserve_space(directory / (self.info.segment + SIDECAR_SUFFIX))
         self._writer = WriterThread(
             self.recorder,
             self._stream,
@@ -337,7 +335,7 @@ class Session:
         while self._changed:
             self._changed = False
             self._write_info()
-        release(self.config.directory / (self.info.segment + SIDECAR_SUFFIX))
+        release_space(self.config.directory / (self.info.segment + SIDECAR_SUFFIX))
 
     def _note(self, text: str) -> None:
         if len(self.info.errors) < _MAX_FAULTS:

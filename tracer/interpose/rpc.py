@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.tracer.capture.session import current_session
 from ddltrace.tracer.record.recorder import Message
-from ddltrace.tracer.trace.store import GroupInfo
+from ddltrace.tracer.trace.run_info import GroupInfo
 
 if TYPE_CHECKING:
     from ddltrace.tracer.capture.session import Session

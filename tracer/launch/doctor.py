@@ -150,7 +150,10 @@ def _torch(python: str) -> Iterator[Finding]:
 def _injection(python: str) -> Iterator[Finding]:
     """Traces a job of one rank and looks at what came of it."""
     from ddltrace.tracer.launch.launcher import environment_of_job
-    from ddltrace.tracer.trace.store import RunInfo, finalize, read_events, write_run
+    from ddltrace.tracer.trace.event_reader import read_events
+    from ddltrace.tracer.trace.finalize import finalize
+    from ddltrace.tracer.trace.run_files import write_run
+    from ddltrace.tracer.trace.run_info import RunInfo
 
     with tempfile.TemporaryDirectory(prefix="ddltrace-doctor-") as name:
         directory = Path(name)

@@ -67,7 +67,9 @@ def prepare_directory(directory: Path, *, force: bool) -> None:
         UsageError: Something stands there and must not, or cannot, be replaced.
         UnwritableError: The disk does not let us.
     """
-    from ddltrace.tracer.trace.store import RUN_FILE, RunInfo, write_run
+    from ddltrace.tracer.trace.run_files import write_run
+    from ddltrace.tracer.trace.run_info import RunInfo
+    from ddltrace.tracer.trace.trace_files import RUN_FILE
 
     make_empty(directory, marker=RUN_FILE, kind="trace", force=force)
     # Of two launchers that start at once only one can make this file, and the other looks once
@@ -106,15 +108,12 @@ def run_job(
     """
     from importlib.metadata import version
 
-    from ddltrace.tracer.trace.store import (
-        RUN_FILE,
-        RunInfo,
-        finalize,
-        pid_namespace,
-        reserve,
-        take_back,
-        write_run,
-    )
+    from ddltrace.tracer.trace.finalize import finalize
+    from ddltrace.tracer.trace.json_files import reserve_space
+    from ddltrace.tracer.trace.liveness import pid_namespace
+    from ddltrace.tracer.trace.run_files import remove_unrecorded, write_run
+    from ddltrace.tracer.trace.run_info import RunInfo
+    from ddltrace.tracer.trace.trace_files import RUN_FILE
 
     run = RunInfo(
         command=list(command),
@@ -132,7 +131,7 @@ def run_job(
         raise UnwritableError(
             f"{config.directory} cannot be written to: {error.strerror}"
         ) from error
-    reserve(config.directory / RUN_FILE)
+    reserve_space(config.directory / RUN_FILE)
     reasons: list[str] = []
     ends: dict[str, End] = {}
     with _place_for_words() as words:
@@ -140,7 +139,7 @@ def run_job(
             environment = environment_of_job(replace(config, words=words))
             run.exit_status = _supervise(command, environment, _watching(config.directory, ends))
         except UsageError:
-            take_back(config.directory)
+            remove_unrecorded(config.directory)
             raise
         with contextlib.suppress(OSError):
             reasons = words_in(Path(words)) if words else []

@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.exit_status import shell_status
 from ddltrace.tracer.timing.clocks import clock_domain
-from ddltrace.tracer.trace.store import SIDECAR_SUFFIX, pid_namespace, read_sidecar
+from ddltrace.tracer.trace.liveness import pid_namespace
+from ddltrace.tracer.trace.run_files import read_sidecar
+from ddltrace.tracer.trace.trace_files import SIDECAR_SUFFIX
 
 if TYPE_CHECKING:
-    from ddltrace.tracer.trace.store import RankInfo
+    from ddltrace.tracer.trace.run_info import RankInfo
 
 _SHORTEST_S: Final = 0.05
 _LONGEST_S: Final = 0.5

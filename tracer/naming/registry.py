@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from ddltrace.tracer.naming.gradient_access import GradientAccess
 from ddltrace.tracer.naming.weak_identity import WeakIdentityMap
 from ddltrace.tracer.record.recorder import Recorder
-from ddltrace.tracer.trace.store import TensorInfo
+from ddltrace.tracer.trace.run_info import TensorInfo
 
 if TYPE_CHECKING:
     import torch

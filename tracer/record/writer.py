@@ -14,7 +14,7 @@ from ddltrace.tracer.record.batches import BatchBuilder
 from ddltrace.tracer.record.recorder import Recorder, Taken
 from ddltrace.tracer.record.tail import TailWriter
 from ddltrace.tracer.record.watchdog import Watchdog
-from ddltrace.tracer.trace.store import StreamWriter
+from ddltrace.tracer.trace.stream_writer import StreamWriter
 
 _MAX_PAUSE_S: Final = 1.0
 

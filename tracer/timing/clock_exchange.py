@@ -32,7 +32,7 @@ from typing import Any, Final, Protocol
 
 from ddltrace.tracer.capture.fault_barrier import quiet
 from ddltrace.tracer.timing.clocks import clock_domain
-from ddltrace.tracer.trace.store import RankInfo
+from ddltrace.tracer.trace.run_info import RankInfo
 
 _PREFIX: Final = "ddltrace/clock"
 _TOKEN_BYTES: Final = 16

@@ -24,19 +24,17 @@ from typing import Final
 
 from ddltrace.tracer.errors import TraceError, UsageError
 from ddltrace.tracer.output_directory import cannot_be_made
-from ddltrace.tracer.trace.store import (
+from ddltrace.tracer.trace.finalize import finalize_ranks
+from ddltrace.tracer.trace.run_files import write_run
+from ddltrace.tracer.trace.run_info import PARTS_LABEL, RankInfo, RunInfo
+from ddltrace.tracer.trace.run_reader import read_run
+from ddltrace.tracer.trace.trace_files import (
     FILE_SUFFIX,
     PART_PREFIX,
-    PARTS_LABEL,
     RUN_FILE,
     STREAM_SUFFIX,
     TAIL_SUFFIX,
-    RankInfo,
-    RunInfo,
     event_path,
-    finalize_runs_ranks,
-    read_run,
-    write_run,
 )
 
 _TORCHRUN_NAMES: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
@@ -214,7 +212,7 @@ def merge(directories: Sequence[Path], output: Path) -> RunInfo:
             except OSError as error:
                 raise UsageError(f"{source} cannot be copied: {error.strerror}") from error
         labels = {key: value for key, value in run.labels.items() if key != PARTS_LABEL}
-        return finalize_runs_ranks(output, replace(run, labels=labels, notes=[]))
+        return finalize_ranks(output, replace(run, labels=labels, notes=[]))
 
 
 def _check_one_job(directories: Sequence[Path]) -> None:

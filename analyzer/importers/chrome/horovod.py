@@ -29,7 +29,8 @@ from ddltrace.analyzer.importers.names import clean
 from ddltrace.analyzer.importers.rows import Row, table_of
 from ddltrace.analyzer.importers.sequence import number_messages
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.trace.store import GroupInfo, RankInfo, RunInfo, TensorInfo, segment_name
+from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo, TensorInfo
+from ddltrace.tracer.trace.trace_files import segment_name
 
 NAME: Final = "horovod"
 

@@ -29,8 +29,8 @@ from ddltrace.analyzer.importers.communication import (
 from ddltrace.analyzer.importers.kineto.decoded_events import Intervals
 from ddltrace.analyzer.importers.kineto.phases import Spans
 from ddltrace.analyzer.importers.names import clean
+from ddltrace.tracer.trace.run_info import GroupInfo
 from ddltrace.tracer.trace.schema import P2P_OPS
-from ddltrace.tracer.trace.store import GroupInfo
 
 DEFAULT_GROUP: Final = "default"
 

@@ -9,8 +9,12 @@ import pyarrow as pa
 import pytest
 
 from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
-from ddltrace.tracer.trace import store
+from ddltrace.tracer.trace.finalize import finalize
+from ddltrace.tracer.trace.run_files import write_run, write_sidecar
+from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo, TensorInfo
 from ddltrace.tracer.trace.schema import EVENTS
+from ddltrace.tracer.trace.stream_writer import StreamWriter
+from ddltrace.tracer.trace.trace_files import STREAM_SUFFIX, segment_name
 
 
 class RankBuilder:
@@ -62,8 +66,8 @@ class TraceBuilder:
         self.path = path
         self.world_size = world_size
         self.ranks = {rank: RankBuilder(rank) for rank in range(world_size)}
-        self.groups = [store.GroupInfo("0", "default", "gloo", tuple(range(world_size)))]
-        self.tensors: list[store.TensorInfo] = []
+        self.groups = [GroupInfo("0", "default", "gloo", tuple(range(world_size)))]
+        self.tensors: list[TensorInfo] = []
         self.notes: list[str] = []
 
     def __getitem__(self, rank: int) -> RankBuilder:
@@ -71,15 +75,15 @@ class TraceBuilder:
 
     def tensor(self, name: str, size: int) -> int:
         number = len(self.tensors)
-        self.tensors.append(store.TensorInfo(number, name, (size // 4,), "float32", size))
+        self.tensors.append(TensorInfo(number, name, (size // 4,), "float32", size))
         return number
 
     def write(self, *, final: bool = True) -> Path:
         self.path.mkdir(parents=True)
         for rank, builder in self.ranks.items():
-            info = store.RankInfo(
+            info = RankInfo(
                 rank,
-                store.segment_name(rank=rank, attempt=0, pid=100 + rank),
+                segment_name(rank=rank, attempt=0, pid=100 + rank),
                 world_size=self.world_size,
                 host="here",
                 clock_domain="boot",
@@ -91,19 +95,19 @@ class TraceBuilder:
             for name, value in builder.info_changes.items():
                 setattr(info, name, value)
             write_segment(self.path, info, builder.rows)
-        run = store.RunInfo(notes=self.notes, command=["test"])
-        store.write_run(self.path, run)
+        run = RunInfo(notes=self.notes, command=["test"])
+        write_run(self.path, run)
         if final:
-            store.finalize(self.path, run)
+            finalize(self.path, run)
         return self.path
 
     def trace(self) -> Trace:
         return open_trace(self.write())
 
 
-def write_segment(path: Path, info: store.RankInfo, rows: list[dict[str, Any]]) -> None:
-    store.write_sidecar(path, info)
-    writer = store.StreamWriter(path / (info.segment + store.STREAM_SUFFIX))
+def write_segment(path: Path, info: RankInfo, rows: list[dict[str, Any]]) -> None:
+    write_sidecar(path, info)
+    writer = StreamWriter(path / (info.segment + STREAM_SUFFIX))
     writer.write(events_batch(rows))
     writer.close()
 

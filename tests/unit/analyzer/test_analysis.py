@@ -10,7 +10,8 @@ import pytest
 from ddltrace.analyzer.report.sentences import sentences
 from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.trace.store import GroupInfo, TensorInfo, segment_name
+from ddltrace.tracer.trace.run_info import GroupInfo, TensorInfo
+from ddltrace.tracer.trace.trace_files import segment_name
 
 
 def _ddp_step(built, rank, number, begin, *, late=0.0, tensors=()):

@@ -12,7 +12,9 @@ from ddltrace.analyzer.commands import analyze
 from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.analyzer.trace.trace_directories import open_as_one
 from ddltrace.tracer.errors import UsageError
-from ddltrace.tracer.trace.store import RUN_FILE, read_run, segment_name, write_run
+from ddltrace.tracer.trace.run_files import write_run
+from ddltrace.tracer.trace.run_reader import read_run
+from ddltrace.tracer.trace.trace_files import RUN_FILE, segment_name
 from ddltrace.tracer.trace.trace_parts import merge
 
 SECOND = 10**9

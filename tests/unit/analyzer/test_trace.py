@@ -9,7 +9,9 @@ import pytest
 from ddltrace.analyzer.trace.align import EXCHANGED, SHARED, align
 from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.trace import store
+from ddltrace.tracer.trace.run_files import write_sidecar
+from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
+from ddltrace.tracer.trace.run_reader import read_run
 from ddltrace.tracer.trace.schema import EVENTS
 
 
@@ -80,9 +82,9 @@ def test_a_restarted_rank_keeps_steps_groups_and_ids_apart(build, tmp_path):
     again[0].whole_step(0, 100, 110)
     again[0].wait(102, 104, again[0].message("all_reduce", 101, 104, seq=0, step=0))
     path, other = built.write(final=False), again.write(final=False)
-    info = replace(store.read_run(other).ranks[0], attempt=1, segment="rank-00000-1-100")
+    info = replace(read_run(other).ranks[0], attempt=1, segment="rank-00000-1-100")
     shutil.copy(other / "rank-00000-0-100.arrows", path / "rank-00000-1-100.arrows")
-    store.write_sidecar(path, info)
+    write_sidecar(path, info)
 
     trace = open_trace(path)
     messages = [row for row in trace.events(0).to_pylist() if row["kind"] == "message"]
@@ -94,9 +96,9 @@ def test_a_restarted_rank_keeps_steps_groups_and_ids_apart(build, tmp_path):
 
 
 def _run_with_samples(samples, domain="other"):
-    zero = store.RankInfo(0, "rank-00000-0-1", clock_domain="boot")
-    one = store.RankInfo(1, "rank-00001-0-2", clock_domain=domain, clock={"samples": samples})
-    return store.RunInfo(ranks=[zero, one])
+    zero = RankInfo(0, "rank-00000-0-1", clock_domain="boot")
+    one = RankInfo(1, "rank-00001-0-2", clock_domain=domain, clock={"samples": samples})
+    return RunInfo(ranks=[zero, one])
 
 
 def test_one_clock_domain_needs_no_correction():

@@ -7,16 +7,11 @@ import pytest
 
 from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard.workspace import Workspace
+from ddltrace.tracer.trace.event_file import write_events
+from ddltrace.tracer.trace.run_files import write_run
+from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo, TensorInfo
 from ddltrace.tracer.trace.schema import EVENTS
-from ddltrace.tracer.trace.store import (
-    GroupInfo,
-    RankInfo,
-    RunInfo,
-    TensorInfo,
-    segment_name,
-    write_events,
-    write_run,
-)
+from ddltrace.tracer.trace.trace_files import segment_name
 
 MS = 1_000_000
 BASE = 5_000 * MS

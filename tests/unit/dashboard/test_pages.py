@@ -22,7 +22,8 @@ from ddltrace.dashboard.pages import comparison_page, overview
 from ddltrace.dashboard.theme import dress, style_sheet
 from ddltrace.dashboard.workspace import Lazy, Workspace
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.trace.store import RunInfo, write_run
+from ddltrace.tracer.trace.run_files import write_run
+from ddltrace.tracer.trace.run_info import RunInfo
 
 ASSETS = Path(palette.__file__).parent / "assets"
 STYLE = Path(theme.__file__).parent / "assets" / "style.css"

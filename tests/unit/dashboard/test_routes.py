@@ -220,7 +220,8 @@ def test_what_is_lost_is_told_with_the_layout(trace_path):
 
 
 def test_a_trace_without_events_has_an_empty_layout(tmp_path):
-    from ddltrace.tracer.trace.store import RunInfo, write_run
+    from ddltrace.tracer.trace.run_files import write_run
+    from ddltrace.tracer.trace.run_info import RunInfo
 
     (tmp_path / "nothing").mkdir()
     write_run(tmp_path / "nothing", RunInfo(status="complete"))

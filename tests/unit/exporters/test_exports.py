@@ -18,8 +18,9 @@ from ddltrace.analyzer.exporters import FORMATS, export
 from ddltrace.analyzer.importers import formats
 from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 from ddltrace.tracer.errors import UsageError
+from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
 from ddltrace.tracer.trace.schema import EVENTS
-from ddltrace.tracer.trace.store import RankInfo, RunInfo, segment_name
+from ddltrace.tracer.trace.trace_files import segment_name
 
 FOREIGN = Path(__file__).resolve().parents[2] / "data" / "foreign"
 

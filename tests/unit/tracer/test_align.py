@@ -12,7 +12,7 @@ from ddltrace.analyzer.trace import align as alignment
 from ddltrace.analyzer.trace import clock_bounds
 from ddltrace.analyzer.trace.align import align, worst_residual
 from ddltrace.analyzer.trace.clock_fit import Bounds, fit_broken_line, fit_line
-from ddltrace.tracer.trace import store
+from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
 from ddltrace.tracer.trace.schema import EVENTS
 
 SECOND = 1_000_000_000
@@ -32,7 +32,7 @@ def samples_of(truth, times, rtts, skew):
 
 def info(rank, domain, *, pid=None, attempt=0, samples=None, groups=()):
     pid = pid or 10 + rank
-    return store.RankInfo(
+    return RankInfo(
         rank,
         f"rank-{rank:05d}-{attempt}-{pid}",
         world_size=4,
@@ -76,7 +76,7 @@ def test_the_residual_covers_the_error_at_every_time(offset, ppm, seed, count):
     def truth(t):
         return offset + ppm * 1e-6 * t
 
-    run = store.RunInfo(
+    run = RunInfo(
         ranks=[
             info(0, "a"),
             info(1, "b", samples=samples_of(truth, times, rtts, draw.uniform(-1, 1, count))),
@@ -100,7 +100,7 @@ def test_good_exchanges_give_a_residual_of_about_half_their_round_trip():
         return 5 * SECOND - 50e-6 * t
 
     rtts = np.full(len(times), 60_000.0)
-    run = store.RunInfo(
+    run = RunInfo(
         ranks=[
             info(0, "a"),
             info(1, "b", samples=samples_of(truth, times, rtts, draw.uniform(-0.2, 0.2, 10))),
@@ -121,7 +121,7 @@ def test_one_slow_exchange_spoils_nothing():
     good = samples_of(truth, times, rtts, np.zeros(10))
     slow = samples_of(truth, [12 * SECOND], [80_000_000], [0.9])
     clocks = [
-        align(store.RunInfo(ranks=[info(0, "a"), info(1, "b", samples=s)]))["rank-00001-0-11"]
+        align(RunInfo(ranks=[info(0, "a"), info(1, "b", samples=s)]))["rank-00001-0-11"]
         for s in (good, good + slow)
     ]
     assert clocks[0].offset_ns == clocks[1].offset_ns
@@ -136,7 +136,7 @@ def test_a_clock_that_is_corrected_while_the_job_runs_gets_a_broken_line():
 
     times = np.arange(0, 600 * SECOND, 10 * SECOND)
     samples = samples_of(truth, times, np.full(60, 50_000.0), np.zeros(60))
-    run = store.RunInfo(ranks=[info(0, "a"), info(1, "b", samples=samples)])
+    run = RunInfo(ranks=[info(0, "a"), info(1, "b", samples=samples)])
     clock = align(run)["rank-00001-0-11"]
     probes = np.linspace(0, 590 * SECOND, 1000).astype(np.int64)
     moved = clock.apply(probes)
@@ -151,7 +151,7 @@ def test_a_residual_is_a_plain_number():
     jumping = samples_of(
         lambda t: np.where(t < 30 * SECOND, 0, 5e9), times, np.full(6, 9e3), [0] * 6
     )
-    run = store.RunInfo(ranks=[info(0, "a"), info(1, "b", samples=jumping)])
+    run = RunInfo(ranks=[info(0, "a"), info(1, "b", samples=jumping)])
     assert type(align(run)["rank-00001-0-11"].residual_ns) is float
 
 
@@ -176,9 +176,7 @@ def test_a_rank_that_claims_a_clock_it_does_not_share_is_found_out():
 
     apart = samples_of(truth, [0, 10 * SECOND], [50_000, 50_000], [0.1, -0.1])
     shared = samples_of(lambda t: 0, [0], [50_000], [0.9])
-    run = store.RunInfo(
-        ranks=[info(0, "a"), info(1, "a", samples=apart), info(2, "a", samples=shared)]
-    )
+    run = RunInfo(ranks=[info(0, "a"), info(1, "a", samples=apart), info(2, "a", samples=shared)])
     clocks = align(run)
     assert abs(clocks["rank-00001-0-11"].offset_ns - 7 * SECOND) <= 25_000
     assert clocks["rank-00001-0-11"].method == alignment.EXCHANGED
@@ -190,7 +188,7 @@ def test_two_hosts_with_one_boot_id_beside_rank_zeros_are_told_apart():
     leader = samples_of(lambda t: SECOND, times, np.full(4, 50_000.0), np.zeros(4))
     same = samples_of(lambda t: SECOND, [1000], [60_000], [0.5])
     other = samples_of(lambda t: 2 * SECOND, [1000], [60_000], [0.5])
-    run = store.RunInfo(
+    run = RunInfo(
         ranks=[
             info(0, "a"),
             info(1, "b", samples=leader),
@@ -207,9 +205,7 @@ def test_without_rank_0_others_meet_on_the_clock_that_they_exchanged_times_with(
     times = np.arange(0, 40 * SECOND, 10 * SECOND)
     one = samples_of(lambda t: SECOND, times, np.full(4, 50_000.0), np.zeros(4))
     two = samples_of(lambda t: 3 * SECOND, times, np.full(4, 50_000.0), np.zeros(4))
-    run = store.RunInfo(
-        ranks=[info(1, "b", samples=one), info(2, "c", samples=two), info(3, "unknown")]
-    )
+    run = RunInfo(ranks=[info(1, "b", samples=one), info(2, "c", samples=two), info(3, "unknown")])
     clocks = align(run)
     apart = clocks["rank-00002-0-12"].offset_ns - clocks["rank-00001-0-11"].offset_ns
     assert abs(apart - 2 * SECOND) <= 50_000
@@ -218,20 +214,20 @@ def test_without_rank_0_others_meet_on_the_clock_that_they_exchanged_times_with(
 
 
 def test_without_rank_0_and_exchanges_nothing_is_sure():
-    run = store.RunInfo(ranks=[info(1, "b"), info(2, "c")])
+    run = RunInfo(ranks=[info(1, "b"), info(2, "c")])
     clocks = align(run)
     assert clocks["rank-00001-0-11"].residual_ns == 0
     assert clocks["rank-00002-0-12"].residual_ns is None
     assert worst_residual(list(clocks.values())) is None
-    shared = align(store.RunInfo(ranks=[info(1, "b"), info(2, "b")]))
+    shared = align(RunInfo(ranks=[info(1, "b"), info(2, "b")]))
     assert worst_residual(list(shared.values())) == 0
-    assert align(store.RunInfo()) == {}
+    assert align(RunInfo()) == {}
 
 
 def test_ranks_without_exchanges_use_those_of_their_clock():
     times = np.arange(0, 40 * SECOND, 10 * SECOND)
     samples = samples_of(lambda t: SECOND, times, np.full(4, 50_000.0), np.zeros(4))
-    run = store.RunInfo(ranks=[info(0, "a"), info(1, "b", samples=samples), info(2, "b")])
+    run = RunInfo(ranks=[info(0, "a"), info(1, "b", samples=samples), info(2, "b")])
     clocks = align(run)
     one, two = clocks["rank-00001-0-11"], clocks["rank-00002-0-12"]
     assert (one.offset_ns, one.residual_ns) == (two.offset_ns, two.residual_ns)
@@ -242,7 +238,7 @@ def test_a_restart_that_moves_rank_0_to_another_host_is_followed():
     """Attempt 0: rank 0 on host a. Attempt 1: rank 0 on host b, rank 1 on host c."""
     a_to_b = samples_of(lambda t: -SECOND, [100], [20_000], [0.0])
     c_to_b = samples_of(lambda t: 5 * SECOND, [200, 10 * SECOND], [20_000, 20_000], [0.0, 0.0])
-    run = store.RunInfo(
+    run = RunInfo(
         ranks=[
             info(0, "a"),
             info(0, "b", attempt=1, pid=50),
@@ -275,7 +271,7 @@ def collectives(offset, *, count=50, length=200_000):
 @pytest.mark.parametrize("offset", [0, 3 * SECOND, -(10**18)])
 def test_messages_alone_align_two_clocks(offset):
     zero, one = collectives(offset)
-    run = store.RunInfo(ranks=[info(0, "a"), info(1, "b")])
+    run = RunInfo(ranks=[info(0, "a"), info(1, "b")])
     tables = dict(zip((0, 1), (zero, one), strict=True))
     clock = align(run, lambda i: [tables[i.rank]])["rank-00001-0-11"]
     assert clock.method == alignment.MESSAGES
@@ -287,7 +283,7 @@ def test_messages_alone_align_two_clocks(offset):
 def test_messages_narrow_what_exchanges_leave_open():
     zero, one = collectives(2 * SECOND)
     slow = samples_of(lambda t: 2 * SECOND, [0, 40 * SECOND], [40_000_000] * 2, [0.8, -0.8])
-    run = store.RunInfo(ranks=[info(0, "a"), info(1, "b", samples=slow)])
+    run = RunInfo(ranks=[info(0, "a"), info(1, "b", samples=slow)])
     tables = dict(zip((0, 1), (zero, one), strict=True))
     without = align(run)["rank-00001-0-11"]
     clock = align(run, lambda i: [tables[i.rank]])["rank-00001-0-11"]
@@ -300,7 +296,7 @@ def test_messages_narrow_what_exchanges_leave_open():
 def test_messages_that_contradict_the_exchanges_make_the_clock_unsure():
     zero, one = collectives(2 * SECOND + 5_000_000)
     samples = samples_of(lambda t: 2 * SECOND, [0, 40 * SECOND], [40_000] * 2, [0, 0])
-    run = store.RunInfo(ranks=[info(0, "a"), info(1, "b", samples=samples)])
+    run = RunInfo(ranks=[info(0, "a"), info(1, "b", samples=samples)])
     tables = dict(zip((0, 1), (zero, one), strict=True))
     clock = align(run, lambda i: [tables[i.rank]])["rank-00001-0-11"]
     assert clock.method == alignment.EXCHANGED
@@ -329,7 +325,7 @@ def test_a_receive_does_not_end_before_its_send():
             {**row, "op": "recv", "peer": 1, "end_ns": row["start_ns"] + 90_000} for row in sends
         ]
         tables = {0: events(sends + back_received), 1: events(receives + back)}
-        run = store.RunInfo(ranks=[info(0, "a"), info(1, "b")])
+        run = RunInfo(ranks=[info(0, "a"), info(1, "b")])
         bounds.append(align(run, lambda i, t=tables: [t[i.rank]])["rank-00001-0-11"])
     low, high = -100, 90_001
     assert bounds[0].method == alignment.MESSAGES

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ddltrace.tracer.timing.clock_exchange import Asker, Responder
 from ddltrace.tracer.timing.clocks import clock_domain
-from ddltrace.tracer.trace.store import RankInfo
+from ddltrace.tracer.trace.run_info import RankInfo
 
 _SERVER = """
 import sys

@@ -16,7 +16,10 @@ from support.jobs import STATUS_REMAINS
 
 from ddltrace.tracer.launch.rank_ends import RankEnds
 from ddltrace.tracer.timing.clocks import clock_domain
-from ddltrace.tracer.trace.store import RankInfo, pid_namespace, segment_name, write_sidecar
+from ddltrace.tracer.trace.liveness import pid_namespace
+from ddltrace.tracer.trace.run_files import write_sidecar
+from ddltrace.tracer.trace.run_info import RankInfo
+from ddltrace.tracer.trace.trace_files import segment_name
 
 WAITS = [sys.executable, "-c", "import sys; sys.exit(int(sys.stdin.readline()))"]
 

@@ -14,23 +14,17 @@ import pyarrow as pa
 import pytest
 
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.trace import store
+from ddltrace.tracer.trace import event_file
+from ddltrace.tracer.trace.event_file import write_events
+from ddltrace.tracer.trace.event_reader import read_events
+from ddltrace.tracer.trace.finalize import finalize
+from ddltrace.tracer.trace.run_files import write_run, write_sidecar
+from ddltrace.tracer.trace.run_info import RankInfo, RunInfo, TensorInfo, rank_from_json
+from ddltrace.tracer.trace.run_reader import read_run
 from ddltrace.tracer.trace.schema import EVENTS
-from ddltrace.tracer.trace.store import (
-    RankInfo,
-    RunInfo,
-    StreamWriter,
-    TensorInfo,
-    finalize,
-    rank_from_json,
-    read_events,
-    read_run,
-    segment_name,
-    write_events,
-    write_run,
-    write_sidecar,
-)
 from ddltrace.tracer.trace.stream_frames import scan_stream
+from ddltrace.tracer.trace.stream_writer import StreamWriter
+from ddltrace.tracer.trace.trace_files import segment_name
 
 SEGMENT = segment_name(rank=0, attempt=0, pid=7)
 LZ4_FRAME = b"\x04\x22\x4d\x18"  # how every compressed buffer of a stream begins
@@ -353,7 +347,7 @@ def test_finalizing_holds_a_piece_at_a_time(tmp_path: Path) -> None:
         stream.close()
         write_sidecar(folder, RankInfo(rank=0, segment=SEGMENT, pid=7))
         peak = 0
-        real = store.grouped
+        real = event_file.grouped
 
         def watched(source, rows, real=real):
             nonlocal peak
@@ -362,11 +356,11 @@ def test_finalizing_holds_a_piece_at_a_time(tmp_path: Path) -> None:
                 yield group
 
         before = pa.total_allocated_bytes()
-        store.grouped = watched
+        event_file.grouped = watched
         try:
             run = finalize(folder, RunInfo())
         finally:
-            store.grouped = real
+            event_file.grouped = real
         assert run.ranks[0].events == batches * 10_000
         peaks.append(peak - before)
     assert peaks[1] < 1.5 * peaks[0]

@@ -14,20 +14,13 @@ import pytest
 from ddltrace.tracer.record.batches import BatchBuilder
 from ddltrace.tracer.record.recorder import Message, Recorder, Taken
 from ddltrace.tracer.record.tail import _HEADER, _MAGIC, TailWriter, read_tail
+from ddltrace.tracer.trace.event_reader import read_events
+from ddltrace.tracer.trace.finalize import finalize
+from ddltrace.tracer.trace.run_files import write_run, write_sidecar
+from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
 from ddltrace.tracer.trace.schema import EVENTS, STATUSES
-from ddltrace.tracer.trace.store import (
-    FILE_SUFFIX,
-    STREAM_SUFFIX,
-    TAIL_SUFFIX,
-    RankInfo,
-    RunInfo,
-    StreamWriter,
-    finalize,
-    read_events,
-    segment_name,
-    write_run,
-    write_sidecar,
-)
+from ddltrace.tracer.trace.stream_writer import StreamWriter
+from ddltrace.tracer.trace.trace_files import FILE_SUFFIX, STREAM_SUFFIX, TAIL_SUFFIX, segment_name
 
 SEGMENT = segment_name(rank=0, attempt=0, pid=7)
 

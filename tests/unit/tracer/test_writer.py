@@ -21,8 +21,11 @@ from ddltrace.tracer.record.tail import TailWriter
 from ddltrace.tracer.record.watchdog import Watchdog, stack_of_job
 from ddltrace.tracer.record.writer import WriterThread, _until_next
 from ddltrace.tracer.trace import arrow_arrays
+from ddltrace.tracer.trace.event_reader import read_events
+from ddltrace.tracer.trace.finalize import finalize_rank
+from ddltrace.tracer.trace.run_info import RankInfo
 from ddltrace.tracer.trace.schema import EVENTS
-from ddltrace.tracer.trace.store import RankInfo, StreamWriter, finalize_rank, read_events
+from ddltrace.tracer.trace.stream_writer import StreamWriter
 
 SEGMENT = "rank-00000-0-1"
 
@@ -133,7 +136,7 @@ def test_recording_does_not_import_pandas(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from ddltrace.tracer.record.recorder import Recorder\n"
         "from ddltrace.tracer.record.batches import BatchBuilder\n"
-        "from ddltrace.tracer.trace.store import StreamWriter\n"
+        "from ddltrace.tracer.trace.stream_writer import StreamWriter\n"
         "recorder = Recorder(10)\n"
         "recorder.record('layer', 'x', 1, 2)\n"
         "recorder.new_message('send', 'g', 1)\n"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.tracer.naming.weak_identity import WeakIdentityMap
-from ddltrace.tracer.trace.store import GroupInfo
+from ddltrace.tracer.trace.run_info import GroupInfo
 
 if TYPE_CHECKING:
     import torch

@@ -1,0 +1,69 @@
+"""What a trace lacks: missing ranks, lost events, killed processes, each as one note."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddltrace.tracer.exit_status import status_text
+from ddltrace.tracer.trace.run_info import PART_LABEL, RankInfo, RunInfo
+from ddltrace.tracer.trace.trace_files import event_path
+
+
+def account_for(directory: Path, run: RunInfo) -> None:
+    """Marks a run `complete` or `partial` and says why."""
+    attempts = sorted({info.attempt for info in run.ranks})
+    if len(attempts) > 1:
+        run.notes.append(
+            f"the job was restarted: attempts {listed(attempts)} are all kept, one after the other"
+        )
+    # The other parts of a trace have the other ranks.
+    if PART_LABEL not in run.labels:
+        run.notes += notes_on_missing_ranks(run)
+    run.notes += notes_on_lost_events(directory, run)
+    for info in run.ranks:
+        who = f"rank {info.rank}" + (f" (attempt {info.attempt})" if len(attempts) > 1 else "")
+        if info.status == "killed":
+            run.notes.append(f"{who} ended without closing its trace{_ending_of(info)}")
+        if info.lost_bytes:
+            run.notes.append(f"{who}: the last {info.lost_bytes} bytes are unreadable")
+        if info.dropped:
+            run.notes.append(f"{who}: {info.dropped} events dropped: buffer or disk full")
+        if info.errors:
+            run.notes.append(f"{who}: {len(info.errors)} tracer errors: {info.errors[0]}")
+    run.status = "partial" if run.notes else "complete"
+
+
+def notes_on_lost_events(directory: Path, run: RunInfo) -> list[str]:
+    """A note for every process whose events nobody can read any more."""
+    return [
+        f"rank {info.rank}: what process {info.pid} recorded is gone"
+        for info in run.ranks
+        if not event_path(directory, info.segment).exists()
+    ]
+
+
+def notes_on_missing_ranks(run: RunInfo) -> list[str]:
+    """A note for every attempt of which not all ranks were recorded."""
+    sizes: dict[int, int] = {}
+    for info in run.ranks:
+        sizes[info.attempt] = max(sizes.get(info.attempt, 0), info.world_size)
+    notes = []
+    for attempt, world_size in sorted(sizes.items()):
+        present = {info.rank for info in run.ranks if info.attempt == attempt}
+        missing = sorted(set(range(world_size)) - present)
+        if missing:
+            which = f" in attempt {attempt}" if len(sizes) > 1 else ""
+            notes.append(f"no trace of rank {listed(missing)} of {world_size}{which}")
+    return notes
+
+
+def _ending_of(info: RankInfo) -> str:
+    """How a process ended, if somebody saw it."""
+    return "" if info.exit_status is None else f": {status_text(info.exit_status)}"
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """The first eight ranks, and how many more there are."""
+    shown = ", ".join(map(str, ranks[:8]))
+    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"

@@ -1,0 +1,98 @@
+"""Writes final event files, and checks them against their checksums."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import pyarrow as pa
+
+from ddltrace.tracer.trace.run_info import RankInfo
+from ddltrace.tracer.trace.schema import EVENTS
+from ddltrace.tracer.trace.stream_writer import buffered
+from ddltrace.tracer.trace.trace_files import FILE_SUFFIX, event_path
+
+_ROWS_PER_BATCH: Final = 1 << 16
+_BUFFER_BYTES: Final = 1 << 20
+
+
+def write_events(
+    directory: Path, segment: str, batches: Iterator[pa.RecordBatch]
+) -> tuple[int, int]:
+    """Writes a final event file from batches, in memory bounded by one written batch.
+
+    Args:
+        directory: The trace directory.
+        segment: Base name of the process's files.
+        batches: Batches of schema `EVENTS` whose dictionaries only grow.
+
+    Returns:
+        The number of rows written, and the file's CRC-32.
+    """
+    path = directory / (segment + FILE_SUFFIX)
+    temporary = path.with_name(f".{path.name}.tmp")
+    options = pa.ipc.IpcWriteOptions(compression="zstd", emit_dictionary_deltas=True)
+    rows = 0
+    try:
+        with (
+            temporary.open("wb") as file,
+            buffered(summed := _ChecksummedFile(file)) as sink,
+            pa.ipc.new_file(sink, EVENTS, options=options) as writer,
+        ):
+            for group in grouped(batches, _ROWS_PER_BATCH):
+                table = pa.Table.from_batches(group, schema=EVENTS).unify_dictionaries()
+                for batch in table.combine_chunks().to_batches():
+                    writer.write_batch(batch)
+                    rows += batch.num_rows
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return rows, summed.checksum
+
+
+def matches_checksum(directory: Path, info: RankInfo) -> bool:
+    """Whether the final file of a rank is what was written then, as far as that is known."""
+    path = event_path(directory, info.segment)
+    if info.checksum is None or path.suffix != FILE_SUFFIX:
+        return True
+    found = 0
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(_BUFFER_BYTES):
+                found = zlib.crc32(piece, found)
+    except OSError:
+        return True  # whoever reads it will say so
+    return found == info.checksum
+
+
+def grouped(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[list[pa.RecordBatch]]:
+    """Batches, as many at a time as have at least so many rows together."""
+    group: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        group.append(batch)
+        count += batch.num_rows
+        if count >= rows:
+            yield group
+            group, count = [], 0
+    if group:
+        yield group
+
+
+class _ChecksummedFile:
+    """A file whose contents are summed up while they are written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.checksum = 0
+        self.close, self.flush, self.tell = file.close, file.flush, file.tell
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    def write(self, data: bytes) -> int:
+        self.checksum = zlib.crc32(data, self.checksum)
+        return self._file.write(data)

@@ -1,0 +1,192 @@
+"""Reads the events of one rank process from its stream or its final file.
+
+The file may come from a stranger or from a process that died while it wrote: every batch is
+validated, and bytes that cannot be read are counted.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+
+from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.record.tail import read_tail
+from ddltrace.tracer.trace.schema import EVENTS, SCHEMA_NAME
+from ddltrace.tracer.trace.stream_frames import scan_stream
+from ddltrace.tracer.trace.trace_files import (
+    FILE_SUFFIX,
+    TAIL_SUFFIX,
+    event_path,
+    require_regular_file,
+)
+
+_KEPT_BYTES: Final = 4 << 20
+_FILE_MAGIC: Final = b"ARROW1"
+_Content: TypeAlias = bytes | mmap.mmap
+_DECODING_ERRORS: Final = (pa.ArrowException, OSError, MemoryError, OverflowError)
+
+
+def read_events(directory: Path, segment: str) -> tuple[pa.Table, int]:
+    """Reads the events of one rank process, as much as can be read.
+
+    Args:
+        directory: The trace directory.
+        segment: Base name of the process's files.
+
+    Returns:
+        The events in the order they were recorded, and how many bytes at the end of the
+        file could not be read.
+
+    Raises:
+        TraceError: There is no event file, or nothing in it can be read.
+    """
+    batches = []
+    reader = EventReader(directory, segment)
+    for batch in reader:
+        batches.append(batch)
+    table = pa.Table.from_batches(batches, schema=EVENTS)
+    return table.unify_dictionaries(), reader.lost_bytes
+
+
+class EventReader:
+    """Iterates over the batches of one event file or stream, stopping at the first damage.
+
+    Args:
+        directory: The trace directory.
+        segment: Base name of the process's files.
+        columns: Read only these, which is several times faster; all by default.
+
+    Attributes:
+        lost_bytes: After the iteration: bytes that could not be read.
+    """
+
+    def __init__(
+        self, directory: Path, segment: str, columns: Collection[str] = tuple(EVENTS.names)
+    ) -> None:
+        self.lost_bytes = 0
+        self._path = event_path(directory, segment)
+        self._columns = [number for number, name in enumerate(EVENTS.names) if name in columns]
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        self.lost_bytes = 0
+        is_file = self._path.suffix == FILE_SUFFIX
+        # Before the stream: what a writer moves from the one to the other meanwhile is then in
+        # both, never in neither, and the tail is known to be the older one.
+        tail = b"" if is_file else self._tail()
+        try:
+            require_regular_file(self._path)
+            content = _map(self._path)
+        except OSError as error:
+            raise TraceError(f"{self._path} cannot be opened: {error}") from error
+        size = len(content)
+        # Behind its magic a file is a stream, and a footer that a reader must believe is
+        # one way less to be led astray.
+        start = 8 if is_file else 0
+        if is_file and content[:6] != _FILE_MAGIC:
+            self.lost_bytes += max(1, size)
+            return
+        scan = scan_stream(memoryview(content), start, _ReleasedPages(content))
+        if is_file and not scan.marked:
+            self.lost_bytes += max(1, size - scan.end)
+        elif not scan.marked:
+            # A stream that ends between two messages lost nothing that is known of.
+            self.lost_bytes += size - scan.end
+        count, newest = 0, None
+        if scan.end > start:
+            for batch in self._read_stream(content, start, scan.end):
+                count, newest = count + 1, batch
+                yield batch
+        if not tail:
+            return
+        try:
+            last, lost = read_tail(tail, count, _dictionaries_of(newest))
+        except ValueError:
+            last, lost = None, len(tail)
+        self.lost_bytes += lost
+        if last is not None:
+            yield last.select(self._columns)
+
+    def _tail(self) -> bytes:
+        """What lies in the tail of a stream now."""
+        path = self._path.with_suffix(TAIL_SUFFIX)
+        try:
+            require_regular_file(path)
+            return path.read_bytes()
+        except FileNotFoundError:
+            return b""
+        except OSError:
+            self.lost_bytes += 1
+            return b""
+
+    def _read_stream(self, content: _Content, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        data = pa.py_buffer(content).slice(start, end - start)
+        source = pa.BufferReader(data)
+        good, passed = 0, _ReleasedPages(content)
+        try:
+            self._check_schema(pa.ipc.read_schema(data))
+            options = pa.ipc.IpcReadOptions(included_fields=self._columns)
+            reader = pa.ipc.open_stream(source, options=options)
+            while True:
+                good = source.tell()
+                batch = reader.read_next_batch()
+                batch.validate(full=True)
+                for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                    if column.null_count and not EVENTS.field(name).nullable:
+                        raise pa.ArrowInvalid("null where none may be")
+                yield batch
+                passed(start + source.tell())
+        except StopIteration:
+            return
+        except _DECODING_ERRORS:
+            self.lost_bytes += max(1, data.size - good)
+
+    def _check_schema(self, schema: pa.Schema) -> None:
+        found = (schema.metadata or {}).get(b"ddltrace.schema", b"").decode("utf-8", "replace")
+        if found != SCHEMA_NAME or not schema.equals(EVENTS):
+            raise TraceError(
+                f"{self._path}: schema {found!r:.80} is not {SCHEMA_NAME!r}; "
+                "read it with the version of ddltrace that wrote it"
+            )
+
+
+def _dictionaries_of(batch: pa.RecordBatch | None) -> dict[str, list[str]]:
+    """The dictionaries of a batch's coded columns."""
+    if batch is None:
+        return {}
+    columns = zip(batch.schema.names, batch.columns, strict=True)
+    return {
+        name: column.dictionary.to_pylist()
+        for name, column in columns
+        if pa.types.is_dictionary(column.type)
+    }
+
+
+class _ReleasedPages:
+    """Lets go of what has been read of a mapped file, which else counts as memory in use."""
+
+    def __init__(self, content: _Content) -> None:
+        self._content = content
+        self._done = 0
+
+    def __call__(self, end: int) -> None:
+        """Nothing before `end` is needed now; it can be read again."""
+        done = end // mmap.PAGESIZE * mmap.PAGESIZE
+        if isinstance(self._content, mmap.mmap) and done - self._done >= _KEPT_BYTES:
+            self._content.madvise(mmap.MADV_DONTNEED, self._done, done - self._done)
+            self._done = done
+
+
+def _map(path: Path) -> _Content:
+    """A file's content, mapped into memory.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    with open(path, "rb") as file:
+        if path.stat().st_size == 0:
+            return b""
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

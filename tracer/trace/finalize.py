@@ -1,0 +1,139 @@
+"""Makes a trace final when its job has ended: streams become event files, ``run.json`` is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.trace.completeness import account_for, listed
+from ddltrace.tracer.trace.event_file import write_events
+from ddltrace.tracer.trace.event_reader import EventReader
+from ddltrace.tracer.trace.json_files import release_space
+from ddltrace.tracer.trace.liveness import is_running
+from ddltrace.tracer.trace.run_files import read_sidecars, write_run
+from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
+from ddltrace.tracer.trace.trace_files import (
+    RUN_FILE,
+    SIDECAR_SUFFIX,
+    STREAM_SUFFIX,
+    TAIL_SUFFIX,
+)
+
+_MOST_AT_ONCE: Final = 4
+_SURELY_OVER_S: Final = 2.0
+
+
+def finalize(
+    directory: Path, run: RunInfo, ends: Mapping[str, tuple[int, int | None]] | None = None
+) -> RunInfo:
+    """Makes the final trace of what the ranks left, and writes ``run.json``.
+
+    Args:
+        directory: The trace directory.
+        run: What the launcher knows; its `ranks` are replaced by what the ranks wrote.
+        ends: When each process ended and of what, by its segment, as far as it was seen.
+
+    Returns:
+        The run as written; or, if the command ended before its ranks, as it is now: who reads it
+        later sees what became of them.
+    """
+    run.ranks = read_sidecars(directory, run.notes)
+    run.ranks.sort(key=lambda info: (info.rank, info.attempt, info.pid or 0))
+    for info in run.ranks:
+        if ends and info.segment in ends:
+            info.ended_ns, info.exit_status = ends[info.segment]
+    left = _still_recording(directory, run)
+    if left:
+        # Nobody watches the job any more, and nobody knows when it ends.
+        write_run(directory, replace(run, ranks=[], launcher_pid=None, ended_unix_ns=None))
+        release_space(directory / RUN_FILE)
+        run.notes.append(
+            f"the command ended, but rank {listed(left)} still runs and is recorded: what there "
+            "is of the trace can be read at any time"
+        )
+        return run
+    finalize_ranks(directory, run)
+    # The sidecars are in run.json now; two copies could come to differ.
+    for info in run.ranks:
+        with contextlib.suppress(OSError):
+            (directory / (info.segment + SIDECAR_SUFFIX)).unlink(missing_ok=True)
+    return run
+
+
+def finalize_ranks(directory: Path, run: RunInfo) -> RunInfo:
+    """Makes the final files of the ranks of a run, and writes ``run.json``."""
+    for info in run.ranks:
+        release_space(directory / (info.segment + SIDECAR_SUFFIX))
+    with ThreadPoolExecutor(_ranks_at_once(directory, run)) as pool:
+        for _ in pool.map(partial(finalize_rank, directory), run.ranks):
+            pass
+    account_for(directory, run)
+    write_run(directory, run)
+    release_space(directory / RUN_FILE)
+    return run
+
+
+def finalize_rank(directory: Path, info: RankInfo) -> None:
+    """Turns one rank's stream into a final file and accounts for what was lost.
+
+    Never raises for damage: what cannot be converted stays as the stream that it was, which
+    readers understand, too.
+    """
+    stream = directory / (info.segment + STREAM_SUFFIX)
+    if info.status == "running":
+        info.status = "killed"
+    if not stream.exists():
+        return  # `account_for` says if there is no final file either
+    reader = EventReader(directory, info.segment)
+    try:
+        info.events, info.checksum = write_events(directory, info.segment, iter(reader))
+    except (TraceError, pa.ArrowException, OSError) as error:
+        info.errors.append(f"the stream could not be finalized: {error!r:.200}")
+        return
+    info.lost_bytes = reader.lost_bytes
+    tail = stream.with_suffix(TAIL_SUFFIX)
+    if reader.lost_bytes == 0:
+        stream.unlink()
+        tail.unlink(missing_ok=True)
+    else:
+        # Kept under names that no reader opens: somebody may want to dig in them.
+        stream.replace(stream.with_suffix(".damaged"))
+        if tail.exists():
+            tail.replace(tail.with_suffix(".tail-damaged"))
+
+
+def _still_recording(directory: Path, run: RunInfo) -> list[int]:
+    """Ranks of a command that is over that are not; those that are about to end may do so."""
+    deadline = time.monotonic() + _SURELY_OVER_S
+    while True:
+        left = [
+            info for info in run.ranks if info.status == "running" and is_running(directory, info)
+        ]
+        if not left or time.monotonic() > deadline:
+            return sorted({info.rank for info in left})
+        time.sleep(0.05)
+
+
+def _ranks_at_once(directory: Path, run: RunInfo) -> int:
+    """As many streams as there are cores; where the disk is short of room, one after the other."""
+    most, sizes = min(os.cpu_count() or 1, _MOST_AT_ONCE), []
+    for info in run.ranks:
+        with contextlib.suppress(OSError):
+            sizes.append((directory / (info.segment + STREAM_SUFFIX)).stat().st_size)
+    try:
+        free = shutil.disk_usage(directory).free
+    except OSError:
+        return 1
+    # A final file is smaller than its stream.
+    return most if free > sum(sorted(sizes)[-most:]) else 1

@@ -1,0 +1,77 @@
+"""JSON files that are replaced atomically and can be written when the disk is full."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.trace.trace_files import require_regular_file
+
+_MAX_JSON_BYTES: Final = 256 << 20
+_RESERVED_BYTES: Final = 256 << 10
+
+
+def reserve_space(path: Path) -> None:
+    """Sets some disk space aside, so that a full disk can be told of; see `write_with_reserve`."""
+    with contextlib.suppress(OSError), open(_reserve_of(path), "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, _RESERVED_BYTES)
+
+
+def release_space(path: Path) -> None:
+    """Gives back what was set aside for a file."""
+    with contextlib.suppress(OSError):
+        _reserve_of(path).unlink(missing_ok=True)
+
+
+def write_with_reserve(path: Path, value: dict[str, Any]) -> None:
+    """Writes a JSON file atomically, on a full disk into what was set aside for it.
+
+    Raises:
+        OSError: Even that does not do.
+    """
+    try:
+        write_json_atomically(path, value)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        release_space(path)
+        write_json_atomically(path, value)
+        reserve_space(path)
+
+
+def _reserve_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.reserve")
+
+
+def write_json_atomically(path: Path, value: dict[str, Any]) -> None:
+    """Replaces a JSON file so that a reader sees the old text or the new, never a mixture."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Raises:
+        TraceError: The file cannot be read, is too large, or holds no JSON object.
+    """
+    try:
+        require_regular_file(path)
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise TraceError(f"{path} is larger than {_MAX_JSON_BYTES >> 20} MB: not a trace's")
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise TraceError(f"{path} cannot be read: {error!s:.120}") from error
+    if not isinstance(value, dict):
+        raise TraceError(f"{path} is damaged: not a JSON object")
+    return value

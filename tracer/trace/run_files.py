@@ -1,0 +1,84 @@
+"""Reading and writing ``run.json`` and the rank processes' own records."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.trace.json_files import read_json, release_space, write_with_reserve
+from ddltrace.tracer.trace.run_info import (
+    RankInfo,
+    RunInfo,
+    rank_from_json,
+    run_from_json,
+    run_to_json,
+)
+from ddltrace.tracer.trace.schema import SCHEMA_NAME
+from ddltrace.tracer.trace.trace_files import RUN_FILE, SIDECAR_SUFFIX
+
+
+def write_run(directory: Path, run: RunInfo) -> None:
+    """Writes ``run.json``."""
+    write_with_reserve(directory / RUN_FILE, run_to_json(run))
+
+
+def read_run_file(directory: Path) -> RunInfo:
+    """Reads ``run.json`` as it is; `run_reader.read_run` adds what the ranks' files tell.
+
+    Raises:
+        TraceError: The directory holds no trace, or none that this version reads.
+    """
+    path = directory / RUN_FILE
+    if not path.is_file():
+        raise TraceError(
+            f"{directory} is no trace: it has no {RUN_FILE} "
+            "(record one with: ddltrace run -o DIR -- COMMAND)"
+        )
+    value = read_json(path)
+    schema = value.get("schema")
+    if schema != SCHEMA_NAME:
+        raise TraceError(
+            f"{path}: schema {schema!r:.80} is not {SCHEMA_NAME!r}; "
+            "read it with the version of ddltrace that wrote it"
+        )
+    try:
+        return run_from_json(value)
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, IndexError) as error:
+        raise TraceError(f"{path} is damaged: {error!r:.120}") from error
+
+
+def write_sidecar(directory: Path, info: RankInfo) -> None:
+    """Writes what a rank process knows of itself."""
+    write_with_reserve(directory / (info.segment + SIDECAR_SUFFIX), info.to_json())
+
+
+def read_sidecars(directory: Path, notes: list[str]) -> list[RankInfo]:
+    """Reads every rank process's own file; an unreadable one becomes a note."""
+    infos = []
+    for path in sorted(directory.glob(f"rank-*{SIDECAR_SUFFIX}")):
+        try:
+            infos.append(read_sidecar(path))
+        except TraceError as error:
+            notes.append(f"{path.name} cannot be read ({error!s:.80}): its rank is left out")
+    return infos
+
+
+def read_sidecar(path: Path) -> RankInfo:
+    """Reads a rank process's own file.
+
+    Raises:
+        TraceError: It is damaged.
+    """
+    try:
+        return rank_from_json(read_json(path))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TraceError(repr(error)) from error
+
+
+def remove_unrecorded(directory: Path) -> None:
+    """Removes a trace that nobody has begun to record."""
+    release_space(directory / RUN_FILE)
+    with contextlib.suppress(OSError):
+        (directory / RUN_FILE).unlink()
+        directory.rmdir()

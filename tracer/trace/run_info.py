@@ -1,0 +1,252 @@
+"""The records of ``run.json``: a run, its rank processes, their tensors and process groups.
+
+The records are read from files that may come from a stranger or be damaged, so every value is
+checked when it is read.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from ddltrace.tracer.trace.schema import SCHEMA_NAME
+from ddltrace.tracer.trace.trace_files import is_segment_name
+
+PARTS_LABEL: Final = "parts"
+"""Label of a run whose ranks are all in parts."""
+
+PART_LABEL: Final = "part"
+"""Label of a run that is one part of a job's trace: its value is the name of the part."""
+
+_MAX_RANK: Final = 1 << 24
+_MAX_COUNT: Final = 1 << 53
+_MAX_TIME_NS: Final = 1 << 62
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One parameter of the job.
+
+    Attributes:
+        id: Its number in the rank's events.
+        name: The parameter's name, as ``named_parameters`` gives it.
+        shape: Its shape.
+        dtype: Name of its element type, without ``torch.``.
+        bytes: Size of its gradient in bytes.
+    """
+
+    id: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class GroupInfo:
+    """One process group: its name in the events, its backend, its members' global ranks."""
+
+    name: str
+    description: str
+    backend: str
+    ranks: tuple[int, ...]
+
+
+@dataclass
+class RankInfo:
+    """What one rank process recorded, and what was lost of it.
+
+    Attributes:
+        rank: Global rank.
+        segment: Base name of the process's files in the trace directory.
+        status: ``running``, ``complete``, or ``killed`` (ended without closing its trace).
+        pid_namespace: Where `pid` is a process: containers count their own; empty if unknown.
+        host: Host name.
+        clock_domain: Processes with the same value share one monotonic clock.
+        clock: Clock samples; see ``docs/trace-format.md``.
+        events: Rows recorded.
+        checksum: CRC-32 of its final file.
+        dropped: Events that the bounded buffer could not take.
+        lost_bytes: Bytes at the stream's end that could not be read.
+        errors: Faults inside the tracer, each one line.
+        cost: What recording cost, measured by the job itself: `ratio` of step times with to
+            without, its 95 % interval `low` to `high`, `steps` on each side.
+        silence: What the process did when it last recorded nothing for some seconds; see
+            ``docs/trace-format.md``.
+        gloo_times: Whether Gloo itself told when its messages began and ended.
+        ended_ns: When the process ended, on its clock, if the launcher saw it.
+        exit_status: How; 128 + n when signal n killed it.
+    """
+
+    rank: int
+    segment: str
+    world_size: int = 1
+    local_rank: int | None = None
+    attempt: int = 0
+    pid: int | None = None
+    pid_namespace: str = ""
+    host: str = ""
+    clock_domain: str = ""
+    status: str = "running"
+    level: str = "layer"
+    backend: str | None = None
+    device: str = "cpu"
+    versions: dict[str, str] = field(default_factory=dict)
+    tensors: list[TensorInfo] = field(default_factory=list)
+    groups: list[GroupInfo] = field(default_factory=list)
+    clock: dict[str, Any] = field(default_factory=dict)
+    events: int | None = None
+    checksum: int | None = None
+    dropped: int = 0
+    lost_bytes: int = 0
+    errors: list[str] = field(default_factory=list)
+    silence: dict[str, Any] | None = None
+    cost: dict[str, Any] | None = None
+    gloo_times: bool = False
+    ended_ns: int | None = None
+    exit_status: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object that `rank_from_json` reads back."""
+        return asdict(self)
+
+
+@dataclass
+class RunInfo:
+    """The contents of ``run.json``.
+
+    Attributes:
+        status: ``running``, ``complete``, or ``partial`` (something is missing; see `notes`).
+        command: The job's command line.
+        level: What was captured: ``comm``, ``layer`` or ``op``.
+        source: ``ddltrace`` for a captured trace, else the imported format.
+        exit_status: The job's own status, 128 + n when killed by signal n.
+        launcher_pid: The launcher's process on `host`, if there is one.
+        pid_namespace: Where it is one; see `RankInfo`.
+        ranks: One entry per rank process.
+        notes: What a reader must know before believing the numbers, each one line.
+    """
+
+    status: str = "running"
+    command: list[str] = field(default_factory=list)
+    level: str = "layer"
+    source: str = "ddltrace"
+    version: str = ""
+    host: str = ""
+    created_unix_ns: int | None = None
+    ended_unix_ns: int | None = None
+    exit_status: int | None = None
+    launcher_pid: int | None = None
+    pid_namespace: str = ""
+    labels: dict[str, Any] = field(default_factory=dict)
+    ranks: list[RankInfo] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def run_to_json(run: RunInfo) -> dict[str, Any]:
+    """The contents of ``run.json``; equal tensor tables of the ranks are stored once."""
+    tables: list[list[dict[str, Any]]] = []
+    index_of: dict[str, int] = {}
+    ranks = []
+    for info in run.ranks:
+        entry = info.to_json()
+        table = entry.pop("tensors")
+        key = json.dumps(table)
+        if key not in index_of:
+            index_of[key] = len(tables)
+            tables.append(table)
+        entry["tensor_table"] = index_of[key]
+        ranks.append(entry)
+    return {"schema": SCHEMA_NAME, **asdict(run), "ranks": ranks, "tensor_tables": tables}
+
+
+def run_from_json(value: dict[str, Any]) -> RunInfo:
+    """Reads what `run_to_json` returns.
+
+    Raises:
+        KeyError, TypeError, ValueError, OverflowError, AttributeError, IndexError: The contents
+            are damaged.
+    """
+    tables = [[_tensor_from_json(t) for t in table] for table in value["tensor_tables"]]
+    ranks = []
+    for entry in value["ranks"]:
+        tensors = tables[entry.pop("tensor_table")]
+        ranks.append(rank_from_json({**entry, "tensors": []}))
+        ranks[-1].tensors = tensors
+    known = {f: value[f] for f in RunInfo.__dataclass_fields__ if f in value}
+    run = RunInfo(**{**known, "ranks": ranks})
+    _check_run(run)
+    return run
+
+
+def rank_from_json(value: dict[str, Any]) -> RankInfo:
+    """Reads one rank's entry.
+
+    Raises:
+        KeyError, TypeError, ValueError: The entry is damaged.
+    """
+    try:
+        return _rank_from_json(value)
+    except OverflowError as error:  # Infinity, or a whole number that no float can hold
+        raise ValueError(error) from error
+
+
+def _rank_from_json(value: dict[str, Any]) -> RankInfo:
+    known = {f: value[f] for f in RankInfo.__dataclass_fields__ if f in value}
+    known["tensors"] = [_tensor_from_json(t) for t in known.get("tensors", [])]
+    known["groups"] = [
+        GroupInfo(
+            name=str(g["name"]),
+            description=str(g["description"]),
+            backend=str(g["backend"]),
+            ranks=tuple(int(r) for r in g["ranks"]),
+        )
+        for g in known.get("groups", [])
+    ]
+    info = RankInfo(**known)
+    for number in (info.rank, info.world_size):
+        if type(number) is not int or not 0 <= number <= _MAX_RANK:
+            raise ValueError(f"rank {number!r:.40}")
+    # The name becomes a path: nothing may lead out of the trace.
+    if not isinstance(info.segment, str) or not is_segment_name(info.segment):
+        raise ValueError(f"segment {info.segment!r:.80}")
+    if not isinstance(info.clock, dict) or not isinstance(info.errors, list):
+        raise TypeError("clock or errors")
+    if info.cost is not None:
+        for key in ("ratio", "low", "high", "steps"):
+            float(info.cost[key])
+    if info.silence is not None:
+        _check_silence(info.silence)
+    for number in (info.attempt, info.dropped, info.lost_bytes, info.checksum or 0):
+        if type(number) is not int or not 0 <= number <= _MAX_COUNT:
+            raise ValueError(f"count {number!r:.40}")
+    return info
+
+
+def _tensor_from_json(value: dict[str, Any]) -> TensorInfo:
+    return TensorInfo(
+        id=int(value["id"]),
+        name=str(value["name"]),
+        shape=tuple(int(n) for n in value["shape"]),
+        dtype=str(value["dtype"]),
+        bytes=int(value["bytes"]),
+    )
+
+
+def _check_run(run: RunInfo) -> None:
+    if not isinstance(run.notes, list) or not isinstance(run.command, list):
+        raise TypeError("notes or command")
+    if not isinstance(run.labels, dict):
+        raise TypeError("labels")
+
+
+def _check_silence(silence: Any) -> None:
+    stack, step = silence["stack"], silence["step"]
+    if not isinstance(stack, list) or not all(isinstance(frame, str) for frame in stack):
+        raise TypeError("stack")
+    if not isinstance(silence["phase"], str) or not isinstance(step, (int, type(None))):
+        raise TypeError("silence")
+    for number in (silence["since_ns"], silence["noticed_ns"], step or 0):
+        if type(number) is not int or abs(number) > _MAX_TIME_NS:
+            raise ValueError(f"silence {number!r:.40}")

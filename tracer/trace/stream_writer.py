@@ -1,0 +1,72 @@
+"""Writes the events of a running process to an Arrow IPC stream.
+
+Batches are appended without a buffer in user space that outlives a call, so every complete batch
+survives any death of the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from ddltrace.tracer.trace.protected_file import OwnFile
+from ddltrace.tracer.trace.schema import EVENTS
+
+_BUFFER_BYTES: Final = 1 << 20
+
+
+def buffered(file: Any) -> pa.NativeFile:
+    """A file of Python's for Arrow to write to, which else calls it for every piece of a batch."""
+    return pa.BufferedOutputStream(pa.PythonFile(file, "w"), _BUFFER_BYTES)
+
+
+class StreamWriter:
+    """Appends event batches to an IPC stream; each batch is on its way to disk on return."""
+
+    def __init__(self, path: Path) -> None:
+        path.touch(exist_ok=False)
+        self._path = path
+        self._file = OwnFile(path)
+        # Not of the job's time: the fastest codec (the file in the end is packed better) and no
+        # threads, which would not survive the job's forks.
+        self._buffer = buffered(self._file)
+        options = pa.ipc.IpcWriteOptions(
+            compression="lz4", emit_dictionary_deltas=True, use_threads=False
+        )
+        self._writer = pa.ipc.new_stream(self._buffer, EVENTS, options=options)
+        self._buffer.flush()
+        self._good = self._file.length
+        self._is_cut = False
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Appends one batch.
+
+        Raises:
+            OSError: The disk is full or gone.
+        """
+        self._writer.write_batch(batch)
+        self._buffer.flush()
+        self._good = self._file.length
+
+    def cut(self) -> None:
+        """After a failed write, the last: removes the beginnings of the batch that did not fit."""
+        self._is_cut = True
+        with contextlib.suppress(OSError):
+            os.truncate(self._path, self._good)
+
+    def close(self) -> None:
+        """Writes the end-of-stream mark; the stream can be read without it, too."""
+        try:
+            if not self._is_cut:
+                self._writer.close()
+                self._buffer.flush()
+        finally:
+            self._file.close()
+
+    def abandon(self) -> None:
+        """Drops the stream without writing: for a forked child, whose parent goes on."""
+        self._file.close()

@@ -1,0 +1,61 @@
+"""Names of the files of a trace.
+
+A trace is a directory::
+
+    run.json                     what ran, on which hosts and ranks, what was lost
+    rank-00003-0-4711.arrows     while rank 3 (attempt 0, process 4711) runs: an IPC stream
+    rank-00003-0-4711.tail       the events that are not in the stream yet; see `tail`
+    rank-00003-0-4711.json       the process's own record: tensors, groups, clock
+    rank-00003-0-4711.arrow      after the job has ended: an IPC file that replaces the stream
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+from typing import Final
+
+from ddltrace.tracer.errors import TraceError
+
+RUN_FILE: Final = "run.json"
+STREAM_SUFFIX: Final = ".arrows"
+TAIL_SUFFIX: Final = ".tail"
+FILE_SUFFIX: Final = ".arrow"
+SIDECAR_SUFFIX: Final = ".json"
+PART_PREFIX: Final = "part-"
+"""Prefix of directories in a trace that several launchers of one job wrote; see `trace_parts`."""
+
+_SEGMENT_NAME = re.compile(r"rank-\d{5,9}-\d+-\d+\Z")
+
+
+def segment_name(*, rank: int, attempt: int, pid: int) -> str:
+    """Base name of one rank process's files."""
+    return f"rank-{rank:05d}-{attempt}-{pid}"
+
+
+def is_segment_name(text: str) -> bool:
+    """Whether a text is a name that `segment_name` gives, and so leads to no other directory."""
+    return _SEGMENT_NAME.match(text) is not None
+
+
+def event_path(directory: Path, segment: str) -> Path:
+    """Where the events of one rank process are: its final file, else its stream."""
+    if not _SEGMENT_NAME.match(segment):
+        raise TraceError(f"{segment!r:.80} is no name of a rank's files")
+    for suffix in (FILE_SUFFIX, STREAM_SUFFIX):
+        if (path := directory / (segment + suffix)).exists():
+            return path
+        for path in directory.glob(f"{PART_PREFIX}*/{segment}{suffix}"):
+            return path
+    return directory / (segment + STREAM_SUFFIX)
+
+
+def require_regular_file(path: Path) -> None:
+    """Refuses what is no plain file: a link leads out of the trace, a pipe never ends.
+
+    Raises:
+        OSError: It is none.
+    """
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise OSError("not a plain file")
