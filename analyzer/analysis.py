@@ -36,7 +36,7 @@ from ddltrace.analyzer.measures.collectives import collective_rows, in_steps, jo
 from ddltrace.analyzer.measures.failures import find_failure
 from ddltrace.analyzer.measures.hangs import find_hangs, find_standstill, has_lasted
 from ddltrace.analyzer.measures.idle import idle_row, idle_shares
-from ddltrace.analyzer.measures.path_parts import path_parts, path_totals
+from ddltrace.analyzer.measures.path_parts import path_copies, path_parts, path_totals
 from ddltrace.analyzer.measures.slow_steps import slow_steps
 from ddltrace.analyzer.measures.steps import Steps, find_steps
 from ddltrace.analyzer.measures.stragglers import straggler_rows
@@ -45,6 +45,7 @@ from ddltrace.analyzer.measures.traffic import traffic_rows
 from ddltrace.analyzer.model import (
     Analysis,
     ClockFacts,
+    CopyTimes,
     RankClockFacts,
     RankRow,
     StepRow,
@@ -275,6 +276,9 @@ def _rank_row(
         overlap_ratio=_ratio(total["overlap_ns"], total["comm_ns"]),
         exposed_comm_us=_us(total["exposed_ns"]),
         copy_us=length(intersect(activity.copies, window)) / 1e3,
+        copies=CopyTimes(
+            *(length(intersect(spans, window)) / 1e3 for spans in activity.copies_by_direction)
+        ),
         idle_us=(span - length(intersect(activity.work, window))) / 1e3 if known else None,
         wait_us=_us(total["waiting_ns"]),
         transfer_us=_us(total["transfer_ns"]),
@@ -362,6 +366,7 @@ def _step_rows(
                 exposed_comm_share=_ratio(float(sums["exposed_ns"][i]), wall),
                 idle_share=_ratio(float(sums["idle_ns"][i]), wall),
                 critical_path=path_totals(paths[number]),
+                copies=path_copies(paths[number]),
             )
         )
     return tuple(rows)

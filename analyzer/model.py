@@ -10,7 +10,7 @@ rank's device computes, *comm* M the union of those in which a message is in fli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = "ddltrace.analysis/1"
 
-CATEGORIES: Final = ("compute", "transfer", "wait", "update", "data", "host", "idle")
+CATEGORIES: Final = ("compute", "transfer", "wait", "update", "data", "copy", "host", "idle")
 """What a piece of the critical path can be, in the order of `PathTotals`."""
 
 
@@ -193,7 +193,9 @@ class RankRow:
         overlap_us: |C n M|.
         overlap_ratio: |C n M| / |M|.
         exposed_comm_us: |M \\ C|.
-        copy_us: Device copies.
+        copy_us: Device copies and fills: |K|.
+        copies: The same by direction, each the union of its own copies: directions that copy at
+            the same time both count.
         idle_us: span - |union of all device work|.
         wait_us: Time in which messages are in flight and all of them wait for another rank to
             arrive.
@@ -217,6 +219,7 @@ class RankRow:
     overlap_ratio: float | None
     exposed_comm_us: float | None
     copy_us: float
+    copies: CopyTimes
     idle_us: float | None
     wait_us: float | None
     transfer_us: float | None
@@ -267,6 +270,7 @@ class PathTotals:
         wait_us: Waiting that no other rank's work explains.
         update_us: The optimizer.
         data_us: Fetching a batch.
+        copy_us: A copy or fill on the device while no kernel runs.
         host_us: Host code outside of these.
         idle_us: Nothing is recorded of it.
     """
@@ -277,8 +281,30 @@ class PathTotals:
     wait_us: float
     update_us: float
     data_us: float
+    copy_us: float
     host_us: float
     idle_us: float
+
+
+@dataclass(frozen=True)
+class CopyTimes:
+    """Time of device copies by direction.
+
+    Attributes:
+        host_to_device_us: From the host's memory to the device.
+        device_to_host_us: From the device to the host's memory.
+        device_to_device_us: Within one device.
+        peer_us: From one device to another.
+        fill_us: Fills (memset).
+        other_us: Copies whose name does not tell the direction.
+    """
+
+    host_to_device_us: float
+    device_to_host_us: float
+    device_to_device_us: float
+    peer_us: float
+    fill_us: float
+    other_us: float
 
 
 @dataclass(frozen=True)
@@ -296,6 +322,7 @@ class StepRow:
         exposed_comm_share: Mean over ranks of |M \\ C| / |W|.
         idle_share: Mean over ranks of idle / |W|.
         critical_path: Its critical path by category.
+        copies: The copies on its critical path by direction; they sum to `copy_us` there.
     """
 
     step: int
@@ -308,6 +335,7 @@ class StepRow:
     exposed_comm_share: float | None
     idle_share: float | None
     critical_path: PathTotals
+    copies: CopyTimes
 
 
 @dataclass(frozen=True)
@@ -418,8 +446,9 @@ class StragglerRow:
         lateness_us_total: Sum of the same.
         collectives_last: Collectives in which it arrives last.
         share: Of those in which it takes part.
-        cause: What it does longer than the others: ``compute``, ``data``, ``host``, ``update``
-            or ``network`` (transfers that it waits for); None where the trace does not tell.
+        cause: What it does longer than the others: ``compute``, ``data``, ``copy``, ``host``,
+            ``update`` or ``network`` (transfers that it waits for); None where the trace does
+            not tell.
         cause_us: By how much: its median per step less the median over the others of theirs.
         unsure: Its lateness is below what the clocks can tell.
         late_steps: The fewest steady steps that hold most (80 %) of its lateness.
@@ -686,8 +715,8 @@ class Finding:
     """Something to act on, with the number that says so.
 
     Attributes:
-        kind: What it is about: ``communication``, ``straggler``, ``data``, ``host``,
-            ``update`` or ``compute``.
+        kind: What it is about: ``communication``, ``straggler``, ``data``, ``copy``,
+            ``host``, ``update`` or ``compute``.
         saves_us: Upper bound on what a step could get shorter.
         share: The same as a share of the step.
         evidence: What was measured, one sentence.
@@ -811,12 +840,12 @@ class Analysis:
         return {"schema": SCHEMA} | {name: _plain(getattr(self, name)) for name in shown}
 
     def ranks_frame(self) -> pd.DataFrame:
-        """One row per rank, columns as in `RankRow`."""
+        """One row per rank, columns as in `RankRow`, its copies' as ``copy_*``."""
         return _frame(self.ranks, RankRow)
 
     def steps_frame(self) -> pd.DataFrame:
         """One row per step, columns as in `StepRow`, the critical path's as ``path_*``."""
-        return _frame(self.steps, StepRow, _flat_step)
+        return _frame(self.steps, StepRow)
 
     def rank_steps_frame(self) -> pd.DataFrame:
         """One row per rank and step: start_us, wall_us, compute_us, comm_us, ..."""
@@ -850,17 +879,24 @@ def _plain(value: Any) -> Any:
     return None if value is None else asdict(value)
 
 
-def _flat_step(row: StepRow) -> dict[str, Any]:
-    flat = asdict(row)
-    path = flat.pop("critical_path")
-    return flat | {f"path_{name}": value for name, value in path.items()}
+_PREFIXES: Final = {"critical_path": "path", "copies": "copy"}
 
 
-def _frame(
-    rows: Sequence[Any], kind: type, flatten: Callable[[Any], dict[str, Any]] = asdict
-) -> pd.DataFrame:
+def flat_row(row: Any) -> dict[str, Any]:
+    """A record with the records in it spread out: ``critical_path`` as ``path_*``, and so on."""
+    flat: dict[str, Any] = {}
+    for name, value in asdict(row).items():
+        if isinstance(value, dict):
+            prefix = _PREFIXES.get(name, name)
+            flat |= {f"{prefix}_{inner}": part for inner, part in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _frame(rows: Sequence[Any], kind: type) -> pd.DataFrame:
     import pandas as pd
 
     empty: dict[str, list[Any]] = {f.name: [] for f in fields(kind)}
-    frame: pd.DataFrame = pd.DataFrame([flatten(row) for row in rows] if rows else empty)
+    frame: pd.DataFrame = pd.DataFrame([flat_row(row) for row in rows] if rows else empty)
     return frame

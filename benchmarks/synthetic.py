@@ -86,6 +86,7 @@ def expected_path(shape: Shape) -> dict[str, int]:
         "wait": 0,
         "update": shape.update,
         "data": shape.data,
+        "copy": 0,
         "host": 0,
         "idle": 0,
     }

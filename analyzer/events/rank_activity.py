@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ddltrace.analyzer.events.copies import DIRECTIONS, copy_direction
 from ddltrace.analyzer.events.event_columns import NULL, Columns, IntArray
 from ddltrace.analyzer.events.interval_sets import (
     EMPTY,
@@ -36,6 +37,8 @@ class Activity:
         compute: C; None where the trace tells nothing of the rank's compute.
         comm: M.
         copies: Copies and fills on the device.
+        copies_by_direction: The same by direction, in the order of `DIRECTIONS`; sets of copies
+            that run at the same time have instants in common.
         data: Fetching batches.
         update: The optimizer's phases.
         blocked: A host thread waits for a message.
@@ -48,6 +51,7 @@ class Activity:
     compute: Spans | None
     comm: Spans
     copies: Spans
+    copies_by_direction: tuple[Spans, ...]
     data: Spans
     update: Spans
     blocked: Spans
@@ -64,7 +68,7 @@ class ActivityBuilder:
         self._host_computes = False
         self._kernels = Growing()
         self._on_lane: dict[str | None, Growing] = {}
-        self._copies = Growing()
+        self._copies = [Growing() for _ in DIRECTIONS]
         self._data = Growing()
         self._update = Growing()
         self._host = Growing()
@@ -77,7 +81,7 @@ class ActivityBuilder:
         names = columns.name[phases]
         computes = phases[np.isin(names, _codes(columns.names, COMPUTE_PHASES))]
         self._add_compute(columns, np.concatenate([computes, columns.rows("layer", "codec")]))
-        _add(self._copies, columns, columns.rows("copy"))
+        self._add_copies(columns)
         _add(self._data, columns, columns.rows("data"))
         _add(self._update, columns, phases[np.isin(names, _codes(columns.names, ("optimizer",)))])
         _add(self._host, columns, columns.rows("step", "phase", "marker", "host"))
@@ -89,12 +93,15 @@ class ActivityBuilder:
             compute = self._kernels.spans()
         elif self._host_computes:
             compute = self._host_compute(waits)
-        comm, copies = messages.spans(), self._copies.spans()
+        comm = messages.spans()
+        by_direction = tuple(spans.spans() for spans in self._copies)
+        copies = merge(*by_direction)
         return Activity(
             device=self._device,
             compute=compute,
             comm=comm,
             copies=copies,
+            copies_by_direction=by_direction,
             data=self._data.spans(),
             update=self._update.spans(),
             blocked=union(waits.start, waits.end),
@@ -102,6 +109,15 @@ class ActivityBuilder:
             both=EMPTY if compute is None else intersect(compute, comm),
             work=merge(EMPTY if compute is None else compute, comm, copies),
         )
+
+    def _add_copies(self, columns: Columns) -> None:
+        rows = columns.rows("copy")
+        if not len(rows):
+            return
+        directions = [DIRECTIONS.index(copy_direction(name)) for name in columns.names]
+        code = np.array([*directions, DIRECTIONS.index("other")])[columns.name[rows]]
+        for direction in np.unique(code).tolist():
+            _add(self._copies[direction], columns, rows[code == direction])
 
     def _add_compute(self, columns: Columns, rows: IntArray) -> None:
         self._host_computes |= len(rows) > 0

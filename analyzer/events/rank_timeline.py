@@ -1,8 +1,8 @@
 """One rank's time without gaps: what it was doing at every instant, and when it was blocked.
 
 The critical path walks on this. On a CPU rank it is the thread that trains: the innermost of
-the events open at an instant decides. On a rank whose kernels are seen it is the device: a
-kernel before a copy, and in the gaps what the host was doing.
+the events open at an instant decides, and a copy on a device before host code. On a rank whose
+kernels are seen it is the device: a kernel before a copy, and in the gaps what the host was doing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ON_CPU: Final = {
     "host": "host",
 }
 _BESIDE_DEVICE: Final = dict.fromkeys(_HOST_KINDS, "host") | {"data": "data"}
-_ON_DEVICE: Final = {"kernel": "compute", "copy": "data"}
+_ON_DEVICE: Final = {"kernel": "compute", "copy": "copy"}
 
 
 class Partition(NamedTuple):
@@ -212,7 +212,10 @@ class TimelineBuilder:
                 partition = _overlay(top, partition)
         else:
             start, end, message = _blocked(waits, self._lane)
-            partition = _describe(host, _ON_CPU)
+            partition = _with_copies(
+                _describe(host, _ON_CPU),
+                _describe(_latest(Work.joined(self._device["copy"])), _ON_DEVICE),
+            )
         return Timeline(
             rank=rank,
             segments=_without_holes(partition, found.first),
@@ -392,6 +395,15 @@ def _overlay(top: Partition, bottom: Partition) -> Partition:
         np.where(hole, np.append(bottom.category, _HOLE)[j], top_category),
         np.where(hole, np.append(bottom.name, NULL)[j], np.append(top.name, NULL)[i]),
     )
+
+
+def _with_copies(host: Partition, copies: Partition) -> Partition:
+    """A host's time with copies in place of host code that is not compute."""
+    if not len(copies.time):
+        return host
+    plain = host.category == CATEGORY["host"]
+    work = host._replace(category=np.where(plain, np.int8(_HOLE), host.category))
+    return _overlay(_overlay(work, copies), host)
 
 
 def _without_holes(partition: Partition, first: int | None) -> Partition:

@@ -60,8 +60,8 @@ FIELDS: Final = (
     "idle_host_ns",
     "idle_unknown_ns",
 )
-"""What `measure_windows` gives; `host_ns` is what is none of compute, data, update, blocked
-and, on a rank whose device is seen, communication."""
+"""What `measure_windows` gives; `host_ns` is what is none of compute, data, update, copies,
+blocked and, on a rank whose device is seen, communication."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,7 @@ def rank_sets(scan: RankScan, joined: Joined) -> RankSets:
             activity.data,
             activity.update,
             activity.blocked,
+            activity.copies,
             activity.comm if activity.device else EMPTY,
         ),
         joined=bool(known.any()) or not counted.any(),

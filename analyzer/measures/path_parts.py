@@ -8,10 +8,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ddltrace.analyzer.events.copies import DIRECTIONS, copy_direction
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, IntArray
+from ddltrace.analyzer.events.rank_timeline import CATEGORY
 from ddltrace.analyzer.joined.critical_path import Path, Pieces
 from ddltrace.analyzer.joined.join import Joined
-from ddltrace.analyzer.model import CATEGORIES, PathPart, PathTotals
+from ddltrace.analyzer.model import CATEGORIES, CopyTimes, PathPart, PathTotals
 
 _SHOWN: Final = 100
 _UNBOUNDED: Final = np.iinfo(np.int64).max
@@ -30,6 +32,18 @@ def path_totals(path: Path) -> PathTotals:
         total_us=sum(totals.values()) / 1e3,
         **{f"{name}_us": value / 1e3 for name, value in totals.items()},
     )
+
+
+def path_copies(path: Path) -> CopyTimes:
+    """The copies on a path by direction; they sum to its copies exactly."""
+    rows = np.flatnonzero(path.category == CATEGORY["copy"])
+    name, length = path.name[rows], (path.end - path.start)[rows]
+    used, which = np.unique(name, return_inverse=True)
+    sums = np.bincount(which, weights=length, minlength=len(used))
+    times = dict.fromkeys(DIRECTIONS, 0.0)
+    for code, total in zip(used.tolist(), sums.tolist(), strict=True):
+        times[copy_direction("" if code == NULL else path.names[code])] += total / 1e3
+    return CopyTimes(*times.values())
 
 
 def path_parts(paths: Sequence[Path], leads: Sequence[int], joined: Joined) -> tuple[PathPart, ...]:

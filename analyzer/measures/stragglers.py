@@ -21,6 +21,7 @@ from ddltrace.analyzer.model import StragglerRow
 _CAUSES: Final = {
     "compute": "compute_ns",
     "data": "data_ns",
+    "copy": "copy_ns",
     "update": "update_ns",
     "host": "host_ns",
     "network": "exposed_transfer_ns",

@@ -6,7 +6,7 @@ Times with ``_ns`` are on rank 0's clock, as in `Trace.events`; durations carry 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from itertools import chain
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
 from ddltrace.analyzer.joined.join import Joined, State
-from ddltrace.analyzer.model import CATEGORIES, Analysis, RankRow, StepRow, TensorRow
+from ddltrace.analyzer.model import CATEGORIES, Analysis, RankRow, StepRow, TensorRow, flat_row
 from ddltrace.analyzer.trace.opened_trace import Trace
 from ddltrace.tracer.trace.schema import EVENTS
 
@@ -133,13 +133,7 @@ def path_table(analysis: Analysis) -> pa.Table:
 
 def steps_table(analysis: Analysis) -> pa.Table:
     """One row per completed step, the critical path's categories as columns ``path_*_us``."""
-
-    def flatten(row: StepRow) -> dict[str, Any]:
-        flat = asdict(row)
-        path = flat.pop("critical_path")
-        return flat | {f"path_{name}": value for name, value in path.items()}
-
-    return _rows_table(analysis.steps, StepRow, flatten)
+    return _rows_table(analysis.steps, StepRow)
 
 
 def ranks_table(analysis: Analysis) -> pa.Table:
@@ -175,12 +169,10 @@ OF_ANALYSIS: Final[dict[str, Callable[[Analysis], pa.Table]]] = {
 """Name -> what makes the table of an analysis."""
 
 
-def _rows_table(
-    rows: Sequence[Any], kind: type, flatten: Callable[[Any], dict[str, Any]] = asdict
-) -> pa.Table:
+def _rows_table(rows: Sequence[Any], kind: type) -> pa.Table:
     if not rows:
         return pa.table({field.name: pa.nulls(0) for field in fields(kind)})
-    return pa.Table.from_pylist([flatten(row) for row in rows])
+    return pa.Table.from_pylist([flat_row(row) for row in rows])
 
 
 def _joined(analysis: Analysis) -> Joined:

@@ -17,10 +17,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from ddltrace.analyzer.events.copies import DIRECTIONS
 from ddltrace.analyzer.formatting.text_table import shorten
 from ddltrace.analyzer.formatting.units import bytes_text, printable, share_text, time_text
 from ddltrace.analyzer.measures.stragglers import holds_others_up
-from ddltrace.analyzer.model import Analysis, CollectiveRow, Finding, PathPart, StragglerRow
+from ddltrace.analyzer.model import (
+    CATEGORIES,
+    Analysis,
+    CollectiveRow,
+    Finding,
+    PathPart,
+    StragglerRow,
+)
 
 _MIN_SHARE: Final = 0.02
 """Findings that could save less than this part of a step are left out."""
@@ -44,10 +52,39 @@ _MOST_RANKS: Final = 4
 _FIXES: Final = {
     "compute": "give that rank less work, or look for what slows its device",
     "data": "give its data loader more workers, or look at where it reads from",
+    "copy": "look at what that rank copies from and to its device that the others do not",
     "host": "look at what its Python code does outside of forward, backward and optimizer",
     "update": "look at what its optimizer does that the others' does not",
     "network": "look at that rank's own link: its port, its route, what else uses them",
     None: "look at what that rank does before it enters its collectives",
+}
+_COPIES: Final = {
+    "host_to_device": "from host to device",
+    "device_to_host": "from device to host",
+    "device_to_device": "within the device",
+    "peer": "from device to device",
+    "fill": "fills",
+    "other": "of unknown direction",
+}
+_COPY_FIXES: Final = {
+    "host_to_device": (
+        "copy the next batch while this one computes: DataLoader(pin_memory=True) and "
+        ".to(device, non_blocking=True)"
+    ),
+    "device_to_host": (
+        "keep results on the device: .item(), .cpu() and printing a tensor copy it to the host; "
+        "do so every N steps, or copy into pinned memory with non_blocking=True"
+    ),
+    "device_to_device": (
+        "look for .clone(), .contiguous(), torch.cat and gradients copied into buckets (DDP: "
+        "gradient_as_bucket_view=True)"
+    ),
+    "peer": (
+        "look for tensors that a process moves between its devices, and whether these are linked "
+        "directly (NVLink)"
+    ),
+    "fill": "use zero_grad(set_to_none=True), and torch.empty where all values are overwritten",
+    "other": "look at the largest copies in the table of the critical path's parts",
 }
 _FIX_ON_ONE_HOST: Final = (
     "look for what takes its core from that rank's communication: other work on the host, more "
@@ -71,6 +108,7 @@ def find_findings(analysis: Analysis, path: Path | None = None) -> tuple[Finding
         *_straggler(analysis, wall),
         *_host(analysis, held, wall),
         *_data(analysis, held, wall),
+        *_copy(analysis, held, wall),
         *_update(analysis, held, wall),
         *_compute(analysis, held, wall),
     ]
@@ -89,15 +127,7 @@ def path_shares(analysis: Analysis) -> dict[str, float]:
     total = sum(row.total_us for row in rows)
     if not total:
         return {}
-    return {
-        "compute": sum(row.compute_us for row in rows) / total,
-        "transfer": sum(row.transfer_us for row in rows) / total,
-        "wait": sum(row.wait_us for row in rows) / total,
-        "update": sum(row.update_us for row in rows) / total,
-        "data": sum(row.data_us for row in rows) / total,
-        "host": sum(row.host_us for row in rows) / total,
-        "idle": sum(row.idle_us for row in rows) / total,
-    }
+    return {name: sum(getattr(row, f"{name}_us") for row in rows) / total for name in CATEGORIES}
 
 
 def _communication(analysis: Analysis, held: dict[str, float], wall: float) -> Iterable[Finding]:
@@ -227,6 +257,31 @@ def _data(analysis: Analysis, held: dict[str, float], wall: float) -> Iterable[F
         share=share,
         evidence=f"{share_text(share)} of the critical path is fetching batches{where}",
         advice="give the DataLoader more num_workers, and persistent_workers=True",
+        command=None,
+        unsure=False,
+    )
+
+
+def _copy(analysis: Analysis, held: dict[str, float], wall: float) -> Iterable[Finding]:
+    share = held["copy"]
+    if not share:
+        return
+    rows = [row.copies for row in analysis.steps if row.steady]
+    by_direction = {
+        name: sum(getattr(row, f"{name}_us") for row in rows) / len(rows) for name in DIRECTIONS
+    }
+    main = max(DIRECTIONS, key=lambda name: by_direction[name])
+    top = _largest(analysis, "copy")
+    where = "" if top is None else f", most of it on rank {top.rank}"
+    yield Finding(
+        kind="copy",
+        saves_us=share * wall,
+        share=share,
+        evidence=(
+            f"{share_text(share)} of the critical path is device copies, "
+            f"{time_text(by_direction[main])} a step of it {_COPIES[main]}{where}"
+        ),
+        advice=_COPY_FIXES[main],
         command=None,
         unsure=False,
     )

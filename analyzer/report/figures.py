@@ -131,7 +131,7 @@ def rank_breakdown(analysis: Analysis) -> go.Figure | None:
         ("compute", "compute", lambda row: _less(row.compute_us, row.overlap_us)),
         ("compute over communication", "overlap", lambda row: row.overlap_us),
         ("exposed communication", "exposed", lambda row: row.exposed_comm_us),
-        ("copies", "data", _copies_alone),
+        ("copies", "copy", _copies_alone),
         ("idle", "idle", lambda row: row.idle_us),
     )
     values = [(name, role, [value(row) for row in rows]) for name, role, value in parts]

@@ -265,7 +265,7 @@ def _shares(summary: Summary) -> list[Share]:
     parts = [
         ("compute", "compute", summary.compute_share),
         ("exposed communication", "exposed", summary.exposed_comm_share),
-        ("copies", "data", summary.copy_share),
+        ("copies", "copy", summary.copy_share),
         ("idle", "idle", summary.idle_share),
     ]
     if any(share is None for _, _, share in parts):

@@ -73,7 +73,7 @@ ROLES: Final[dict[Theme, dict[str, str]]] = {
         "p2p": "#c36613",
         "unfinished": "#af1728",
         "kernel": "#3b7dc4",
-        "copy": "#4caabc",
+        "copy": "#48a8cc",
         # Things of one kind, told apart.
         "series-0": "#3b7dc4",
         "series-1": "#e08a3c",
@@ -106,7 +106,7 @@ ROLES: Final[dict[Theme, dict[str, str]]] = {
         "p2p": "#d47b2e",
         "unfinished": "#f14f51",
         "kernel": "#5b9be0",
-        "copy": "#7abdc7",
+        "copy": "#78e4cc",
         "series-0": "#5b9be0",
         "series-1": "#eb9c54",
         "series-2": "#45b8a7",

@@ -24,6 +24,7 @@ _NAMES = {
     "wait": "unexplained waiting",
     "update": "the optimizer's update",
     "data": "data loading",
+    "copy": "device copies",
     "host": "host code between them",
     "idle": "idle",
 }

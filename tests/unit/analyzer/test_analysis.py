@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 
+from ddltrace.analyzer.model import CATEGORIES
 from ddltrace.analyzer.report.sentences import sentences
 from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.tracer.errors import TraceError
@@ -177,7 +180,17 @@ def test_json_holds_the_keys_that_others_rely_on(ddp):
         assert set(wanted.split()) <= set(value[name][0])
     assert set(value["steps"][0]["critical_path"]) == {
         f"{part}_us"
-        for part in ("total", "compute", "transfer", "wait", "update", "data", "host", "idle")
+        for part in (
+            "total",
+            "compute",
+            "transfer",
+            "wait",
+            "update",
+            "data",
+            "copy",
+            "host",
+            "idle",
+        )
     }
     assert value["p2p"] == []
 
@@ -519,6 +532,75 @@ def test_device_kernels_are_the_compute_where_they_are_seen(build):
     assert row.copy_us == pytest.approx(5)
     assert row.span_us == pytest.approx(45)
     assert row.idle_us == pytest.approx(45 - 38 - 5)
+
+
+def _copying_step(build, names):
+    """A step of 10 us of a kernel, then 5 us of each copy."""
+    one = (built := build(1))[0]
+    for number in range(3):
+        at = 200 * number
+        one.step = number
+        one.add("kernel", at, at + 10, lane="stream-7", name="gemm")
+        for place, name in enumerate(names):
+            begin = at + 10 + 5 * place
+            one.add("copy", begin, begin + 5, lane="stream-7", name=name)
+        one.whole_step(number, at, at + 200)
+    return built.trace()
+
+
+COPIES = {
+    "Memcpy HtoD (Pinned -> Device)": "host_to_device",
+    "Memcpy HtoD (Pageable -> Device)": "host_to_device",
+    "CopyDeviceToHost": "device_to_host",
+    "Memcpy DtoD (Device -> Device)": "device_to_device",
+    "Memcpy PtoP (Device -> Device)": "peer",
+    "Memset (Device)": "fill",
+    "cudaMemcpy3D": "other",
+}
+
+
+def test_device_copies_are_a_category_by_direction_and_no_data_loading(build):
+    analysis = _copying_step(build, COPIES).analyze()
+    for row in analysis.steps:
+        path = row.critical_path
+        assert (path.copy_us, path.data_us, path.compute_us) == (35, 0, 10)
+        parts = [getattr(path, f"{name}_us") for name in CATEGORIES]
+        assert sum(parts) == pytest.approx(path.total_us) == pytest.approx(row.wall_us)
+        wanted = Counter(f"{direction}_us" for direction in COPIES.values())
+        assert asdict(row.copies) == {name: 5 * count for name, count in wanted.items()}
+    (rank,) = analysis.ranks
+    assert (rank.copy_us, rank.data_us) == (3 * 35, 0)
+    assert sum(asdict(rank.copies).values()) == rank.copy_us
+    assert analysis.summary.data_share == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("Memcpy HtoD (Pageable -> Device)", "pin_memory=True"),
+        ("Memcpy DtoH (Device -> Pageable)", ".item()"),
+        ("Memcpy DtoD (Device -> Device)", ".clone()"),
+        ("Memcpy PtoP (Device -> Device)", "NVLink"),
+        ("Memset (Device)", "set_to_none=True"),
+    ],
+)
+def test_advice_on_copies_is_on_their_direction_and_never_on_the_data_loader(build, name, advice):
+    analysis = _copying_step(build, [name] * 10).analyze()
+    told = {finding.kind: finding for finding in analysis.findings}
+    assert "data" not in told
+    assert advice in told["copy"].advice
+    assert told["copy"].saves_us == pytest.approx(50)
+    assert "device copies" in " ".join(sentences(analysis))
+
+
+def test_copies_without_kernels_are_on_the_path_of_the_host(build):
+    one = (built := build(1))[0]
+    one.step = 0
+    one.add("phase", 0, 40, name="forward")
+    one.add("copy", 30, 60, lane="stream-7", name="Memcpy HtoD")
+    one.whole_step(0, 0, 100)
+    path = built.trace().analyze().steps[0].critical_path
+    assert (path.compute_us, path.copy_us, path.host_us) == (40, 20, 40)
 
 
 @pytest.mark.parametrize("how", ["flipped", "swapped"])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddltrace.analyzer.model import CATEGORIES, Analysis, P2PRow, PathTotals, StepRow
+from ddltrace.analyzer.model import CATEGORIES, Analysis, CopyTimes, P2PRow, PathTotals, StepRow
 from ddltrace.analyzer.report import figures
 from ddltrace.analyzer.report.html_report import json_in_html, render, write_html
 from ddltrace.analyzer.trace.opened_trace import Trace
@@ -219,7 +219,8 @@ def test_many_steps_are_averaged_not_dropped(trace: Trace) -> None:
             compute_share=None,
             exposed_comm_share=None,
             idle_share=None,
-            critical_path=PathTotals(wall, wall, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+            critical_path=PathTotals(wall, wall, *[0.0] * 7),
+            copies=CopyTimes(*[0.0] * 6),
         )
         for n, wall in enumerate(walls.tolist())
     )

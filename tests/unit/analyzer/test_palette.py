@@ -36,7 +36,7 @@ TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 
 HARD_TO_TELL = 10
 MEET = (
     ("compute", "update", "overlap", "exposed", "copy", "data", "idle"),  # a rank's step
-    ("compute", "transfer", "wait", "update", "data", "host", "idle"),  # a critical path
+    ("compute", "transfer", "wait", "update", "data", "copy", "host", "idle"),  # a critical path
     ("data", "overlap", "transfer", "host", "idle", "wait"),  # causes of idling
     ("forward", "backward", "update", "data"),  # the timeline's computing
     ("collective", "p2p", "exposed", "unfinished", "wait"),  # and its communication

@@ -47,6 +47,7 @@ def test_parts_are_disjoint_and_sum_to_the_window(sets, windows, device):
         compute=compute,
         comm=comm,
         copies=copies,
+        copies_by_direction=(copies,),
         data=data,
         update=update,
         blocked=EMPTY,
