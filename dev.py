@@ -114,7 +114,7 @@ def make_environment() -> None:
     command = [python(), "-m", "pip", "install", "--disable-pip-version-check"]
     if not sys.stderr.isatty():
         command += ["--quiet", "--progress-bar", "off"]
-    command += ["--constraint", CONSTRAINTS.name, "--editable", ".[test]"]
+    command += ["--constraint", CONSTRAINTS.name, "--editable", ".[all,test]"]
     if run(command) != 0:
         raise SetupError("the installation failed, see above; it goes on where it stopped")
     STAMP.write_text(wanted, encoding="utf-8")

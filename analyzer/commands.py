@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddltrace.tracer.errors import UsageError
+from ddltrace.tracer.optional_packages import require_extra
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -92,8 +93,10 @@ def analyze(
 
     for expression in fail_on:
         check_expression(expression)
-    if html is not None and not html.absolute().parent.is_dir():
-        raise UsageError(f"--html {html}: there is no directory {html.absolute().parent}")
+    if html is not None:
+        require_extra("report", "analyze --html")
+        if not html.absolute().parent.is_dir():
+            raise UsageError(f"--html {html}: there is no directory {html.absolute().parent}")
     if definitions == "hta" and steps is not None:
         raise UsageError("--definitions hta chooses the steps itself: leave out --steps")
     with open_as_one(traces) as opened:
@@ -196,6 +199,7 @@ def query(trace: Path, sql: str, form: str) -> None:
     from ddltrace.analyzer.query.sql import render_rows, run_query
     from ddltrace.analyzer.trace.opened_trace import open_trace
 
+    require_extra("query", "ddltrace query")
     opened = open_trace(trace)
     _tell_portion(opened)
     click.echo(render_rows(run_query(opened, sql), form))

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from ddltrace.analyzer.exporters import FORMATS
+from ddltrace.tracer.optional_packages import require_extra
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -85,6 +86,8 @@ def export(trace: Path, to: str, output: Path, force: bool) -> None:
     from ddltrace.analyzer.exporters import export as write
     from ddltrace.analyzer.trace.opened_trace import open_trace
 
+    if to == "perfetto":
+        require_extra("perfetto", "export --to perfetto")
     events = write(open_trace(trace), to, output, force=force)
     click.echo(f"ddltrace: {events} events in {output}", err=True)
     if to in ("chrome", "perfetto"):

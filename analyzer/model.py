@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
+from ddltrace.tracer.optional_packages import require_extra
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -849,6 +851,7 @@ class Analysis:
 
     def rank_steps_frame(self) -> pd.DataFrame:
         """One row per rank and step: start_us, wall_us, compute_us, comm_us, ..."""
+        require_extra("frames", "rank_steps_frame()")
         import pandas as pd
 
         columns = {}
@@ -895,6 +898,7 @@ def flat_row(row: Any) -> dict[str, Any]:
 
 
 def _frame(rows: Sequence[Any], kind: type) -> pd.DataFrame:
+    require_extra("frames", "a data frame of an analysis")
     import pandas as pd
 
     empty: dict[str, list[Any]] = {f.name: [] for f in fields(kind)}

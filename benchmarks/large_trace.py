@@ -111,7 +111,7 @@ def _record(path: Path, seconds: float) -> None:
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         "--nproc-per-node=2",
     ]
-    traced = [sys.executable, "-m", "ddltrace", "run", "-o", str(path), "--measure-cost", "0", "--"]
+    traced = [sys.executable, "-m", "ddltrace", "run", "-o", str(path), "--"]
     for how, prefix, limit in (("untraced", [], 10.0), ("traced", traced, seconds)):
         done = subprocess.run(
             [*prefix, *launch, str(script), str(limit)],

@@ -192,7 +192,7 @@ class RunningJob:
         if mode == "profiler":
             command.append("--profiler")
         if mode in TRACED:
-            run = [sys.executable, "-m", "ddltrace", "run", "--level", mode, "--measure-cost", "0"]
+            run = [sys.executable, "-m", "ddltrace", "run", "--level", mode]
             command = [*run, "-o", str(directory / f"trace-{mode}"), "--", *command]
         environment = {**os.environ, **SAME_FOR_ALL}
         self._log = (directory / f"{mode}.log").open("w+")

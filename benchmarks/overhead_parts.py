@@ -191,7 +191,7 @@ def main() -> None:
         work(options.rounds, options.steps, settings)
         return
     with tempfile.TemporaryDirectory(prefix="ddltrace-") as name:
-        command = [sys.executable, "-m", "ddltrace", "run", "--measure-cost", "0"]
+        command = [sys.executable, "-m", "ddltrace", "run"]
         command += ["--level", options.level]
         command += ["-o", str(Path(name) / "trace"), "--"]
         command += [sys.executable, "-m", "torch.distributed.run", "--standalone"]

@@ -6,6 +6,8 @@ import threading
 
 import click
 
+from ddltrace.tracer.optional_packages import require_extra
+
 
 @click.command(
     epilog="\b\nExamples:\n"
@@ -32,6 +34,7 @@ def dashboard(traces: tuple[str, ...], host: str, port: int | None, no_browser: 
     Serves until interrupted with Ctrl-C. Everything comes from this machine; no network is
     needed.
     """
+    require_extra("dashboard", "ddltrace dashboard")
     from ddltrace.analyzer.trace.opened_trace import open_trace
     from ddltrace.dashboard.hosts import is_loopback
     from ddltrace.dashboard.server import FIRST_PORT, bind, open_browser, serve

@@ -145,8 +145,12 @@ def run_command(
     from ddltrace.experiments.harness.results import RESULTS_FILE
     from ddltrace.experiments.harness.runner import Settings, run_experiment
     from ddltrace.experiments.strategy.spec import parse
+    from ddltrace.tracer.optional_packages import require_extra, require_torch
     from ddltrace.tracer.output_directory import make_empty
 
+    require_torch("ddltrace experiment run")
+    if workload == "digits":
+        require_extra("experiments", "the workload digits")
     strategies = [parse(spec) for spec in specs or _DEFAULT_STRATEGIES]
     _refuse_repeated([strategy.spec for strategy in strategies])
     _check_network(ranks, hosts, bandwidth)

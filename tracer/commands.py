@@ -59,8 +59,9 @@ The exit status is the job's own; 1 if the job ended well, but nothing in it cou
     "--measure-cost",
     type=click.IntRange(min=0),
     metavar="STEPS",
-    help="In so many steps from step 200 on, record every other pair only, and say what recording "
-    "costs; 0 to record all.  [default: 40, if DistributedDataParallel keeps the ranks in step]",
+    default=0,
+    help="Alternate recording on and off over STEPS steps, starting at step 200, to measure the "
+    "overhead. Half of these steps are missing from the trace.  [default: record every step]",
 )
 @click.option("--force", is_flag=True, help="Replace a trace that stands in the way.")
 @click.option(
@@ -74,7 +75,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     output: Path | None,
     level: str,
     op_steps: str,
-    measure_cost: int | None,
+    measure_cost: int,
     force: bool,
     part: str | None,
     command: tuple[str, ...],
@@ -116,9 +117,8 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
         why = explain_nothing_recorded(command, result.reasons)
         click.echo(f"ddltrace: nothing was recorded: {why}", err=True)
         return result.exit_status if result.harmed else result.exit_status or 1
-    cost = _cost_told(directory, asked=bool(measure_cost))
-    if cost:
-        click.echo(f"ddltrace: {cost}", err=True)
+    if measure_cost:
+        click.echo(f"ddltrace: {_measured_cost(directory)}", err=True)
     for note in result.notes:
         click.echo(f"ddltrace: note: {note}", err=True)
     ranks = f"{result.num_ranks} rank{'s' if result.num_ranks != 1 else ''}"
@@ -150,22 +150,21 @@ def _build_native() -> None:
         )
 
 
-def _cost_told(directory: Path, *, asked: bool) -> str | None:
-    """What the ranks measured of their own recording, if they did or were asked to."""
+def _measured_cost(directory: Path) -> str:
+    """The overhead that the ranks measured: that of the rank with the largest ratio."""
     from ddltrace.tracer.trace.run_reader import read_run
 
     try:
         costs = [info.cost for info in read_run(directory).ranks if info.cost is not None]
-    except TraceError:  # what is wrong with it has been told
-        return None
+    except TraceError as error:
+        return f"no measured overhead: {error}"
     if not costs:
-        too_few = "the job took too few steps to measure what recording costs: it needs 216"
-        return too_few if asked else None
-    dear = max(costs, key=lambda cost: cost["ratio"])
+        return "no measured overhead: the job must take at least 216 steps"
+    highest = max(costs, key=lambda cost: cost["ratio"])
     return (
-        f"a recorded step takes {dear['ratio']:.3f} times an unrecorded one "
-        f"(95 % interval {dear['low']:.3f} to {dear['high']:.3f}, {dear['steps']} steps of each, "
-        "the rank where it is most)"
+        f"a recorded step takes {highest['ratio']:.3f} times an unrecorded one "
+        f"(95 % interval {highest['low']:.3f} to {highest['high']:.3f}, {highest['steps']} steps "
+        "of each, on the rank with the largest ratio)"
     )
 
 

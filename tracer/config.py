@@ -47,8 +47,8 @@ class CaptureConfig:
             every layer and the readiness of every gradient) or ``op`` (also single operators and
             device kernels, in a window of steps).
         op_steps: The window: first step and the one after the last.
-        measure_cost: In how many steps to switch recording on and off in turn, to measure what
-            it costs; None for the usual number, where the ranks are known to step together.
+        measure_cost: Number of steps in which recording alternates between on and off, to
+            measure its overhead; 0 to record every step.
         flush_interval_s: The writer's period; what a killed rank can lose.
         buffer_rows: Events that memory may hold before further ones are dropped and counted.
         words: A directory that every user may write to; empty if there is none. A process that
@@ -58,7 +58,7 @@ class CaptureConfig:
     directory: Path
     level: str = "layer"
     op_steps: tuple[int, int] = (10, 13)
-    measure_cost: int | None = None
+    measure_cost: int = 0
     flush_interval_s: float = 0.2
     buffer_rows: int = 100_000
     words: str = ""

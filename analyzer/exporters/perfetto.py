@@ -17,7 +17,7 @@ from ddltrace.analyzer.exporters.details import BATCH, details_of
 from ddltrace.analyzer.exporters.flows import FlowFinder, Flows
 from ddltrace.analyzer.exporters.output import open_for_writing
 from ddltrace.analyzer.exporters.tracks import Integers, Track, ends_of, tracks_of
-from ddltrace.tracer.errors import MissingCapabilityError
+from ddltrace.tracer.optional_packages import require_extra
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -37,18 +37,14 @@ def write(trace: Trace, path: Path) -> int:
     Raises:
         MissingCapabilityError: The package ``perfetto`` is not installed.
     """
+    require_extra("perfetto", "export --to perfetto")
     with open_for_writing(path) as file:
         return _Writer(file, trace).write()
 
 
 class _Writer:
     def __init__(self, file: IO[bytes], trace: Trace) -> None:
-        try:
-            protos: Any = importlib.import_module(_PROTOS)
-        except ImportError as error:
-            raise MissingCapabilityError(
-                "writing Perfetto's format needs the package perfetto: pip install perfetto"
-            ) from error
+        protos: Any = importlib.import_module(_PROTOS)
         self._protos = protos
         self._file = file
         self._trace = trace

@@ -15,7 +15,8 @@ import pyarrow as pa
 from ddltrace.analyzer.formatting.text_table import render
 from ddltrace.analyzer.query.result_tables import OF_ANALYSIS, EventStream
 from ddltrace.analyzer.trace.opened_trace import Trace
-from ddltrace.tracer.errors import MissingCapabilityError, UsageError
+from ddltrace.tracer.errors import UsageError
+from ddltrace.tracer.optional_packages import require_extra
 
 TABLES: Final = ("events", *OF_ANALYSIS)
 """What can be asked for."""
@@ -38,12 +39,9 @@ def run_query(trace: Trace, sql: str) -> pa.Table:
         UsageError: DuckDB does not accept the statement, or it does more than ask.
         MissingCapabilityError: DuckDB is not installed.
     """
-    try:
-        import duckdb
-    except ImportError:
-        raise MissingCapabilityError(
-            "ddltrace query needs DuckDB: pip install 'ddltrace[query]'"
-        ) from None
+    require_extra("query", "ddltrace query")
+    import duckdb
+
     _check_statement(sql)
     words = set(re.findall(r"\w+", sql.lower()))
     tables: dict[str, Any] = {"events": EventStream(trace)} if "events" in words else {}

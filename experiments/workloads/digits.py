@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from ddltrace.experiments.workloads.base import Score
-from ddltrace.tracer.errors import MissingCapabilityError
+from ddltrace.tracer.optional_packages import require_extra
 
 _HELD_OUT_EVERY = 5
 _BRIGHTEST = 16.0
@@ -93,12 +93,9 @@ class Digits:
 
 
 def _load() -> tuple[torch.Tensor, torch.Tensor]:
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise MissingCapabilityError(
-            "the digits need scikit-learn: pip install 'ddltrace[experiments]'"
-        ) from error
+    require_extra("experiments", "the workload digits")
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / _BRIGHTEST
     return images, torch.tensor(digits.target, dtype=torch.int64)

@@ -205,7 +205,7 @@ def test_nothing_is_kept_alive_and_memory_stays(tmp_path: Path) -> None:
     job = [sys.executable, str(JOBS / "long.py"), str(steps)]
     timeout = 200 + 0.2 * steps
     # What is measured of the cost would leave out some steps, and with them their messages.
-    recorder = traced(tmp_path / "trace", job, "--measure-cost", "0")
+    recorder = traced(tmp_path / "trace", job)
     done = run(recorder, cwd=tmp_path, timeout=timeout)
     assert done.status == 0, done.stderr
     memory = [int(x.split()[1]) for x in done.stdout.splitlines() if x.startswith("memory")]

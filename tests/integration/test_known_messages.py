@@ -59,13 +59,15 @@ def record(
 @pytest.mark.parametrize(("way", "steps"), [("alone", 40), ("beside", 40), ("full", 1800)])
 def test_the_same_is_recorded_as_by_python(tmp_path: Path, way: str, steps: int) -> None:
     native, plain = at_once(
-        lambda: record(tmp_path, way, steps, "--measure-cost", "0"),
-        lambda: record(tmp_path, way, steps, "--measure-cost", "0", native=False),
+        lambda: record(tmp_path, way, steps),
+        lambda: record(tmp_path, way, steps, native=False),
     )
     assert plain.without_python() == []
     # Most messages of C++, from where PyTorch has told of the buckets; or all that fit.
     assert min(native.without_python()) > (4096 if way == "full" else steps)
     assert native.done.losses() == plain.done.losses()
+    # Recording never pauses unless --measure-cost asks for it.
+    assert set(range(steps)) <= set(native.messages(0).step.dropna())
     for rank in (0, 1):
         found, expected = native.messages(rank), plain.messages(rank)
         assert_frame_equal(found[SAME_OF_MESSAGES], expected[SAME_OF_MESSAGES])

@@ -19,7 +19,7 @@ SAME = [column for column in SAME_OF_MESSAGES if column not in ("group", "lane")
 
 def traced_with(directory: Path, how: str) -> Done:
     command = on_ranks("python_groups.py", how)
-    done = run(traced(directory / how, command, "--measure-cost", "0"), cwd=directory)
+    done = run(traced(directory / how, command), cwd=directory)
     assert done.status == 0, done.stderr
     return done
 

@@ -96,7 +96,7 @@ def main():
         child = os.fork()
         if child == 0:
             # What is measured of the cost would leave out some steps.
-            arm(CaptureConfig(directory=trace, measure_cost=0))
+            arm(CaptureConfig(directory=trace))
             train(shared)
             os._exit(0)
         # From the first step on: before it, there may be nothing to lose.

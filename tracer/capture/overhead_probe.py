@@ -1,9 +1,9 @@
-"""What capture costs this job, measured by the job itself.
+"""Measures the overhead of recording inside the traced job (``run --measure-cost``).
 
-For some steps capture is switched on and off in turn, in the order on, off, off, on, so that a
-drift of the machine's speed falls on both alike: each such block of four gives one ratio. All
-ranks switch at the same steps. Unless it is asked for, this is done only where the ranks are
-known to step together, and late, so that short jobs are recorded whole.
+Over a window of steps, recording alternates in the order on, off, off, on, so that a drift in
+the machine's speed affects both sides equally; each block of four steps gives one ratio. All
+ranks switch at the same steps. The steps in which recording is off are missing from the trace,
+so the measurement runs only on request.
 """
 
 from __future__ import annotations
@@ -15,45 +15,40 @@ from typing import Any, Final
 from ddltrace.tracer.record.recorder import Recorder
 
 FIRST_STEP: Final = 200
-DEFAULT_STEPS: Final = 40
 _PATTERN: Final = (False, True, True, False)
 _MIN_BLOCKS: Final = 4
 _RESAMPLES: Final = 2000
 
 
 class CostMeter:
-    """Pauses capture in some steps and compares their times with the others'.
+    """Pauses recording in half of the window's steps and compares their times with the rest.
 
     Args:
-        recorder: Whose `paused` is switched.
-        steps: Number of steps from `FIRST_STEP` on in which it is switched, half of them off.
-        wanted: Asked right before the first of them: whether to measure at all.
-        now: The clock.
+        recorder: The recorder to pause and resume.
+        steps: Length of the window, which starts at `FIRST_STEP`; rounded down to a multiple of
+            four.
+        now: The clock, in nanoseconds.
     """
 
     def __init__(
         self,
         recorder: Recorder,
         steps: int,
-        wanted: Callable[[], bool],
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._recorder = recorder
         self._steps = steps - steps % len(_PATTERN)
-        self._wanted = wanted
         self._now = now
         self._ended_ns = 0
         self._times: list[int] = []
 
     def after_step(self, number: int) -> None:
-        """To be called when a step has ended.
+        """Notes the end of a step and sets the recorder for the next one.
 
         Args:
-            number: The step's number.
+            number: Index of the step that ended.
         """
         following = number + 1 - FIRST_STEP
-        if following == 0 and not self._wanted():
-            self._steps = 0
         if not 0 <= following <= self._steps:
             return
         now = self._now()
@@ -64,11 +59,11 @@ class CostMeter:
         self._recorder.paused = measures and _PATTERN[following % len(_PATTERN)]
 
     def result(self) -> dict[str, Any] | None:
-        """The ratio of step times with capture to those without.
+        """Ratio of the time of recorded steps to that of unrecorded ones.
 
         Returns:
             ``ratio``, the median over the blocks, its 95 % bootstrap interval ``low`` to
-            ``high``, and the number of ``steps`` on each side; None if there were too few.
+            ``high``, and the number of ``steps`` on each side; None with fewer than four blocks.
         """
         import numpy as np
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.tracer.capture.fault_barrier import quiet
-from ddltrace.tracer.capture.overhead_probe import DEFAULT_STEPS, CostMeter
+from ddltrace.tracer.capture.overhead_probe import CostMeter
 from ddltrace.tracer.capture.steps import Steps
 from ddltrace.tracer.config import CaptureConfig
 from ddltrace.tracer.interpose.autograd import Backward
@@ -191,14 +191,8 @@ class Session:
         atexit.register(close)
         # Processes started by multiprocessing leave without running atexit.
         multiprocessing.util.Finalize(None, close, exitpriority=0)
-        if self.config.measure_cost != 0:
-            asked = self.config.measure_cost
-            # Buckets of DistributedDataParallel keep the ranks in step.
-            self._meter = CostMeter(
-                self.recorder,
-                DEFAULT_STEPS if asked is None else asked,
-                lambda: asked is not None or self.ddp is not None,
-            )
+        if self.config.measure_cost:
+            self._meter = CostMeter(self.recorder, self.config.measure_cost)
             self.steps.on_update.append(self._meter.after_step)
         interpose.install(self)
         stop_exchange = clock_exchange.start(self.info, self.save_info, self.fault)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ddltrace.tracer.config import CaptureConfig
 from ddltrace.tracer.errors import UsageError
+from ddltrace.tracer.optional_packages import EXTRAS, USES, missing_packages
 
 _TIMEOUT_S = 120
 
@@ -106,20 +107,22 @@ def _packages() -> Iterator[Finding]:
     yield Finding(
         "ddltrace", "ok", f"{metadata.version('ddltrace')}, Python {sys.version.split()[0]}"
     )
-    for name in ("pyarrow", "numpy", "pandas", "plotly", "dash"):
+    for name in ("pyarrow", "numpy"):
         try:
             yield Finding(name, "ok", metadata.version(name))
         except metadata.PackageNotFoundError:
             yield Finding(name, "missing", "not installed", f"pip install {name}")
-    try:
-        yield Finding("scikit-learn", "ok", f"{metadata.version('scikit-learn')} (experiments)")
-    except metadata.PackageNotFoundError:
-        yield Finding(
-            "scikit-learn",
-            "absent",
-            "not installed: `ddltrace experiment` has no data to train on",
-            "pip install 'ddltrace[experiments]'",
-        )
+    for extra, packages in EXTRAS.items():
+        if missing := missing_packages(extra):
+            yield Finding(
+                f"[{extra}]",
+                "absent",
+                f"not installed: {', '.join(missing)} ({USES[extra]})",
+                f"pip install 'ddltrace[{extra}]'",
+            )
+        else:
+            versions = (f"{name} {metadata.version(name)}" for name in packages)
+            yield Finding(f"[{extra}]", "ok", f"{', '.join(versions)} ({USES[extra]})")
 
 
 def _torch(python: str) -> Iterator[Finding]:

@@ -1,7 +1,8 @@
-"""Why a job left no event, as far as it can be told, and what to do about it."""
+"""Finds the likely reason why a job recorded no events, and the fix."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,20 +22,25 @@ _CLEANERS: Final = {
 
 
 def explain_nothing_recorded(command: Sequence[str], words: Sequence[str]) -> str:
-    """What to tell a user whose job left no event.
+    """Explains to the user why the job recorded no events.
 
     Args:
         command: The job's command line.
-        words: What processes below the launcher left about why they could not record.
+        words: Messages that processes of the job wrote when they could not record.
     """
     reasons = [*words[:2], *_seen_in_command(command)]
     if reasons:
         return "; ".join(dict.fromkeys(reasons))
+    if importlib.util.find_spec("torch") is None:
+        return (
+            f"PyTorch is not installed for {sys.executable}. If the job runs under another "
+            "Python, check it with ddltrace doctor --python PYTHON"
+        )
     return (
-        "no process called torch.distributed.init_process_group. Perhaps the job is not "
-        "distributed or failed before it; or a process on the way started Python with -I or -E "
-        f"or cleaned the environment: then {_IN_CODE}; or the job's Python is not "
-        f"{sys.executable}: then try ddltrace doctor --python PYTHON"
+        "no process called torch.distributed.init_process_group. Possible causes: the job is not "
+        "distributed, or it failed earlier; a parent process started Python with -I or -E or "
+        f"cleared the environment (fix: {_IN_CODE}); the job's Python is not {sys.executable} "
+        "(check it with ddltrace doctor --python PYTHON)"
     )
 
 

@@ -1,0 +1,77 @@
+"""The packages that `pip install ddltrace` leaves out, and the extras that install them.
+
+A training environment gets what `run` and `analyze` need and nothing else. A command that needs
+more calls `require_extra` before it does any work. PyTorch belongs to no extra: the job brings
+its own build, which pip must not replace.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Final
+
+from ddltrace.tracer.errors import MissingCapabilityError
+
+EXTRAS: Final[Mapping[str, Mapping[str, str]]] = {
+    "report": {"jinja2": "jinja2", "plotly": "plotly"},
+    "frames": {"pandas": "pandas"},
+    "query": {"duckdb": "duckdb"},
+    "dashboard": {"dash": "dash", "plotly": "plotly", "jinja2": "jinja2"},
+    "experiments": {"scikit-learn": "sklearn"},
+    "perfetto": {"perfetto": "perfetto"},
+}
+"""Extra -> the packages that it installs -> the module that each provides."""
+
+USES: Final[Mapping[str, str]] = {
+    "report": "analyze --html",
+    "frames": "pandas frames in the Python API",
+    "query": "ddltrace query",
+    "dashboard": "ddltrace dashboard",
+    "experiments": "ddltrace experiment run with the workload digits",
+    "perfetto": "export --to perfetto",
+}
+"""Extra -> the commands that need it."""
+
+
+def missing_packages(extra: str) -> list[str]:
+    """The packages of an extra that cannot be imported here."""
+    return [package for package, module in EXTRAS[extra].items() if not _imports(module)]
+
+
+def require_extra(extra: str, feature: str) -> None:
+    """Checks that the packages of an extra are installed.
+
+    Args:
+        extra: A key of `EXTRAS`.
+        feature: What needs them, as the user asked for it, such as ``ddltrace dashboard``.
+
+    Raises:
+        MissingCapabilityError: A package is missing; the message names the `pip install`.
+    """
+    missing = missing_packages(extra)
+    if missing:
+        raise MissingCapabilityError(
+            f"{feature} needs {', '.join(missing)}: pip install 'ddltrace[{extra}]'"
+        )
+
+
+def require_torch(feature: str) -> None:
+    """Checks that PyTorch is installed in this interpreter.
+
+    Raises:
+        MissingCapabilityError: It is not.
+    """
+    if not _imports("torch"):
+        raise MissingCapabilityError(
+            f"{feature} needs PyTorch 2.6 or newer: install the build for this machine "
+            "(https://pytorch.org/get-started)"
+        )
+
+
+def _imports(module: str) -> bool:
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return False
+    return True
