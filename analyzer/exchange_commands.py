@@ -19,9 +19,7 @@ def _output_options(help: str, replaced: str) -> Callable[[Command], Command]:
     output = click.option(
         "-o", "--output", type=click.Path(path_type=Path), required=True, help=help
     )
-    force = click.option(
-        "--force", is_flag=True, help=f"Replace {replaced} that stands in the way."
-    )
+    force = click.option("--force", is_flag=True, help=f"Overwrite {replaced} that exists.")
     return lambda command: output(force(command))
 
 
@@ -66,6 +64,7 @@ Examples:
   ddltrace export first-trace --to perfetto -o trace.pftrace
   ddltrace export first-trace --to chrome -o trace.json.gz
   ddltrace export kineto-folder --to parquet -o events.parquet
+  ddltrace export gpu-trace --to chrome --per-rank -o for-hta
 """,
 )
 @click.argument("trace", type=click.Path(path_type=Path))
@@ -75,8 +74,18 @@ Examples:
     required=True,
     help="chrome and perfetto: for trace viewers. parquet and csv: one row per event.",
 )
-@_output_options("File to write; .gz compresses Chrome JSON, Perfetto's format and CSV.", "a file")
-def export(trace: Path, to: str, output: Path, force: bool) -> None:
+@click.option(
+    "--per-rank",
+    is_flag=True,
+    help="Chrome JSON only: write a folder with one file per rank, which Holistic Trace Analysis "
+    "and other tools for torch.profiler's files can read.",
+)
+@_output_options(
+    "File to write (a folder with --per-rank); .gz compresses Chrome JSON, Perfetto's format "
+    "and CSV.",
+    "a file",
+)
+def export(trace: Path, to: str, per_rank: bool, output: Path, force: bool) -> None:
     """Write a trace in another format.
 
     TRACE is a trace directory, or anything that can be imported. In trace viewers a rank is a
@@ -88,7 +97,7 @@ def export(trace: Path, to: str, output: Path, force: bool) -> None:
 
     if to == "perfetto":
         require_extra("perfetto", "export --to perfetto")
-    events = write(open_trace(trace), to, output, force=force)
+    events = write(open_trace(trace), to, output, force=force, per_rank=per_rank)
     click.echo(f"ddltrace: {events} events in {output}", err=True)
-    if to in ("chrome", "perfetto"):
+    if not per_rank and to in ("chrome", "perfetto"):
         click.echo(f"ddltrace: next: open {output} at https://ui.perfetto.dev", err=True)

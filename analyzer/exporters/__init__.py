@@ -16,24 +16,36 @@ __all__ = ["FORMATS", "export"]
 FORMATS: Final = ("chrome", "perfetto", "parquet", "csv")
 
 
-def export(trace: Trace, to: str, path: Path, *, force: bool = False) -> int:
+def export(
+    trace: Trace, to: str, path: Path, *, force: bool = False, per_rank: bool = False
+) -> int:
     """Writes a trace in another format; the file appears when it is complete.
 
     Args:
         trace: The trace.
         to: One of `FORMATS`.
         path: The file to write; Chrome JSON and CSV are compressed if it ends in ``.gz``.
-        force: Whether a file that stands there may be replaced.
+        force: Whether an existing file may be replaced.
+        per_rank: Whether `path` is a folder that gets one file per rank (Chrome JSON only), as
+            torch.profiler writes them and Holistic Trace Analysis reads them.
 
     Returns:
         The number of events written.
 
     Raises:
-        UsageError: The format is not known, or the file exists or cannot be written.
+        UsageError: The format is not known or has no files per rank, or the file exists or
+            cannot be written.
         MissingCapabilityError: A package that the format needs is missing.
     """
-    from ddltrace.analyzer.exporters.output import replacing
+    from ddltrace.analyzer.exporters.output import replacing, replacing_folder
 
+    if per_rank:
+        if to != "chrome":
+            raise UsageError(f"--per-rank goes with --to chrome: {to} is written as one file")
+        from ddltrace.analyzer.exporters.chrome_json import write_each_rank
+
+        with replacing_folder(path, force=force) as temporary:
+            return write_each_rank(trace, temporary)
     with replacing(path, force=force) as temporary:
         return _writer(to)(trace, temporary)
 

@@ -3,11 +3,15 @@
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU tells the
 format. A rank is a process, a lane a thread. Complete events of a thread must nest; lanes in
 which they do not get further threads. Lines are put together by Arrow, a column at a time.
+
+Events of ranks with a device carry the fields of Kineto's files too, so that tools for those
+(Holistic Trace Analysis) can read them. These tools want one file for each rank, with the rank
+at its head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,8 +20,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ddltrace.analyzer.events.event_columns import Columns
 from ddltrace.analyzer.exporters.details import BATCH, details_of
 from ddltrace.analyzer.exporters.flows import FlowFinder, Flows
+from ddltrace.analyzer.exporters.kineto_fields import (
+    FIRST_CORRELATION,
+    KinetoFields,
+    has_device_work,
+)
 from ddltrace.analyzer.exporters.output import open_for_writing
 from ddltrace.analyzer.exporters.tracks import Integers, ends_of, tracks_of
 
@@ -28,17 +38,41 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def write(trace: Trace, path: Path) -> int:
-    """Writes a trace; returns the number of events written."""
+    """Writes all ranks into one file; returns the number of events written."""
+    return _write_ranks(trace, trace.ranks, path, FlowFinder(trace))
+
+
+def write_each_rank(trace: Trace, folder: Path) -> int:
+    """Writes ``rank-N.json.gz`` for each rank into a folder; returns the number of events."""
     finder = FlowFinder(trace)
-    written = 0
+    return sum(
+        _write_ranks(trace, [rank], folder / f"rank-{rank}.json.gz", finder) for rank in trace.ranks
+    )
+
+
+def _write_ranks(trace: Trace, ranks: Sequence[int], path: Path, finder: FlowFinder) -> int:
+    written, correlation = 0, FIRST_CORRELATION
     with open_for_writing(path) as file:
         head = {"source": "ddltrace", "trace": trace.name, "origin_ns": trace.origin_ns}
-        file.write(b'{"displayTimeUnit":"ns","otherData":' + _encode(head))
-        file.write(b',"traceEvents":[\n')
+        file.write(b'{"displayTimeUnit":"ns","otherData":' + _encode(head) + b",\n")
+        if len(ranks) == 1:
+            # On a line of its own and with a space: HTA looks for the rank line by line.
+            world_size = max(info.world_size for info in trace.run.ranks)
+            file.write(
+                f'"distributedInfo": {{"rank": {ranks[0]}, "world_size": {world_size}}},\n'.encode()
+            )
+        file.write(b'"traceEvents":[\n')
         separator = b""
-        for rank in trace.ranks:
+        for rank in ranks:
             table = trace.events(rank)
-            for lines in _text_of_rank(trace, rank, table, finder.of_rank(table, rank)):
+            columns = Columns(table)
+            kineto = None
+            # Rows of damaged times are not in the columns, which then fit the table no more.
+            if len(columns) == table.num_rows and has_device_work(columns):
+                kineto = KinetoFields(columns, correlation)
+                correlation = kineto.next_correlation
+            flows = finder.of_rank(table, rank)
+            for lines in _text_of_rank(trace, rank, table, flows, kineto):
                 file.write(separator + lines)
                 separator = b",\n"
             written += table.num_rows
@@ -46,7 +80,9 @@ def write(trace: Trace, path: Path) -> int:
     return written
 
 
-def _text_of_rank(trace: Trace, rank: int, table: pa.Table, flows: Flows) -> Iterator[bytes]:
+def _text_of_rank(
+    trace: Trace, rank: int, table: pa.Table, flows: Flows, kineto: KinetoFields | None
+) -> Iterator[bytes]:
     yield _metadata("process_name", rank, 0, {"name": f"rank {rank}"})
     yield _metadata("process_sort_index", rank, 0, {"sort_index": rank})
     ends = ends_of(table)
@@ -59,26 +95,41 @@ def _text_of_rank(trace: Trace, rank: int, table: pa.Table, flows: Flows) -> Ite
             part = table.take(pa.array(rows))
             starts = part["start_ns"].to_numpy() - trace.origin_ns
             lengths = ends[rows] - part["start_ns"].to_numpy()
-            yield _text_of_events(part, trace, rank, place, starts=starts, lengths=lengths)
+            details = details_of(part, trace.tensors(rank))
+            kinds = _quoted(part["kind"].combine_chunks())
+            categories = kinds
+            if kineto is not None:
+                categories = _quoted(kineto.categories(rows, part["kind"].combine_chunks()))
+                details |= kineto.arguments(rows)
+                differs = pc.not_equal(categories, kinds)
+                details["kind"] = pc.if_else(differs, part["kind"].combine_chunks(), None)
+            yield _text_of_events(
+                part, categories, details, place=place, starts=starts, lengths=lengths
+            )
             if arrows := _arrows(rows, starts, lengths, place, flows):
                 yield b",\n".join(arrows)
 
 
 def _text_of_events(
-    part: pa.Table, trace: Trace, rank: int, place: str, *, starts: Integers, lengths: Integers
+    part: pa.Table,
+    categories: pa.Array,
+    details: dict[str, pa.Array],
+    *,
+    place: str,
+    starts: Integers,
+    lengths: Integers,
 ) -> bytes:
     """One line of JSON per event, joined."""
     kinds = _quoted(part["kind"].combine_chunks())
     names = pc.coalesce(_quoted(part["name"].combine_chunks()), kinds)
     args = [
-        pc.fill_null(_joined(f',"{name}":', _json(column)), "")
-        for name, column in details_of(part, trace.tensors(rank)).items()
+        pc.fill_null(_joined(f',"{name}":', _json(column)), "") for name, column in details.items()
     ]
     # Every argument brings its comma; the first one's is cut off.
-    details = pc.utf8_slice_codeunits(_joined("", *args), 1) if args else pa.scalar("")
+    arguments = pc.utf8_slice_codeunits(_joined("", *args), 1) if args else pa.scalar("")
     lines = _joined(
         '{"ph":"X","cat":',
-        kinds,
+        categories,
         ',"name":',
         names,
         ',"ts":',
@@ -86,7 +137,7 @@ def _text_of_events(
         ',"dur":',
         _microseconds(lengths),
         f',{place},"args":{{',
-        details,
+        arguments,
         "}}",
     )
     text: bytes = (

@@ -1,8 +1,9 @@
-"""Files that appear only when they are complete."""
+"""Files and folders that appear only when they are complete."""
 
 from __future__ import annotations
 
 import gzip
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,36 @@ def replacing(path: Path, *, force: bool) -> Iterator[Path]:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_folder(path: Path, *, force: bool) -> Iterator[Path]:
+    """Gives a temporary folder beside `path`, and moves its files to `path` at the end.
+
+    Args:
+        path: The folder to make.
+        force: Whether files of the same names in a folder that exists may be replaced.
+
+    Raises:
+        UsageError: The folder holds something and `force` is not set, or it cannot be written.
+    """
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file: name a folder with -o")
+    if path.is_dir() and any(path.iterdir()) and not force:
+        raise UsageError(f"{path} is not empty: choose another with -o, or add --force")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"there is no directory {path.absolute().parent}")
+    temporary = path.with_name(f".partial-{path.name}")
+    try:
+        temporary.mkdir()
+        yield temporary
+        path.mkdir(exist_ok=True)
+        for file in temporary.iterdir():
+            file.replace(path / file.name)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def open_for_writing(path: Path) -> IO[bytes]:

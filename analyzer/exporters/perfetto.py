@@ -107,21 +107,27 @@ class _Writer:
         ends: Integers,
         flows: Flows,
     ) -> None:
-        """Writes beginnings and ends in the order in which they nest."""
+        """Writes the begin and end of each event in the order in which they nest.
+
+        A flow leaves a slice at its begin and arrives at the end of another one. Perfetto drops
+        a flow that arrives before it left, and most receives begin before their send.
+        """
         end_event = self._end_event(uuid)
-        open_ends: list[int] = []
+        open_slices: list[tuple[int, bytes]] = []
         for row, start, end, kind, name, details in self._rows(rank, track, table, ends):
-            while open_ends and open_ends[-1] <= start:
-                self._put_event(open_ends.pop(), end_event)
+            while open_slices and open_slices[-1][0] <= start:
+                self._put_event(*open_slices.pop())
             event = self._begin_event(uuid, kind, name)
             for key, value in details:
                 event += self._annotation(key, value)
-            if row in flows.begins or row in flows.ends:
-                event += self._flows(flows.begins.get(row, ()), flows.ends.get(row, ()))
+            if row in flows.begins:
+                event += self._encoded_flows(flow_ids=flows.begins[row])
             self._put_event(start, event)
-            open_ends.append(end)
-        while open_ends:
-            self._put_event(open_ends.pop(), end_event)
+            arriving = flows.ends.get(row)
+            closing = self._encoded_flows(terminating_flow_ids=arriving) if arriving else b""
+            open_slices.append((end, end_event + closing))
+        while open_slices:
+            self._put_event(*open_slices.pop())
 
     def _rows(
         self, rank: int, track: Track, table: pa.Table, ends: Integers
@@ -182,10 +188,8 @@ class _Writer:
             piece = self._keep((key, value), event.SerializeToString())
         return piece
 
-    def _flows(self, begins: Sequence[int], ends: Sequence[int]) -> bytes:
-        encoded: bytes = self._protos.TrackEvent(
-            flow_ids=begins, terminating_flow_ids=ends
-        ).SerializeToString()
+    def _encoded_flows(self, **flows: Sequence[int]) -> bytes:
+        encoded: bytes = self._protos.TrackEvent(**flows).SerializeToString()
         return encoded
 
     def _keep(self, key: tuple[Any, ...], piece: bytes) -> bytes:

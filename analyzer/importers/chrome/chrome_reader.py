@@ -107,10 +107,12 @@ def _row(interval: Interval, recording: Recording) -> Row:
     lane = recording.threads.get(interval.track) or f"thread-{thread}"
     if process in recording.processes and not _RANK_PROCESS.search(recording.processes[process]):
         lane = f"{recording.processes[process]}/{lane}"
+    # What ddltrace exports of GPU traces has Kineto's categories, and the kind as an argument.
+    category = args.kind if isinstance(args.kind, str) and args.kind in KINDS else interval.category
     row = Row(
         start_ns=interval.start_ns,
         end_ns=interval.end_ns,
-        kind=interval.category if interval.category in KINDS else "host",
+        kind=category if category in KINDS else "host",
         name=clean(interval.name),
         lane=clean(lane, 200),
         step=_small(args.step),
@@ -118,7 +120,7 @@ def _row(interval: Interval, recording: Recording) -> Row:
     if args.phase in PHASES:
         row.phase = args.phase
     op = args.op if isinstance(args.op, str) and args.op else None
-    if op is None and interval.category not in KINDS and _MESSAGE_NAME.match(interval.name):
+    if op is None and category not in KINDS and _MESSAGE_NAME.match(interval.name):
         op = public_op(interval.name)
     if row.kind == "message" or op is not None:
         row.kind = "message"

@@ -84,6 +84,7 @@ class Args(
     phase: Any = None
     tag: Any = None
     out_bytes: Any = None
+    kind: Any = None
 
 
 NO_ARGS: Final = Args()

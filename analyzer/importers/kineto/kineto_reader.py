@@ -37,6 +37,9 @@ _MARKS: Final = re.compile(
     rb'"(?:deviceProperties|distributedInfo|baseTimeNanoseconds|traceName)"\s*:'
     rb'|"cat"\s*:\s*"(?:cpu_op|kernel|cuda_runtime|user_annotation|Operator|Runtime|Kernel)"'
 )
+_EXPORTED: Final = re.compile(rb'\{"displayTimeUnit":"ns","otherData":\{"source":"ddltrace"')
+"""The begin of a file of ``ddltrace export``: it has Kineto's marks, but may hold many ranks."""
+
 _STEP: Final = re.compile(r"ProfilerStep\s*#\s*(\d{1,9})$")
 _ENGINE: Final = re.compile(r"autograd::engine::evaluate_function")
 _PHASE_MARKS: Final = {
@@ -55,7 +58,7 @@ _MAX_COUNTED: Final = 1 << 20
 
 def recognizes(head: bytes) -> bool:
     """Whether a file that begins so is a Kineto trace."""
-    return _MARKS.search(head) is not None
+    return _MARKS.search(head) is not None and _EXPORTED.match(head) is None
 
 
 @dataclass

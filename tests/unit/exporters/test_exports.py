@@ -158,7 +158,8 @@ def perfetto_slices(path: Path) -> tuple[list[dict[str, Any]], dict[int, str]]:
             continue
         event = packet.track_event
         if event.type == protos.TrackEvent.TYPE_SLICE_END:
-            stacks[event.track_uuid].pop()["end"] = packet.timestamp
+            ended = stacks[event.track_uuid].pop()
+            ended |= {"end": packet.timestamp, "ends": list(event.terminating_flow_ids)}
             continue
         args = {
             tables["debug_annotation_names"][each.name_iid]: each.int_value
@@ -173,8 +174,8 @@ def perfetto_slices(path: Path) -> tuple[list[dict[str, Any]], dict[int, str]]:
             "start": packet.timestamp,
             "args": args,
             "begins": list(event.flow_ids),
-            "ends": list(event.terminating_flow_ids),
         }
+        assert not event.terminating_flow_ids, "a flow that arrives at a begin may not have left"
         slices.append(found)
         stacks[event.track_uuid].append(found)
     assert not any(stacks.values()), "a slice never ends"
@@ -194,6 +195,7 @@ def test_perfetto(trace: Trace, tmp_path: Path) -> None:
     begins = {number: s for s in slices for number in s["begins"]}
     ends = {number: s for s in slices for number in s["ends"]}
     assert begins.keys() == ends.keys()
+    assert all(begins[number]["start"] <= ends[number]["end"] for number in begins)
     assert sorted((begins[n]["kind"], ends[n]["name"]) for n in begins) == [
         ("gradient", "bucket 0"),
         ("gradient", "bucket 0"),
