@@ -1,0 +1,108 @@
+"""How one message becomes the average over the ranks: the seam that codecs fill."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, Protocol
+
+import torch
+import torch.distributed as dist
+
+from ddltrace.experiments.strategy.message_plan import Gradient, Message
+from ddltrace.experiments.strategy.spec import Strategy
+
+
+class Handle(Protocol):
+    """A message that is under way."""
+
+    def wait(self) -> torch.Tensor:
+        """The average over the ranks: flat, of the payload's length and element type."""
+        ...
+
+
+class MessageExchange(ABC):
+    """Averages the payloads of messages over the ranks of a process group.
+
+    The engine calls `start` in an order on which all ranks agreed, and the handles' `wait` in
+    the same order if `rounds` is 2. State of a message, such as a residual, has to be kept by
+    the gradient, start and stop of its slices: numbers of messages change when plans change.
+
+    Attributes:
+        rounds: 1 if `Handle.wait` launches no collective. 2 if it does: those of `start` then
+            use `group` and those of `wait` use `second_group`, so that the order of collectives
+            within each group is the same on all ranks, however far `start` runs ahead.
+        group: The ranks that take part.
+        second_group: The same ranks in a group of its own; None if `rounds` is 1.
+    """
+
+    rounds: ClassVar[int] = 1
+
+    def __init__(
+        self, group: dist.ProcessGroup, second_group: dist.ProcessGroup | None = None
+    ) -> None:
+        self.group = group
+        self.second_group = second_group
+
+    def prepare(self, gradients: Mapping[int, Gradient]) -> None:
+        """Called when the ranks have agreed on a plan, before its first message starts.
+
+        Args:
+            gradients: All gradients by their index. May come again; state stays.
+        """
+        del gradients  # most exchanges need to know nothing in advance
+
+    @abstractmethod
+    def start(self, message: Message, payload: torch.Tensor) -> Handle:
+        """Starts to average a message.
+
+        Args:
+            message: What the payload carries.
+            payload: This rank's own elements, flat, contiguous and not yet divided by the
+                number of ranks. It belongs to the exchange until `Handle.wait` has returned,
+                may be overwritten, and may be what `wait` returns.
+
+        Returns:
+            The message under way.
+        """
+
+
+class AllReduce(MessageExchange):
+    """One all_reduce a message, as DistributedDataParallel does it: divided, then summed."""
+
+    def start(self, message: Message, payload: torch.Tensor) -> Handle:
+        """Launches the all_reduce, in place."""
+        del message
+        payload.mul_(1.0 / self.group.size())
+        work = dist.all_reduce(payload, group=self.group, async_op=True)
+        assert work is not None
+        return _Reduced(work, payload)
+
+
+class _Reduced:
+    """An all_reduce under way."""
+
+    def __init__(self, work: dist.Work, payload: torch.Tensor) -> None:
+        self._work = work
+        self._payload = payload
+
+    def wait(self) -> torch.Tensor:
+        """The average."""
+        self._work.wait()
+        return self._payload
+
+
+def create_message_exchange(strategy: Strategy, group: dist.ProcessGroup) -> MessageExchange:
+    """The exchange that a strategy's codec asks for; without one, `AllReduce`.
+
+    Collective: all ranks of the group have to call it at the same point.
+    """
+    if strategy.codec is None and strategy.feedback is None:
+        return AllReduce(group)
+    codecs = importlib.import_module("ddltrace.experiments.codecs.message_exchange")
+    second = dist.new_group(dist.get_process_group_ranks(group))
+    exchange: MessageExchange = codecs.CodecExchange(
+        strategy.codec, strategy.feedback, group, second
+    )
+    return exchange

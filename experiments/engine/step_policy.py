@@ -1,0 +1,98 @@
+"""What is exchanged at which optimizer step: the seam that the frequency axis fills."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+from ddltrace.experiments.engine.message_exchange import MessageExchange
+from ddltrace.experiments.strategy.spec import Strategy
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """What a policy works on.
+
+    Attributes:
+        parameters: The model's trainable parameters with their names, the same on all ranks.
+        group: The ranks that train the model together.
+        exchange: Makes a new exchange with the strategy's codec, for what the policy averages
+            itself. Collective.
+    """
+
+    parameters: Sequence[tuple[str, torch.nn.Parameter]]
+    group: dist.ProcessGroup
+    exchange: Callable[[], MessageExchange]
+
+
+class StepPolicy(ABC):
+    """Decides, for one model, what its ranks exchange at which optimizer step.
+
+    All ranks call their policies in the same order, so a policy may launch collectives in
+    `before_update` and `after_update`.
+    """
+
+    def __init__(self, context: StepContext) -> None:
+        self.context = context
+
+    @abstractmethod
+    def exchanges_gradients(self) -> bool:
+        """Whether the backward pass that begins now ends with averaged gradients.
+
+        Asked once for each backward pass that DistributedDataParallel would synchronize. The
+        answer has to be the same on all ranks.
+        """
+
+    def gradient_ready(self, parameter: torch.nn.Parameter, *, exchanged: bool) -> None:
+        """Called in backward when a parameter's gradient is complete, before it is sent.
+
+        Args:
+            parameter: Its ``grad`` may be changed in place, or be kept for a later step.
+            exchanged: What `exchanges_gradients` answered for this backward pass.
+        """
+
+    def before_update(self, optimizer: Optimizer) -> bool:
+        """Called before each step of the model's optimizer.
+
+        Args:
+            optimizer: It; every ``parameter.grad`` is as the optimizer will see it.
+
+        Returns:
+            Whether the optimizer updates the parameters in this step. If not, the engine takes
+            the gradients away from it.
+        """
+        del optimizer
+        return True
+
+    def after_update(self, optimizer: Optimizer) -> None:
+        """Called after each step of the model's optimizer."""
+        del optimizer
+
+    def settle(self) -> None:
+        """Waits for what is under way and applies it: before a checkpoint and at the end."""
+
+
+class EveryStep(StepPolicy):
+    """Averages gradients in every backward pass."""
+
+    def exchanges_gradients(self) -> bool:
+        """Always."""
+        return True
+
+
+def create_step_policy(strategy: Strategy, context: StepContext) -> StepPolicy:
+    """The policy of a strategy's frequency technique; without one, `EveryStep`.
+
+    Collective: all ranks of the context's group have to call it at the same point.
+    """
+    if strategy.frequency is None:
+        return EveryStep(context)
+    policies = importlib.import_module("ddltrace.experiments.frequency.policies")
+    policy: StepPolicy = policies.create(strategy, context)
+    return policy
