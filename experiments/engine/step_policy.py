@@ -56,6 +56,7 @@ class StepPolicy(ABC):
             parameter: Its ``grad`` may be changed in place, or be kept for a later step.
             exchanged: What `exchanges_gradients` answered for this backward pass.
         """
+        del parameter, exchanged
 
     def before_update(self, optimizer: Optimizer) -> bool:
         """Called before each step of the model's optimizer.
@@ -76,6 +77,7 @@ class StepPolicy(ABC):
 
     def settle(self) -> None:
         """Waits for what is under way and applies it: before a checkpoint and at the end."""
+        return
 
 
 class EveryStep(StepPolicy):
