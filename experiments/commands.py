@@ -5,15 +5,29 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ddltrace.experiments.workloads import WORKLOADS
 
+if TYPE_CHECKING:
+    from ddltrace.experiments.harness.results import Results
+
 _DEFAULT_STRATEGIES = ("ddp", "fifo", "wfbp")
+_WORKLOAD_HELP = "; ".join(f"{name}: {info.summary}" for name, info in WORKLOADS.items()) + "."
+
+
+def _defaults(name: str) -> str:
+    """The workloads' defaults of a setting, as text."""
+    values: dict[str, list[str]] = {}
+    for workload, info in WORKLOADS.items():
+        values.setdefault(f"{getattr(info, name):g}", []).append(workload)
+    if len(values) == 1:
+        return next(iter(values))
+    return "; ".join(f"{', '.join(names)}: {value}" for value, names in values.items())
 
 
 @click.group()
@@ -43,7 +57,7 @@ def list_command(as_json: bool) -> None:
 Examples:
   ddltrace experiment run
   ddltrace experiment run --strategy ddp --strategy ddp:bucket_mb=1 --strategy wfbp
-  ddltrace experiment run --ranks 4 --width 64 --steps 100 -o wide
+  ddltrace experiment run --ranks 4 --width 64 --steps 100 --repeats 5 -o wide
   sudo ddltrace experiment run --hosts 4 --bandwidth 400mbit -o shaped""",
 )
 @click.option(
@@ -72,39 +86,53 @@ Examples:
     help="Steps at the start that are trained but not measured.",
 )
 @click.option(
+    "--repeats",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Rounds. Each runs every strategy once, with the next seed.",
+)
+@click.option(
     "--workload",
     type=click.Choice(list(WORKLOADS)),
     default="digits",
     show_default=True,
-    help="digits: a CNN on scikit-learn's 8 x 8 images of digits.",
+    help=_WORKLOAD_HELP,
 )
 @click.option(
     "--width",
     type=click.IntRange(1, 1024),
-    default=32,
-    show_default=True,
-    help="Size of the model: bytes to send and computation grow with its square.",
+    help="Size of the model: bytes to send and computation grow with its square.  "
+    f"[default: {_defaults('width')}]",
 )
 @click.option(
     "--batch-size",
     type=click.IntRange(1),
-    default=16,
-    show_default=True,
-    help="Examples per rank and step.",
+    help=f"Examples per rank and step.  [default: {_defaults('batch_size')}]",
 )
 @click.option(
     "--learning-rate",
     type=click.FloatRange(0, min_open=True),
-    default=0.02,
-    show_default=True,
-    help="Of SGD with momentum 0.9.",
+    help=f"Of the workload's optimizer.  [default: {_defaults('learning_rate')}]",
 )
 @click.option(
     "--seed",
     type=int,
     default=0,
     show_default=True,
-    help="Of the weights, the split and the order of the data.",
+    help="Of the weights, the split and the order of the data in the first round.",
+)
+@click.option(
+    "--target-loss",
+    type=float,
+    help="Report the time until the training loss, averaged over 5 steps, is at most this.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=3600.0,
+    show_default=True,
+    help="Seconds after which a run is ended and reported as hung.",
 )
 @click.option(
     "--hosts",
@@ -118,19 +146,22 @@ Examples:
     type=click.Path(path_type=Path),
     help="Directory to make.  [default: ddltrace-experiment-DATE-TIME]",
 )
-@click.option("--force", is_flag=True, help="Replace an experiment that stands in the way.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of the table.")
+@click.option("--force", is_flag=True, help="Overwrite an existing experiment.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 def run_command(
     *,
     specs: tuple[str, ...],
     ranks: int | None,
     steps: int,
     warmup: int,
+    repeats: int,
     workload: str,
-    width: int,
-    batch_size: int,
-    learning_rate: float,
+    width: int | None,
+    batch_size: int | None,
+    learning_rate: float | None,
     seed: int,
+    target_loss: float | None,
+    timeout: float,
     hosts: int | None,
     bandwidth: str | None,
     output: Path | None,
@@ -139,40 +170,75 @@ def run_command(
 ) -> None:
     """Train with each strategy, trace it, and print one table.
 
-    Every strategy trains the same model from the same weights on the same data. The numbers
-    are measured from each run's own trace, which stays in the output directory.
+    In each round, every strategy trains the same model from the same weights on the same data.
+    The numbers are measured from each run's own trace, which stays in the output directory. A
+    strategy that fails, diverges or hangs is reported in its row, and the exit status is 1.
     """
-    from ddltrace.experiments.harness.results import RESULTS_FILE
-    from ddltrace.experiments.harness.runner import Settings, run_experiment
+    from ddltrace.experiments.harness.results_file import RESULTS_FILE
+    from ddltrace.experiments.harness.settings import Settings
     from ddltrace.experiments.strategy.spec import parse
     from ddltrace.tracer.optional_packages import require_extra, require_torch
     from ddltrace.tracer.output_directory import make_empty
 
     require_torch("ddltrace experiment run")
-    if workload == "digits":
-        require_extra("experiments", "the workload digits")
-    strategies = [parse(spec) for spec in specs or _DEFAULT_STRATEGIES]
-    _refuse_repeated([strategy.spec for strategy in strategies])
+    info = WORKLOADS[workload]
+    if info.needs_sklearn:
+        require_extra("experiments", f"the workload {workload}")
+    strategies = [parse(spec).spec for spec in specs or _DEFAULT_STRATEGIES]
+    _refuse_repeated(strategies)
     _check_network(ranks, hosts, bandwidth)
     settings = Settings(
+        strategies=strategies,
         workload=workload,
-        width=width,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
+        width=width or info.width,
+        batch_size=batch_size or info.batch_size,
+        learning_rate=learning_rate or info.learning_rate,
         seed=seed,
         ranks=hosts or ranks or 2,
         steps=steps,
         warmup=warmup,
+        repeats=repeats,
+        timeout_s=timeout,
+        target_loss=target_loss,
         hosts=hosts,
         bandwidth=bandwidth,
     )
     directory = output or Path(time.strftime("ddltrace-experiment-%Y%m%d-%H%M%S"))
     make_empty(directory, marker=RESULTS_FILE, kind="experiment", force=force)
-    results = run_experiment(strategies, settings, directory, report=_report_progress)
-    _print(results, as_json=as_json)
-    click.echo(f"ddltrace: results and traces in {directory}", err=True)
-    traces = " ".join(shlex.quote(str(directory / strategy.slug)) for strategy in strategies)
-    click.echo(f"ddltrace: next: ddltrace dashboard {traces}", err=True)
+    from ddltrace.experiments.harness.progress_bar import ProgressBar
+    from ddltrace.experiments.harness.runner import run_experiment
+
+    with ProgressBar(total=len(strategies) * repeats) as progress:
+        results = run_experiment(settings, directory, progress)
+    _conclude(results, directory, as_json=as_json)
+
+
+@experiment.command(
+    "resume",
+    epilog="""\b
+Examples:
+  ddltrace experiment resume ddltrace-experiment-20260102-030405""",
+)
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
+def resume_command(directory: Path, as_json: bool) -> None:
+    """Continue an experiment that was interrupted or had failures.
+
+    Finished runs are kept. Runs that are missing, failed or hung are made again with the
+    experiment's own settings.
+    """
+    from ddltrace.experiments.harness.progress_bar import ProgressBar
+    from ddltrace.experiments.harness.results_file import RESULTS_FILE, read
+    from ddltrace.experiments.harness.run_plan import plan_runs
+    from ddltrace.experiments.harness.runner import resume_experiment, settings_of
+
+    saved = read(directory / RESULTS_FILE)
+    settings = settings_of(saved, directory)
+    _check_network(None, settings.hosts, settings.bandwidth)
+    done = sum(run.is_finished for row in saved.rows for run in row.runs)
+    with ProgressBar(total=len(plan_runs(settings)), done=done) as progress:
+        results = resume_experiment(directory, progress)
+    _conclude(results, directory, as_json=as_json)
 
 
 @experiment.command(
@@ -185,10 +251,11 @@ Examples:
 )
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--baseline", metavar="ROW", help="Row to compare with.  [default: the first]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of the table.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 def compare_command(paths: tuple[Path, ...], baseline: str | None, as_json: bool) -> None:
     """Print the results of experiments, or of any traces, side by side."""
-    from ddltrace.experiments.harness.results import combine, load
+    from ddltrace.experiments.harness.results import combine
+    from ddltrace.experiments.harness.results_file import load
 
     names = _tell_apart(paths)
     loaded = []
@@ -200,17 +267,31 @@ def compare_command(paths: tuple[Path, ...], baseline: str | None, as_json: bool
     _print(combine(loaded, baseline), as_json=as_json)
 
 
-def _print(results: object, *, as_json: bool) -> None:
-    from ddltrace.experiments.harness.results import Results
+def _conclude(results: Results, directory: Path, *, as_json: bool) -> None:
+    """Prints the results of an experiment that has ended.
+
+    Raises:
+        DdltraceError: A strategy did not complete.
+    """
+    from ddltrace.tracer.errors import DdltraceError
+
+    _print(results, as_json=as_json)
+    click.echo(f"ddltrace: results and traces in {directory}", err=True)
+    traces = " ".join(shlex.quote(str(directory / row.trace)) for row in results.rows if row.trace)
+    if traces:
+        click.echo(f"ddltrace: next: ddltrace dashboard {traces}", err=True)
+    bad = [row for row in results.rows if row.status not in ("complete", "incomplete")]
+    if bad:
+        reasons = "; ".join(f"{row.strategy} {row.status}: {row.reason}" for row in bad)
+        raise DdltraceError(
+            f"{len(bad)} of {len(results.rows)} strategies did not complete: {reasons}"
+        )
+
+
+def _print(results: Results, *, as_json: bool) -> None:
     from ddltrace.experiments.harness.results_table import render
 
-    assert isinstance(results, Results)
     click.echo(json.dumps(results.to_json()) if as_json else render(results))
-
-
-def _report_progress(line: str) -> None:
-    if sys.stderr.isatty():
-        click.echo(line, err=True)
 
 
 def _refuse_repeated(specs: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 Means, because the parts of a step then differ by what adds up to the step's own difference. Only
 the experiments, which compare nothing but whole steps, take medians
-(`ddltrace.experiments.harness.median_difference`).
+(`ddltrace.experiments.harness.step_intervals`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def difference_interval(
     if variance <= 0.0:
         return difference, difference
     freedom = variance**2 / (first**2 / first_freedom + second**2 / second_freedom)
-    half = _student(freedom) * variance**0.5
+    half = student_quantile(freedom) * variance**0.5
     return difference - half, difference + half
 
 
@@ -63,7 +63,7 @@ def _of_mean(values: npt.NDArray[Any]) -> tuple[float, float]:
     return squares / count / (worth - 1), worth - 1
 
 
-def _student(freedom: float) -> float:
+def student_quantile(freedom: float) -> float:
     """The quantile of Student's t that `_Z` is of a normal variable.
 
     Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5; below three degrees of

@@ -1,55 +1,85 @@
-"""What an experiment found: measured from traces, kept in ``results.json`` beside them."""
+"""What an experiment found: a row per strategy, compared with the baselines."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final, Literal
 
 import numpy as np
 
-from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
-from ddltrace.experiments.harness.median_difference import Difference, compare_medians
+from ddltrace.experiments.harness.loss_curves import time_to_loss
+from ddltrace.experiments.harness.run_record import Run
+from ddltrace.experiments.harness.step_intervals import (
+    Difference,
+    Rounds,
+    Speedup,
+    StepTime,
+    compare_rounds,
+    speedup,
+    step_time,
+)
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.trace.json_files import write_json_atomically
-from ddltrace.tracer.trace.trace_files import RUN_FILE
 
 SCHEMA: Final = "ddltrace.experiment/1"
-RESULTS_FILE: Final = "results.json"
+
+PLAIN: Final = "fifo"
+"""The strategy without any optimization: everything is sent after backward."""
+
+UNCHANGED: Final = "unchanged"
+"""The row of the user's own job without a strategy of ours, in place of a spec."""
+
+_TUNED: Final = frozenset({"ddp", "best_buckets", UNCHANGED})
+"""Names of the strategies of which the fastest one is the well-tuned DDP."""
+
+RowStatus = Literal["complete", "diverged", "failed", "hung", "incomplete"]
+"""The worst status of a row's runs; ``incomplete`` if runs are still to come."""
+
+_MEANS: Final = (
+    "overlap_ratio",
+    "exposed_us",
+    "payload_bytes",
+    "wire_bytes",
+    "messages",
+    "encode_us",
+    "decode_us",
+    "train_loss",
+    "test_loss",
+    "test_accuracy",
+)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One strategy, or one trace. What was not measured is None.
+    """One strategy over its runs, or one trace. What was not measured is None.
 
-    Times are of steady steps only, in microseconds.
+    Times are of steady steps only, in microseconds. A value without another definition is the
+    mean over the finished runs.
 
     Attributes:
         strategy: The strategy's spec, or a trace's name.
-        trace: The trace's directory, relative to the results' directory.
-        step_us: Wall time of every steady step over all ranks, in order.
+        trace: The first run's trace, relative to the results' directory.
+        step_us: Wall time of every steady step over all ranks, run after run.
         step_us_p50: Their median.
         step_us_p95: Their 95th percentile.
-        overlap_ratio: Share of communication hidden under computation.
-        exposed_us: Communication that is not hidden, mean per rank and step.
-        payload_bytes: What the ranks hand to their messages, mean per rank and step.
-        wire_bytes: What the ranks really put on the network by their sockets' counters, mean
-            per rank and step.
-        messages: Mean per rank and step.
-        train_loss: Over all training examples, at the end.
-        test_loss: Over the held-out examples, at the end.
-        test_accuracy: On the held-out examples, at the end, 0 to 1.
-        losses: Mean over ranks of each step's loss, warm-up included; None where it diverged.
-        replicas_identical: Whether all ranks ended with the same parameters to the last bit.
-        notes: What a reader must know before believing the row.
+        overlap_ratio, exposed_us, payload_bytes, wire_bytes, messages, encode_us, decode_us,
+            train_loss, test_loss, test_accuracy: As those of `Run`.
+        peak_memory_bytes: The largest of the runs.
+        losses: Mean over the finished runs of each step's loss, warm-up included; None where a
+            run diverged.
+        replicas_identical: Whether in every run all ranks ended with the same parameters.
+        time_to_loss_us: Time from the first step's start until the smoothed training loss is at
+            most the experiment's target loss; None if a run did not reach it.
+        status: The worst of the runs.
+        reason: Why a run did not complete.
+        paced: Whether the layers waited out given device times in place of computing.
+        runs: Every run, round by round.
+        notes: Restrictions on the validity of the numbers.
     """
 
     strategy: str
-    trace: str
+    trace: str | None
     step_us: list[float]
     step_us_p50: float | None
     step_us_p95: float | None
@@ -58,12 +88,32 @@ class Row:
     payload_bytes: float | None
     messages: float | None
     wire_bytes: float | None = None
+    encode_us: float | None = None
+    decode_us: float | None = None
+    peak_memory_bytes: float | None = None
     train_loss: float | None = None
     test_loss: float | None = None
     test_accuracy: float | None = None
+    time_to_loss_us: float | None = None
     losses: list[float | None] = field(default_factory=list)
     replicas_identical: bool | None = None
+    status: RowStatus = "complete"
+    reason: str | None = None
+    paced: bool = False
     notes: list[str] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+
+    @cached_property
+    def rounds(self) -> Rounds:
+        """Step times of the finished runs by round."""
+        if not self.runs:
+            return {1: self.step_us} if self.step_us else {}
+        return {run.round: run.step_us for run in self.runs if run.is_finished and run.step_us}
+
+    @cached_property
+    def step_time(self) -> StepTime | None:
+        """The step time over rounds."""
+        return step_time(self.rounds)
 
 
 @dataclass
@@ -72,97 +122,127 @@ class Results:
 
     Attributes:
         settings: How it was run; empty for traces that no experiment made.
-        rows: In the order in which they were run.
+        rows: In the order in which the strategies were given.
         baseline: The `strategy` of the row with which others are compared.
-        status: ``running``, ``complete`` or ``failed``.
+        status: ``running``, ``complete`` (every run completed), ``failed`` (some did not) or
+            ``interrupted``.
+        progress: Of an experiment under way: `done` and `total` runs, and the `strategy`,
+            `round` and `started_unix_s` of the run that is `running`, if one is.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     baseline: str | None = None
     status: str = "running"
+    progress: dict[str, Any] = field(default_factory=dict)
+
+    def row(self, strategy: str | None) -> Row | None:
+        """The row of a strategy; None if there is none."""
+        return next((row for row in self.rows if row.strategy == strategy), None)
 
     def differences(self) -> list[Difference | None]:
         """Each row's difference in step time to the baseline; None for the baseline itself."""
-        base = next((row for row in self.rows if row.strategy == self.baseline), None)
+        base = self.row(self.baseline)
         return [
-            None if base is None or row is base else compare_medians(row.step_us, base.step_us)
+            None if base is None or row is base else compare_rounds(row.rounds, base.rounds)
             for row in self.rows
         ]
 
+    def plain(self) -> Row | None:
+        """The row of the strategy without any optimization."""
+        return next((row for row in self.rows if _name(row) == PLAIN), None)
+
+    def tuned_ddp(self) -> Row | None:
+        """The fastest of the rows of DistributedDataParallel: with any buckets, nothing else."""
+        timed = [
+            (row.step_time.us, number, row)
+            for number, row in enumerate(self.rows)
+            if _name(row) in _TUNED and row.step_time is not None
+        ]
+        return min(timed)[2] if timed else None
+
+    def speedups(self, reference: Row | None) -> list[Speedup | None]:
+        """Each row's speed-up over a reference row; None for the reference itself."""
+        differences = [
+            None
+            if reference is None or row is reference
+            else compare_rounds(row.rounds, reference.rounds)
+            for row in self.rows
+        ]
+        name = "" if reference is None else reference.strategy
+        return [found and speedup(found, name) for found in differences]
+
     def to_json(self) -> dict[str, Any]:
         """The object that is kept in ``results.json`` and printed by ``--json``."""
+        plain, tuned = self.plain(), self.tuned_ddp()
         rows = [
-            {**asdict(row), "difference": difference and asdict(difference)}
-            for row, difference in zip(self.rows, self.differences(), strict=True)
+            {
+                **asdict(row),
+                "step_time": row.step_time and asdict(row.step_time),
+                "difference": difference and asdict(difference),
+                "speedup_plain": over_plain and asdict(over_plain),
+                "speedup_tuned_ddp": over_tuned and asdict(over_tuned),
+            }
+            for row, difference, over_plain, over_tuned in zip(
+                self.rows,
+                self.differences(),
+                self.speedups(plain),
+                self.speedups(tuned),
+                strict=True,
+            )
         ]
         return {
             "schema": SCHEMA,
             "status": self.status,
             "settings": self.settings,
             "baseline": self.baseline,
+            "plain": plain and plain.strategy,
+            "tuned_ddp": tuned and tuned.strategy,
+            "progress": self.progress,
             "rows": rows,
         }
 
-    def write(self, directory: Path) -> None:
-        """Writes ``results.json``."""
-        write_json_atomically(directory / RESULTS_FILE, self.to_json())
 
-
-def measure(trace: Path, *, steps: range | None, outcome: dict[str, Any] | None = None) -> Row:
-    """Measures one trace.
+def summarize(
+    strategy: str,
+    runs: Sequence[Run],
+    *,
+    repeats: int | None = None,
+    target_loss: float | None = None,
+    paced: bool = False,
+) -> Row:
+    """The row of a strategy from its runs.
 
     Args:
-        trace: Its directory.
-        steps: The steady steps; None leaves it to the analyzer's rule.
-        outcome: What the worker wrote, if an experiment made the trace.
-
-    Returns:
-        The row, named after the trace's directory.
-
-    Raises:
-        TraceError: The trace cannot be read or has none of the steps.
+        strategy: Its spec.
+        runs: What has been run of it; may be empty.
+        repeats: How many runs there will be; None for those that there are.
+        target_loss: The training loss for `Row.time_to_loss_us`.
+        paced: Whether the layers waited out given device times.
     """
-    opened = open_trace(trace)
-    analysis = opened.analyze(_steady_steps(opened) if steps is None else steps)
-    found = analysis.to_json()
-    walls = [float(row["wall_us"]) for row in found["steps"]]
-    notes = [str(note) for note in found["trace"].get("notes") or []]
-    if steps is not None and len(walls) != len(steps):
-        notes.append(f"{len(walls)} of {len(steps)} steady steps are in the trace")
+    finished = [run for run in runs if run.is_finished]
+    steps = [wall for run in finished for wall in run.step_us]
+    peaks = [run.peak_memory_bytes for run in finished if run.peak_memory_bytes is not None]
+    identical = [run.replicas_identical for run in finished]
+    status, reason = _status(runs, len(runs) if repeats is None else repeats)
     return Row(
-        strategy=trace.resolve().name,
-        trace=str(trace),
-        step_us=walls,
-        step_us_p50=float(np.median(walls)) if walls else None,
-        step_us_p95=float(np.percentile(walls, 95)) if walls else None,
-        overlap_ratio=found["summary"]["overlap_ratio"],
-        notes=notes + _warnings(outcome or {}),
-        **_per_rank_and_step(found),
-        **_from_outcome(outcome or {}),
-    )
-
-
-def load(path: Path) -> Results:
-    """Reads an experiment's directory, or measures a trace.
-
-    Args:
-        path: A directory with ``results.json``, or a trace.
-
-    Returns:
-        The results; those of a trace have one row.
-
-    Raises:
-        TraceError: It is neither, or is damaged.
-    """
-    file = path / RESULTS_FILE
-    if file.is_file():
-        return _read(file)
-    if (path / RUN_FILE).is_file() or path.is_file():
-        return Results(rows=[measure(path, steps=None)], status="complete")
-    raise TraceError(
-        f"{path} is neither an experiment ({RESULTS_FILE}) nor a trace ({RUN_FILE}); "
-        "make one with: ddltrace experiment run -o DIR"
+        strategy=strategy,
+        trace=next((run.trace for run in runs if run.trace), None),
+        step_us=steps,
+        step_us_p50=float(np.median(steps)) if steps else None,
+        step_us_p95=float(np.percentile(steps, 95)) if steps else None,
+        **{name: _mean(getattr(run, name) for run in finished) for name in _MEANS},
+        peak_memory_bytes=max(peaks, default=None),
+        time_to_loss_us=None
+        if target_loss is None
+        else _mean(time_to_loss(run.losses, run.elapsed_us, target_loss) for run in finished),
+        losses=[_mean(step) for step in zip(*(run.losses for run in finished), strict=False)],
+        replicas_identical=None if None in identical or not identical else all(identical),
+        status=status,
+        reason=reason,
+        paced=paced,
+        notes=list(dict.fromkeys(note for run in runs for note in run.notes)),
+        runs=list(runs),
     )
 
 
@@ -180,11 +260,11 @@ def combine(named: Sequence[tuple[str, Results]], baseline: str | None) -> Resul
         TraceError: There is no row of the name `baseline`.
     """
     if len(named) == 1:
-        combined = dataclasses.replace(named[0][1])
+        combined = replace(named[0][1])
     else:
         combined = Results(
             rows=[
-                dataclasses.replace(
+                replace(
                     row,
                     strategy=name if row.strategy == name else f"{name}/{row.strategy}",
                 )
@@ -206,92 +286,23 @@ def combine(named: Sequence[tuple[str, Results]], baseline: str | None) -> Resul
     return combined
 
 
-def _steady_steps(trace: Trace) -> range | None:
-    """The steps that the analyzer's rule calls steady; None if the trace has none."""
-    numbers = [row.step for row in trace.analyze().steps if row.steady]
-    return range(min(numbers), max(numbers) + 1) if numbers else None
+def _status(runs: Sequence[Run], repeats: int) -> tuple[RowStatus, str | None]:
+    for status in ("hung", "failed", "diverged"):
+        bad = [run for run in runs if run.status == status]
+        if bad:
+            which = "" if repeats == 1 else f"round {bad[0].round}: "
+            return status, f"{which}{bad[0].reason}"
+    return ("complete" if runs and len(runs) >= repeats else "incomplete"), None
 
 
-def _per_rank_and_step(found: dict[str, Any]) -> dict[str, Any]:
-    steps = len(found["steps"])
-    ranks = found["ranks"]
-
-    def mean(key: str) -> float | None:
-        values = [row[key] for row in ranks if row.get(key) is not None]
-        if not steps or not values or len(values) != len(ranks):
-            return None
-        return float(sum(values)) / len(values) / steps
-
-    return {
-        "exposed_us": mean("exposed_comm_us"),
-        "payload_bytes": mean("bytes_sent"),
-        "messages": mean("messages"),
-    }
+def _mean(values: Iterable[float | None]) -> float | None:
+    """The mean; None if a value is missing or there is none."""
+    found = list(values)
+    known = [value for value in found if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(found) else None
 
 
-def _from_outcome(outcome: dict[str, Any]) -> dict[str, Any]:
-    sent = outcome.get("wire_bytes_per_step") or [None]
-    complete = all(value is not None for value in sent)
-    return {
-        "train_loss": _finite(outcome.get("train_loss")),
-        "test_loss": _finite(outcome.get("test_loss")),
-        "test_accuracy": outcome.get("test_accuracy"),
-        "losses": [_finite(loss) for loss in outcome.get("losses", [])],
-        "replicas_identical": outcome.get("replicas_identical"),
-        "wire_bytes": sum(sent) / len(sent) if complete else None,
-    }
-
-
-def _warnings(outcome: dict[str, Any]) -> list[str]:
-    loss = outcome.get("train_loss")
-    return ["the training diverged"] if loss is not None and not math.isfinite(loss) else []
-
-
-def _finite(value: float | None) -> float | None:
-    """The value if JSON can hold it: a training that diverged ends in infinities."""
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _read(file: Path) -> Results:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-        if value["schema"] != SCHEMA:
-            raise TraceError(
-                f"{file}: schema {value['schema']!r:.80} is not {SCHEMA!r}; "
-                "read it with the version of ddltrace that wrote it"
-            )
-        fields = Row.__dataclass_fields__
-        rows = [Row(**{k: v for k, v in row.items() if k in fields}) for row in value["rows"]]
-        results = Results(
-            settings=dict(value["settings"]),
-            rows=rows,
-            baseline=value["baseline"],
-            status=str(value["status"]),
-        )
-        _check(results)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise TraceError(f"{file} is damaged: {error!r:.120}") from error
-    return results
-
-
-def _check(results: Results) -> None:
-    """Makes sure that what will be reckoned with and shown is of the right type."""
-    for row in results.rows:
-        if not isinstance(row.strategy, str) or not isinstance(row.notes, list):
-            raise TypeError("strategy or notes")
-        numbers = [getattr(row, f) for f in _NUMBERS]
-        for number in [*row.step_us, *(n for n in numbers if n is not None)]:
-            if not isinstance(number, int | float):
-                raise TypeError(f"{number!r:.40} is no number")
-
-
-_NUMBERS: Final = (
-    "step_us_p50",
-    "step_us_p95",
-    "overlap_ratio",
-    "exposed_us",
-    "payload_bytes",
-    "wire_bytes",
-    "train_loss",
-    "test_accuracy",
-)
+def _name(row: Row) -> str:
+    """The technique's name if the strategy is that one technique, whatever its parameters."""
+    spec = row.strategy.rpartition("/")[2]
+    return spec if "+" in spec else spec.partition(":")[0]

@@ -1,46 +1,81 @@
 """What an experiment found, as text of at most 100 columns: which columns, and how to read them.
 
-Setting columns under each other is the analyzer's `table`.
+One table in two parts: how fast each strategy is, and what it sends, needs and learns. Setting
+columns under each other is the analyzer's `table`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ddltrace.analyzer.compare.mean_difference import LEVEL
 from ddltrace.analyzer.formatting.text_table import aligned
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable, share_text
-from ddltrace.experiments.harness.median_difference import Difference
+from ddltrace.experiments.harness.loss_curves import SMOOTHING
 from ddltrace.experiments.harness.results import Results, Row
+from ddltrace.experiments.harness.step_intervals import Difference, Speedup
 
 _COLUMNS = 100
-_HEADS = (
+_SPEED_HEADS = (
     ("", "strategy"),
-    ("step", "median"),
-    ("ms", "p95"),
+    ("step", "ms [low, high]"),
+    ("against the baseline", "change [low, high]"),
+    ("vs", "plain"),
+    ("vs tuned", "DDP"),
+)
+_COST_HEADS = (
+    ("", "strategy"),
     ("over-", "lapped"),
     ("exposed", "ms"),
+    ("payload", "MB"),
     ("wire", "MB"),
+    ("en/de-", "code ms"),
+    ("peak", "MB"),
     ("", "loss"),
     ("accu-", "racy"),
-    ("step against the baseline", "change [low, high]"),
+    ("s to", "loss"),
 )
 
 
 def render(results: Results) -> str:
     """The results as a table, with what must be known to read it below."""
-    body = [
-        (*_cells(row), _difference(row, results, difference))
-        for row, difference in zip(results.rows, results.differences(), strict=True)
+    plain, tuned = results.plain(), results.tuned_ddp()
+    speed = [
+        (
+            printable(label(row)),
+            _step(row),
+            _difference(row, results, difference),
+            _speedup(row, plain, over_plain),
+            _speedup(row, tuned, over_tuned),
+        )
+        for row, difference, over_plain, over_tuned in zip(
+            results.rows,
+            results.differences(),
+            results.speedups(plain),
+            results.speedups(tuned),
+            strict=True,
+        )
     ]
+    cost = [_costs(row) for row in results.rows]
     lines = [
-        *_setting_lines(results),
-        *aligned([*zip(*_HEADS, strict=True), *body], _COLUMNS, keep="start"),
+        *setting_lines(results),
         "",
+        *aligned([*zip(*_SPEED_HEADS, strict=True), *speed], _COLUMNS, keep="start"),
+        "",
+        *aligned([*zip(*_COST_HEADS, strict=True), *cost], _COLUMNS, keep="start"),
+        "",
+        *explanations(results),
     ]
-    lines += _explanations(results)
-    return "\n".join(lines)
+    return "\n".join(lines[1:] if not lines[0] else lines)
 
 
-def _setting_lines(results: Results) -> list[str]:
+def label(row: Row) -> str:
+    """A row's name: the strategy, marked if its layers were paced."""
+    return f"{row.strategy} (paced)" if row.paced else row.strategy
+
+
+def setting_lines(results: Results) -> list[str]:
+    """How the experiment was run, in a few lines; none for bare traces."""
     settings = results.settings
     if not settings:
         return []
@@ -51,29 +86,70 @@ def _setting_lines(results: Results) -> list[str]:
     )
     size = settings.get("gradient_bytes")
     model = f", {size / 1e6:.1f} MB of gradients" if isinstance(size, int) else ""
-    return [
-        printable(
-            f"{settings.get('workload')} width {settings.get('width')}{model}, "
-            f"{settings.get('ranks')} ranks {network}"
-        ),
-        printable(
-            f"{settings.get('steps')} steps, the first {settings.get('warmup')} not measured"
-        ),
-        "",
-    ]
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    return (
-        printable(row.strategy),
-        _number(row.step_us_p50, 1e-3, 2),
-        _number(row.step_us_p95, 1e-3, 2),
-        share_text(row.overlap_ratio),
-        _number(row.exposed_us, 1e-3, 2),
-        _number(row.wire_bytes, 1e-6, 3),
-        _number(row.train_loss, 1, 4),
-        share_text(row.test_accuracy),
+    command = settings.get("command")
+    what = (
+        " ".join(map(str, command))
+        if isinstance(command, list) and command
+        else f"{settings.get('workload')} width {settings.get('width')}{model}"
     )
+    ranks = settings.get("ranks")
+    lines = [
+        f"{what}, {ranks} ranks {network}" if ranks else f"{what}, {network}",
+        f"{settings.get('steps')} steps, the first {settings.get('warmup')} not measured; "
+        f"{_counted(settings.get('repeats', 1), 'round')}",
+    ]
+    if settings.get("pace"):
+        lines.append(f"paced: layers wait out the times of {settings['pace']}")
+    return [printable(line) for line in lines]
+
+
+def explanations(results: Results) -> list[str]:
+    """How to read the columns, and what restricts the numbers."""
+    over = {row.step_time.over for row in results.rows if row.step_time is not None}
+    interval = f"[low, high]: {100 * LEVEL:.0f} % interval "
+    if over == {"rounds"}:
+        interval += "over the rounds, compared round by round"
+    elif over == {"steps"}:
+        interval += "over the steps of one run: other runs may differ by more (--repeats)"
+    else:
+        interval += "over the rounds; of rows with one run, over its steps"
+    lines = [
+        "Steady steps only; exposed, payload, wire, encode and decode: per rank and step.",
+        "payload: bytes handed to messages; wire: bytes that the sockets sent.",
+        "loss: over all training data at the end; accuracy: on held-out data.",
+        f"{interval}.",
+        "~ the difference may be noise: its interval contains zero.",
+    ]
+    tuned = results.tuned_ddp()
+    if tuned is not None:
+        lines.append(f"tuned DDP: {printable(tuned.strategy)}, the fastest DDP row of this table.")
+    target = results.settings.get("target_loss")
+    if target is not None:
+        lines.append(
+            f"s to loss: seconds until the mean training loss of {SMOOTHING} steps is {target:g}."
+        )
+    if results.status != "complete":
+        progress = results.progress
+        done = f" ({progress.get('done')} of {progress.get('total')} runs)" if progress else ""
+        lines.append(f"The experiment is {printable(results.status)}{done}.")
+    for row in results.rows:
+        name = printable(label(row))
+        if row.status not in ("complete", "incomplete"):
+            lines.append(f"{name} {row.status}: {printable(str(row.reason))}")
+        if row.replicas_identical is False:
+            lines.append(f"{name}: the ranks ended with different parameters.")
+        lines += [f"{name}: {printable(str(note))}" for note in row.notes]
+    return lines
+
+
+def _step(row: Row) -> str:
+    time = row.step_time
+    if time is None:
+        return row.status
+    text = f"{time.us / 1e3:.2f}"
+    if time.low_us is None or time.high_us is None:
+        return text
+    return f"{text} [{time.low_us / 1e3:.2f}, {time.high_us / 1e3:.2f}]"
 
 
 def _difference(row: Row, results: Results, difference: Difference | None) -> str:
@@ -86,21 +162,35 @@ def _difference(row: Row, results: Results, difference: Difference | None) -> st
     return text if difference.is_clear else f"{text} ~"
 
 
-def _explanations(results: Results) -> list[str]:
-    lines = [
-        "Steady steps only. exposed, wire: mean per rank and step; wire is what the sockets sent.",
-        "loss: over all training data at the end; accuracy: on held-out data.",
-        f"[low, high]: {100 * LEVEL:.0f} % interval over the steps of these runs; "
-        "~ where zero is inside it.",
-    ]
-    if results.status != "complete":
-        lines.append(f"The experiment is {printable(results.status)}: rows may be missing.")
-    for row in results.rows:
-        if row.replicas_identical is False:
-            lines.append(f"{printable(row.strategy)}: the ranks ended with different parameters.")
-        lines += [f"{printable(row.strategy)}: {printable(str(note))}" for note in row.notes]
-    return lines
+def _speedup(row: Row, reference: Row | None, found: Speedup | None) -> str:
+    if reference is not None and row is reference:
+        return "1"
+    if found is None:
+        return NOT_KNOWN
+    return f"{found.ratio:.2f}x" + (" ~" if found.verdict == "noise" else "")
+
+
+def _costs(row: Row) -> Sequence[str]:
+    codec = None
+    if row.encode_us is not None or row.decode_us is not None:
+        codec = (row.encode_us or 0) + (row.decode_us or 0)
+    return (
+        printable(label(row)),
+        share_text(row.overlap_ratio),
+        _number(row.exposed_us, 1e-3, 2),
+        _number(row.payload_bytes, 1e-6, 3),
+        _number(row.wire_bytes, 1e-6, 3),
+        _number(codec, 1e-3, 2),
+        _number(row.peak_memory_bytes, 1e-6, 0),
+        _number(row.train_loss, 1, 4),
+        share_text(row.test_accuracy),
+        _number(row.time_to_loss_us, 1e-6, 2),
+    )
 
 
 def _number(value: float | None, scale: float, digits: int) -> str:
     return NOT_KNOWN if value is None else f"{value * scale:.{digits}f}"
+
+
+def _counted(count: object, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -1,217 +1,210 @@
-"""Runs strategies one after the other, each traced, and gathers what the traces say."""
+"""Makes an experiment's runs one after the other and keeps what they say."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import shlex
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+import time
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Protocol
 
-from ddltrace.analyzer.formatting.units import time_text
-from ddltrace.experiments.harness.results import Results, Row, measure
-from ddltrace.experiments.strategy.spec import Strategy
-from ddltrace.tracer.errors import DdltraceError, UsageError
-from ddltrace.tracer.exit_status import shell_status
+import msgspec
 
-_FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is the same for all strategies of an experiment.
-
-    Attributes:
-        workload: Its name.
-        width: Its size.
-        batch_size: Examples per rank and step.
-        learning_rate: Of plain SGD with momentum.
-        seed: Of weights, data split and order.
-        ranks: Number of rank processes.
-        steps: Training steps, warm-up included.
-        warmup: Steps at the start that are trained but not measured.
-        hosts: Hosts of an emulated network, one rank on each; None for this machine's own.
-        bandwidth: Rate of each of its links, such as ``400mbit``.
-    """
-
-    workload: str
-    width: int
-    batch_size: int
-    learning_rate: float
-    seed: int
-    ranks: int
-    steps: int
-    warmup: int
-    hosts: int | None = None
-    bandwidth: str | None = None
-
-    def __post_init__(self) -> None:
-        if not self.warmup < self.steps:
-            raise UsageError(f"--steps {self.steps} leaves nothing after --warmup {self.warmup}")
+from ddltrace.experiments.harness import results_file
+from ddltrace.experiments.harness.job_command import job_command, log_path, outcome_path
+from ddltrace.experiments.harness.job_process import JobEnd, run_job
+from ddltrace.experiments.harness.measurement import measure
+from ddltrace.experiments.harness.results import Results, Row, summarize
+from ddltrace.experiments.harness.run_plan import PlannedRun, plan_runs
+from ddltrace.experiments.harness.run_record import Run
+from ddltrace.experiments.harness.settings import Settings
+from ddltrace.tracer.errors import DdltraceError, TraceError
+from ddltrace.tracer.exit_status import status_text
 
 
-class Interrupted(DdltraceError):
-    """A signal ended the experiment; its running job was ended before."""
+class Progress(Protocol):
+    """Shows how far an experiment is."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(f"interrupted by {signal.Signals(number).name}")
-        self.exit_code = 128 + number
+    def start(self, planned: PlannedRun) -> None:
+        """A run starts."""
+
+    def end(self, run: Run) -> None:
+        """The run that was started last has ended."""
 
 
-def run_experiment(
-    strategies: Sequence[Strategy],
-    settings: Settings,
-    directory: Path,
-    *,
-    report: Callable[[str], None],
-) -> Results:
-    """Trains with each strategy and measures it.
+def run_experiment(settings: Settings, directory: Path, progress: Progress) -> Results:
+    """Trains with each strategy in each round and measures every run.
 
     Args:
-        strategies: In the order in which they run; the first is the baseline.
-        settings: What they share.
-        directory: Where results and traces go; exists and is empty. What is there is
-            written after every strategy, so that a later failure costs only what is left.
-        report: Called with one line of progress at a time.
+        settings: The experiment's; its first strategy is the baseline.
+        directory: Where results and traces go; exists and is empty.
+        progress: Told of every run.
 
     Returns:
-        The results, as they stand in the directory.
+        The results, as they stand in the directory. A run that failed, diverged or hung is
+        part of them.
 
     Raises:
-        DdltraceError: A job failed or was interrupted.
+        Interrupted: A signal came. What had been measured is kept.
     """
     results = Results(
         settings={**asdict(settings), "ddltrace": version("ddltrace"), "cpus": os.cpu_count()},
-        baseline=strategies[0].spec,
+        baseline=settings.strategies[0],
     )
-    results.write(directory)
-    try:
-        for number, strategy in enumerate(strategies, 1):
-            report(
-                f"[{number}/{len(strategies)}] {strategy.spec}: "
-                f"{settings.steps} steps on {settings.ranks} ranks"
-            )
-            outcome = _train(strategy, settings, directory)
-            results.settings["torch"] = outcome.get("torch")
-            results.settings["gradient_bytes"] = outcome.get("gradient_bytes")
-            row = _measure(strategy, settings, directory, outcome)
-            results.rows.append(row)
-            results.write(directory)
-            report(f"      median step {time_text(row.step_us_p50)}")
-    except BaseException:
-        results.status = "failed"
-        results.write(directory)
-        raise
-    results.status = "complete"
-    results.write(directory)
-    return results
+    return _Experiment(results, settings, directory, {}).make_missing_runs(progress)
 
 
-def _measure(
-    strategy: Strategy, settings: Settings, directory: Path, outcome: dict[str, Any]
-) -> Row:
-    row = measure(
-        directory / strategy.slug, steps=range(settings.warmup, settings.steps), outcome=outcome
-    )
-    return replace(row, strategy=strategy.spec, trace=strategy.slug)
+def resume_experiment(directory: Path, progress: Progress) -> Results:
+    """Makes the runs of an experiment that are missing or did not finish.
 
-
-def _train(strategy: Strategy, settings: Settings, directory: Path) -> dict[str, Any]:
-    """Runs one traced job and returns what its rank 0 wrote."""
-    outcome = directory / f"{strategy.slug}.outcome.json"
-    log = directory / f"{strategy.slug}.log"
-    command = [
-        *(sys.executable, "-m", "ddltrace", "run", "-o", str(directory / strategy.slug)),
-        *("--level", "layer", "--"),
-        *_launch(settings),
-        *_worker(strategy, settings, outcome),
-    ]
-    status = _run_to_its_end(command, log)
-    if status != 0 or not outcome.is_file():
-        raise DdltraceError(_explain_failure(strategy, status, log))
-    value: dict[str, Any] = json.loads(outcome.read_text(encoding="utf-8"))
-    return value
-
-
-def _launch(settings: Settings) -> list[str]:
-    """What stands before the worker's module: torchrun, or the emulated network's launcher."""
-    if settings.hosts is not None:
-        return [
-            *(sys.executable, "-m", "ddltrace.experiments.network.launch"),
-            *("--hosts", str(settings.hosts), "--bandwidth", str(settings.bandwidth), "--"),
-            *(sys.executable, "-m"),
-        ]
-    return [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(settings.ranks), "-m"),
-    ]
-
-
-def _worker(strategy: Strategy, settings: Settings, outcome: Path) -> list[str]:
-    return [
-        "ddltrace.experiments.harness.worker",
-        *("--strategy", strategy.spec, "--outcome", str(outcome)),
-        *("--workload", settings.workload, "--width", str(settings.width)),
-        *("--steps", str(settings.steps), "--warmup", str(settings.warmup)),
-        *("--batch-size", str(settings.batch_size)),
-        *("--learning-rate", str(settings.learning_rate), "--seed", str(settings.seed)),
-    ]
-
-
-def _run_to_its_end(command: Sequence[str], log: Path) -> int:
-    """Runs a command into a log; a signal to us goes to it, and we still wait for its end.
+    Args:
+        directory: The experiment's.
+        progress: Told of every run.
 
     Raises:
+        TraceError: The directory holds no experiment, or one that is damaged.
         Interrupted: A signal came.
     """
-    with log.open("wb") as output:
-        output.write(f"$ {shlex.join(command)}\n".encode())
-        output.flush()
-        job = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
-            # A Ctrl-C must reach the job once, by way of us.
-            start_new_session=True,
-        )
-        with _forwarding_signals(job) as received:
-            status = job.wait()
-    if received:
-        raise Interrupted(received[0])
-    return shell_status(status)
+    results = results_file.read(directory / results_file.RESULTS_FILE)
+    settings = settings_of(results, directory)
+    kept = {
+        (run.strategy, run.round): run
+        for row in results.rows
+        for run in row.runs
+        if run.is_finished
+    }
+    if results.settings.get("ddltrace") != version("ddltrace"):
+        results.settings["resumed_with_ddltrace"] = version("ddltrace")
+    return _Experiment(results, settings, directory, kept).make_missing_runs(progress)
 
 
-@contextlib.contextmanager
-def _forwarding_signals(job: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    received: list[int] = []
+def settings_of(results: Results, directory: Path) -> Settings:
+    """The settings of saved results.
 
-    def forward(number: int, frame: Any) -> None:
-        received.append(number)
-        with contextlib.suppress(ProcessLookupError):
-            job.send_signal(number)
-
-    former = {number: signal.signal(number, forward) for number in _FORWARDED}
+    Raises:
+        TraceError: They are not those of an experiment.
+    """
     try:
-        yield received
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+        return msgspec.convert(results.settings, Settings)
+    except (msgspec.ValidationError, DdltraceError) as error:
+        raise TraceError(
+            f"{directory} cannot be resumed: its settings are damaged: {error}"
+        ) from error
 
 
-def _explain_failure(strategy: Strategy, status: int, log: Path) -> str:
+class _Experiment:
+    """An experiment under way: what has been run, and the directory that says so."""
+
+    def __init__(
+        self,
+        results: Results,
+        settings: Settings,
+        directory: Path,
+        runs: dict[tuple[str, int], Run],
+    ) -> None:
+        self._results = results
+        self._settings = settings
+        self._directory = directory
+        self._runs = runs
+        self._planned = plan_runs(settings)
+
+    def make_missing_runs(self, progress: Progress) -> Results:
+        """Makes every planned run that is not there; writes the results after each."""
+        self._write("running")
+        try:
+            for planned in self._planned:
+                key = planned.strategy, planned.round
+                if key in self._runs:
+                    continue
+                progress.start(planned)
+                self._write("running", planned)
+                self._runs[key] = _make_run(
+                    planned, self._settings, self._directory, self._results.settings
+                )
+                progress.end(self._runs[key])
+        except BaseException:
+            self._write("interrupted")
+            raise
+        complete = all(run.status == "complete" for run in self._runs.values())
+        self._write("complete" if complete else "failed")
+        return self._results
+
+    def _write(self, status: str, running: PlannedRun | None = None) -> None:
+        rows = [self._row(strategy) for strategy in self._settings.strategies]
+        self._results.rows = [row for row in rows if row.runs]
+        self._results.status = status
+        self._results.progress = {
+            "done": len(self._runs),
+            "total": len(self._planned),
+            "running": running
+            and {
+                "strategy": running.strategy,
+                "round": running.round,
+                "started_unix_s": time.time(),
+            },
+        }
+        results_file.write(self._results, self._directory)
+
+    def _row(self, strategy: str) -> Row:
+        rounds = range(1, self._settings.repeats + 1)
+        return summarize(
+            strategy,
+            [self._runs[strategy, number] for number in rounds if (strategy, number) in self._runs],
+            repeats=self._settings.repeats,
+            target_loss=self._settings.target_loss,
+            paced=self._settings.pace is not None,
+        )
+
+
+def _make_run(
+    planned: PlannedRun, settings: Settings, directory: Path, about: dict[str, Any]
+) -> Run:
+    """Makes one run; how it ends is in what is returned."""
+    outcome_file = outcome_path(planned, directory)
+    outcome_file.unlink(missing_ok=True)
+    log = log_path(planned, directory)
+    end = run_job(job_command(planned, settings, directory), log, timeout_s=settings.timeout_s)
+    failed = Run(
+        strategy=planned.strategy,
+        round=planned.round,
+        seed=planned.seed,
+        status="hung" if end.timed_out else "failed",
+        reason=_explain(end, settings, log),
+        trace=planned.name if (directory / planned.name / "run.json").is_file() else None,
+        wall_s=end.wall_s,
+    )
+    if end.timed_out or end.status != 0 or not outcome_file.is_file():
+        return failed
+    outcome: dict[str, Any] = json.loads(outcome_file.read_text(encoding="utf-8"))
+    for key in ("torch", "gradient_bytes"):
+        about[key] = outcome.get(key, about.get(key))
+    try:
+        run = measure(
+            directory / planned.name,
+            steps=range(settings.warmup, settings.steps),
+            outcome=outcome,
+        )
+    except TraceError as error:
+        return replace(failed, reason=f"its trace cannot be measured: {error}")
+    return replace(
+        run,
+        strategy=planned.strategy,
+        round=planned.round,
+        seed=planned.seed,
+        trace=planned.name,
+        wall_s=end.wall_s,
+    )
+
+
+def _explain(end: JobEnd, settings: Settings, log: Path) -> str:
+    if end.timed_out:
+        return f"no end after {settings.timeout_s:g} s (--timeout); log: {log.name}"
     lines = [
         line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()
     ]
     # The one line that says why is usually the last exception's.
-    reasons = [line for line in lines if "Error: " in line] or lines
+    reasons = [line for line in lines if "Error: " in line] or lines[1:]
     reason = reasons[-1] if reasons else "it printed nothing"
-    return f"{strategy.spec}: the job ended with status {status}: {reason:.200} (log: {log})"
+    return f"the job ended with {status_text(end.status)}: {reason:.200} (log: {log.name})"

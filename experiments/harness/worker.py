@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddltrace.experiments.engine.attach import attach
+from ddltrace.experiments.harness.peak_memory import peak_memory_bytes
 from ddltrace.experiments.harness.wire_bytes import tcp_bytes_sent
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.experiments.workloads import WORKLOADS, create
@@ -63,12 +64,14 @@ def _train(options: argparse.Namespace) -> None:
         losses.append(loss.detach())
         ends.append(time.monotonic_ns())
     sent_after = tcp_bytes_sent()
+    peak = peak_memory_bytes()
     exchange.close()
     sent = None
     if sent_before is not None and sent_after is not None:
         sent = (sent_after - sent_before) / (options.steps - options.warmup)
-    gathered: list[tuple[list[float], float | None, str]] = [([], None, "")] * world_size
-    own = ([float(loss) for loss in losses], sent, _digest(workload.model))
+    gathered: list[tuple[list[float], float | None, str, int | None]]
+    gathered = [([], None, "", None)] * world_size
+    own = ([float(loss) for loss in losses], sent, _digest(workload.model), peak)
     dist.all_gather_object(gathered, own)
     if rank == 0:
         parameters = list(workload.model.parameters())
@@ -80,6 +83,7 @@ def _train(options: argparse.Namespace) -> None:
                 sum(values) / world_size for values in zip(*(g[0] for g in gathered), strict=True)
             ],
             "wire_bytes_per_step": [g[1] for g in gathered],
+            "peak_memory_bytes": [g[3] for g in gathered if g[3] is not None],
             "replicas_identical": len({g[2] for g in gathered}) == 1,
             "step_us": [(end - begin) / 1e3 for begin, end in pairwise(ends)],
             "torch": torch.__version__,

@@ -3,13 +3,48 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from ddltrace.experiments.workloads.base import Workload
 
-WORKLOADS: Final = {"digits": ("ddltrace.experiments.workloads.digits", "Digits")}
-"""Name -> (module, class). Modules load when they are used: they import torch."""
+
+@dataclass(frozen=True)
+class WorkloadInfo:
+    """A workload before its module, and torch with it, is loaded.
+
+    Attributes:
+        module: Where its class is.
+        kind: Name of the class.
+        summary: What it trains, for the help text.
+        width: Default size of its model.
+        batch_size: Default number of examples per rank and step.
+        learning_rate: Default rate of its optimizer.
+        needs_sklearn: Whether its data come with scikit-learn.
+    """
+
+    module: str
+    kind: str
+    summary: str
+    width: int
+    batch_size: int
+    learning_rate: float
+    needs_sklearn: bool = False
+
+
+WORKLOADS: Final = {
+    "digits": WorkloadInfo(
+        "ddltrace.experiments.workloads.digits",
+        "Digits",
+        "a CNN on scikit-learn's 8 x 8 images of digits",
+        width=32,
+        batch_size=16,
+        learning_rate=0.02,
+        needs_sklearn=True,
+    ),
+}
+"""The workloads by name."""
 
 
 def create(name: str, *, width: int, batch_size: int, seed: int) -> Workload:
@@ -24,8 +59,8 @@ def create(name: str, *, width: int, batch_size: int, seed: int) -> Workload:
     Raises:
         MissingCapabilityError: A package that it needs is not installed.
     """
-    module, kind = WORKLOADS[name]
-    made: Workload = getattr(importlib.import_module(module), kind)(
+    info = WORKLOADS[name]
+    made: Workload = getattr(importlib.import_module(info.module), info.kind)(
         width=width, batch_size=batch_size, seed=seed
     )
     return made

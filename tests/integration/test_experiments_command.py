@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ddltrace.experiments.harness.results import measure
+from ddltrace.experiments.harness.measurement import measure
 
 COMMAND = [sys.executable, "-m", "ddltrace", "experiment"]
 SMALL = ["--ranks", "2", "--steps", "24", "--warmup", "8", "--width", "8", "--batch-size", "8"]
@@ -117,7 +117,8 @@ def test_a_training_that_diverged_is_marked(ran: tuple[Path, str, str]) -> None:
     row = measure(ran[0] / "fifo", steps=range(8, 24), outcome=outcome)
     assert row.train_loss is None
     assert row.losses == [2.3, None]
-    assert row.notes == ["the training diverged"]
+    assert row.status == "diverged"
+    assert row.reason == "the training diverged: the loss of step 1 is inf"
 
 
 def test_an_experiment_is_not_overwritten(ran: tuple[Path, str, str], tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddltrace.experiments.harness.median_difference import compare_medians
+from ddltrace.experiments.harness.step_intervals import compare_medians
 
 
 def steps(seed: int, *, scale: float = 1.0, size: int = 50) -> list[float]:

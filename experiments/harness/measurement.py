@@ -1,0 +1,152 @@
+"""Measures one run: from its trace, and from the outcome that its job wrote."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow.compute as pc
+
+from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
+from ddltrace.experiments.harness.run_record import Run
+
+_DIVERGED_FACTOR: Final = 1e6
+"""A loss this many times the first one has diverged, though it is still finite."""
+
+
+def measure(trace: Path, *, steps: range | None, outcome: dict[str, Any] | None = None) -> Run:
+    """Measures one trace.
+
+    Args:
+        trace: Its directory.
+        steps: The steady steps; None leaves it to the analyzer's rule.
+        outcome: What the job wrote, if an experiment made the trace.
+
+    Returns:
+        The run, named after the trace's directory; its status is ``complete`` or ``diverged``.
+
+    Raises:
+        TraceError: The trace cannot be read or has none of the steps.
+    """
+    opened = open_trace(trace)
+    window = _steady_steps(opened) if steps is None else steps
+    found = opened.analyze(window).to_json()
+    walls = [float(row["wall_us"]) for row in found["steps"]]
+    notes = [str(note) for note in found["trace"].get("notes") or []]
+    if steps is not None and len(walls) != len(steps):
+        notes.append(f"{len(walls)} of {len(steps)} steady steps are in the trace")
+    encode_us, decode_us = _codec_times(opened, [int(row["step"]) for row in found["steps"]])
+    run = Run(
+        strategy=trace.resolve().name,
+        trace=str(trace),
+        first_step=min((int(row["step"]) for row in found["steps"]), default=None),
+        step_us=walls,
+        elapsed_us=_step_ends(opened),
+        overlap_ratio=found["summary"]["overlap_ratio"],
+        encode_us=encode_us,
+        decode_us=decode_us,
+        notes=notes,
+        **_per_rank_and_step(found),
+    )
+    return replace(run, **_from_outcome(outcome or {}))
+
+
+def _steady_steps(trace: Trace) -> range | None:
+    """The steps that the analyzer's rule calls steady; None if the trace has none."""
+    numbers = [row.step for row in trace.analyze().steps if row.steady]
+    return range(min(numbers), max(numbers) + 1) if numbers else None
+
+
+def _per_rank_and_step(found: dict[str, Any]) -> dict[str, Any]:
+    steps = len(found["steps"])
+    ranks = found["ranks"]
+
+    def mean(key: str) -> float | None:
+        values = [row[key] for row in ranks if row.get(key) is not None]
+        if not steps or not values or len(values) != len(ranks):
+            return None
+        return float(sum(values)) / len(values) / steps
+
+    return {
+        "exposed_us": mean("exposed_comm_us"),
+        "payload_bytes": mean("bytes_sent"),
+        "messages": mean("messages"),
+    }
+
+
+def _codec_times(trace: Trace, steps: Sequence[int]) -> tuple[float | None, float | None]:
+    """Time of encoding and of decoding, per rank and step; None if there is no codec."""
+    if not steps:
+        return None, None
+    totals = {"encode": 0.0, "decode": 0.0}
+    seen = False
+    for rank in trace.ranks:
+        table = trace.events(rank).select(["start_ns", "end_ns", "kind", "name", "step"])
+        of_codec = pc.equal(table["kind"].cast("string"), "codec")
+        in_steps = pc.and_(
+            pc.greater_equal(table["step"], min(steps)), pc.less_equal(table["step"], max(steps))
+        )
+        rows = table.filter(pc.fill_null(pc.and_(of_codec, in_steps), False))
+        names = pc.fill_null(rows["name"].cast("string"), "")
+        lasted = pc.subtract(rows["end_ns"], rows["start_ns"])
+        seen = seen or len(rows) > 0
+        for what in totals:
+            total = pc.sum(lasted.filter(pc.starts_with(names, what))).as_py()
+            totals[what] += (total or 0) / 1e3
+    if not seen:
+        return None, None
+    share = 1 / len(trace.ranks) / len(steps)
+    return totals["encode"] * share, totals["decode"] * share
+
+
+def _step_ends(trace: Trace) -> list[float]:
+    """End of every step of the lowest rank, microseconds from the start of its first one."""
+    if not trace.ranks:
+        return []
+    table = trace.events(trace.ranks[0]).select(["start_ns", "end_ns", "kind"])
+    rows = table.filter(pc.equal(table["kind"].cast("string"), "step"))
+    ends = rows["end_ns"].drop_null()
+    if not len(ends):
+        return []
+    first = pc.min(rows["start_ns"]).as_py()
+    return sorted((end - first) / 1e3 for end in ends.to_pylist())
+
+
+def _from_outcome(outcome: dict[str, Any]) -> dict[str, Any]:
+    losses = outcome.get("losses", [])
+    values: dict[str, Any] = {
+        "train_loss": _finite(outcome.get("train_loss")),
+        "test_loss": _finite(outcome.get("test_loss")),
+        "test_accuracy": outcome.get("test_accuracy"),
+        "losses": [_finite(loss) for loss in losses],
+        "replicas_identical": outcome.get("replicas_identical"),
+        "wire_bytes": _mean_of_all(outcome.get("wire_bytes_per_step")),
+        "peak_memory_bytes": max(outcome.get("peak_memory_bytes") or [], default=None),
+    }
+    reason = _divergence(losses, outcome.get("train_loss"))
+    return values if reason is None else {**values, "status": "diverged", "reason": reason}
+
+
+def _mean_of_all(values: Sequence[float | None] | None) -> float | None:
+    known = [value for value in values or [] if value is not None]
+    return sum(known) / len(known) if values and len(known) == len(values) else None
+
+
+def _divergence(losses: Sequence[float], final: float | None) -> str | None:
+    """Why a training counts as diverged; None if it does not."""
+    for step, loss in enumerate(losses):
+        if not math.isfinite(loss):
+            return f"the training diverged: the loss of step {step} is {loss}"
+        if abs(loss) > _DIVERGED_FACTOR * max(abs(losses[0]), 1.0):
+            return f"the training diverged: the loss of step {step} is {loss:.3g}"
+    if final is not None and not math.isfinite(final):
+        return f"the training diverged: the loss at the end is {final}"
+    return None
+
+
+def _finite(value: float | None) -> float | None:
+    """The value if JSON can hold it: a training that diverged ends in infinities."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,79 @@
+"""One run: one strategy, trained once, and what was measured of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+Status = Literal["complete", "diverged", "failed", "hung"]
+"""How a run ended: trained to the end with finite losses; with losses that are not finite; with
+an error; ended by the harness because it ran longer than ``--timeout``."""
+
+FINISHED: Final = ("complete", "diverged")
+"""Ends that were measured, and that ``experiment resume`` does not repeat."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One strategy in one round. What was not measured is None.
+
+    Times are in microseconds; means are over ranks and steady steps.
+
+    Attributes:
+        strategy: The strategy's spec, or a trace's name.
+        round: Number of the round, from 1.
+        seed: Of the weights, the split and the order of the data.
+        status: How the run ended.
+        reason: Why it did not complete; None if it did.
+        trace: The trace's directory, relative to the results' directory; None if the run left no
+            trace that can be read.
+        first_step: Number of the first steady step.
+        step_us: Wall time of every steady step over all ranks, in order.
+        elapsed_us: End of every step on the lowest rank, warm-up included, from the start of the
+            first step.
+        losses: Mean over ranks of each step's loss, warm-up included; None where it diverged.
+        overlap_ratio: Share of communication hidden under computation.
+        exposed_us: Communication that is not hidden, per step.
+        payload_bytes: Bytes that a rank hands to its messages, per step.
+        wire_bytes: Bytes that a rank's sockets sent, per step.
+        messages: Messages of a rank, per step.
+        encode_us, decode_us: Time that a rank spends in a codec, per step.
+        peak_memory_bytes: Largest resident memory of a rank process; of the rank's device if it
+            trains on one.
+        train_loss: Over all training examples, at the end.
+        test_loss: Over the held-out examples, at the end.
+        test_accuracy: On the held-out examples, at the end, 0 to 1.
+        replicas_identical: Whether all ranks ended with the same parameters to the last bit.
+        wall_s: Seconds that the job took from its start to its end.
+        notes: Restrictions on the validity of the numbers.
+    """
+
+    strategy: str
+    round: int = 1
+    seed: int | None = None
+    status: Status = "complete"
+    reason: str | None = None
+    trace: str | None = None
+    first_step: int | None = None
+    step_us: list[float] = field(default_factory=list)
+    elapsed_us: list[float] = field(default_factory=list)
+    losses: list[float | None] = field(default_factory=list)
+    overlap_ratio: float | None = None
+    exposed_us: float | None = None
+    payload_bytes: float | None = None
+    wire_bytes: float | None = None
+    messages: float | None = None
+    encode_us: float | None = None
+    decode_us: float | None = None
+    peak_memory_bytes: float | None = None
+    train_loss: float | None = None
+    test_loss: float | None = None
+    test_accuracy: float | None = None
+    replicas_identical: bool | None = None
+    wall_s: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it was trained to its last step and measured."""
+        return self.status in FINISHED

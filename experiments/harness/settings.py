@@ -1,0 +1,54 @@
+"""What is the same for all strategies of an experiment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddltrace.tracer.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How an experiment is run.
+
+    Attributes:
+        strategies: The strategies' specs in canonical form, in the order of the rows.
+        ranks: Number of rank processes; None if the user's own command starts them.
+        steps: Training steps, warm-up included.
+        warmup: Steps at the start that are trained but not measured.
+        workload: Name of the built-in workload; None for the user's own job.
+        width: Size of its model.
+        batch_size: Examples per rank and step.
+        learning_rate: Of the workload's optimizer.
+        seed: Of the weights, the data's split and order in the first round; each further round
+            adds 1.
+        repeats: Rounds: each runs every strategy once.
+        timeout_s: A run that takes longer than this many seconds is ended.
+        target_loss: Training loss whose time is reported; None for none.
+        pace: Trace or built-in profile whose layer times the layers wait out; None if they
+            compute.
+        hosts: Hosts of an emulated network, one rank on each; None for this machine's own.
+        bandwidth: Rate of each of its links, such as ``400mbit``.
+        command: The user's own job; empty for a workload.
+    """
+
+    strategies: list[str]
+    ranks: int | None
+    steps: int
+    warmup: int
+    workload: str | None = None
+    width: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    seed: int = 0
+    repeats: int = 1
+    timeout_s: float = 3600.0
+    target_loss: float | None = None
+    pace: str | None = None
+    hosts: int | None = None
+    bandwidth: str | None = None
+    command: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.warmup < self.steps:
+            raise UsageError(f"--steps {self.steps} leaves nothing after --warmup {self.warmup}")
