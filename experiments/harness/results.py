@@ -163,14 +163,17 @@ class Results:
 
     def speedups(self, reference: Row | None) -> list[Speedup | None]:
         """Each row's speed-up over a reference row; None for the reference itself."""
-        differences = [
-            None
-            if reference is None or row is reference
-            else compare_rounds(row.rounds, reference.rounds)
-            for row in self.rows
-        ]
-        name = "" if reference is None else reference.strategy
-        return [found and speedup(found, name) for found in differences]
+        found: list[Speedup | None] = []
+        for row in self.rows:
+            difference = None
+            if reference is not None and row is not reference:
+                difference = compare_rounds(row.rounds, reference.rounds)
+            found.append(
+                None
+                if difference is None or reference is None
+                else speedup(difference, reference.strategy)
+            )
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """The object that is kept in ``results.json`` and printed by ``--json``."""

@@ -6,6 +6,7 @@ columns under each other is the analyzer's `table`.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from ddltrace.analyzer.compare.mean_difference import LEVEL
@@ -64,7 +65,7 @@ def render(results: Results) -> str:
         "",
         *aligned([*zip(*_COST_HEADS, strict=True), *cost], _COLUMNS, keep="start"),
         "",
-        *explanations(results),
+        *(line for text in explanations(results) for line in _wrapped(text)),
     ]
     return "\n".join(lines[1:] if not lines[0] else lines)
 
@@ -186,6 +187,10 @@ def _costs(row: Row) -> Sequence[str]:
         share_text(row.test_accuracy),
         _number(row.time_to_loss_us, 1e-6, 2),
     )
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _COLUMNS, subsequent_indent="  ")
 
 
 def _number(value: float | None, scale: float, digits: int) -> str:

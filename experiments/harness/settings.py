@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ddltrace.tracer.errors import UsageError
 
@@ -47,7 +47,7 @@ class Settings:
     pace: str | None = None
     hosts: int | None = None
     bandwidth: str | None = None
-    command: tuple[str, ...] = ()
+    command: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.warmup < self.steps:

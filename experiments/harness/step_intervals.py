@@ -184,7 +184,7 @@ def speedup(difference: Difference, reference: str) -> Speedup:
 def _half_width(values: NDArray[np.float64]) -> float:
     """Half the width of Student's interval of a mean."""
     error = float(values.std(ddof=1)) / len(values) ** 0.5
-    return student_quantile(len(values) - 1.0) * error
+    return float(student_quantile(len(values) - 1.0) * error)
 
 
 def _resampled_medians(values: Sequence[float], random: np.random.Generator) -> NDArray[np.float64]:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddltrace.experiments.harness.step_intervals import compare_medians
+from ddltrace.experiments.harness.step_intervals import (
+    Difference,
+    compare_medians,
+    compare_rounds,
+    speedup,
+    step_time,
+)
 
 
 def steps(seed: int, *, scale: float = 1.0, size: int = 50) -> list[float]:
@@ -42,3 +48,60 @@ def test_one_slow_step_changes_nothing() -> None:
 def test_too_few_steps_say_nothing() -> None:
     assert compare_medians(steps(1, size=7), steps(2)) is None
     assert compare_medians(steps(1), []) is None
+
+
+def in_rounds(*scales: float) -> dict[int, list[float]]:
+    return {number: steps(40 + number, scale=scale) for number, scale in enumerate(scales, 1)}
+
+
+def test_a_drift_between_rounds_cancels_out() -> None:
+    # Each round is much slower than the one before; in all of them A takes 10 % less than B.
+    faster = compare_rounds(in_rounds(0.9, 1.8, 2.7, 3.6), in_rounds(1, 2, 3, 4))
+    assert faster is not None
+    assert faster.over == "rounds"
+    assert faster.relative == pytest.approx(-0.1, abs=1e-9)
+    assert faster.is_clear
+
+
+def test_a_win_within_the_noise_of_rounds_is_marked() -> None:
+    # Faster in two rounds, slower in one: within one run each of these differences is clear.
+    unsure = compare_rounds(in_rounds(0.8, 0.9, 1.2), in_rounds(1, 1, 1))
+    assert unsure is not None
+    assert not unsure.is_clear
+    assert speedup(unsure, "ddp").verdict == "noise"
+
+
+def test_only_rounds_that_both_have_are_compared() -> None:
+    left, right = in_rounds(0.9, 1.8, 5.0), in_rounds(1, 2)
+    assert compare_rounds(left, right) == compare_rounds({1: left[1], 2: left[2]}, right)
+    one = compare_rounds({2: left[2]}, right)
+    assert one is not None
+    assert one.over == "steps"
+    assert compare_rounds({7: left[1]}, right) is None
+
+
+def test_the_interval_of_rounds_is_students() -> None:
+    # Medians 1, 2 and 3: mean 2, standard error 1 / sqrt(3), t = 4.303 with 2 degrees of freedom.
+    time = step_time({1: [1.0], 2: [2.0], 3: [3.0]})
+    assert time is not None
+    assert (time.us, time.over, time.rounds) == (2.0, "rounds", 3)
+    assert time.high_us == pytest.approx(2 + 4.303 / 3**0.5, rel=1e-3)
+    assert time.low_us == pytest.approx(2 - 4.303 / 3**0.5, rel=1e-3)
+
+
+def test_one_round_has_the_interval_of_its_steps() -> None:
+    time = step_time({1: steps(1)})
+    assert time is not None
+    assert time.over == "steps"
+    assert time.low_us is not None
+    assert time.high_us is not None
+    assert time.low_us < time.us < time.high_us
+    assert step_time({1: []}) is None
+
+
+def test_a_speedup_turns_the_interval_around() -> None:
+    found = speedup(Difference(-0.2, -0.5, 0.25), "ddp")
+    assert (found.ratio, found.low, found.high) == pytest.approx((1.25, 0.8, 2.0))
+    assert found.verdict == "noise"
+    assert speedup(Difference(-0.2, -0.3, -0.1), "ddp").verdict == "faster"
+    assert speedup(Difference(0.2, 0.1, 0.3), "ddp").verdict == "slower"

@@ -1,0 +1,179 @@
+"""Rounds, failures and resuming, with jobs that copy a real trace in place of training."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from ddltrace.experiments.harness import runner
+from ddltrace.experiments.harness.results import Results
+from ddltrace.experiments.harness.results_file import ARROW_FILE, RESULTS_FILE, load
+from ddltrace.experiments.harness.run_plan import PlannedRun, plan_runs
+from ddltrace.experiments.harness.run_record import Run
+from ddltrace.experiments.harness.settings import Settings
+from ddltrace.tracer.errors import TraceError, UsageError
+
+SAMPLE = Path(__file__).resolve().parents[3] / "sample_traces" / "ddp-4-hosts-400mbit"
+STEPS, WARMUP = 40, 10
+SETTINGS = Settings(
+    strategies=["ddp", "fifo", "wfbp"],
+    workload="digits",
+    width=48,
+    ranks=4,
+    steps=STEPS,
+    warmup=WARMUP,
+    repeats=2,
+    seed=7,
+    timeout_s=60,
+    target_loss=1.0,
+)
+JOB = """
+import json, shutil, sys
+source, trace, outcome, seed = sys.argv[1:]
+shutil.copytree(source, trace, dirs_exist_ok=True)
+losses = [3.0 - 0.1 * step for step in range(40)]
+outcome_of = {
+    "losses": losses, "train_loss": losses[-1] + int(seed), "wire_bytes_per_step": [1.0, 3.0],
+    "peak_memory_bytes": [5, 9], "replicas_identical": True, "torch": "2", "gradient_bytes": 4,
+}
+json.dump(outcome_of, open(outcome, "w"))
+"""
+
+
+class Heard:
+    """Progress that is written down."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[str, int, int]] = []
+        self.ended: list[str] = []
+
+    def start(self, planned: PlannedRun) -> None:
+        self.started.append((planned.strategy, planned.round, planned.seed))
+
+    def end(self, run: Run) -> None:
+        self.ended.append(run.status)
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], str]:
+    """Scripts that take the place of some runs' jobs, by strategy and round."""
+    scripts: dict[tuple[str, int], str] = {}
+
+    def command(planned: PlannedRun, settings: Settings, directory: Path) -> list[str]:
+        script = scripts.get((planned.strategy, planned.round), JOB)
+        trace, outcome = directory / planned.name, runner.outcome_path(planned, directory)
+        return [sys.executable, "-c", script, *map(str, (SAMPLE, trace, outcome, planned.seed))]
+
+    monkeypatch.setattr(runner, "job_command", command)
+    return scripts
+
+
+def test_each_round_runs_every_strategy_with_its_own_seed() -> None:
+    planned = plan_runs(replace(SETTINGS, repeats=3))
+    assert [(run.strategy, run.round, run.seed) for run in planned] == [
+        *(("ddp", 1, 7), ("fifo", 1, 7), ("wfbp", 1, 7)),
+        *(("fifo", 2, 8), ("wfbp", 2, 8), ("ddp", 2, 8)),
+        *(("wfbp", 3, 9), ("ddp", 3, 9), ("fifo", 3, 9)),
+    ]
+    assert [run.name for run in planned[:4]] == ["ddp", "fifo", "wfbp", "fifo.r2"]
+
+
+def test_directories_of_similar_specs_differ() -> None:
+    specs = ["a:b=1", "a+b=1", "a-b-1"]
+    names = {run.name for run in plan_runs(replace(SETTINGS, strategies=specs, repeats=1))}
+    assert len(names) == 3
+
+
+def test_runs_become_rows_json_and_arrow(
+    broken: dict[tuple[str, int], str], tmp_path: Path
+) -> None:
+    heard = Heard()
+    results = runner.run_experiment(SETTINGS, tmp_path, heard)
+    assert results.status == "complete"
+    assert heard.ended == ["complete"] * 6
+    assert load(tmp_path) == results
+    (ddp, fifo, _) = results.rows
+    assert [(run.round, run.seed, run.trace) for run in fifo.runs] == [
+        (1, 7, "fifo"),
+        (2, 8, "fifo.r2"),
+    ]
+    assert len(ddp.step_us) == 2 * (STEPS - WARMUP)
+    assert ddp.train_loss == pytest.approx(-0.9 + 7.5)
+    assert (ddp.wire_bytes, ddp.peak_memory_bytes) == (2.0, 9)
+    # The mean of the losses 1.2, 1.1, ..., 0.8 of steps 18 to 22 is 1.
+    assert ddp.time_to_loss_us == pytest.approx(ddp.runs[0].elapsed_us[22])
+    value = json.loads((tmp_path / RESULTS_FILE).read_text())
+    assert value["plain"] == "fifo"
+    assert value["tuned_ddp"] == "ddp"
+    assert value["progress"] == {"done": 6, "total": 6, "running": None}
+    table = pa.ipc.open_file(str(tmp_path / ARROW_FILE)).read_all()
+    assert table.num_rows == 6 * STEPS
+    steps = table.to_pandas()
+    one = steps[(steps.strategy == "wfbp") & (steps["round"] == 2)]
+    assert list(one.step) == list(range(STEPS))
+    assert list(one.steady) == [False] * WARMUP + [True] * (STEPS - WARMUP)
+    assert list(one.wall_us[WARMUP:]) == results.rows[2].runs[1].step_us
+    assert one.wall_us[:WARMUP].isna().all()
+    assert list(one.elapsed_us) == sorted(one.elapsed_us)
+
+
+def test_failures_are_rows_and_the_others_go_on(
+    broken: dict[tuple[str, int], str], tmp_path: Path
+) -> None:
+    broken["ddp", 1] = "raise RuntimeError('out of tea')"
+    broken["fifo", 2] = "import time; print('waiting'); time.sleep(600)"
+    broken["wfbp", 1] = JOB.replace("3.0 - 0.1 * step", "2.0 if step < 5 else float('nan')")
+    settings = replace(SETTINGS, timeout_s=5)
+    results = runner.run_experiment(settings, tmp_path, Heard())
+    assert results.status == "failed"
+    ddp, fifo, wfbp = results.rows
+    assert (ddp.status, fifo.status, wfbp.status) == ("failed", "hung", "diverged")
+    assert ddp.reason == "round 1: the job ended with exit status 1: RuntimeError: out of tea " + (
+        "(log: ddp.log)"
+    )
+    assert fifo.reason == "round 2: no end after 5 s (--timeout); log: fifo.r2.log"
+    assert wfbp.reason == "round 1: the training diverged: the loss of step 5 is nan"
+    assert wfbp.runs[0].losses[5] is None
+    # Values come from the runs that were measured.
+    assert len(ddp.step_us) == STEPS - WARMUP
+    assert set(ddp.rounds) == {2}
+
+
+def test_resume_makes_what_is_missing_and_keeps_the_rest(
+    broken: dict[tuple[str, int], str], tmp_path: Path
+) -> None:
+    broken["fifo", 1] = "raise SystemExit(3)"
+    runner.run_experiment(SETTINGS, tmp_path, Heard())
+    value = json.loads((tmp_path / RESULTS_FILE).read_text())
+    del value["rows"][2]["runs"][1]  # as if it had been interrupted there
+    (tmp_path / RESULTS_FILE).write_text(json.dumps(value))
+    shutil.rmtree(tmp_path / "wfbp.r2")
+    broken.clear()
+    heard = Heard()
+    results = runner.resume_experiment(tmp_path, heard)
+    assert heard.started == [("fifo", 1, 7), ("wfbp", 2, 8)]
+    assert results.status == "complete"
+    assert [len(row.runs) for row in results.rows] == [2, 2, 2]
+    assert isinstance(load(tmp_path), Results)
+    heard = Heard()
+    assert runner.resume_experiment(tmp_path, heard).status == "complete"
+    assert not heard.started
+
+
+@pytest.mark.parametrize("settings", [{}, {"strategies": 3}, {"strategies": ["ddp"], "steps": "x"}])
+def test_settings_that_cannot_be_run_are_refused(settings: object, tmp_path: Path) -> None:
+    value = Results(settings=settings).to_json()  # type: ignore[arg-type]
+    (tmp_path / RESULTS_FILE).write_text(json.dumps(value))
+    with pytest.raises(TraceError, match="cannot be resumed"):
+        runner.resume_experiment(tmp_path, Heard())
+
+
+def test_all_steps_cannot_be_warmup() -> None:
+    with pytest.raises(UsageError, match="leaves nothing"):
+        replace(SETTINGS, steps=10)
