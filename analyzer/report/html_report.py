@@ -6,40 +6,31 @@ plotly.js travels in the file, compressed, and the browser unpacks it.
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import cache
-from importlib import metadata, resources
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ddltrace.analyzer.formatting.units import (
-    bandwidth_text,
-    bytes_text,
-    printable,
-    share_text,
-    time_text,
-)
+from ddltrace.analyzer.formatting.units import printable, share_text, time_text
 from ddltrace.analyzer.model import CATEGORIES, Analysis, Summary
 from ddltrace.analyzer.report import figures
+from ddltrace.analyzer.report.html_page import page_environment, page_parts, write_page
 from ddltrace.analyzer.report.notes import notes_of, state_text
-from ddltrace.analyzer.report.palette import style_sheet
 from ddltrace.analyzer.report.sentences import extra_text, idle_text, sentences
 from ddltrace.analyzer.trace.trace_directories import dashboard_command
-from ddltrace.tracer.errors import DdltraceError
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from ddltrace.analyzer.joined.critical_path import Path as CriticalPath
     from ddltrace.analyzer.trace.opened_trace import Trace
+
+_ASSETS: Final = "ddltrace.analyzer.report"
 
 TENSORS_SHOWN: Final = 25
 """Rows of the table of exposed tensors."""
@@ -100,36 +91,13 @@ def write_html(
     Raises:
         DdltraceError: The file cannot be written.
     """
-    text = render(analysis, trace, sources)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise DdltraceError(f"{path} cannot be written: {error.strerror}") from error
+    write_page(render(analysis, trace, sources), path)
 
 
 def render(analysis: Analysis, trace: Trace, sources: Sequence[Path] | None = None) -> str:
     """The report's text; arguments as those of `write_html`."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_asset),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-    )
-    environment.filters.update(
-        shown=printable,
-        time=time_text,
-        bytes=bytes_text,
-        share=share_text,
-        bandwidth=bandwidth_text,
-        ranks=_listed,
-        sentence=_sentence,
-        extra=extra_text,
-    )
+    environment = page_environment(_ASSETS)
+    environment.filters.update(ranks=_listed, sentence=_sentence, extra=extra_text)
     drawn = {name: figure for name, figure in _figures(analysis) if figure is not None}
     names: dict[str, int] = {}
     paths = _paths(analysis, names)
@@ -143,10 +111,7 @@ def render(analysis: Analysis, trace: Trace, sources: Sequence[Path] | None = No
     return environment.get_template(
         "report.html.jinja"
     ).render(
-        css=_safe(f"{style_sheet()}\n{_asset('report.css')}"),
-        script=_safe(_asset("report.js")),
-        plotly=_safe(_packed_plotly()),
-        data=_safe(json_in_html(data)),
+        **page_parts(data),
         figures=drawn,
         trace=analysis.trace,
         state=state_text(analysis.trace),
@@ -294,28 +259,3 @@ def _date(unix_ns: int | None) -> str:
     except (OverflowError, ValueError, OSError):
         return ""
     return f"{moment:%Y-%m-%d %H:%M} UTC"
-
-
-def _asset(name: str) -> str:
-    return (resources.files(__package__) / "assets" / name).read_text(encoding="utf-8")
-
-
-@cache
-def _packed_plotly() -> str:
-    """plotly.js, gzipped, in base64: 2 MB in place of 4.8."""
-    from plotly.offline import get_plotlyjs
-
-    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode("ascii")
-
-
-def json_in_html(value: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _safe(text: str) -> Any:
-    """Marks our own text as markup for the template."""
-    import markupsafe
-
-    return markupsafe.Markup(text)

@@ -17,7 +17,8 @@ import pytest
 
 from ddltrace.analyzer.model import CATEGORIES, Analysis, CopyTimes, P2PRow, PathTotals, StepRow
 from ddltrace.analyzer.report import figures
-from ddltrace.analyzer.report.html_report import json_in_html, render, write_html
+from ddltrace.analyzer.report.html_page import json_in_html
+from ddltrace.analyzer.report.html_report import render, write_html
 from ddltrace.analyzer.trace.opened_trace import Trace
 from ddltrace.tracer.errors import DdltraceError
 

@@ -1,0 +1,116 @@
+"""The frame of every HTML report: one file with style, script and plotly.js inside.
+
+A report's own template extends ``page.html.jinja``. It writes every name escaped; the figures'
+names are escaped where the figures are made. plotly.js travels in the file, compressed, and the
+browser unpacks it.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import os
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ddltrace.analyzer.formatting.units import (
+    bandwidth_text,
+    bytes_text,
+    printable,
+    share_text,
+    time_text,
+)
+from ddltrace.analyzer.report.palette import style_sheet
+from ddltrace.tracer.errors import DdltraceError
+
+if TYPE_CHECKING:
+    import jinja2
+
+_OWN: Final = "ddltrace.analyzer.report"
+
+
+def page_environment(package: str) -> jinja2.Environment:
+    """The environment that renders a report.
+
+    Args:
+        package: The package in whose folder ``assets`` the report's template is.
+
+    Returns:
+        An environment with the filters `shown`, `time`, `bytes`, `share` and `bandwidth`.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(
+            lambda name: _asset(_OWN if name == "page.html.jinja" else package, name)
+        ),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+    )
+    environment.filters.update(
+        shown=printable,
+        time=time_text,
+        bytes=bytes_text,
+        share=share_text,
+        bandwidth=bandwidth_text,
+    )
+    return environment
+
+
+def page_parts(data: dict[str, Any]) -> dict[str, Any]:
+    """What ``page.html.jinja`` needs.
+
+    Args:
+        data: What the page's script draws: ``figures`` by name, and the critical paths if there
+            are any.
+    """
+    return {
+        "css": _safe(f"{style_sheet()}\n{_asset(_OWN, 'report.css')}"),
+        "script": _safe(_asset(_OWN, "report.js")),
+        "plotly": _safe(_packed_plotly()),
+        "data": _safe(json_in_html(data)),
+    }
+
+
+def write_page(text: str, path: Path) -> None:
+    """Writes a report; a file of this name is replaced whole.
+
+    Raises:
+        DdltraceError: The file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise DdltraceError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def json_in_html(value: Any) -> str:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _asset(package: str, name: str) -> str:
+    return (resources.files(package) / "assets" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _packed_plotly() -> str:
+    """plotly.js, gzipped, in base64: 2 MB in place of 4.8."""
+    from plotly.offline import get_plotlyjs
+
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode("ascii")
+
+
+def _safe(text: str) -> Any:
+    """Marks our own text as markup for the template."""
+    import markupsafe
+
+    return markupsafe.Markup(text)
