@@ -126,19 +126,19 @@ class Columns:
 
     def ints(self, name: str, rows: IntArray | None = None, null: int = NULL) -> IntArray:
         """An integer column, optionally of some rows only."""
-        return _numbers(self._column(name, rows), null)
+        return numbers_of(self._column(name, rows), null)
 
     def codes(self, name: str, rows: IntArray | None = None) -> tuple[IntArray, list[str]]:
         """A column of strings as codes and the strings that they index."""
         column = self._column(name, rows)
         values = column.dictionary.to_pylist()
-        return _numbers(column.indices, NULL), [value or "" for value in values]
+        return numbers_of(column.indices, NULL), [value or "" for value in values]
 
     def lists(self, name: str, rows: IntArray) -> tuple[IntArray, IntArray]:
         """A column of lists of some rows: the length of each, and all items in order."""
         column = self._column(name, rows)
-        lengths = _numbers(pc.list_value_length(column), 0)
-        return lengths, _numbers(pc.list_flatten(column), NULL)
+        lengths = numbers_of(pc.list_value_length(column), 0)
+        return lengths, numbers_of(pc.list_flatten(column), NULL)
 
     def _fixed(self, name: str, vocabulary: dict[str, int]) -> IntArray:
         codes, values = self.codes(name)
@@ -195,7 +195,8 @@ def memory_of(column: pa.Array) -> IntArray:
     return values[column.offset : column.offset + len(column)]
 
 
-def _numbers(array: Any, null: int) -> IntArray:
+def numbers_of(array: Any, null: int) -> IntArray:
+    """The values of a column of integers; where it is null, a number that stands for it."""
     values = memory_of(array)
     if not array.null_count:
         return values

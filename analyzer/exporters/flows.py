@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from ddltrace.analyzer.events.event_columns import NULL, memory_of, numbers_of
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -101,16 +104,18 @@ def _gradients(table: pa.Table) -> list[tuple[int, int]]:
 
 
 def _by_tensor(table: pa.Table, rows: Integers, time: str) -> dict[int, tuple[Integers, Integers]]:
-    """Tensor id -> rows and their times, by time."""
+    """Tensor id -> rows and their times, by time; ids that are null are left out."""
     part = table.take(pa.array(rows))
     lists = part["tensors"].combine_chunks()
-    of_row = pc.list_parent_indices(lists).to_numpy()
-    ids = pc.list_flatten(lists).to_numpy()
+    of_row = memory_of(pc.list_parent_indices(lists))
+    ids = numbers_of(pc.list_flatten(lists), NULL)
+    known = ids >= 0
+    of_row, ids = of_row[known], ids[known]
     times = pc.coalesce(part[time], part["start_ns"]).to_numpy()[of_row]
     order = np.lexsort((times, ids))
     ids, times, flat_rows = ids[order], times[order], rows[of_row][order]
-    borders = np.flatnonzero(np.diff(ids, prepend=-1)).tolist()
+    borders = [*np.flatnonzero(np.diff(ids, prepend=-1)).tolist(), len(ids)]
     return {
         int(ids[first]): (flat_rows[first:last], times[first:last])
-        for first, last in zip(borders, [*borders[1:], len(ids)], strict=True)
+        for first, last in pairwise(borders)
     }

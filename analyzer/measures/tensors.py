@@ -109,7 +109,7 @@ def tensor_rows(
             complete_us=_us(medians["complete"][i]),
             exposed_us=_us(float(sums[:, i].sum()) / total) if count[i] else None,
             messages=float(count[i]) / total,
-            bucket=int(medians["bucket"][i]) if count[i] else None,
+            bucket=None if np.isnan(medians["bucket"][i]) else int(medians["bucket"][i]),
         )
         for name, i in codes.items()
     ]
