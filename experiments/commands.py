@@ -147,6 +147,11 @@ Examples:
     help="Directory to make.  [default: ddltrace-experiment-DATE-TIME]",
 )
 @click.option("--force", is_flag=True, help="Overwrite an existing experiment.")
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the report, with plots, as one self-contained HTML file.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 def run_command(
     *,
@@ -166,6 +171,7 @@ def run_command(
     bandwidth: str | None,
     output: Path | None,
     force: bool,
+    html: Path | None,
     as_json: bool,
 ) -> None:
     """Train with each strategy, trace it, and print one table.
@@ -181,6 +187,7 @@ def run_command(
     from ddltrace.tracer.output_directory import make_empty
 
     require_torch("ddltrace experiment run")
+    _check_html(html)
     info = WORKLOADS[workload]
     if info.needs_sklearn:
         require_extra("experiments", f"the workload {workload}")
@@ -210,7 +217,7 @@ def run_command(
 
     with ProgressBar(total=len(strategies) * repeats) as progress:
         results = run_experiment(settings, directory, progress)
-    _conclude(results, directory, as_json=as_json)
+    _conclude(results, directory, html=html, as_json=as_json)
 
 
 @experiment.command(
@@ -220,8 +227,13 @@ Examples:
   ddltrace experiment resume ddltrace-experiment-20260102-030405""",
 )
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the report, with plots, as one self-contained HTML file.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
-def resume_command(directory: Path, as_json: bool) -> None:
+def resume_command(directory: Path, html: Path | None, as_json: bool) -> None:
     """Continue an experiment that was interrupted or had failures.
 
     Finished runs are kept. Runs that are missing, failed or hung are made again with the
@@ -232,13 +244,14 @@ def resume_command(directory: Path, as_json: bool) -> None:
     from ddltrace.experiments.harness.run_plan import plan_runs
     from ddltrace.experiments.harness.runner import resume_experiment, settings_of
 
+    _check_html(html)
     saved = read(directory / RESULTS_FILE)
     settings = settings_of(saved, directory)
     _check_network(None, settings.hosts, settings.bandwidth)
     done = sum(run.is_finished for row in saved.rows for run in row.runs)
     with ProgressBar(total=len(plan_runs(settings)), done=done) as progress:
         results = resume_experiment(directory, progress)
-    _conclude(results, directory, as_json=as_json)
+    _conclude(results, directory, html=html, as_json=as_json)
 
 
 @experiment.command(
@@ -251,12 +264,20 @@ Examples:
 )
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--baseline", metavar="ROW", help="Row to compare with.  [default: the first]")
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the report, with plots, as one self-contained HTML file.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
-def compare_command(paths: tuple[Path, ...], baseline: str | None, as_json: bool) -> None:
+def compare_command(
+    paths: tuple[Path, ...], baseline: str | None, html: Path | None, as_json: bool
+) -> None:
     """Print the results of experiments, or of any traces, side by side."""
     from ddltrace.experiments.harness.results import combine
     from ddltrace.experiments.harness.results_file import load
 
+    _check_html(html)
     names = _tell_apart(paths)
     loaded = []
     for name, path in zip(names, paths, strict=True):
@@ -264,10 +285,13 @@ def compare_command(paths: tuple[Path, ...], baseline: str | None, as_json: bool
         if not results.settings:  # a trace: one row, called as its directory
             results.rows = [dataclasses.replace(row, strategy=name) for row in results.rows]
         loaded.append((name, results))
-    _print(combine(loaded, baseline), as_json=as_json)
+    combined = combine(loaded, baseline)
+    _print(combined, as_json=as_json)
+    is_experiment = len(paths) == 1 and bool(combined.settings)
+    _write_html(combined, html, paths[0] if is_experiment else None)
 
 
-def _conclude(results: Results, directory: Path, *, as_json: bool) -> None:
+def _conclude(results: Results, directory: Path, *, html: Path | None, as_json: bool) -> None:
     """Prints the results of an experiment that has ended.
 
     Raises:
@@ -276,6 +300,7 @@ def _conclude(results: Results, directory: Path, *, as_json: bool) -> None:
     from ddltrace.tracer.errors import DdltraceError
 
     _print(results, as_json=as_json)
+    _write_html(results, html, directory)
     click.echo(f"ddltrace: results and traces in {directory}", err=True)
     traces = " ".join(shlex.quote(str(directory / row.trace)) for row in results.rows if row.trace)
     if traces:
@@ -292,6 +317,26 @@ def _print(results: Results, *, as_json: bool) -> None:
     from ddltrace.experiments.harness.results_table import render
 
     click.echo(json.dumps(results.to_json()) if as_json else render(results))
+
+
+def _check_html(html: Path | None) -> None:
+    """Finds out before anything runs whether the report can be written."""
+    from ddltrace.tracer.errors import UsageError
+    from ddltrace.tracer.optional_packages import require_extra
+
+    if html is None:
+        return
+    require_extra("report", "--html")
+    if not html.resolve().parent.is_dir():
+        raise UsageError(f"{html} cannot be written: there is no folder {html.resolve().parent}")
+
+
+def _write_html(results: Results, html: Path | None, directory: Path | None) -> None:
+    if html is not None:
+        from ddltrace.experiments.harness.html_report import write_html
+
+        write_html(results, html, directory)
+        click.echo(f"ddltrace: report in {html}", err=True)
 
 
 def _refuse_repeated(specs: list[str]) -> None:

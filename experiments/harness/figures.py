@@ -1,0 +1,178 @@
+"""The charts of an experiment's report; each is None where the results have nothing for it.
+
+As in the analyzer's figures, colours are roles of the page's palette.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from ddltrace.analyzer.report.figures import base_figure
+from ddltrace.analyzer.report.figures import label as safe_label
+from ddltrace.experiments.harness.loss_curves import smoothed
+from ddltrace.experiments.harness.results import Results, Row
+from ddltrace.experiments.harness.results_table import label
+from ddltrace.experiments.harness.step_timeline import StepTimeline
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_ROW_HEIGHT: Final = 28
+_SERIES: Final = 6
+_DASHES: Final = ("solid", "dash", "dot", "dashdot")
+_VERDICTS: Final = (
+    ("faster than tuned DDP", "overlap"),
+    ("tuned DDP, or within the noise of it", "muted"),
+    ("slower than tuned DDP", "exposed"),
+    ("without comparison", "series-0"),
+)
+
+
+def step_times(results: Results) -> go.Figure | None:
+    """Step time of every strategy with its interval, coloured by the verdict on it (ms)."""
+    verdicts = dict(zip(_names(results), _verdicts(results), strict=True))
+    rows = {safe_label(label(row)): row for row in results.rows if row.step_time is not None}
+    if not rows:
+        return None
+    figure = base_figure(height=110 + _ROW_HEIGHT * len(rows))
+    for verdict, (text, role) in enumerate(_VERDICTS):
+        own = {name: row for name, row in rows.items() if verdicts[name] == verdict}
+        if not own:
+            continue
+        times = [row.step_time for row in own.values() if row.step_time is not None]
+        figure.add_bar(
+            orientation="h",
+            y=list(own),
+            x=[time.us / 1e3 for time in times],
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": [((time.high_us or time.us) - time.us) / 1e3 for time in times],
+                "arrayminus": [(time.us - (time.low_us or time.us)) / 1e3 for time in times],
+                "thickness": 1.2,
+            },
+            name=text,
+            meta={"role": role},
+            hovertemplate="%{x:.2f} ms",
+        )
+    figure.update_layout(barmode="overlay")
+    figure.update_xaxes(title="ms per step", rangemode="tozero")
+    _rows_downwards(figure, list(rows))
+    return figure
+
+
+def bytes_per_step(results: Results) -> go.Figure | None:
+    """Payload and wire bytes of every strategy, per rank and step (MB)."""
+    rows = {
+        safe_label(label(row)): row
+        for row in results.rows
+        if row.payload_bytes is not None or row.wire_bytes is not None
+    }
+    if not rows:
+        return None
+    figure = base_figure(height=110 + 2 * _ROW_HEIGHT * len(rows))
+    for name, role, key in (
+        ("payload", "series-0", "payload_bytes"),
+        ("on the wire", "series-1", "wire_bytes"),
+    ):
+        values = [getattr(row, key) for row in rows.values()]
+        figure.add_bar(
+            orientation="h",
+            y=list(rows),
+            x=[None if value is None else value / 1e6 for value in values],
+            name=name,
+            meta={"role": role},
+            hovertemplate="%{x:.3f} MB",
+        )
+    figure.update_layout(barmode="group")
+    figure.update_xaxes(title="MB per rank and step", rangemode="tozero")
+    _rows_downwards(figure, list(rows))
+    return figure
+
+
+def loss_over_time(results: Results) -> go.Figure | None:
+    """Smoothed training loss of every strategy's first finished run against time."""
+    figure = base_figure(height=420)
+    for number, row in enumerate(results.rows):
+        run = next((run for run in row.runs if run.is_finished and run.losses), None)
+        if run is None or len(run.losses) != len(run.elapsed_us):
+            continue
+        figure.add_scatter(
+            x=[end / 1e6 for end in run.elapsed_us],
+            y=smoothed(run.losses),
+            name=safe_label(label(row)),
+            mode="lines",
+            meta={"role": f"series-{number % _SERIES}"},
+            line={"dash": _DASHES[number // _SERIES % len(_DASHES)], "width": 1.8},
+            hovertemplate="%{y:.4f} after %{x:.2f} s",
+        )
+    if not figure.data:
+        return None
+    target = results.settings.get("target_loss")
+    if isinstance(target, int | float):
+        figure.add_hline(y=target, line={"dash": "dot", "width": 1})
+    figure.update_xaxes(title="seconds from the start of the first step", rangemode="tozero")
+    figure.update_yaxes(title="training loss, mean of 5 steps")
+    return figure
+
+
+def step_timelines(steps: Mapping[str, StepTimeline]) -> go.Figure | None:
+    """One step of every strategy under each other on one axis (ms from the step's start).
+
+    Args:
+        steps: By the strategy's label, in the order of the rows.
+    """
+    if not steps:
+        return None
+    bars: dict[str, dict[str, list[Any]]] = {}
+    lanes: list[str] = []
+    for name, step in steps.items():
+        for lane in ("compute", "codec", "network"):
+            if any(bar.lane == lane for bar in step.bars):
+                lanes.append(f"{safe_label(name)} · {lane}")
+        for bar in step.bars:
+            columns = bars.setdefault(bar.role, {"x": [], "base": [], "y": [], "customdata": []})
+            columns["x"].append(bar.ms)
+            columns["base"].append(bar.start_ms)
+            columns["y"].append(f"{safe_label(name)} · {bar.lane}")
+            columns["customdata"].append([safe_label(bar.name), bar.ms])
+    figure = base_figure(height=110 + _ROW_HEIGHT * len(lanes))
+    for role, columns in bars.items():
+        figure.add_bar(
+            orientation="h",
+            name={"collective": "message", "update": "optimizer"}.get(role, role),
+            meta={"role": role},
+            # Waiting lies inside a phase: narrower, so that both are seen.
+            width=0.4 if role == "wait" else 0.8,
+            hovertemplate="%{customdata[0]}: %{customdata[1]:.3f} ms from %{base:.3f} ms",
+            **columns,
+        )
+    figure.update_layout(barmode="overlay")
+    longest = max(step.wall_ms for step in steps.values())
+    figure.update_xaxes(title="ms from the start of the step", range=[0, longest])
+    _rows_downwards(figure, lanes)
+    return figure
+
+
+def _names(results: Results) -> list[str]:
+    return [safe_label(label(row)) for row in results.rows]
+
+
+def _verdicts(results: Results) -> list[int]:
+    tuned = results.tuned_ddp()
+    numbers = {"faster": 0, "noise": 1, "slower": 2}
+    return [
+        1 if _is(row, tuned) else 3 if found is None else numbers[found.verdict]
+        for row, found in zip(results.rows, results.speedups(tuned), strict=True)
+    ]
+
+
+def _is(row: Row, other: Row | None) -> bool:
+    return other is not None and row is other
+
+
+def _rows_downwards(figure: go.Figure, names: list[str]) -> None:
+    figure.update_yaxes(
+        categoryorder="array", categoryarray=names, autorange="reversed", showgrid=False
+    )
