@@ -1,58 +1,66 @@
-"""Executes a strategy in a real job.
+"""Executes a strategy in a job that asks for it.
 
 Use::
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    exchange = attach(model, strategy, optimizer)
+    exchange = attach(model, strategy)
     for inputs, targets in batches:
         optimizer.zero_grad()
         criterion(exchange.model(inputs), targets).backward()
-        exchange.finish()
         optimizer.step()
     exchange.close()
 
-Gradients are averaged as DistributedDataParallel does it: each rank divides by their number,
-then they are summed.
+A job that does not ask gets the same by ``ddltrace run --strategy``.
 """
 
 from __future__ import annotations
 
-from torch import nn
-from torch.optim import Optimizer
+from typing import Any
 
-from ddltrace.experiments.engine.exchange import DdpExchange, Exchange
-from ddltrace.experiments.engine.scheduled_exchange import ScheduledExchange
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddltrace.experiments.engine.take_over import TakenOver, runs_on_reducer
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.strategy.spec import Strategy
 
 
+class Exchange:
+    """A model whose gradients a strategy averages.
+
+    Attributes:
+        model: The module to call in place of the model: its DistributedDataParallel.
+    """
+
+    def __init__(self, model: DistributedDataParallel, taken_over: TakenOver | None) -> None:
+        self.model: nn.Module = model
+        self._taken_over = taken_over
+
+    def close(self) -> None:
+        """Waits for what is under way, applies it, and takes the strategy off the model."""
+        if self._taken_over is not None:
+            self._taken_over.close()
+
+
 def attach(
-    model: nn.Module,
-    strategy: Strategy,
-    optimizer: Optimizer,
-    *,
-    find_unused_parameters: bool = False,
+    model: nn.Module, strategy: Strategy, *, find_unused_parameters: bool = False
 ) -> Exchange:
-    """Makes a strategy average the gradients of a model.
+    """Wraps a model in DistributedDataParallel whose communication is a strategy's.
 
     The parameters and buffers of rank 0 become those of all ranks. The default process group
-    has to be initialized. Unlike DistributedDataParallel, schedules of our own do not send
-    buffers (of batch normalization, say) again before every forward.
+    has to be initialized.
 
     Args:
         model: The model, the same on all ranks.
         strategy: What to execute.
-        optimizer: What updates the model's parameters; the job goes on calling its step.
-        find_unused_parameters: Whether a step may leave parameters without a gradient; as in
-            DistributedDataParallel such parameters count as zero on this rank, and keep what
-            they had if no rank used them. Costs one small all-reduce a step.
+        find_unused_parameters: As for DistributedDataParallel.
 
     Returns:
-        The exchange, to be called as the module's docstring shows.
+        The exchange, to be used as the module's docstring shows. Schedules that wait before the
+        layers update each layer's parameters when its next forward needs them.
     """
-    schedule = strategy.schedule
-    if isinstance(schedule, DdpBuckets):
-        return DdpExchange(model, schedule, find_unused_parameters=find_unused_parameters)
-    return ScheduledExchange(
-        model, schedule, optimizer, find_unused_parameters=find_unused_parameters
-    )
+    options: dict[str, Any] = {"find_unused_parameters": find_unused_parameters}
+    if isinstance(strategy.schedule, DdpBuckets):
+        options["bucket_cap_mb"] = strategy.schedule.bucket_mb
+    ddp = DistributedDataParallel(model, **options)
+    return Exchange(ddp, None if runs_on_reducer(strategy) else TakenOver(ddp, strategy))

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from ddltrace.experiments.engine.gradient_access import set_gradient
+from ddltrace.experiments.engine.optimizer_rule import OptimizerRule
+
 
 class DeferredUpdate:
     """Applies an optimizer's step to some parameters, as it would have been at a past call.
@@ -17,18 +20,25 @@ class DeferredUpdate:
     themselves go around the step's hooks, else each layer's would count as a step.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizer: Optimizer, rule: OptimizerRule | None = None) -> None:
+        """Makes it.
+
+        Args:
+            optimizer: The job's optimizer.
+            rule: What updates parameters in place of the optimizer, if anything does.
+        """
+        self.optimizer = optimizer
+        self._rule = rule
         self._remembered: list[dict[str, Any]] = []
         self._group_of: dict[int, int] = {}
 
     def remember_settings(self) -> None:
         """Keeps the learning rate and the like: they may change before the update runs."""
-        groups = self._optimizer.param_groups
+        groups = self.optimizer.param_groups
         self._remembered = [_settings(group) for group in groups]
         self._group_of = {id(p): n for n, group in enumerate(groups) for p in group["params"]}
 
-    def apply(self, gradients: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def apply(self, gradients: Iterable[tuple[torch.nn.Parameter, torch.Tensor]]) -> None:
         """Updates parameters with their gradients, and nothing else.
 
         Args:
@@ -36,8 +46,8 @@ class DeferredUpdate:
         """
         due = {id(parameter): (parameter, gradient) for parameter, gradient in gradients}
         for parameter, gradient in due.values():
-            parameter.grad = gradient
-        groups = self._optimizer.param_groups
+            set_gradient(parameter, gradient)
+        groups = self.optimizer.param_groups
         present = [dict(group) for group in groups]
         for group, settings in zip(groups, self._remembered, strict=True):
             group.update(settings)
@@ -45,12 +55,27 @@ class DeferredUpdate:
         for key, (parameter, _) in due.items():
             if key in self._group_of:
                 groups[self._group_of[key]]["params"].append(parameter)
-        hooked = type(self._optimizer).step
-        getattr(hooked, "__wrapped__", hooked)(self._optimizer)
+        self._step()
         for group, settings in zip(groups, present, strict=True):
             group.update(settings)
         for parameter, _ in due.values():
-            parameter.grad = None
+            set_gradient(parameter, None)
+
+    def _step(self) -> None:
+        if self._rule is not None:
+            update_by_rule(self._rule, self.optimizer)
+            return
+        hooked = type(self.optimizer).step
+        getattr(hooked, "__wrapped__", hooked)(self.optimizer)
+
+
+@torch.no_grad()
+def update_by_rule(rule: OptimizerRule, optimizer: Optimizer) -> None:
+    """Lets a rule update all parameters of an optimizer that have a gradient."""
+    for group in optimizer.param_groups:
+        parameters = [p for p in group["params"] if p.grad is not None]
+        if parameters:
+            rule.update(optimizer, group, parameters)
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

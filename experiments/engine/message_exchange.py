@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 import torch
 import torch.distributed as dist
 
+from ddltrace.experiments.engine.groups import new_group_like
 from ddltrace.experiments.strategy.message_plan import Gradient, Message
 from ddltrace.experiments.strategy.spec import Strategy
 
@@ -101,7 +102,7 @@ def create_message_exchange(strategy: Strategy, group: dist.ProcessGroup) -> Mes
     if strategy.codec is None and strategy.feedback is None:
         return AllReduce(group)
     codecs = importlib.import_module("ddltrace.experiments.codecs.message_exchange")
-    second = dist.new_group(dist.get_process_group_ranks(group))
+    second = new_group_like(group)
     exchange: MessageExchange = codecs.CodecExchange(
         strategy.codec, strategy.feedback, group, second
     )

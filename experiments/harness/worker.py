@@ -47,7 +47,7 @@ def _train(options: argparse.Namespace) -> None:
     optimizer = torch.optim.SGD(
         workload.model.parameters(), lr=options.learning_rate, momentum=_MOMENTUM
     )
-    exchange = attach(workload.model, parse(options.strategy), optimizer)
+    exchange = attach(workload.model, parse(options.strategy))
     batches = workload.batches(rank, world_size)
     losses: list[torch.Tensor] = []
     ends: list[int] = []
@@ -59,7 +59,6 @@ def _train(options: argparse.Namespace) -> None:
         optimizer.zero_grad()
         loss = workload.loss(exchange.model(images), labels)
         loss.backward()  # type: ignore[no-untyped-call]
-        exchange.finish()
         optimizer.step()
         losses.append(loss.detach())
         ends.append(time.monotonic_ns())

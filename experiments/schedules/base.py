@@ -13,9 +13,10 @@ class Dispatcher(Protocol):
     """Decides, within one step on one rank, which messages start now.
 
     It is a state machine without a clock: the engine tells it what happens in the job, a
-    replay tells it what happened in a trace. Collectives must start in the same order on all
-    ranks, so the messages that it returns over a step are always in an order that does not
-    depend on when things happened on this rank.
+    replay tells it what happened in a trace. Messages have to start in the same order on all
+    ranks. If the schedule's `agreement` is ``plan``, what a dispatcher returns over a step is
+    in the order of the plan, whatever happened on its rank. If it is ``leader``, only rank 0
+    has a dispatcher, and the other ranks follow its decisions.
     """
 
     def gradient_ready(self, index: int) -> Sequence[Message]:
@@ -27,17 +28,37 @@ class Dispatcher(Protocol):
         ...
 
     def backward_ended(self) -> Sequence[Message]:
-        """No further gradient will come in this step; those missing count as zero.
+        """No further gradient will come in this step; missing gradients count as zero.
 
         Returns:
-            All messages that have not been started, in order.
+            The messages to start now, in order.
+        """
+        ...
+
+    def completed(self, message: Message) -> Sequence[Message]:
+        """A message that was started is done.
+
+        Returns:
+            The messages to start now, in order.
+        """
+        ...
+
+    def tick(self) -> Sequence[Message]:
+        """One cycle of the schedule has passed, see `Schedule.cycle_ms`.
+
+        Returns:
+            The messages to start now, in order.
         """
         ...
 
 
-WaitingPoint = Literal["update", "layer"]
-"""Where a step waits for its averages: before the optimizer's step, or each layer's next
-forward for its own, which is updated then."""
+WaitingPoint = Literal["update", "layer", "next_update"]
+"""Where a step waits for its averages: before the optimizer's step; before each layer's next
+forward for the layer's own, which is updated then; or before the next step's update."""
+
+Agreement = Literal["plan", "leader"]
+"""How the ranks come to one order of messages: by the order of the plan, or by what rank 0
+decides while the job runs."""
 
 
 class Schedule(ABC):
@@ -49,9 +70,19 @@ class Schedule(ABC):
         return "update"
 
     @property
+    def agreement(self) -> Agreement:
+        """How the ranks agree on the order of messages."""
+        return "plan"
+
+    @property
     def cuts_tensors(self) -> bool:
         """Whether a message may carry a part of a gradient."""
         return False
+
+    @property
+    def cycle_ms(self) -> float | None:
+        """Time between two calls of `Dispatcher.tick`, in milliseconds; None: never called."""
+        return None
 
     @abstractmethod
     def plan(self, gradients: Sequence[Gradient]) -> MessagePlan:
@@ -70,7 +101,32 @@ class Schedule(ABC):
         """A fresh dispatcher for one step of a plan that this schedule made."""
 
 
-class InTurn:
+def order_of_use(gradients: Sequence[Gradient]) -> list[Gradient]:
+    """Gradients in the order in which the next forward pass uses their parameters.
+
+    Args:
+        gradients: In the order of creation. Where it is not known when their parameters are
+            used, backward is taken to mirror forward.
+    """
+    if any(gradient.use is None for gradient in gradients):
+        return list(reversed(gradients))
+    return sorted(gradients, key=lambda gradient: gradient.use or 0)
+
+
+class Untimed:
+    """A dispatcher that neither the end of a message nor the clock moves."""
+
+    def completed(self, message: Message) -> Sequence[Message]:
+        """Starts nothing."""
+        del message
+        return ()
+
+    def tick(self) -> Sequence[Message]:
+        """Starts nothing."""
+        return ()
+
+
+class InTurn(Untimed):
     """Starts a message as soon as all it carries is ready and all before it have started.
 
     A message that is ready out of turn is held back: that is what keeps the order of
@@ -98,7 +154,7 @@ class InTurn:
         return self._messages[first:]
 
 
-class AfterBackward:
+class AfterBackward(Untimed):
     """Starts nothing before backward has ended, then everything, in the order of the plan."""
 
     def __init__(self, plan: MessagePlan) -> None:

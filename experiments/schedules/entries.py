@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
+from ddltrace.experiments.schedules.bytescheduler import ByteScheduler
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.fifo import Fifo
+from ddltrace.experiments.schedules.fusion import Fusion
+from ddltrace.experiments.schedules.p3 import P3
+from ddltrace.experiments.schedules.tictac import TicTac
 from ddltrace.experiments.schedules.wait_free import WaitFree
 from ddltrace.experiments.strategy.technique import Technique
+
+_LAYERS: Final = "an optimizer that updates each parameter by itself (not LBFGS)"
 
 TECHNIQUES: Final = (
     Technique(
@@ -30,5 +36,36 @@ TECHNIQUES: Final = (
         "PyTorch's DistributedDataParallel with its buckets",
         "PyTorch Distributed, VLDB 2020",
         DdpBuckets,
+    ),
+    Technique(
+        "order",
+        "fusion",
+        "once a cycle, all ready tensors in one message up to a threshold",
+        "Horovod, arXiv 1802.05799",
+        Fusion,
+    ),
+    Technique(
+        "order",
+        "p3",
+        "slices by priority, one in flight; each layer's next forward waits for its own",
+        "P3, MLSys 2019",
+        P3,
+        needs=(_LAYERS,),
+    ),
+    Technique(
+        "order",
+        "bytescheduler",
+        "partitions by priority, with a limit on the bytes in flight",
+        "ByteScheduler, SOSP 2019",
+        ByteScheduler,
+        needs=(_LAYERS,),
+    ),
+    Technique(
+        "order",
+        "tictac",
+        "whole tensors in the order in which the next forward uses them",
+        "TicTac, MLSys 2019",
+        TicTac,
+        needs=(_LAYERS,),
     ),
 )

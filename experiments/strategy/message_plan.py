@@ -22,6 +22,10 @@ class Gradient:
         element_bytes: Size of one element in bytes.
         dtype: Name of the element type, without ``torch.``.
         shape: The parameter's shape; empty for a scalar, and where it is not known.
+        use: Its place in the order in which the forward pass uses the parameters; None if that
+            is not known.
+        ready_us: When it is ready, in microseconds from the begin of the backward pass; None if
+            that is not known.
     """
 
     index: int
@@ -30,6 +34,8 @@ class Gradient:
     element_bytes: int = 4
     dtype: str = "float32"
     shape: tuple[int, ...] = ()
+    use: int | None = None
+    ready_us: float | None = None
 
     @property
     def bytes(self) -> int:
@@ -59,11 +65,16 @@ class Message:
         number: Its place in the plan, the same on all ranks.
         slices: What it carries, in this order.
         bytes: Size of what it carries on one rank, before any codec.
+        priority: Its urgency, 0 first; None where the schedule knows no priorities.
+        parts: Numbers of the plan's messages that were fused into this one while the job ran;
+            empty for a message of the plan itself.
     """
 
     number: int
     slices: tuple[Slice, ...]
     bytes: int
+    priority: int | None = None
+    parts: tuple[int, ...] = ()
 
     @property
     def elements(self) -> int:
@@ -74,6 +85,18 @@ class Message:
     def gradients(self) -> frozenset[int]:
         """Indices of the gradients of which it carries something."""
         return frozenset(part.gradient for part in self.slices)
+
+
+def fuse(messages: Sequence[Message]) -> Message:
+    """One message that carries what several messages of a plan carry, in their order."""
+    if len(messages) == 1:
+        return messages[0]
+    return Message(
+        number=messages[0].number,
+        slices=tuple(part for message in messages for part in message.slices),
+        bytes=sum(message.bytes for message in messages),
+        parts=tuple(message.number for message in messages),
+    )
 
 
 class MessagePlan:
@@ -87,12 +110,18 @@ class MessagePlan:
         messages: The messages in their agreed order.
     """
 
-    def __init__(self, gradients: Sequence[Gradient], contents: Sequence[Sequence[Slice]]) -> None:
+    def __init__(
+        self,
+        gradients: Sequence[Gradient],
+        contents: Sequence[Sequence[Slice]],
+        priorities: Sequence[int] | None = None,
+    ) -> None:
         """Numbers the messages and checks the plan.
 
         Args:
             gradients: All gradients of the step.
             contents: The slices of each message, in the agreed order of messages.
+            priorities: The urgency of each message, 0 first.
 
         Raises:
             ValueError: An element is missing, travels twice, or does not exist, or a
@@ -100,7 +129,12 @@ class MessagePlan:
         """
         self.gradients = {gradient.index: gradient for gradient in gradients}
         self.messages = tuple(
-            Message(number, tuple(slices), self._bytes_of(slices))
+            Message(
+                number,
+                tuple(slices),
+                self._bytes_of(slices),
+                None if priorities is None else priorities[number],
+            )
             for number, slices in enumerate(contents)
         )
         self._check_coverage()

@@ -14,13 +14,25 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddltrace.experiments.engine.attach import Exchange, attach
+from ddltrace.experiments.engine.attach import attach
 from ddltrace.experiments.schedules.base import Dispatcher, InTurn, Schedule
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.strategy.message_plan import Gradient, MessagePlan, Slice, whole
 from ddltrace.experiments.strategy.spec import Strategy, parse
 
 STEPS = 4
+SPECS = (
+    "fifo",
+    "wfbp",
+    "wfbp:wait=layer",
+    "ddp:bucket_mb=0.0001",
+    "fusion:cycle_ms=1",
+    "fusion:threshold_mb=0.0001,cycle_ms=1",
+    "p3:slice=7",
+    "p3:slice=1000",
+    "bytescheduler:partition_mb=0.0001,credit_mb=0.0002",
+    "tictac",
+)
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,20 @@ class TwoBranches(nn.Module):
         return torch.stack(outputs).sum(0)
 
 
+class Wanderer(nn.Module):
+    """Uses the weight of its layer in another place than in its first forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 3, bias=False)
+        self.around = False
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.around:
+            return nn.functional.linear(inputs, self.inner.weight)
+        return self.inner(inputs)
+
+
 def cnn() -> nn.Module:
     """A small network whose convolution has strided (channels-last) gradients."""
     torch.manual_seed(1)
@@ -82,12 +108,11 @@ def train(strategy: Strategy, model: nn.Module, inputs: Callable[[int], torch.Te
     """Trains a few steps with a falling rate; returns all gradients and final parameters."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    exchange = attach(model, strategy, optimizer)
+    exchange = attach(model, strategy)
     seen = []
     for step in range(STEPS):
         optimizer.zero_grad()
         exchange.model(inputs(step)).square().mean().backward()
-        exchange.finish()
         seen.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
         optimizer.step()
         scheduler.step()
@@ -138,9 +163,7 @@ def record_messages() -> tuple[list[int], Callable[[], None]]:
 
 def equality(report: dict[str, Any]) -> None:
     reference = train(parse("ddp"), cnn(), image)
-    others = {
-        spec: parse(spec) for spec in ("fifo", "wfbp", "wfbp:wait=layer", "ddp:bucket_mb=0.0001")
-    }
+    others = {spec: parse(spec) for spec in SPECS}
     others |= {"shuffled": Strategy("x", Shuffled()), "merged": Strategy("x", Merged())}
     report["equal_to_ddp"] = {
         name: same(train(strategy, cnn(), image), reference) for name, strategy in others.items()
@@ -149,18 +172,22 @@ def equality(report: dict[str, Any]) -> None:
 
 def order(report: dict[str, Any]) -> None:
     """The ranks' gradients come in opposite orders."""
-    model = TwoBranches(first="left" if dist.get_rank() == 0 else "right")
-    model.unused.requires_grad_(False)
-    arrivals: list[str] = []
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(lambda _, n=name: arrivals.append(n))
-    sizes, restore = record_messages()
-    train(parse("wfbp"), model, vector)
-    restore()
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, {"arrivals": arrivals[:4], "messages": sizes})
-    report["order"] = gathered
+    for spec in ("wfbp", "fusion:cycle_ms=1", "p3:slice=4", "tictac"):
+        model = TwoBranches(first="left" if dist.get_rank() == 0 else "right")
+        model.unused.requires_grad_(False)
+        arrivals: list[str] = []
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(
+                    lambda _, n=name, a=arrivals: a.append(n)
+                )
+        sizes, restore = record_messages()
+        _, final = train(parse(spec), model, vector)
+        restore()
+        gathered: list[Any] = [None] * dist.get_world_size()
+        own = {"arrivals": arrivals[:4], "messages": sizes, "final": [p.tolist() for p in final]}
+        dist.all_gather_object(gathered, own)
+        report.setdefault("order", {})[spec] = gathered
 
 
 def unused(report: dict[str, Any]) -> None:
@@ -170,13 +197,12 @@ def unused(report: dict[str, Any]) -> None:
         torch.manual_seed(1)
         model = TwoBranches(first="left")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        exchange = attach(model, strategy, optimizer, find_unused_parameters=True)
+        exchange = attach(model, strategy, find_unused_parameters=True)
         gradients = []
         for step in range(STEPS):
             model.skip = {"right"} if dist.get_rank() == 1 and step % 2 else set()
             optimizer.zero_grad()
             exchange.model(vector(step)).square().mean().backward()
-            exchange.finish()
             gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
             optimizer.step()
         exchange.close()
@@ -191,38 +217,19 @@ def unused(report: dict[str, Any]) -> None:
 
 def misuse(report: dict[str, Any]) -> None:
     model = TwoBranches(first="left")
-    exchange = attached(model, "fifo")
-    model(vector(0)).mean().backward()
-    report["missing"] = complaint(exchange.finish)
+    exchange = attach(model, parse("fifo"))
+    report["missing"] = complaint(lambda: exchange.model(vector(0)).mean().backward())
     model.unused.requires_grad_(False)
     exchange.close()
 
-    def two_backwards(exchange: Exchange) -> None:
-        for step in range(2):
-            exchange.model(vector(step)).mean().backward()
-
-    exchange = attached(model, "wfbp")
-    report["twice"] = complaint(lambda: two_backwards(exchange))
-    exchange.close()
-
-    exchange = attached(model, "wfbp:wait=layer")
+    wanderer = Wanderer()
+    exchange = attach(wanderer, parse("wfbp:wait=layer"))
+    optimizer = torch.optim.SGD(wanderer.parameters(), lr=0.1)
     exchange.model(vector(0)).mean().backward()
-    exchange.finish()
-
-    def around_the_layer() -> None:
-        nn.functional.linear(vector(1), model.left.weight).mean().backward()
-
-    report["around"] = complaint(around_the_layer)
+    optimizer.step()
+    wanderer.around = True
+    report["around"] = complaint(lambda: exchange.model(vector(1)).mean().backward())
     exchange.close()
-
-    embedding = nn.Embedding(10, 3, sparse=True)
-    exchange = attached(embedding, "fifo")
-    report["sparse"] = complaint(lambda: embedding(torch.tensor([1, 2])).sum().backward())
-    exchange.close()
-
-
-def attached(model: nn.Module, spec: str) -> Exchange:
-    return attach(model, parse(spec), torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def complaint(action: Callable[[], None]) -> str | None:
@@ -240,7 +247,7 @@ def ddp_plan(report: dict[str, Any]) -> None:
         torch.manual_seed(1)
         model = nn.Sequential(*stack())
         schedule = DdpBuckets(bucket_mb)
-        exchange = attach(model, Strategy("ddp", schedule), torch.optim.SGD(model.parameters()))
+        exchange = attach(model, Strategy("ddp", schedule))
         seen: list[list[int]] = []
         exchange.model.register_comm_hook(seen, note_bucket)  # type: ignore[operator]
         arrivals: list[int] = []

@@ -1,0 +1,385 @@
+"""Averages the gradients of one model as its strategy says, from the parameters' hooks."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd import Variable
+from torch.utils.hooks import RemovableHandle
+
+from ddltrace.experiments.engine.communicators import (
+    Communicator,
+    DirectCommunicator,
+    ThreadedCommunicator,
+)
+from ddltrace.experiments.engine.deferred_update import DeferredUpdate
+from ddltrace.experiments.engine.gradient_access import (
+    raw_gradient,
+    set_gradient,
+    wait_no_more,
+    wait_when_read,
+)
+from ddltrace.experiments.engine.groups import new_group_like
+from ddltrace.experiments.engine.layer_order import LayerOrder
+from ddltrace.experiments.engine.message_exchange import MessageExchange
+from ddltrace.experiments.engine.payloads import Payloads
+from ddltrace.experiments.engine.step_in_progress import (
+    Flight,
+    SparseFlight,
+    StepInProgress,
+    Usage,
+)
+from ddltrace.experiments.engine.step_policy import StepPolicy
+from ddltrace.experiments.engine.trace_marks import carrying, optimizer_phase, region
+from ddltrace.experiments.schedules.base import Schedule
+from ddltrace.experiments.strategy.message_plan import Gradient, Message, MessagePlan
+
+
+class ModelExchange:
+    """Sends gradients as a schedule says.
+
+    The ranks' gradients may become ready in different orders, but all ranks must start their
+    messages in one order. In the first step nothing starts before backward has ended; then
+    rank 0 tells the others the order in which its gradients came, and the plan is made of
+    that. From then on messages go in the order of the plan, or as rank 0 decides.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        schedule: Schedule,
+        *,
+        exchange: MessageExchange,
+        policy: StepPolicy,
+        group: dist.ProcessGroup,
+        find_unused_parameters: bool,
+    ) -> None:
+        """Registers the hooks. Collective.
+
+        Args:
+            model: The module whose layers wait for their parameters, if the schedule says so.
+            parameters: The trainable parameters with their names, the same on all ranks.
+            schedule: What is sent when.
+            exchange: Averages one message.
+            policy: Says in which backward passes gradients are exchanged.
+            group: The ranks.
+            find_unused_parameters: Whether a step may leave parameters without a gradient; as
+                in DistributedDataParallel such parameters count as zero on this rank, and keep
+                what they had if no rank used them.
+        """
+        self._schedule = schedule
+        self._exchange = exchange
+        self._policy = policy
+        self._group = group
+        self._find_unused = find_unused_parameters
+        self._names = [name for name, _ in parameters]
+        self._parameters = [parameter for _, parameter in parameters]
+        self._index_of = {id(p): index for index, p in enumerate(self._parameters)}
+        self._payloads = Payloads(copies=False)
+        self._plan: MessagePlan | None = None
+        self._armed = False
+        self._exchanges = True
+        self._step = StepInProgress(None, None)
+        self._lock = threading.Lock()
+        self._deferred: dict[int, DeferredUpdate] = {}
+        self._left_over: set[int] = set()
+        self._communicator = self._make_communicator()
+        self._hooks: list[RemovableHandle] = []
+        self._watch_gradients()
+        self._layers = (
+            LayerOrder(model, self._parameters, self._settle_layer) if self.waits_by_layer else None
+        )
+
+    @property
+    def waits_by_layer(self) -> bool:
+        """Whether updates are deferred to each layer's next forward."""
+        return self._schedule.wait == "layer"
+
+    def begin_backward(self) -> None:
+        """To be called after a forward pass whose backward pass synchronizes gradients."""
+        # What no layer has waited for was not used in this forward pass, or used unawares.
+        self._left_over = set(self._deferred)
+        self.settle()
+        self._exchanges = self._policy.exchanges_gradients()
+        self._armed = True
+        dispatcher = None
+        if self._plan is not None and self._decides:
+            dispatcher = self._schedule.dispatcher(self._plan)
+        self._step = StepInProgress(self._plan, dispatcher)
+
+    def settle(self) -> None:
+        """Waits for everything that is under way and puts it where it belongs."""
+        self._settle(list(self._step.unsettled))
+
+    def defer(self, update: DeferredUpdate) -> None:
+        """Takes the gradients that are still under way from an optimizer that steps now.
+
+        Args:
+            update: Updates each of its parameters when the parameter's layer needs it.
+        """
+        own = {id(p) for group in update.optimizer.param_groups for p in group["params"]}
+        due = [i for i in self._step.unsettled if id(self._parameters[i]) in own]
+        if due:
+            update.remember_settings()
+        for index in due:
+            wait_no_more(self._parameters[index])
+            set_gradient(self._parameters[index], None)
+            self._deferred[index] = update
+
+    def close(self) -> None:
+        """Waits for what is under way, applies it, and takes all hooks off the model."""
+        self.settle()
+        for hook in self._hooks:
+            hook.remove()
+        if self._layers is not None:
+            self._layers.close()
+        self._communicator.close()
+
+    @property
+    def _decides(self) -> bool:
+        """Whether this rank's dispatcher says what starts."""
+        return self._schedule.agreement == "plan" or dist.get_rank(self._group) == 0
+
+    def _make_communicator(self) -> Communicator:
+        leader = self._schedule.agreement == "leader"
+        if not leader and self._exchange.rounds == 1:
+            return DirectCommunicator(self._launch, self._land)
+        order_group = new_group_like(self._group, backend="gloo") if leader else None
+        cycle_ms = self._schedule.cycle_ms
+        return ThreadedCommunicator(
+            self._launch,
+            self._land,
+            order_group=order_group,
+            has_arrived=self._has_arrived,
+            tick=self._tick,
+            cycle_s=None if cycle_ms is None else cycle_ms / 1e3,
+        )
+
+    def _watch_gradients(self) -> None:
+        """Registers this exchange's hooks, behind all that are there by now."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                functools.partial(self._gradient_ready, index)
+            )
+            for index, parameter in enumerate(self._parameters)
+        ]
+
+    def _gradient_ready(self, index: int, parameter: nn.Parameter) -> None:
+        if not self._armed:
+            return
+        step = self._step
+        if self._exchanges:
+            self._check_arrival(index)
+        self._policy.gradient_ready(parameter, exchanged=self._exchanges)
+        if not self._exchanges:
+            return
+        if not step.arrived:
+            # As DistributedDataParallel: whoever reads gradients after backward finds averages.
+            Variable._execution_engine.queue_callback(self._finish)
+            if step.plan is not None:
+                self._communicator.begin(step)
+        gradient = raw_gradient(parameter)
+        assert gradient is not None
+        if gradient.is_sparse:
+            step.arrived[index] = None
+            step.sparse_gradients[index] = gradient
+            return
+        step.gradients[index] = gradient
+        self._arrive(step, index)
+
+    def _arrive(self, step: StepInProgress, index: int) -> None:
+        with self._lock:
+            step.arrived[index] = None
+            if step.dispatcher is not None:
+                self._communicator.start(step, step.dispatcher.gradient_ready(index))
+        if isinstance(self._communicator, ThreadedCommunicator):
+            self._communicator.arrived()
+
+    def _check_arrival(self, index: int) -> None:
+        name = self._names[index]
+        if index in self._step.arrived:
+            raise RuntimeError(
+                f"parameter {name!r} got two gradients in one backward pass, "
+                "which the experiments' engine cannot exchange"
+            )
+        if index in self._left_over:
+            raise RuntimeError(
+                f"parameter {name!r} was used outside the forward of its own layer, before its "
+                "last update: a schedule that waits before the layers cannot train this model"
+            )
+
+    def _finish(self) -> None:
+        """Runs when backward has ended: starts what is left, and waits if the schedule does."""
+        self._armed = False
+        step = self._step
+        missing = [i for i in range(len(self._parameters)) if i not in step.arrived]
+        if missing and not self._find_unused:
+            names = ", ".join(repr(self._names[i]) for i in missing[:5])
+            raise RuntimeError(
+                f"{len(missing)} parameters got no gradient in this step ({names}); "
+                "use find_unused_parameters=True"
+            )
+        if step.plan is None:
+            self._adopt_plan(step, missing)
+        for index in missing:
+            self._count_as_zero(step, index)
+        with self._lock:
+            step.ended = True
+            if step.dispatcher is not None:
+                self._communicator.start(step, step.dispatcher.backward_ended())
+        if isinstance(self._communicator, ThreadedCommunicator):
+            self._communicator.arrived()
+        for index in sorted(step.sparse_gradients):
+            step.sparse[index] = SparseFlight(step.sparse_gradients.pop(index), self._group)
+        if self._find_unused:
+            step.usage = Usage(self._parameters, list(step.arrived), self._group)
+        step.unsettled = set(step.gradients) | set(step.sparse)
+        if not self.waits_by_layer:
+            self.settle()
+            return
+        for index in step.unsettled:
+            parameter = self._parameters[index]
+            wait_when_read(parameter, functools.partial(self._settle, [index]))
+
+    def _count_as_zero(self, step: StepInProgress, index: int) -> None:
+        """Has this rank take part in the average of a gradient that it does not have."""
+        assert step.plan is not None
+        parameter = self._parameters[index]
+        if index in step.plan.gradients:
+            step.gradients[index] = torch.zeros_like(parameter)
+        else:
+            step.sparse_gradients[index] = torch.zeros_like(parameter, layout=torch.sparse_coo)
+
+    def _adopt_plan(self, step: StepInProgress, missing: list[int]) -> None:
+        """Agrees on a plan with the other ranks at the end of the first backward pass."""
+        self._plan = step.plan = self._agree_on_plan(step, missing)
+        self._exchange.prepare(self._plan.gradients)
+        # Hooks run in the order in which they were registered. From now on ours send
+        # gradients away and change them: others' must have seen them before.
+        self._watch_gradients()
+        self._communicator.begin(step)
+        if self._decides:
+            step.dispatcher = self._schedule.dispatcher(self._plan)
+            for index in step.arrived:
+                if index in step.gradients:
+                    with self._lock:
+                        self._communicator.start(step, step.dispatcher.gradient_ready(index))
+
+    def _agree_on_plan(self, step: StepInProgress, missing: list[int]) -> MessagePlan:
+        # Those without a gradient come last, from the output layer on.
+        order = [*step.arrived, *reversed(missing)]
+        uses = [-1] * len(self._parameters) if self._layers is None else self._layers.uses()
+        told = torch.tensor(
+            [order, uses, [int(i in step.sparse_gradients) for i in range(len(uses))]],
+            dtype=torch.int64,
+        ).to(self._parameters[0].device)
+        dist.broadcast(told, group=self._group, group_src=0)
+        order, uses, sparse = told.tolist()
+        if self._layers is not None:
+            self._layers.adopt()
+        return self._schedule.plan(
+            [self._describe(index, uses) for index in order if not sparse[index]]
+        )
+
+    def _describe(self, index: int, uses: list[int]) -> Gradient:
+        parameter = self._parameters[index]
+        return Gradient(
+            index=index,
+            name=self._names[index],
+            elements=parameter.numel(),
+            element_bytes=parameter.element_size(),
+            dtype=str(parameter.dtype).removeprefix("torch."),
+            shape=tuple(parameter.shape),
+            use=None if uses[index] < 0 else uses[index],
+        )
+
+    def _has_arrived(self, step: StepInProgress, message: Message) -> bool:
+        return step.ended or all(
+            part.gradient in step.arrived and part.gradient in step.gradients
+            for part in message.slices
+        )
+
+    def _launch(self, step: StepInProgress, message: Message) -> Flight:
+        payload = self._payloads.gather(message, step.gradients)
+        with carrying(self._name(message), [self._parameters[i] for i in _gradients_of(message)]):
+            handle = self._exchange.start(message, payload)
+        return Flight(message, step, handle)
+
+    def _land(self, flight: Flight) -> None:
+        message, step = flight.message, flight.step
+        with carrying(self._name(message), [self._parameters[i] for i in _gradients_of(message)]):
+            averaged = flight.handle.wait()
+        self._payloads.scatter(message, averaged, step.gradients)
+        flight.landed.set()
+        with self._lock:
+            if step.dispatcher is not None:
+                self._communicator.start(step, step.dispatcher.completed(message))
+
+    def _tick(self) -> None:
+        with self._lock:
+            step = self._step
+            if step.dispatcher is not None:
+                self._communicator.start(step, step.dispatcher.tick())
+
+    def _name(self, message: Message) -> str | None:
+        """What the trace calls a message; None for what it is called anyway."""
+        if message.priority is None:
+            return None
+        first = message.slices[0]
+        name = self._names[first.gradient]
+        if first.elements < self._parameters[first.gradient].numel():
+            name += f"[{first.start}:{first.stop}]"
+        return f"{name} priority {message.priority}"
+
+    def _settle_layer(self, indices: list[int]) -> None:
+        """Waits for a layer's parameters before its forward."""
+        due = [index for index in indices if index in self._step.unsettled]
+        if due:
+            with region("wait", f"before {self._names[due[0]].rpartition('.')[0] or 'model'}"):
+                self._wait(due)
+            self._settle(due)
+
+    def _wait(self, indices: Iterable[int]) -> None:
+        step = self._step
+        if step.plan is None:
+            return
+        due = [index for index in indices if index in step.gradients]
+        for number in sorted({n for index in due for n in step.plan.carriers[index]}):
+            self._communicator.wait(step, number)
+
+    def _settle(self, indices: Iterable[int]) -> None:
+        """Waits for the averages of parameters and puts them where they belong."""
+        step = self._step
+        due = [index for index in indices if index in step.unsettled]
+        if not due:
+            return
+        self._wait(due)
+        updates: dict[int, tuple[DeferredUpdate, list[tuple[nn.Parameter, torch.Tensor]]]] = {}
+        for index in due:
+            parameter = self._parameters[index]
+            wait_no_more(parameter)
+            flight = step.sparse.pop(index, None)
+            gradient = step.gradients.pop(index) if flight is None else flight.wait()
+            step.unsettled.discard(index)
+            update = self._deferred.pop(index, None)
+            if step.usage is not None and not step.usage.anywhere(index):
+                continue
+            if update is None:
+                set_gradient(parameter, gradient)
+            else:
+                updates.setdefault(id(update), (update, []))[1].append((parameter, gradient))
+        for update, gradients in updates.values():
+            with optimizer_phase():
+                update.apply(gradients)
+
+
+def _gradients_of(message: Message) -> list[int]:
+    return list(dict.fromkeys(part.gradient for part in message.slices))

@@ -1,0 +1,49 @@
+"""Ends a job whose strategy cannot be applied: one line, and an error status."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from datetime import timedelta
+from typing import Final, NoReturn
+
+import torch.distributed as dist
+
+_KEY: Final = "ddltrace/refused"
+_PATIENCE: Final = timedelta(seconds=5)
+
+
+class StrategyRefusedError(SystemExit):
+    """The job cannot run with this strategy; its exit status is 1.
+
+    A `SystemExit`, because the line that says why has been printed, and the job's own handlers
+    of exceptions must not go on without the strategy.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(1)
+        self.reason = reason
+
+
+def refuse(spec: str, reason: str) -> NoReturn:
+    """Says on rank 0 why a strategy cannot be applied, and ends this process.
+
+    Args:
+        spec: The strategy.
+        reason: Why not, and what to do.
+
+    Raises:
+        StrategyRefusedError: Always.
+    """
+    initialized = dist.is_available() and dist.is_initialized()
+    if not initialized or dist.get_rank() == 0:
+        print(f"ddltrace: strategy {spec} cannot be applied: {reason}", file=sys.stderr, flush=True)
+    # A launcher ends all ranks when the first one fails: rank 0 has to have its say before.
+    if initialized:
+        with contextlib.suppress(Exception):
+            store = dist.distributed_c10d._get_default_store()
+            if dist.get_rank() == 0:
+                store.set(_KEY, "1")
+            else:
+                store.wait([_KEY], _PATIENCE)
+    raise StrategyRefusedError(reason)

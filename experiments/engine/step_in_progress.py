@@ -1,0 +1,96 @@
+"""One exchange of all gradients: from its first gradient to its last average."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from ddltrace.experiments.engine.message_exchange import Handle
+from ddltrace.experiments.schedules.base import Dispatcher
+from ddltrace.experiments.strategy.message_plan import Message, MessagePlan
+
+
+class StepInProgress:
+    """What one backward pass has produced and sent so far.
+
+    Attributes:
+        plan: The messages; None in the first step, until the ranks have agreed.
+        dispatcher: Decides what starts; None until then, and on ranks that follow rank 0.
+        arrived: Gradients that are ready, in their order: a set that keeps it.
+        gradients: What is averaged, by index; zeros where this rank has no gradient.
+        sparse_gradients: Sparse gradients that are ready; they travel apart from the plan, when
+            backward has ended.
+        sparse: Sparse gradients under way.
+        unsettled: Sent, and not yet back at the parameter.
+        flights: Messages under way or done, by the numbers of the plan's messages.
+        usage: Which parameters some rank used.
+        ended: Whether backward has ended on this rank.
+    """
+
+    def __init__(self, plan: MessagePlan | None, dispatcher: Dispatcher | None) -> None:
+        self.plan = plan
+        self.dispatcher = dispatcher
+        self.arrived: dict[int, None] = {}
+        self.gradients: dict[int, torch.Tensor] = {}
+        self.sparse_gradients: dict[int, torch.Tensor] = {}
+        self.sparse: dict[int, SparseFlight] = {}
+        self.unsettled: set[int] = set()
+        self.flights: dict[int, Flight] = {}
+        self.usage: Usage | None = None
+        self.ended = False
+
+
+@dataclass
+class Flight:
+    """A message that has started.
+
+    Attributes:
+        message: The message.
+        step: The step that it belongs to.
+        handle: Gives its average.
+        landed: Set when the average is in the gradients.
+    """
+
+    message: Message
+    step: StepInProgress
+    handle: Handle
+    landed: threading.Event = field(default_factory=threading.Event)
+
+
+class SparseFlight:
+    """A sparse gradient under way: its indices and values are gathered from all ranks."""
+
+    def __init__(self, gradient: torch.Tensor, group: dist.ProcessGroup) -> None:
+        self._averaged = gradient.coalesce() / group.size()
+        self._work = dist.all_reduce(self._averaged, group=group, async_op=True)
+
+    def wait(self) -> torch.Tensor:
+        """The average, sparse and coalesced."""
+        assert self._work is not None
+        self._work.wait()
+        result = self._work.result() if hasattr(self._work, "result") else None
+        return (result[0] if result else self._averaged).coalesce()
+
+
+class Usage:
+    """Which parameters got a gradient on any rank: one all_reduce, awaited when asked."""
+
+    def __init__(
+        self, parameters: list[torch.nn.Parameter], arrived: list[int], group: dist.ProcessGroup
+    ) -> None:
+        counts = torch.zeros(len(parameters), dtype=torch.int32)
+        counts[arrived] = 1
+        self._counts = counts.to(parameters[0].device)
+        self._work = dist.all_reduce(self._counts, group=group, async_op=True)
+        self._found: list[int] | None = None
+
+    def anywhere(self, index: int) -> bool:
+        """Whether some rank used the parameter in this step."""
+        if self._found is None:
+            assert self._work is not None
+            self._work.wait()
+            self._found = self._counts.tolist()
+        return self._found[index] > 0

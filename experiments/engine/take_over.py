@@ -1,0 +1,183 @@
+"""Puts a strategy in place of DistributedDataParallel's reducer.
+
+The module stays what it was: its forward, its ``module.`` prefix, ``no_sync``, the broadcast of
+buffers. Only the reducer, which DistributedDataParallel tells when to expect gradients, is
+another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ddltrace.experiments.engine.groups import new_group_like
+from ddltrace.experiments.engine.message_exchange import AllReduce, create_message_exchange
+from ddltrace.experiments.engine.model_exchange import ModelExchange
+from ddltrace.experiments.engine.optimizer_rule import create_optimizer_rule
+from ddltrace.experiments.engine.refusal import refuse
+from ddltrace.experiments.engine.step_policy import StepContext, create_step_policy
+from ddltrace.experiments.engine.update_control import UpdateControl
+from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
+from ddltrace.experiments.strategy.spec import Strategy
+
+
+def runs_on_reducer(strategy: Strategy) -> bool:
+    """Whether PyTorch's own reducer executes a strategy: DDP's buckets, and nothing else."""
+    return (
+        isinstance(strategy.schedule, DdpBuckets)
+        and strategy.codec is None
+        and strategy.feedback is None
+        and strategy.frequency is None
+        and strategy.optimizer_rule is None
+    )
+
+
+class TakenOver:
+    """A strategy that stands in place of the reducer of one model.
+
+    Attributes:
+        ddp: The model's DistributedDataParallel.
+        exchange: What averages its gradients.
+        updates: What stands around its optimizer's steps.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel, strategy: Strategy) -> None:
+        """Replaces the reducer. Collective.
+
+        Args:
+            ddp: A model that was just wrapped.
+            strategy: What `runs_on_reducer` is false for.
+
+        Raises:
+            StrategyRefusedError: The strategy cannot be applied to the model.
+        """
+        _check(ddp, strategy)
+        self.ddp = ddp
+        group = ddp.process_group
+        trainable = {id(p) for p in ddp._module_parameters if p.requires_grad}
+        parameters = [(n, p) for n, p in ddp.module.named_parameters() if id(p) in trainable]
+        messages = _group_for_messages(strategy, group)
+        policy = create_step_policy(
+            strategy,
+            StepContext(parameters, group, lambda: create_message_exchange(strategy, group)),
+        )
+        exchange = (
+            AllReduce(messages)
+            if getattr(strategy.frequency, "exchanges", "gradients") != "gradients"
+            else create_message_exchange(strategy, messages)
+        )
+        self.exchange = ModelExchange(
+            ddp.module,
+            parameters,
+            strategy.schedule,
+            exchange=exchange,
+            policy=policy,
+            group=group,
+            find_unused_parameters=ddp.find_unused_parameters or ddp.static_graph,
+        )
+        self.updates = UpdateControl(
+            strategy.spec,
+            [parameter for _, parameter in parameters],
+            self.exchange,
+            policy,
+            create_optimizer_rule(strategy),
+        )
+        self._watch_checkpoints()
+        # The reducer's hooks go with the reducer: nothing of it may stay behind.
+        ddp.reducer._remove_autograd_hooks()
+        ddp.logger = _NoLogger()
+        ddp.reducer = _ReducerStandIn(self.exchange, strategy.spec)  # type: ignore[assignment]
+
+    def close(self) -> None:
+        """Settles everything and takes all hooks off the model."""
+        self.updates.settle()
+        self.updates.close()
+        self.exchange.close()
+        for hook in self._checkpoint_hooks:
+            hook.remove()
+
+    def _watch_checkpoints(self) -> None:
+        """Has a checkpoint wait for updates that are still to come."""
+
+        def settle(*_: object) -> None:
+            self.updates.settle()
+
+        self._checkpoint_hooks = [
+            module.register_state_dict_pre_hook(settle)  # type: ignore[no-untyped-call]
+            for module in self.ddp.modules()
+        ]
+
+
+def _check(ddp: Any, strategy: Strategy) -> None:
+    """Refuses what DistributedDataParallel can do and the engine cannot."""
+    unsupported = {
+        "mixed_precision=": ddp.mixed_precision is not None,
+        "delay_all_reduce_named_params=": bool(getattr(ddp, "_delay_all_reduce_params", None)),
+        "its Python reducer": bool(getattr(ddp, "_use_python_reducer", False)),
+    }
+    for option, used in unsupported.items():
+        if used:
+            refuse(strategy.spec, f"the job uses DistributedDataParallel with {option}")
+
+
+def _group_for_messages(strategy: Strategy, group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A group for messages that other threads launch, else the model's own."""
+    if strategy.schedule.agreement == "plan" and strategy.codec is None:
+        return group
+    return new_group_like(group)
+
+
+class _ReducerStandIn:
+    """What DistributedDataParallel calls in place of its reducer."""
+
+    def __init__(self, exchange: ModelExchange, spec: str) -> None:
+        self._exchange = exchange
+        self._spec = spec
+
+    def prepare_for_forward(self) -> None:
+        """Nothing to prepare."""
+
+    def prepare_for_backward(self, outputs: Sequence[Any]) -> None:
+        """The next backward pass synchronizes gradients."""
+        del outputs
+        self._exchange.begin_backward()
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+    def _set_static_graph(self) -> None:
+        """The engine needs no promise about the graph."""
+
+    def _delay_all_reduce(self) -> None:
+        """The engine sends everything in its own hooks."""
+
+    def _remove_autograd_hooks(self) -> None:
+        """The hooks are the engine's, which removes them itself."""
+
+    def _set_forward_pass_work_handle(self, *_: object) -> None:
+        refuse(self._spec, "the job uses DistributedDataParallel.join()")
+
+
+class _NoLogger:
+    """What DistributedDataParallel calls in place of the reducer's logger."""
+
+    def set_runtime_stats_and_log(self) -> None:
+        """Nothing to log."""
+
+    def set_error_and_log(self, error: str) -> None:
+        """Nothing to log."""
+        del error
+
+    def _set_static_graph(self) -> None:
+        """Nothing to log."""
+
+    def _set_comm_hook_name(self, name: str) -> None:
+        """Nothing to log."""
+        del name
+
+    def _get_ddp_logging_data(self) -> Any:
+        return SimpleNamespace(strs_map={}, ints_map={})

@@ -1,0 +1,78 @@
+"""Tells the tracer what it cannot see: which parameters a message is about, waits, updates.
+
+Everything here is free in a process that is not traced, and never raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.capture.session import Session
+
+
+def current_session() -> Session | None:
+    """The session of this process, if it is a recording rank."""
+    module = sys.modules.get("ddltrace.tracer.capture.session")
+    session: Session | None = module.current_session() if module is not None else None
+    return session
+
+
+@contextlib.contextmanager
+def carrying(name: str | None, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Says what the messages that this thread launches inside are about.
+
+    Args:
+        name: The messages' name in the trace; None names them after the parameters.
+        parameters: The parameters whose gradients travel.
+    """
+    session = current_session()
+    if session is None:
+        yield
+        return
+    ids = [session.registry.tensor_id(parameter) for parameter in parameters]
+    with session.carrying(name, ids):
+        yield
+
+
+@contextlib.contextmanager
+def region(kind: str, name: str) -> Iterator[None]:
+    """Records what happens inside as one event.
+
+    Args:
+        kind: A kind of the trace's schema, such as ``wait`` or ``codec``.
+        name: What the timeline shows.
+    """
+    session = current_session()
+    start = time.monotonic_ns()
+    try:
+        yield
+    finally:
+        if session is not None and not session.recorder.paused:
+            session.recorder.record(kind, name, start, time.monotonic_ns())
+
+
+@contextlib.contextmanager
+def optimizer_phase() -> Iterator[None]:
+    """Records what happens inside as a part of the step's optimizer phase."""
+    from ddltrace.tracer.record.recorder import PHASE_CODE
+
+    session = current_session()
+    if session is None:
+        yield
+        return
+    start = time.monotonic_ns()
+    session.recorder.enter_phase(PHASE_CODE["optimizer"], start)
+    try:
+        yield
+    finally:
+        end = time.monotonic_ns()
+        session.recorder.leave_phase(end)
+        if not session.recorder.paused:
+            session.recorder.record("phase", "optimizer", start, end)

@@ -1,0 +1,179 @@
+"""Stands around every optimizer step of a model: deferral, frequency, optimizer rules."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.optim import LBFGS, Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ddltrace.experiments.engine.deferred_update import DeferredUpdate, update_by_rule
+from ddltrace.experiments.engine.gradient_access import raw_gradient, set_gradient
+from ddltrace.experiments.engine.model_exchange import ModelExchange
+from ddltrace.experiments.engine.optimizer_rule import OptimizerRule
+from ddltrace.experiments.engine.refusal import refuse
+from ddltrace.experiments.engine.step_policy import EveryStep, StepPolicy
+
+
+class UpdateControl:
+    """What happens around the steps of the optimizers that update one model.
+
+    Nothing in a job has to name its optimizer: PyTorch's global hooks tell of every step, and
+    an optimizer belongs to a model if it updates one of its parameters.
+    """
+
+    def __init__(
+        self,
+        spec: str,
+        parameters: list[nn.Parameter],
+        exchange: ModelExchange,
+        policy: StepPolicy,
+        rule: OptimizerRule | None,
+    ) -> None:
+        self.steps = 0
+        self._spec = spec
+        self._own = {id(parameter) for parameter in parameters}
+        self._parameters = parameters
+        self._exchange = exchange
+        self._policy = policy
+        self._rule = rule
+        self._deferred: weakref.WeakKeyDictionary[Optimizer, DeferredUpdate] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._hidden: list[tuple[nn.Parameter, torch.Tensor]] = []
+        _controls.add(self)
+        _install()
+
+    def updates_with(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer updates a parameter of this model."""
+        return any(id(p) in self._own for group in optimizer.param_groups for p in group["params"])
+
+    @property
+    def changes_updates(self) -> bool:
+        """Whether anything here needs to know when an optimizer steps."""
+        return (
+            self._exchange.waits_by_layer
+            or self._rule is not None
+            or not isinstance(self._policy, EveryStep)
+        )
+
+    def before(self, optimizer: Optimizer) -> None:
+        """Just before the optimizer reads the gradients."""
+        if not self.changes_updates:
+            return
+        if optimizer not in self._seen:
+            self._seen.add(optimizer)
+            self._check(optimizer)
+            optimizer.register_state_dict_pre_hook(lambda _: self.settle())
+        if not self._policy.before_update(optimizer):
+            self._hide(optimizer)
+            return
+        if self._exchange.waits_by_layer:
+            update = self._deferred.get(optimizer)
+            if update is None:
+                update = self._deferred[optimizer] = DeferredUpdate(optimizer, self._rule)
+            self._exchange.defer(update)
+        if self._rule is not None:
+            update_by_rule(self._rule, optimizer)
+            self._hide(optimizer)
+
+    def after(self, optimizer: Optimizer) -> None:
+        """Just after the optimizer's step."""
+        for parameter, gradient in self._hidden:
+            set_gradient(parameter, gradient)
+        self._hidden.clear()
+        self.steps += 1
+        self._policy.after_update(optimizer)
+
+    def settle(self) -> None:
+        """Waits for what is under way and applies it."""
+        self._exchange.settle()
+        self._policy.settle()
+
+    def close(self) -> None:
+        """Takes no further notice of any optimizer."""
+        _controls.discard(self)
+
+    def _hide(self, optimizer: Optimizer) -> None:
+        """Takes the gradients away for the time of the step, so that nothing is updated."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                gradient = raw_gradient(parameter)
+                if gradient is not None and id(parameter) in self._own:
+                    self._hidden.append((parameter, gradient))
+                    set_gradient(parameter, None)
+
+    def _check(self, optimizer: Optimizer) -> None:
+        """Refuses optimizers whose step cannot be taken apart or replaced."""
+        kind = type(optimizer).__name__
+        if isinstance(optimizer, LBFGS) or kind == "ZeroRedundancyOptimizer":
+            refuse(
+                self._spec,
+                f"{kind} updates all parameters together, and the strategy has to update them "
+                "apart; use an optimizer such as SGD or AdamW",
+            )
+
+
+_controls: Final[weakref.WeakSet[UpdateControl]] = weakref.WeakSet()
+_installed: Final[list[bool]] = []
+on_step: Final[list[Callable[[Optimizer], None]]] = []
+"""Called after every optimizer step of the process, when all controls have had their turn."""
+before_step: Final[list[Callable[[Optimizer], None]]] = []
+"""Called before every optimizer step of the process."""
+
+
+def install_hooks() -> None:
+    """Registers PyTorch's global optimizer hooks, once."""
+    _install()
+
+
+def _install() -> None:
+    if not _installed:
+        _installed.append(True)
+        register_optimizer_step_pre_hook(_before)
+        register_optimizer_step_post_hook(_after)
+
+
+def _controls_of(optimizer: Optimizer) -> list[UpdateControl]:
+    return [control for control in list(_controls) if control.updates_with(optimizer)]
+
+
+def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    for call in before_step:
+        call(optimizer)
+    controls = [c for c in _controls_of(optimizer) if c.changes_updates]
+    if not controls:
+        return None
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if closure is None:
+        for control in controls:
+            control.before(optimizer)
+        return None
+
+    def backward_first() -> Any:
+        # The gradients exist only when the closure has run backward.
+        with torch.enable_grad():
+            loss = closure()
+        for control in controls:
+            control.before(optimizer)
+        return loss
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": backward_first}
+    return (args[0], backward_first, *args[2:]), kwargs
+
+
+def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    del args, kwargs
+    for control in _controls_of(optimizer):
+        control.after(optimizer)
+    for call in on_step:
+        call(optimizer)

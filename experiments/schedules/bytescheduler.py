@@ -1,0 +1,66 @@
+"""ByteScheduler: partitions by priority within a credit.
+
+Peng et al., "A Generic Communication Scheduler for Distributed DNN Training Acceleration",
+SOSP 2019.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddltrace.experiments.schedules.base import Agreement, Dispatcher, Schedule, WaitingPoint
+from ddltrace.experiments.schedules.by_priority import MEBIBYTE, ByPriority
+from ddltrace.experiments.schedules.p3 import plan_of_slices
+from ddltrace.experiments.strategy.message_plan import Gradient, MessagePlan
+
+
+@dataclass(frozen=True)
+class ByteScheduler(Schedule):
+    """Partitions of `partition_mb`, by priority, with at most `credit_mb` in flight.
+
+    Attributes:
+        partition_mb: Largest size of a message in MiB; ``inf`` keeps tensors whole.
+        credit_mb: Bytes in flight, in MiB; one partition always may be.
+        tune: Whether partition and credit are found by Bayesian optimization while the job
+            runs; what is given is then where the search begins.
+    """
+
+    partition_mb: float = 1.0
+    credit_mb: float = 4.0
+    tune: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.partition_mb > 0:
+            raise ValueError("partition_mb must be a positive number")
+        if not self.credit_mb >= 0:
+            raise ValueError("credit_mb must not be negative")
+
+    @property
+    def wait(self) -> WaitingPoint:
+        """Before each layer's next forward."""
+        return "layer"
+
+    @property
+    def agreement(self) -> Agreement:
+        """Rank 0 decides: readiness and completion are matters of time."""
+        return "leader"
+
+    @property
+    def cuts_tensors(self) -> bool:
+        """Tensors are cut, unless the partition has no limit."""
+        return math.isfinite(self.partition_mb) or self.tune
+
+    def plan(self, gradients: Sequence[Gradient]) -> MessagePlan:
+        """One message a partition, by the order in which the next forward uses parameters."""
+        return plan_of_slices(gradients, self._elements)
+
+    def dispatcher(self, plan: MessagePlan) -> Dispatcher:
+        """The most urgent first, as far as the credit goes."""
+        return ByPriority(plan, self.credit_mb * MEBIBYTE)
+
+    def _elements(self, gradient: Gradient) -> int:
+        if math.isinf(self.partition_mb):
+            return max(1, gradient.elements)
+        return max(1, int(self.partition_mb * MEBIBYTE) // gradient.element_bytes)
