@@ -1,1 +1,34 @@
-"""Codecs: what travels in place of a gradient, and how it is encoded and decoded."""
+"""Codecs: tensors made shorter for the wire.
+
+Each technique is one file with a pure description of its parameters, its wire size and the
+exchange that suits it. The torch code that encodes and decodes stands in ``kernels`` and loads
+when a codec is made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddltrace.experiments.codecs.kernels.codec import Codec
+
+__all__ = ["create"]
+
+
+def create(spec: str, *, seed: int | None = None) -> Codec:
+    """Makes a codec from the volume part of a strategy's spec.
+
+    Args:
+        spec: For example ``qsgd:s=4`` or ``topk:density=0.01+feedback``.
+        seed: Of random rounding and selection; by default different for every codec of the
+            process, except that codecs whose ranks must agree start from 0.
+
+    Returns:
+        The codec; `Codec.encode` and `Codec.decode` are its two directions.
+
+    Raises:
+        UsageError: The spec is not valid, or names no codec or another axis.
+    """
+    from ddltrace.experiments.codecs.composition import read
+
+    return read(spec).make(seed=seed)

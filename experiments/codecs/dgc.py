@@ -1,0 +1,84 @@
+"""Deep Gradient Compression: Lin et al., ICLR 2018, arXiv 1712.01887."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddltrace.experiments.codecs.description import (
+    CodecDescription,
+    ExchangeForm,
+    check_density,
+    kept_elements,
+)
+
+if TYPE_CHECKING:
+    from ddltrace.experiments.codecs.kernels.codec import Codec
+
+_WARMUP_STAGES = 4
+
+
+@dataclass(frozen=True)
+class Dgc(CodecDescription):
+    """Top-k of locally accumulated momentum: u <- m u + g, v <- v + u, the top k of v is sent.
+
+    It takes the place of the optimizer's momentum: the optimizer's own has to be 0.
+
+    Attributes:
+        density: Share of the elements that is sent after the warm-up.
+        momentum: The factor m of the momentum correction.
+        masking: Whether u is zeroed where v was sent (momentum factor masking).
+        clip: The local gradient's norm is clipped at this threshold divided by the square root
+            of the number of ranks, tensor by tensor; 0 clips nothing.
+        warmup: Steps in which the density falls from 25 % by a factor of 4, four times.
+    """
+
+    density: float = 0.001
+    momentum: float = 0.9
+    masking: bool = True
+    clip: float = 0.0
+    warmup: int = 0
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+        if not 0 <= self.momentum < 1:
+            raise ValueError("momentum must be at least 0 and below 1")
+        if not 0 <= self.clip < math.inf:
+            raise ValueError("clip must be 0 or a positive number")
+        if self.warmup < 0:
+            raise ValueError("warmup must be a number of steps")
+
+    @property
+    def keeps_residual(self) -> bool:
+        """What was not sent stays in v."""
+        return True
+
+    def density_at(self, step: int) -> float:
+        """Share of the elements that is sent in a step.
+
+        Args:
+            step: Number of exchanges before this one.
+
+        Returns:
+            25, 6.25, 1.5625 and 0.390625 % in the quarters of the warm-up, never less than the
+            final density, which holds from then on.
+        """
+        if step >= self.warmup:
+            return self.density
+        stage = step * _WARMUP_STAGES // self.warmup
+        return max(self.density, 0.25 ** (stage + 1))
+
+    def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
+        """A 32-bit index and a value for each element that is kept, after the warm-up."""
+        return (4 + element_bytes) * kept_elements(elements, self.density)
+
+    def exchange(self, elements: int, world_size: int) -> ExchangeForm:
+        """All-gather: the ranks keep different elements, so payloads cannot be summed."""
+        return "all_gather"
+
+    def make(self, *, seed: int | None = None) -> Codec:
+        """Momentum correction and exact selection."""
+        from ddltrace.experiments.codecs.kernels.dgc import DgcCodec
+
+        return DgcCodec(self)

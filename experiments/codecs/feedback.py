@@ -1,0 +1,92 @@
+"""Error feedback: what a codec does not send is added to the next gradient.
+
+Seide et al., Interspeech 2014; Karimireddy et al., arXiv 1901.09847, for any codec.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddltrace.experiments.codecs.description import CodecDescription, ExchangeForm
+
+if TYPE_CHECKING:
+    from ddltrace.experiments.codecs.kernels.codec import Codec
+
+
+class Modifier(ABC):
+    """A technique that changes the codec beside it."""
+
+    @abstractmethod
+    def around(self, codec: CodecDescription | None) -> CodecDescription:
+        """The changed codec.
+
+        Args:
+            codec: The codec that the spec names, if it names one.
+
+        Raises:
+            ValueError: The two cannot be combined.
+        """
+
+
+@dataclass(frozen=True)
+class Feedback(Modifier):
+    """Encodes gradient plus residual; the residual becomes what was not sent.
+
+    Attributes:
+        decay: Factor of the residual before the gradient is added; SparseLoCo's beta.
+    """
+
+    decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay <= 1:
+            raise ValueError("decay must be between 0 and 1")
+
+    def around(self, codec: CodecDescription | None) -> CodecDescription:
+        """The codec with residuals."""
+        if codec is None:
+            raise ValueError("feedback needs a codec, such as topk+feedback")
+        if codec.keeps_residual:
+            raise ValueError("the codec keeps its own residual: leave out feedback")
+        return WithFeedback(codec, decay=self.decay)
+
+
+@dataclass(frozen=True)
+class WithFeedback(CodecDescription):
+    """A codec with residuals.
+
+    Attributes:
+        inner: The codec that encodes.
+        decay: Factor of the residual before the gradient is added.
+        both_sides: Whether averages are always encoded again, as DoubleSqueeze does.
+    """
+
+    inner: CodecDescription
+    decay: float = 1.0
+    both_sides: bool = False
+
+    @property
+    def alignment(self) -> int:
+        """The inner codec's."""
+        return self.inner.alignment
+
+    @property
+    def keeps_residual(self) -> bool:
+        """Always."""
+        return True
+
+    def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
+        """The inner codec's: residuals stay where they are."""
+        return self.inner.wire_bytes(elements, element_bytes)
+
+    def exchange(self, elements: int, world_size: int) -> ExchangeForm:
+        """The inner codec's, or two passes."""
+        return "all_to_all" if self.both_sides else self.inner.exchange(elements, world_size)
+
+    def make(self, *, seed: int | None = None) -> Codec:
+        """The inner codec in its form with feedback, and the residuals."""
+        from ddltrace.experiments.codecs.kernels.feedback import FeedbackCodec
+
+        return FeedbackCodec(self, seed=seed)

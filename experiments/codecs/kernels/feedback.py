@@ -1,0 +1,78 @@
+"""Residuals around a codec."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import torch
+
+from ddltrace.experiments.codecs.feedback import WithFeedback
+from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, is_finite
+
+
+class FeedbackCodec(Codec):
+    """Encodes tensor plus residual; the residual becomes what was not sent.
+
+    Residuals are float32 for 16-bit tensors, else of the tensor's own type. A tensor with an
+    infinite or NaN element leaves its residual as it was.
+
+    Attributes:
+        inner: The codec that encodes.
+        residuals: What was not sent, flat, by the key of the tensor.
+    """
+
+    def __init__(self, description: WithFeedback, *, seed: int | None = None) -> None:
+        super().__init__(description)
+        self.inner = description.inner.make(seed=seed).with_feedback()
+        self._decay = description.decay
+        self.residuals: dict[Hashable, torch.Tensor] = {}
+        self._shape: tuple[int, ...] = ()
+
+    @property
+    def residual(self) -> torch.Tensor | None:
+        """The residual of the tensor that has no key, in its shape; None before the first."""
+        residual = self.residuals.get(None)
+        return None if residual is None else residual.view(self._shape)
+
+    def payload_bytes(self, shape: Sequence[int], dtype: torch.dtype, *, key: Hashable = None) -> int:
+        """The inner codec's."""
+        return self.inner.payload_bytes(shape, dtype, key=key)
+
+    def compensated(self, flat: torch.Tensor, key: Hashable) -> torch.Tensor:
+        """A tensor plus its residual: what is to be encoded.
+
+        Args:
+            flat: Its elements.
+            key: Of the tensor.
+
+        Returns:
+            A new flat tensor; float32 for 16-bit tensors.
+        """
+        wide = flat.float() if flat.dtype.itemsize < 4 else flat
+        residual = self.residuals.get(key)
+        if residual is None:
+            return wide.clone()
+        return torch.add(wide, residual, alpha=self._decay)
+
+    def keep(self, compensated: torch.Tensor, sent: torch.Tensor, key: Hashable) -> None:
+        """Keeps what was not sent.
+
+        Args:
+            compensated: From `compensated`; becomes the residual.
+            sent: What the others decode, flat.
+            key: Of the tensor.
+        """
+        compensated.sub_(sent)
+        if is_finite(compensated):
+            self.residuals[key] = compensated
+
+    def _encode(self, flat: torch.Tensor, shape: tuple[int, ...], key: Hashable) -> Payload:
+        wanted = self.compensated(flat, key)
+        payload = self.inner.encode(wanted.to(flat.dtype).view(shape), key=key)
+        self.keep(wanted, self.inner.decode(payload).view(-1), key)
+        if key is None:
+            self._shape = shape
+        return payload
+
+    def _decode(self, payload: Payload) -> torch.Tensor:
+        return self.inner.decode(payload).view(-1)

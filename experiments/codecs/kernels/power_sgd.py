@@ -1,0 +1,102 @@
+"""PowerSGD's power iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import torch
+
+from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, as_bytes, view_as
+from ddltrace.experiments.codecs.power_sgd import PowerSgd
+
+
+class PowerSgdCodec(Codec):
+    """Sends an orthonormal P and Q of the product P Q^T that is nearest to a matrix, roughly.
+
+    A matrix with an infinite or NaN element decodes to NaN; the iteration goes on from the Q
+    of the last finite one.
+    """
+
+    def __init__(self, description: PowerSgd, *, seed: int) -> None:
+        super().__init__(description)
+        self._parameters = description
+        self._generator = torch.Generator().manual_seed(seed)
+        self.factors: dict[Hashable, torch.Tensor] = {}
+
+    def payload_bytes(self, shape: Sequence[int], dtype: torch.dtype, *, key: Hashable = None) -> int:
+        """Bytes of both factors, or of the tensor where it is sent as it is."""
+        return self._parameters.wire_bytes_of_shape(shape, dtype.itemsize)
+
+    def start(self, matrix: torch.Tensor, rank: int, key: Hashable) -> torch.Tensor:
+        """P = M Q with the Q of the former step, not yet orthonormal: linear in M.
+
+        Args:
+            matrix: M, rows x columns.
+            rank: Columns of P and Q.
+            key: Of the tensor.
+
+        Returns:
+            P, rows x rank.
+        """
+        q = self.factors.get(key)
+        if q is None:
+            drawn = torch.randn(matrix.shape[1], rank, generator=self._generator)
+            q = orthonormal(drawn.to(device=matrix.device, dtype=matrix.dtype))
+            self.factors[key] = q
+        return matrix @ q
+
+    def remember(self, q: torch.Tensor, key: Hashable) -> None:
+        """Keeps the averaged Q = M^T P for the next step, if it is finite.
+
+        Args:
+            q: Columns x rank.
+            key: Of the tensor.
+        """
+        if bool(q.isfinite().all()):
+            self.factors[key] = orthonormal(q.clone())
+
+    def _encode(self, flat: torch.Tensor, shape: tuple[int, ...], key: Hashable) -> Payload:
+        factors = self._parameters.factors(shape)
+        if factors is None:
+            return Payload(as_bytes(flat.clone()), shape, flat.dtype)
+        rows, columns, rank = factors
+        work = _work_type(flat)
+        matrix = flat.view(rows, columns).to(work)
+        p = orthonormal(self.start(matrix, rank, key))
+        q = matrix.t() @ p
+        self.remember(q, key)
+        both = torch.cat([p.reshape(-1), q.reshape(-1)]).to(flat.dtype)
+        return Payload(as_bytes(both), shape, flat.dtype)
+
+    def _decode(self, payload: Payload) -> torch.Tensor:
+        values = view_as(payload.data, payload.dtype)
+        factors = self._parameters.factors(payload.shape)
+        if factors is None:
+            return values.clone()
+        rows, columns, rank = factors
+        values = values.to(_work_type(values))
+        p, q = values[: rows * rank].view(rows, rank), values[rows * rank :].view(columns, rank)
+        return (p @ q.t()).reshape(-1).to(payload.dtype)
+
+
+def _work_type(values: torch.Tensor) -> torch.dtype:
+    return values.dtype if values.dtype == torch.float64 else torch.float32
+
+
+def orthonormal(matrix: torch.Tensor) -> torch.Tensor:
+    """Makes the columns of a matrix orthonormal by Gram-Schmidt, in place.
+
+    Args:
+        matrix: Rows x rank, float32 or float64. A column that vanishes becomes zero.
+
+    Returns:
+        The matrix.
+    """
+    for column in range(matrix.shape[1]):
+        own = matrix[:, column : column + 1]
+        norm = torch.linalg.vector_norm(own)
+        own.div_(torch.where(norm == 0, torch.ones_like(norm), norm))
+        if column + 1 < matrix.shape[1]:
+            rest = matrix[:, column + 1 :]
+            rest.sub_((own * rest).sum(0) * own)
+    return matrix

@@ -1,0 +1,47 @@
+"""Random-k sparsification with indices from a shared seed (Stich et al., arXiv 1809.07599)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddltrace.experiments.codecs.description import (
+    CodecDescription,
+    ExchangeForm,
+    check_density,
+    kept_elements,
+)
+
+if TYPE_CHECKING:
+    from ddltrace.experiments.codecs.kernels.codec import Codec
+
+
+@dataclass(frozen=True)
+class RandomK(CodecDescription):
+    """The same random elements on all ranks, so that no index travels.
+
+    Values are scaled by n / k, which makes the result unbiased; with ``feedback`` they are
+    sent as they are.
+
+    Attributes:
+        density: Share of the elements that is sent.
+    """
+
+    density: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+
+    def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
+        """A value for each element that is kept."""
+        return element_bytes * kept_elements(elements, self.density)
+
+    def exchange(self, elements: int, world_size: int) -> ExchangeForm:
+        """All-reduce: value i means the same element on every rank."""
+        return "all_reduce"
+
+    def make(self, *, seed: int | None = None) -> Codec:
+        """Random selection; the seed is the ranks' shared one, 0 by default."""
+        from ddltrace.experiments.codecs.kernels.random_k import RandomKCodec
+
+        return RandomKCodec(self, seed=seed or 0)

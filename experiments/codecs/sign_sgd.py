@@ -1,0 +1,38 @@
+"""signSGD with majority vote: Bernstein et al., arXiv 1810.05291.
+
+With ``feedback`` it is EF-signSGD (Karimireddy et al., arXiv 1901.09847): the signs are scaled
+by the mean magnitude and averaged, and there is no vote.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddltrace.experiments.codecs.description import CodecDescription, ExchangeForm, packed_bytes
+
+if TYPE_CHECKING:
+    from ddltrace.experiments.codecs.kernels.codec import Codec
+
+
+@dataclass(frozen=True)
+class SignSgd(CodecDescription):
+    """The sign of each element; the exchange gives the sign of the sum of the ranks' signs.
+
+    Zero counts as positive. A tie of an even number of ranks gives zero on two ranks, where
+    votes are all-gathered, and positive on more, where the vote itself travels in one bit.
+    """
+
+    def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
+        """One bit an element and one float32 scale, which carries NaN."""
+        return 4 + packed_bytes(elements, 1) if elements else 0
+
+    def exchange(self, elements: int, world_size: int) -> ExchangeForm:
+        """Votes are counted shard by shard; all-gather only on two ranks."""
+        return "all_gather" if world_size <= 2 else "all_to_all"
+
+    def make(self, *, seed: int | None = None) -> Codec:
+        """Signs."""
+        from ddltrace.experiments.codecs.kernels.sign_sgd import SignSgdCodec
+
+        return SignSgdCodec(self)
