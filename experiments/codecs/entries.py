@@ -21,7 +21,9 @@ from ddltrace.experiments.strategy.technique import Technique
 _AXIS: Final = "volume"
 
 TECHNIQUES: Final = (
-    Technique(_AXIS, "fp16", "16-bit floats, summed in 16 bits", "PyTorch's fp16_compress_hook", Fp16),
+    Technique(
+        _AXIS, "fp16", "16-bit floats, summed in 16 bits", "PyTorch's fp16_compress_hook", Fp16
+    ),
     Technique(_AXIS, "bf16", "bfloat16, summed in bfloat16", "PyTorch's bf16_compress_hook", Bf16),
     Technique(
         _AXIS,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from ddltrace.experiments.codecs.composition import compose
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 
 if TYPE_CHECKING:
@@ -31,7 +32,21 @@ def _exchanges(strategy: Strategy) -> str:
     return getattr(strategy.frequency, "exchanges", "gradients")
 
 
+def _refuses_its_modifier(strategy: Strategy) -> bool:
+    try:
+        compose(strategy.codec, strategy.feedback)
+    except ValueError:
+        return True
+    return False
+
+
 RULES: Final = (
+    Rule(
+        _refuses_its_modifier,
+        "the codec keeps a residual of its own, or its payloads are summed as they are, so the "
+        "modifier beside it cannot work",
+        "leave out feedback or doublesqueeze, or choose topk, onebit, signsgd, int8 or qsgd",
+    ),
     Rule(
         lambda s: _exchanges(s) != "gradients" and not isinstance(s.schedule, DdpBuckets),
         "the frequency technique exchanges no gradients in backward, so there is nothing that a "

@@ -16,6 +16,8 @@ _LANES: Final = ((8, torch.int16), (16, torch.int32), (32, torch.int64))
 _WHOLE_WORDS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 """Element type that holds one packed group of eight codes, where there is one."""
 
+_GATHER_BITS: Final = sum(1 << (56 - 7 * place) for place in range(8))
+
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Packs codes.
@@ -29,6 +31,10 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """
     if bits == 8:
         return codes
+    if bits == 1:
+        # The product's highest byte holds bit i of every byte i, moved there by 56 - 7 i.
+        words = codes.view(torch.int64).mul_(_GATHER_BITS).bitwise_right_shift_(56)
+        return words.to(torch.int8).view(torch.uint8)
     for half, dtype in _LANES:
         width = bits * half // 8  # of what lies in each half lane by now
         low = (1 << width) - 1

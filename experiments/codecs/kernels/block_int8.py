@@ -8,7 +8,7 @@ import torch
 
 from ddltrace.experiments.codecs.block_int8 import BlockInt8
 from ddltrace.experiments.codecs.kernels.chunks import chunk_elements, float_chunks
-from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, as_bytes, view_as
+from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, view_as
 
 _LEVELS = 127.0
 

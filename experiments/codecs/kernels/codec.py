@@ -97,7 +97,9 @@ class Codec(ABC):
         with torch.no_grad():
             return self._decode(payload).view(payload.shape)
 
-    def payload_bytes(self, shape: Sequence[int], dtype: torch.dtype, *, key: Hashable = None) -> int:
+    def payload_bytes(
+        self, shape: Sequence[int], dtype: torch.dtype, *, key: Hashable = None
+    ) -> int:
         """Bytes of the next payload of a tensor.
 
         Args:

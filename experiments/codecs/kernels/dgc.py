@@ -55,7 +55,9 @@ class DgcCodec(Codec):
         state = self.state.get(None)
         return None if state is None else state.unsent
 
-    def payload_bytes(self, shape: Sequence[int], dtype: torch.dtype, *, key: Hashable = None) -> int:
+    def payload_bytes(
+        self, shape: Sequence[int], dtype: torch.dtype, *, key: Hashable = None
+    ) -> int:
         """Bytes of the next payload: more during the warm-up."""
         elements = math.prod(shape)
         if elements == 0:

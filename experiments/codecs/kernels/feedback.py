@@ -34,7 +34,9 @@ class FeedbackCodec(Codec):
         residual = self.residuals.get(None)
         return None if residual is None else residual.view(self._shape)
 
-    def payload_bytes(self, shape: Sequence[int], dtype: torch.dtype, *, key: Hashable = None) -> int:
+    def payload_bytes(
+        self, shape: Sequence[int], dtype: torch.dtype, *, key: Hashable = None
+    ) -> int:
         """The inner codec's."""
         return self.inner.payload_bytes(shape, dtype, key=key)
 
@@ -46,25 +48,33 @@ class FeedbackCodec(Codec):
             key: Of the tensor.
 
         Returns:
-            A new flat tensor; float32 for 16-bit tensors.
+            A flat tensor, float32 for 16-bit tensors, which `keep` needs again. It is the
+            residual's own memory, unless the tensor is not finite.
         """
         wide = flat.float() if flat.dtype.itemsize < 4 else flat
         residual = self.residuals.get(key)
+        if not is_finite(flat):
+            return wide.clone() if residual is None else wide + residual
         if residual is None:
-            return wide.clone()
-        return torch.add(wide, residual, alpha=self._decay)
+            residual = self.residuals[key] = wide.clone()
+            return residual
+        if self._decay != 1.0:
+            residual.mul_(self._decay)
+        return residual.add_(wide)
 
     def keep(self, compensated: torch.Tensor, sent: torch.Tensor, key: Hashable) -> None:
         """Keeps what was not sent.
 
         Args:
-            compensated: From `compensated`; becomes the residual.
-            sent: What the others decode, flat.
+            compensated: From `compensated`; becomes the residual if it was finite.
+            sent: What the others decode, flat. An element that overflowed on the wire has no
+                residual.
             key: Of the tensor.
         """
-        compensated.sub_(sent)
-        if is_finite(compensated):
-            self.residuals[key] = compensated
+        if compensated is self.residuals.get(key):
+            compensated.sub_(sent)
+            if not is_finite(compensated):
+                compensated.nan_to_num_(0.0, posinf=0.0, neginf=0.0)
 
     def _encode(self, flat: torch.Tensor, shape: tuple[int, ...], key: Hashable) -> Payload:
         wanted = self.compensated(flat, key)

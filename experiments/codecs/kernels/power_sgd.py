@@ -23,7 +23,9 @@ class PowerSgdCodec(Codec):
         self._generator = torch.Generator().manual_seed(seed)
         self.factors: dict[Hashable, torch.Tensor] = {}
 
-    def payload_bytes(self, shape: Sequence[int], dtype: torch.dtype, *, key: Hashable = None) -> int:
+    def payload_bytes(
+        self, shape: Sequence[int], dtype: torch.dtype, *, key: Hashable = None
+    ) -> int:
         """Bytes of both factors, or of the tensor where it is sent as it is."""
         return self._parameters.wire_bytes_of_shape(shape, dtype.itemsize)
 

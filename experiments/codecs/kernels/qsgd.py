@@ -72,7 +72,7 @@ class QsgdCodec(Codec):
 
 def _norms(rows: torch.Tensor) -> torch.Tensor:
     """The Euclidean norm of each row; NaN where an element is infinite or NaN."""
-    norms = torch.linalg.vector_norm(rows, dim=1)
+    norms: torch.Tensor = torch.linalg.vector_norm(rows, dim=1)
     low, high = _SQUARES_HOLD
     if not bool(((norms > low) & (norms < high)).all()):
         norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).to(torch.float32)

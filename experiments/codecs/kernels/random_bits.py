@@ -22,7 +22,7 @@ _made = itertools.count()
 class RandomBits:
     """A stream of random 16-bit numbers.
 
-    The hash is the finalizer of MurmurHash3 (A. Appleby) with arithmetic shifts, seeded twice.
+    The hash is the finalizer of MurmurHash3 (A. Appleby), seeded twice.
     """
 
     def __init__(self, seed: int | None) -> None:
@@ -51,10 +51,9 @@ class RandomBits:
         self._state = (self._state + 0x9E3779B97F4A7C15) & _WORD
         seeds = _mix(self._state)
         words = self._counter[:half] + _signed(seeds)
-        words.bitwise_xor_(words.bitwise_right_shift(16)).mul_(_signed(0x85EBCA6B))
-        words.bitwise_xor_(words.bitwise_right_shift(13)).add_(_signed(seeds >> 32))
-        words.mul_(_signed(0xC2B2AE35))
-        words.bitwise_xor_(words.bitwise_right_shift(16))
+        _fold(words, 16).mul_(_signed(0x85EBCA6B))
+        _fold(words, 13).add_(_signed(seeds >> 32)).mul_(_signed(0xC2B2AE35))
+        _fold(words, 16)
         out.copy_(words.view(torch.int16))
 
 
@@ -73,6 +72,12 @@ def round_at_random(values: torch.Tensor, noise: torch.Tensor, bits: RandomBits)
 
 OFFSET: Final = 0.5 + 2.0 ** -(BITS + 1)
 """What makes the numbers of `RandomBits.draw`, divided by 2 ** 16, uniform in (0, 1)."""
+
+
+def _fold(words: torch.Tensor, places: int) -> torch.Tensor:
+    # PyTorch shifts the sign in; the mask makes zeros of it.
+    shifted = words.bitwise_right_shift(places).bitwise_and_((1 << (32 - places)) - 1)
+    return words.bitwise_xor_(shifted)
 
 
 def _mix(word: int) -> int:

@@ -40,7 +40,8 @@ class TernaryCodec(Codec):
         flat = tensor.detach().reshape(-1)
         if flat.dtype != torch.float64:
             flat = flat.float()
-        largest = torch.linalg.vector_norm(flat, ord=torch.inf)
+        smallest, largest = torch.aminmax(flat)
+        largest = torch.maximum(largest, -smallest)
         if self._clip and flat.numel() > 1:
             deviation = flat.std(correction=0)
             limit = torch.where(deviation > 0, self._clip * deviation, largest)

@@ -30,7 +30,7 @@ def test_parse(spec: str, canonical: str, schedule: object) -> None:
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [
-        ("", "there are: fifo, wfbp, ddp"),
+        ("", "there are: .*fifo, wfbp, ddp"),
         ("p9", "no 'p9'"),
         ("ddp:cap=3", "bucket_mb="),
         ("fifo:x=1", "it has: none"),
@@ -55,8 +55,10 @@ def test_slugs_name_files_safely() -> None:
 
 def test_the_catalogue_is_consistent() -> None:
     assert {entry.axis for entry in TECHNIQUES} == set(AXES)
-    names = [entry.name for entry in TECHNIQUES if entry.build is not None]
+    chosen = [entry for entry in TECHNIQUES if entry.build is not None]
+    names = [entry.name for entry in chosen]
     assert len(names) == len(set(names))
     assert BASELINE in names
-    for name in names:
-        assert parse(name).spec == name
+    for entry in chosen:
+        if entry.modifier != "required":
+            assert parse(entry.name).spec == entry.name

@@ -1,0 +1,408 @@
+"""Properties of every codec, over many shapes, element types and seeds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddltrace.experiments.codecs import create
+from ddltrace.experiments.codecs.composition import read
+from ddltrace.experiments.codecs.description import kept_elements
+from ddltrace.experiments.codecs.dgc import Dgc
+from ddltrace.experiments.codecs.kernels.bits import pack, unpack
+from ddltrace.experiments.codecs.kernels.dgc import DgcCodec
+from ddltrace.experiments.codecs.kernels.feedback import FeedbackCodec
+from ddltrace.experiments.codecs.kernels.largest import largest
+from ddltrace.experiments.codecs.kernels.power_sgd import orthonormal
+from ddltrace.experiments.codecs.kernels.random_bits import RandomBits
+from ddltrace.tracer.errors import UsageError
+
+SPECS = (
+    *("fp16", "bf16", "int8:block=64", "int8:block=100", "onebit", "onebit+feedback", "signsgd"),
+    *("signsgd+feedback", "qsgd:s=1", "qsgd:s=4", "qsgd:s=7,bucket=100", "qsgd:s=500", "ternary"),
+    *("topk:density=0.1", "topk:density=0.01+feedback", "dgc:density=0.01", "doublesqueeze"),
+    *("randomk:density=0.1", "randomk:density=0.1+feedback", "powersgd:rank=2"),
+    *("powersgd:rank=1+feedback", "topk:density=0.1+doublesqueeze", "qsgd+feedback"),
+)
+SHAPES = ((), (0,), (1,), (3, 0), (7,), (1001,), (3, 5, 2, 4), (64, 33), (70001,))
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+SEED = torch.initial_seed() % 1000
+
+numbers = st.floats(-1e6, 1e6, width=32)
+vectors = st.lists(numbers, min_size=1, max_size=300).map(
+    lambda values: torch.tensor(values, dtype=torch.float32)
+)
+quick = settings(max_examples=40, deadline=None)
+
+
+def drawn(
+    shape: tuple[int, ...], dtype: torch.dtype = torch.float32, seed: int = 0
+) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_shape_type_and_size_hold_for_every_tensor(spec: str) -> None:
+    codec = create(spec)
+    for shape, dtype in itertools.product(SHAPES, DTYPES):
+        tensor = drawn(shape, dtype)
+        before = tensor.clone()
+        expected = codec.payload_bytes(shape, dtype, key=(shape, dtype))
+        payload = codec.encode(tensor, key=(shape, dtype))
+        decoded = codec.decode(payload)
+        assert payload.nbytes == expected
+        assert (decoded.shape, decoded.dtype) == (tensor.shape, dtype)
+        assert decoded.is_contiguous()
+        assert torch.equal(tensor, before)
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if "powersgd" not in s and "dgc" not in s])
+@pytest.mark.parametrize("elements", [0, 1, 9, 1000, 4097])
+def test_the_pure_size_is_the_payloads(spec: str, elements: int) -> None:
+    assert create(spec).encode(drawn((elements,))).nbytes == read(spec).wire_bytes(elements)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_layout_in_memory_does_not_matter(spec: str) -> None:
+    tensor = drawn((12, 10, 3, 4))
+    strided = tensor.to(memory_format=torch.channels_last)
+    assert not strided.is_contiguous()
+    transposed = tensor.transpose(0, 1)
+    one, other, third = (create(spec, seed=3) for _ in range(3))
+    decoded = one.decode(one.encode(tensor))
+    assert torch.equal(other.decode(other.encode(strided)), decoded)
+    result = third.decode(third.encode(transposed))
+    again = create(spec, seed=3)
+    assert torch.equal(result, again.decode(again.encode(transposed.contiguous())))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_zeros_decode_to_zeros(spec: str) -> None:
+    codec = create(spec)
+    decoded = codec.decode(codec.encode(torch.zeros(5, 300)))
+    if spec == "signsgd":  # the vote of a zero is positive, as its description says
+        assert torch.equal(decoded, torch.ones(5, 300))
+    else:
+        assert torch.equal(decoded, torch.zeros(5, 300))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_never_hidden_and_leaves_no_trace(spec: str, bad: float) -> None:
+    for shape, dtype in itertools.product([(1,), (999,), (40, 40)], DTYPES):
+        codec = create(spec)
+        codec.encode(drawn(shape, dtype))
+        broken = drawn(shape, dtype, seed=1)
+        broken.view(-1)[broken.numel() // 2] = bad
+        assert not codec.decode(codec.encode(broken)).isfinite().all()
+        for seed in range(3):
+            assert codec.decode(codec.encode(drawn(shape, dtype, seed))).isfinite().all()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_what_cannot_be_encoded_is_refused(spec: str) -> None:
+    codec = create(spec)
+    with pytest.raises(UsageError, match="floating"):
+        codec.encode(torch.arange(3))
+    with pytest.raises(UsageError, match="sparse"):
+        codec.encode(torch.eye(3).to_sparse())
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("topk:density=0", "density"),
+        ("qsgd:s=0", "s must be"),
+        ("feedback", "add one of"),
+        ("dgc+feedback", "residual"),
+        ("wfbp", "no codec"),
+        ("int8:block=x", "block must be"),
+    ],
+)
+def test_a_bad_spec_is_one_clear_line(spec: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        create(spec)
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_packed_bits_come_back(bits: int) -> None:
+    for count in (8, 16, 1000, 4096):
+        codes = torch.randint(0, 1 << bits, (count,), dtype=torch.uint8)
+        packed = pack(codes.clone(), bits)
+        assert packed.numel() == count * bits // 8
+        assert torch.equal(unpack(packed, bits, count), codes)
+        # A buffer of several payloads need not be aligned.
+        shifted = torch.cat([torch.zeros(3, dtype=torch.uint8), packed])[3:]
+        assert torch.equal(unpack(shifted, bits, count), codes)
+
+
+@quick
+@given(vectors)
+def test_int8_errs_by_half_a_step_of_its_block(tensor: torch.Tensor) -> None:
+    codec = create("int8:block=32")
+    error = (codec.decode(codec.encode(tensor)) - tensor).abs()
+    for part, errors in zip(tensor.split(32), error.split(32), strict=True):
+        assert float(errors.max()) <= float(part.abs().max()) / 127 * 0.5001
+
+
+@quick
+@given(vectors)
+def test_onebit_has_the_means_of_both_signs(tensor: torch.Tensor) -> None:
+    codec = create("onebit")
+    decoded = codec.decode(codec.encode(tensor))
+    for chosen in (tensor < 0, tensor >= 0):
+        if chosen.any():
+            mean = tensor[chosen].double().mean()
+            assert torch.allclose(decoded[chosen].double(), mean, rtol=1e-5, atol=1e-30)
+            assert decoded[chosen].unique().numel() == 1
+
+
+@quick
+@given(vectors, st.floats(1e-3, 1e3))
+def test_signs_do_not_depend_on_the_scale(tensor: torch.Tensor, scale: float) -> None:
+    codec = create("signsgd")
+    decoded = codec.decode(codec.encode(tensor))
+    assert set(decoded.tolist()) <= {-1.0, 1.0}
+    assert torch.equal(codec.decode(codec.encode(tensor.double() * scale)).float(), decoded)
+
+
+def test_scaled_signs_have_the_mean_magnitude() -> None:
+    tensor = drawn((1000,))
+    codec = create("signsgd+feedback")
+    decoded = codec.decode(codec.encode(tensor))
+    torch.testing.assert_close(decoded.abs(), tensor.abs().mean().expand(1000))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["qsgd:s=1", "qsgd:s=4", "qsgd:s=300", "ternary:clip=0", "ternary", "randomk:density=0.2"],
+)
+def test_random_rounding_is_unbiased(spec: str) -> None:
+    tensor = drawn((64,), seed=SEED) * 3
+    tensor[:3] = torch.tensor([0.0, 1e-3, -1e-3])
+    if spec == "ternary":
+        limit = 2.5 * tensor.std(correction=0)
+        wanted = tensor.clamp(-limit, limit)
+    else:
+        wanted = tensor
+    codec = create(spec, seed=SEED)
+    draws = 2000
+    decoded = torch.stack([codec.decode(codec.encode(tensor)) for _ in range(draws)]).double()
+    error = (decoded.mean(0) - wanted).abs()
+    # Five standard errors, of which 64 elements stay within together with probability 0.99996; a
+    # value that was never drawn is as rare as one in `draws`.
+    step = float(decoded.abs().max())
+    margin = 5 * decoded.std(0) / math.sqrt(draws) + 10 * step / draws
+    assert (error <= margin).all(), f"seed {SEED}"
+
+
+@pytest.mark.parametrize("s", [1, 4, 16])
+def test_qsgd_varies_no_more_than_its_bound(s: int) -> None:
+    tensor = drawn((400,), seed=SEED)
+    codec = create(f"qsgd:s={s}", seed=SEED)
+    squares = [
+        float((codec.decode(codec.encode(tensor)) - tensor).square().sum()) for _ in range(300)
+    ]
+    bound = min(400 / s**2, 20 / s) * float(tensor.square().sum())
+    assert sum(squares) / len(squares) <= bound
+
+
+def test_qsgd_uses_the_two_neighbouring_levels() -> None:
+    tensor = drawn((512,), seed=SEED)
+    codec = create("qsgd:s=4", seed=SEED)
+    step = tensor.norm() / 4
+    for _ in range(50):
+        levels = codec.decode(codec.encode(tensor)) / step
+        torch.testing.assert_close(levels, levels.round(), atol=1e-4, rtol=0)
+        assert ((levels - tensor / step).abs() < 1.001).all()
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e20, 1e30])
+def test_qsgd_takes_very_small_and_very_large_values(size: float) -> None:
+    tensor = drawn((512,)) * size
+    codec = create("qsgd:s=100")
+    decoded = codec.decode(codec.encode(tensor))
+    assert (decoded - tensor).double().norm() < 0.2 * tensor.double().norm()
+
+
+def test_ternary_has_three_values_and_one_scale() -> None:
+    tensor = drawn((5000,))
+    codec = create("ternary")
+    values = codec.decode(codec.encode(tensor)).unique()
+    limit = 2.5 * tensor.std(correction=0)
+    torch.testing.assert_close(values, torch.stack([-limit, limit * 0, limit]))
+
+
+@pytest.mark.parametrize("elements", [10, 1000, 40_000, 300_001])
+@pytest.mark.parametrize("density", [0.001, 0.01, 0.3, 1.0])
+def test_topk_keeps_the_largest(elements: int, density: float) -> None:
+    count = kept_elements(elements, density)
+    for seed in range(SEED, SEED + 3):
+        tensor = drawn((elements,), seed=seed)
+        if seed % 3 == 1:
+            tensor = tensor.round()  # ties
+        elif seed % 3 == 2:
+            tensor = tensor.sort().values  # a sample of neighbours would mislead
+        chosen = largest(tensor, count)
+        assert chosen.unique().numel() == count
+        kept = torch.zeros(elements, dtype=torch.bool)
+        kept[chosen] = True
+        if count < elements:
+            assert tensor[kept].abs().min() >= tensor[~kept].abs().max()
+
+
+def test_topk_is_exact_where_a_sample_misleads() -> None:
+    tensor = torch.zeros(100_000)
+    tensor[7:12] = 1.0  # all that is large lies where hardly any sample does
+    assert set(largest(tensor, 5).tolist()) == set(range(7, 12))
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if "feedback" in s or "doublesqueeze" in s])
+def test_sent_and_residual_are_the_input(spec: str) -> None:
+    codec = create(spec)
+    assert isinstance(codec, FeedbackCodec)
+    shape = (30, 40)
+    total, sent = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
+    former = torch.zeros(shape)
+    for seed in range(SEED, SEED + 10):
+        tensor = drawn(shape, seed=seed)
+        decoded = codec.decode(codec.encode(tensor))
+        assert codec.residual is not None
+        assert torch.equal(codec.residual, former + tensor - decoded)
+        former = codec.residual.clone()
+        total += tensor
+        sent += decoded
+    torch.testing.assert_close(sent + former.double(), total, atol=1e-4, rtol=1e-4)
+
+
+def test_residuals_belong_to_their_key() -> None:
+    codec = create("topk:density=0.1+feedback")
+    alone = create("topk:density=0.1+feedback")
+    for seed in range(4):
+        decoded = codec.decode(codec.encode(drawn((50,), seed=seed), key="a"))
+        codec.encode(drawn((70,), seed=seed), key="b")
+        assert torch.equal(decoded, alone.decode(alone.encode(drawn((50,), seed=seed))))
+
+
+def test_a_decaying_residual_is_sparselocos() -> None:
+    codec = create("topk:density=0.1+feedback:decay=0.5")
+    assert isinstance(codec, FeedbackCodec)
+    first, second = drawn((100,)), drawn((100,), seed=1)
+    codec.encode(first)
+    assert codec.residual is not None
+    expected = 0.5 * codec.residual + second
+    decoded = codec.decode(codec.encode(second))
+    assert torch.equal(codec.residual, expected - decoded)
+
+
+def test_dgc_without_dropping_is_momentum_sgd() -> None:
+    codec = create("dgc:density=1,masking=false,momentum=0.9")
+    parameter = torch.nn.Parameter(torch.zeros(20))
+    optimizer = torch.optim.SGD([parameter], lr=1.0, momentum=0.9)
+    ours = torch.zeros(20)
+    for seed in range(8):
+        gradient = drawn((20,), seed=seed)
+        ours -= codec.decode(codec.encode(gradient))
+        parameter.grad = gradient
+        optimizer.step()
+    torch.testing.assert_close(ours, parameter.detach())
+
+
+def test_dgc_masks_what_it_sent() -> None:
+    codec = create("dgc:density=0.05")
+    assert isinstance(codec, DgcCodec)
+    for seed in range(5):
+        decoded = codec.decode(codec.encode(drawn((400,), seed=seed)))
+        sent = decoded != 0
+        state = codec.state[None]
+        assert int(sent.sum()) == 20
+        assert not state.momentum[sent].any()
+        assert not state.unsent[sent].any()
+
+
+def test_dgc_clips_at_the_share_of_its_ranks() -> None:
+    codec = create("dgc:density=1,clip=2,momentum=0")
+    assert isinstance(codec, DgcCodec)
+    codec.ranks = 4
+    decoded = codec.decode(codec.encode(drawn((100,)) * 50))
+    torch.testing.assert_close(decoded.norm(), torch.tensor(1.0))
+
+
+def test_the_density_of_dgc_falls_as_in_the_paper() -> None:
+    description = Dgc(density=0.001, warmup=40)
+    densities = [description.density_at(step) for step in range(50)]
+    assert densities[::10] == [0.25, 0.0625, 0.015625, 0.00390625, 0.001]
+    assert densities == sorted(densities, reverse=True)
+    codec = create("dgc:density=0.01,warmup=8")
+    sizes = [codec.encode(drawn((1000,), seed=seed)).nbytes for seed in range(10)]
+    assert sizes == [2000, 2000, 496, 496, 128, 128, 80, 80, 80, 80]
+
+
+def test_randomk_draws_alike_on_all_ranks_and_anew_each_time() -> None:
+    one, other = create("randomk:density=0.1"), create("randomk:density=0.1")
+    seen = set()
+    for _ in range(5):
+        mine, theirs = one.encode(torch.ones(997)), other.encode(drawn((997,)))
+        kept = one.decode(mine).nonzero().view(-1)
+        assert torch.equal(kept, other.decode(theirs).nonzero().view(-1))
+        assert kept.numel() == 100
+        seen.add(tuple(kept.tolist()))
+        torch.testing.assert_close(one.decode(mine)[kept], torch.full((100,), 9.97))
+    assert len(seen) == 5
+
+
+def test_randomk_sends_values_unscaled_below_a_residual() -> None:
+    codec = create("randomk:density=0.1+feedback")
+    assert set(codec.decode(codec.encode(torch.ones(100))).tolist()) == {0.0, 1.0}
+
+
+def test_powersgd_finds_a_matrix_of_its_rank() -> None:
+    matrix = drawn((40, 2), seed=SEED) @ drawn((2, 50), seed=SEED + 1)
+    codec = create("powersgd:rank=2")
+    for _ in range(3):
+        decoded = codec.decode(codec.encode(matrix))
+    torch.testing.assert_close(decoded, matrix, atol=1e-3, rtol=1e-3)
+
+
+def test_powersgd_projects_onto_orthonormal_columns() -> None:
+    matrix = orthonormal(drawn((60, 4), seed=SEED))
+    torch.testing.assert_close(matrix.t() @ matrix, torch.eye(4), atol=1e-5, rtol=0)
+    assert torch.equal(orthonormal(torch.zeros(5, 2)), torch.zeros(5, 2))
+
+
+def test_making_and_using_codecs_leaves_the_jobs_random_numbers_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(4)
+    torch.manual_seed(5)
+    for spec in SPECS:
+        codec = create(spec)
+        codec.decode(codec.encode(drawn((100, 20))))
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_codecs_of_one_process_round_differently() -> None:
+    tensor = drawn((1000,))
+    one, other = create("qsgd:s=2"), create("qsgd:s=2")
+    assert not torch.equal(one.decode(one.encode(tensor)), other.decode(other.encode(tensor)))
+    same, again = create("qsgd:s=2", seed=4), create("qsgd:s=2", seed=4)
+    assert torch.equal(same.decode(same.encode(tensor)), again.decode(again.encode(tensor)))
+
+
+def test_random_bits_are_uniform_and_independent_from_draw_to_draw() -> None:
+    bits = RandomBits(SEED)
+    drawn_numbers = torch.empty(2000, 64)
+    for row in drawn_numbers:
+        bits.draw(row)
+    # Uniform whole numbers from -32768 to 32767: mean -0.5, deviation 65536 / sqrt(12).
+    deviation = 65536 / math.sqrt(12)
+    assert (drawn_numbers.mean(0) + 0.5).abs().max() < 5 * deviation / math.sqrt(2000)
+    assert (drawn_numbers.std(0) / deviation - 1).abs().max() < 0.1
+    correlation = torch.corrcoef(drawn_numbers.t()) - torch.eye(64)
+    assert correlation.abs().max() < 5 / math.sqrt(2000)
+    assert drawn_numbers.remainder(2).mean() == pytest.approx(0.5, abs=0.01)
