@@ -189,20 +189,38 @@ Examples:
     show_default=True,
     help="How to print the rows.",
 )
-def query(trace: Path, sql: str, form: str) -> None:
-    """Ask a trace in SQL.
+@click.option(
+    "--memory-limit",
+    default="2GB",
+    show_default=True,
+    metavar="SIZE",
+    help="Memory that the statement and its rows may take; nothing is spilled to disk.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Stop the statement after this time.",
+)
+def query(trace: Path, sql: str, form: str, memory_limit: str, timeout: float) -> None:
+    """Run a SQL query over a trace.
 
-    SQL is one statement in DuckDB's dialect over the tables events, messages, collectives,
-    tensors, steps, ranks, rank_steps and critical_path. It can read nothing else and change
-    nothing.
+    SQL is one SELECT in DuckDB's dialect, or EXPLAIN and a SELECT, over the tables events,
+    messages, collectives, tensors, steps, ranks, rank_steps and critical_path. Other statements
+    are refused: the query can read nothing else and write nothing.
     """
-    from ddltrace.analyzer.query.sql import render_rows, run_query
+    from ddltrace.analyzer.query.rows_as_text import rows_as_text
+    from ddltrace.analyzer.query.sql import QueryLimits, parse_size, run_query
     from ddltrace.analyzer.trace.opened_trace import open_trace
 
     require_extra("query", "ddltrace query")
+    limits = QueryLimits(parse_size(memory_limit), timeout)
     opened = open_trace(trace)
     _tell_portion(opened)
-    click.echo(render_rows(run_query(opened, sql), form))
+    for text in rows_as_text(run_query(opened, sql, limits), form):
+        click.echo(text, nl=False)
 
 
 def _tell_portion(trace: Trace) -> None:

@@ -16,30 +16,58 @@ _GAP = "  "
 Kept = Literal["start", "end"]
 
 
-def render(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = 100) -> list[str]:
+def render(
+    header: Sequence[str] | None,
+    rows: Sequence[Sequence[str]],
+    width: int = 100,
+    widths: Sequence[int] | None = None,
+) -> list[str]:
     """Lays out a table: the first column to the left, the others to the right.
 
     Args:
-        header: Names of the columns.
+        header: Names of the columns; None for the later rows of a table.
         rows: Cells; they are made safe to print here.
         width: Characters that a line may take; the first column gives way.
+        widths: Width of each column, for a table that is laid out in pieces.
 
     Returns:
         One line for the header and one for each row.
     """
-    cells = [[printable(cell) for cell in row] for row in [header, *rows]]
-    return [(_INDENT + line).rstrip() for line in aligned(cells, width - len(_INDENT))]
+    cells = [_printable(row) for row in ([] if header is None else [header]) + list(rows)]
+    lines = aligned(cells, width - len(_INDENT), widths=widths)
+    return [(_INDENT + line).rstrip() for line in lines]
 
 
-def aligned(rows: Sequence[Sequence[str]], width: int, keep: Kept = "end") -> list[str]:
+def widths_of(rows: Sequence[Sequence[str]]) -> list[int]:
+    """The width that each column needs.
+
+    Args:
+        rows: At least one row of cells, as `render` takes them.
+    """
+    return [max(map(columns_of, column)) for column in zip(*map(_printable, rows), strict=True)]
+
+
+def _printable(row: Sequence[str]) -> list[str]:
+    return [printable(cell) for cell in row]
+
+
+def aligned(
+    rows: Sequence[Sequence[str]],
+    width: int,
+    keep: Kept = "end",
+    widths: Sequence[int] | None = None,
+) -> list[str]:
     """Sets columns under each other: the first one to the left, the others to the right.
 
     Args:
         rows: Cells, all of them safe to print.
         width: Characters that a line may take; the first column gives way.
         keep: What is left of a text in it that is too long.
+        widths: Width of each column, where not these rows alone decide it.
     """
-    widths = [max(map(columns_of, column)) for column in zip(*rows, strict=True)]
+    if widths is None:
+        widths = [max(map(columns_of, column)) for column in zip(*rows, strict=True)]
+    widths = list(widths)
     others = sum(widths[1:]) + len(_GAP) * (len(widths) - 1)
     widths[0] = max(min(widths[0], width - others), _NARROWEST)
     lines = []

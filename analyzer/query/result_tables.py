@@ -168,6 +168,9 @@ OF_ANALYSIS: Final[dict[str, Callable[[Analysis], pa.Table]]] = {
 }
 """Name -> what makes the table of an analysis."""
 
+TABLES: Final = ("events", *OF_ANALYSIS)
+"""The tables that a statement can read."""
+
 
 def _rows_table(rows: Sequence[Any], kind: type) -> pa.Table:
     if not rows:

@@ -1,125 +1,175 @@
-"""SQL over a trace: DuckDB on its Arrow tables, read-only and shut in."""
+"""SQL over a trace: DuckDB on its Arrow tables, read-only, in memory, without files or network."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-import math
 import re
-from decimal import Decimal
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 
-from ddltrace.analyzer.formatting.text_table import render
 from ddltrace.analyzer.query.result_tables import OF_ANALYSIS, EventStream
+from ddltrace.analyzer.query.statement_check import check_statement, refusal
 from ddltrace.analyzer.trace.opened_trace import Trace
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.optional_packages import require_extra
 
-TABLES: Final = ("events", *OF_ANALYSIS)
-"""What can be asked for."""
+_BATCH_ROWS: Final = 1 << 16
+_INTERRUPT_EVERY_S: Final = 0.02
+_LEAST_MEMORY: Final = 16_000_000
+_UNITS: Final = {
+    "B": 1,
+    "KB": 1000,
+    "MB": 1000**2,
+    "GB": 1000**3,
+    "TB": 1000**4,
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+    "TIB": 1 << 40,
+}
+_SIZE: Final = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?i?B)", re.IGNORECASE)
+_SHUT_IN: Final[dict[str, str | bool | int | float | list[str]]] = {
+    # DuckDB may always read and write its folder for temporary files: there is none.
+    "temp_directory": "",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "allow_community_extensions": "false",
+    "allow_persistent_secrets": "false",
+}
 
-_WIDEST: Final = 10_000
+
+@dataclass(frozen=True)
+class QueryLimits:
+    """What a statement may use.
+
+    Attributes:
+        memory_bytes: Memory of DuckDB's operators, and of the rows that it returns. Nothing is
+            spilled to disk.
+        timeout_s: Seconds that the statement may run.
+    """
+
+    memory_bytes: int = 2_000_000_000
+    timeout_s: float = 600.0
 
 
-def run_query(trace: Trace, sql: str) -> pa.Table:
-    """Runs one statement over the tables of a trace.
+def parse_size(text: str) -> int:
+    """Reads a size such as ``2GB`` or ``512MiB``.
+
+    Raises:
+        UsageError: The text is no size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    size = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    if size < _LEAST_MEMORY:
+        raise UsageError(f"{text!r:.40} is no memory limit: write 16MB or more, such as 2GB")
+    return size
+
+
+def run_query(trace: Trace, sql: str, limits: QueryLimits | None = None) -> pa.Table:
+    """Runs one SELECT over the tables of a trace.
 
     Only tables whose names occur in the statement are made, and events are read a rank at a
-    time, again for each time that the statement goes through them. The statement can read nothing
-    else: no files, no network, no variables of this process.
+    time, again for each time that the statement goes through them. The statement can read
+    nothing else (no files, no network, no variables of this process) and write nothing.
 
     Args:
         trace: The trace.
-        sql: A statement in DuckDB's dialect.
+        sql: A SELECT in DuckDB's dialect, or the EXPLAIN of one.
+        limits: What the statement may use.
+
+    Returns:
+        The rows. Columns keep their order; of columns with the same name all but the first get
+        a number: ``n``, ``n_1``.
 
     Raises:
-        UsageError: DuckDB does not accept the statement, or it does more than ask.
+        UsageError: DuckDB does not accept the statement, it is no SELECT, or it reached a limit.
         MissingCapabilityError: DuckDB is not installed.
     """
     require_extra("query", "ddltrace query")
     import duckdb
 
-    _check_statement(sql)
+    limits = limits or QueryLimits()
+    check_statement(sql)
     words = set(re.findall(r"\w+", sql.lower()))
     tables: dict[str, Any] = {"events": EventStream(trace)} if "events" in words else {}
     wanted = [name for name in OF_ANALYSIS if name in words]
     if wanted:
         analysis = trace.analyze()
         tables |= {name: OF_ANALYSIS[name](analysis) for name in wanted}
-    with duckdb.connect() as connection:
+    with duckdb.connect(config=_SHUT_IN) as connection:
+        connection.execute(f"SET memory_limit = '{limits.memory_bytes}B'")
         for name, table in tables.items():
             connection.register(name, table)
         connection.execute("SET python_enable_replacements = false")
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
         try:
-            return connection.sql(sql).to_arrow_table()
+            return _rows(connection, sql, limits)
         except duckdb.BinderException as error:
             columns = [f"{name}: {', '.join(connection.table(name).columns)}" for name in tables]
             known = f"columns of {'; of '.join(columns)}" if columns else ""
-            raise _refusal(error, known) from error
-        except duckdb.Error as error:
-            raise _refusal(error) from error
+            raise refusal(error, known) from error
+        # Arrow passes on DuckDB's errors as errors of its own.
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
+            raise refusal(error) from error
 
 
-def _check_statement(sql: str) -> None:
-    """Sees to it that there is one statement, and that it only asks.
+def _rows(connection: Any, sql: str, limits: QueryLimits) -> pa.Table:
+    """All rows of a statement, as long as they fit into the memory that it may use."""
+    done, expired = threading.Event(), threading.Event()
 
-    Raises:
-        UsageError: It is not so.
-    """
-    import duckdb
+    def watch() -> None:
+        if not done.wait(limits.timeout_s):
+            expired.set()
+            # An interrupt between two parts of the work has no effect on the second one.
+            while not done.wait(_INTERRUPT_EVERY_S):
+                connection.interrupt()
 
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    batches, size = [], 0
     try:
-        kinds = [statement.type.name for statement in duckdb.extract_statements(sql)]
-    except duckdb.Error as error:
-        raise _refusal(error) from error
-    # A PIVOT is several statements to DuckDB, the last of which asks.
-    if len(kinds) != 1 or kinds[0] not in ("SELECT", "EXPLAIN", "MULTI"):
-        raise UsageError("write one statement that asks for rows, a SELECT")
+        reader = connection.sql(sql).fetch_record_batch(_BATCH_ROWS)
+        for batch in reader:
+            batches.append(batch)
+            size += batch.nbytes
+            if size > limits.memory_bytes:
+                raise _too_much_memory(limits)
+    except Exception as error:
+        if expired.is_set():
+            raise UsageError(
+                f"the statement ran for {limits.timeout_s:g} s and was stopped: "
+                "ask for less, or give it more time with --timeout"
+            ) from None
+        if "Out of Memory" in str(error):
+            raise _too_much_memory(limits) from None
+        raise
+    finally:
+        done.set()
+        watcher.join()
+    table = pa.Table.from_batches(batches, reader.schema)
+    return table.rename_columns(_unique(table.column_names))
 
 
-def _refusal(error: Exception, known: str = "") -> UsageError:
-    """What DuckDB says, and what could have been meant: by default the tables."""
-    first = str(error).strip().splitlines()[0] if str(error).strip() else "no answer"
-    return UsageError(f"{first:.200} ({known or 'tables: ' + ', '.join(TABLES)})")
+def _too_much_memory(limits: QueryLimits) -> UsageError:
+    return UsageError(
+        f"the statement needs more memory than its limit of {limits.memory_bytes / 1e9:g} GB: "
+        "ask for less, or raise the limit with --memory-limit"
+    )
 
 
-def render_rows(table: pa.Table, form: str) -> str:
-    """Rows as text in which nothing acts on a terminal.
-
-    Args:
-        table: The rows.
-        form: ``table``, ``csv`` or ``json`` (a list of objects).
-    """
-    rows = [{name: _plain(value) for name, value in row.items()} for row in table.to_pylist()]
-    if form == "json":
-        return json.dumps(rows, indent=1)
-    cells = [["" if value is None else str(value) for value in row.values()] for row in rows]
-    if form == "csv":
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(map(_inert, table.column_names))
-        writer.writerows([_inert(cell) for cell in row] for row in cells)
-        return text.getvalue().rstrip("\n")
-    return "\n".join(render(table.column_names, cells, _WIDEST))
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON has it: sums of integers come as decimals, and NaN is no JSON."""
-    if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return value if isinstance(value, str | int | float | None) else str(value)
-
-
-def _inert(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def _unique(names: Sequence[str]) -> list[str]:
+    """Numbers all but the first of equal names, without taking a name that another column has."""
+    taken, found = set(names), list[str]()
+    seen: set[str] = set()
+    for name in names:
+        unique, number = name, 0
+        while unique in seen or (number and unique in taken):
+            number += 1
+            unique = f"{name}_{number}"
+        seen.add(unique)
+        found.append(unique)
+    return found

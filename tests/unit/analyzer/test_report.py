@@ -180,7 +180,7 @@ def duckdb():
 
 def test_sql_over_every_table(build, duckdb):
     path = _training(build(2)).write()
-    from ddltrace.analyzer.query.sql import TABLES
+    from ddltrace.analyzer.query.result_tables import TABLES
 
     for table in TABLES:
         result = _run(query, path, f"SELECT count(*) AS n FROM {table}", "--format", "json")

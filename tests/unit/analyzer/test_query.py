@@ -1,0 +1,169 @@
+"""What a query may do: read its tables, and nothing else, within limits."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from support.made_trace import made_trace
+
+from ddltrace.analyzer.commands import query
+from ddltrace.analyzer.query.rows_as_text import rows_as_text
+from ddltrace.analyzer.query.sql import QueryLimits, parse_size, run_query
+from ddltrace.tracer.errors import UsageError
+
+duckdb: Any = pytest.importorskip("duckdb")
+SAMPLE = Path(__file__).resolve().parents[3] / "sample_traces" / "straggler"
+
+REFUSED = {
+    "EXPLAIN ANALYZE COPY": "EXPLAIN ANALYZE COPY (SELECT 1) TO '.tmp/out.csv'",
+    "EXPLAIN with options": "EXPLAIN (ANALYZE) COPY (SELECT 1) TO '.tmp/out.csv'",
+    "EXPLAIN with comments": "/* EXPLAIN */ EXPLAIN -- x\n ANALYZE COPY (SELECT 1) TO '.tmp/o'",
+    "EXPLAIN COPY of a PIVOT": "EXPLAIN ANALYZE COPY (PIVOT steps ON step USING sum(step)) TO 'o'",
+    "EXPLAIN INSERT": "EXPLAIN ANALYZE INSERT INTO steps SELECT * FROM steps",
+    "COPY": "COPY (SELECT 1) TO '.tmp/out.csv'",
+    "COPY of a PIVOT": "COPY (PIVOT steps ON step USING sum(wall_us)) TO '.tmp/out.csv'",
+    "COPY before a comment": "COPY (PIVOT steps ON step USING sum(wall_us)) TO '.tmp/a'; -- x",
+    "CREATE TABLE": "CREATE TABLE mine AS SELECT 1",
+    "CREATE of a PIVOT": "CREATE TABLE mine AS PIVOT steps ON step USING sum(wall_us)",
+    "CREATE MACRO": "CREATE MACRO mine(a) AS a + 1",
+    "CREATE SECRET": "CREATE SECRET mine (TYPE s3)",
+    "INSERT": "INSERT INTO steps SELECT * FROM steps",
+    "INSERT in WITH": "WITH a AS (INSERT INTO steps VALUES (1) RETURNING *) FROM a",
+    "UPDATE": "UPDATE steps SET step = 1",
+    "DELETE": "DELETE FROM steps",
+    "DROP": "DROP VIEW steps",
+    "ALTER": "ALTER TABLE steps ADD COLUMN a INTEGER",
+    "ATTACH": "ATTACH '.tmp/other.db'",
+    "DETACH": "DETACH memory",
+    "USE": "USE memory",
+    "SET": "SET memory_limit = '100GB'",
+    "RESET": "RESET memory_limit",
+    "PRAGMA": "PRAGMA database_list",
+    "CALL": "CALL pragma_version()",
+    "CHECKPOINT": "CHECKPOINT",
+    "INSTALL": "INSTALL httpfs",
+    "LOAD": "LOAD httpfs",
+    "EXPORT": "EXPORT DATABASE '.tmp'",
+    "IMPORT": "IMPORT DATABASE '.tmp'",
+    "PREPARE": "PREPARE mine AS SELECT 1",
+    "EXECUTE": "EXECUTE mine",
+    "BEGIN": "BEGIN TRANSACTION",
+    "VACUUM": "VACUUM",
+    "two statements": "SELECT 1; SELECT 2",
+    "no statement": " -- nothing",
+    "a file": "FROM read_csv('.tmp/secret')",
+    "a file by name": "FROM '.tmp/secret.csv'",
+    "a blob": "FROM read_blob('.tmp/secret')",
+    "a folder": "FROM glob('.tmp/*')",
+    "the network": "FROM 'https://localhost/a.parquet'",
+    "a variable of this process": "FROM limits",
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_all_but_a_select_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # DuckDB's own folder for temporary files lies here: it may not be used either.
+    (tmp_path / ".tmp").mkdir()
+    for name in ("secret", "secret.csv"):
+        (tmp_path / ".tmp" / name).write_text("a\n1\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as error:
+        run_query(made_trace(), REFUSED[kind])
+    assert "\n" not in str(error.value)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [".tmp", "secret", "secret.csv"]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT 1 AS n",
+        "SELECT 1 AS n; -- done",
+        "FROM steps",
+        "WITH a AS (SELECT * FROM steps) SELECT count(*) FROM a",
+        "VALUES (1), (2)",
+        "PIVOT steps ON step USING sum(wall_us)",
+        "DESCRIBE steps",
+        "EXPLAIN SELECT * FROM steps",
+        "EXPLAIN ANALYZE SELECT * FROM steps",
+        "EXPLAIN (FORMAT json) SELECT * FROM steps",
+        "explain (select 1)",
+    ],
+)
+def test_what_returns_rows_is_accepted(sql: str) -> None:
+    assert run_query(made_trace(), sql).num_rows > 0
+
+
+def test_columns_of_one_name_are_told_apart_by_position(tmp_path: Path) -> None:
+    sql = "SELECT 1 AS n, 2 AS n, 3 AS n_1, 4 AS n, 'x\ny' AS t"
+    table = run_query(made_trace(), sql)
+    assert table.column_names == ["n", "n_2", "n_1", "n_3", "t"]
+    assert json.loads("".join(rows_as_text(table, "json"))) == [
+        {"n": 1, "n_2": 2, "n_1": 3, "n_3": 4, "t": "x\ny"}
+    ]
+    assert list(csv.reader("".join(rows_as_text(table, "csv")).splitlines())) == [
+        ["n", "n_2", "n_1", "n_3", "t"],
+        ["1", "2", "3", "4", r"x\ny"],
+    ]
+    assert "".join(rows_as_text(table, "table")).splitlines()[1].split()[:4] == list("1234")
+
+
+def test_rows_in_blocks_are_laid_out_as_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pa.table({"a": [1, 2, 3, 4, 5], "b": ["x", None, "wide text", "漢字", "y"]})
+    whole = {form: "".join(rows_as_text(table, form)) for form in ("table", "csv", "json")}
+    monkeypatch.setattr("ddltrace.analyzer.query.rows_as_text._BLOCK_ROWS", 2)
+    assert {form: "".join(rows_as_text(table, form)) for form in whole} == whole
+    assert json.loads(whole["json"]) == table.to_pylist()
+    assert whole["json"] == json.dumps(table.to_pylist(), indent=1) + "\n"
+    assert "".join(rows_as_text(table.slice(0, 0), "json")) == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "sql",
+    ["SELECT count(*) FROM range(1000000000) a, range(1000000) b", "FROM range(100000000000)"],
+)
+def test_a_statement_is_stopped_at_its_timeout(sql: str) -> None:
+    with pytest.raises(UsageError, match=r"ran for 0\.05 s and was stopped.*--timeout"):
+        run_query(made_trace(), sql, QueryLimits(timeout_s=0.05))
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT a.range + b.range AS n FROM range(3000) a, range(3000) b ORDER BY n DESC",
+        "FROM range(10000000)",
+    ],
+)
+def test_memory_is_limited(sql: str) -> None:
+    with pytest.raises(UsageError, match=r"limit of 0\.02 GB.*--memory-limit"):
+        run_query(made_trace(), sql, QueryLimits(memory_bytes=20_000_000))
+
+
+def test_sizes() -> None:
+    assert parse_size("2GB") == 2_000_000_000
+    assert parse_size(" 1.5 gib") == 3 << 29
+    for wrong in ("", "2", "GB", "-1GB", "1B", "2 GB; SET x=1", "9" * 99 + "GB"):
+        with pytest.raises(UsageError, match="memory limit"):
+            parse_size(wrong)
+
+
+def test_limits_are_options() -> None:
+    run = CliRunner().invoke
+    wrong = run(query, [str(SAMPLE), "SELECT 1", "--memory-limit", "much"])
+    assert isinstance(wrong.exception, UsageError)
+    small = run(query, [str(SAMPLE), "FROM range(10000000)", "--memory-limit", "16MB"])
+    assert "--memory-limit" in str(small.exception)
+    late = run(query, [str(SAMPLE), "FROM range(100000000000)", "--timeout", "0.05"])
+    assert "--timeout" in str(late.exception)
+    assert run(query, [str(SAMPLE), "SELECT 1", "--timeout", "0"]).exit_code == 2
+    plan = run(query, [str(SAMPLE), "EXPLAIN SELECT 1"])
+    assert len(plan.output.splitlines()) > 3
+    assert os.linesep in plan.output
