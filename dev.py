@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Sets up a development environment and does the project's chores in it.
+"""Creates the development environment and runs the project's tasks in it.
 
-Needs Python 3.10 or newer and a package index; nothing else has to be installed before.
-The environment is `.venv`, with the versions of `constraints.txt`. It is made by the first
-command that needs it and refreshed when `pyproject.toml` or `constraints.txt` change.
+Requires Python 3.10 or newer and a package index. The environment is `.venv`, with the versions
+of `constraints.txt`. The first task creates it; a change of `pyproject.toml` or
+`constraints.txt` refreshes it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.util
+import itertools
 import os
 import platform
 import shlex
@@ -25,19 +26,23 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 BIN = VENV / "bin"
 STAMP = VENV / "ddltrace.stamp"
+CLIENTS_STAMP = VENV / "ddltrace-clients.stamp"
 CONSTRAINTS = ROOT / "constraints.txt"
 ROOMS = ("tracer", "analyzer", "dashboard", "experiments")
 TYPE_TREE = ROOT / ".mypy_cache" / "tree"
+NATIVE_COVERAGE = ROOT / ".coverage-native"
+NATIVE_COUNTERS = NATIVE_COVERAGE / "counters"
 GENERATORS = ("docs/generate_cli_reference.py", "docs/generate_report_reference.py")
 TYPED_SCRIPTS = ("dev.py", *GENERATORS, "docs/examples/train_digits.py")
 
 # Constraints for older Pythons pin older stubs, which tell other types.
 TYPES_SINCE = (3, 11)
 
-# What some tests need of the system -> the Debian package that has it. Without it these
-# tests skip and say why.
+# Programs that some tests need -> the Debian package that provides them. Without a program its
+# tests are skipped with the reason.
 SYSTEM_TOOLS = {
     ("chromium", "chromium-browser", "google-chrome"): "chromium",
+    ("node",): "nodejs",
     ("ip",): "iproute2",
     ("tc",): "iproute2",
     ("faketime",): "faketime",
@@ -58,7 +63,12 @@ def main() -> int:
         if arguments.chore == "demo":
             return demo(serve=not arguments.no_dashboard)
         if arguments.chore == "test":
-            return test(without_separator(arguments.pytest_args))
+            return test(
+                without_separator(arguments.pytest_args),
+                quick=arguments.quick,
+                all_cases=arguments.all_cases,
+                coverage=arguments.coverage,
+            )
         if arguments.chore == "docs":
             return max(run([python(), script]) for script in GENERATORS)
         say(f"ready: . {BIN.relative_to(ROOT) / 'activate'}")
@@ -78,9 +88,21 @@ def parser() -> argparse.ArgumentParser:
     chore.add_argument(
         "--no-dashboard", action="store_true", help="end after the report, serve nothing"
     )
-    chore = chores.add_parser("test", help="check format, lint and types, run all tests")
+    chore = chores.add_parser("test", help="check format, lint and types, run the tests")
     chore.add_argument(
-        "pytest_args", nargs=argparse.REMAINDER, help="passed on to pytest: test -- -k clocks"
+        "--quick", action="store_true", help="format, lint and the unit tests only, on all cores"
+    )
+    chore.add_argument(
+        "--all",
+        dest="all_cases",
+        action="store_true",
+        help="run every case of the long matrices instead of a random sample",
+    )
+    chore.add_argument(
+        "--coverage", action="store_true", help="print line coverage of Python and of C++"
+    )
+    chore.add_argument(
+        "pytest_args", nargs=argparse.REMAINDER, help="passed to pytest, as in: test -- -k clocks"
     )
     chores.add_parser("setup", help="make or refresh the environment only")
     chores.add_parser("docs", help="write the reference pages of docs/ anew")
@@ -88,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def without_separator(arguments: Sequence[str]) -> list[str]:
-    """What is passed on to pytest, less the `--` that set it apart."""
+    """The arguments for pytest, without the `--` that precedes them."""
     return list(arguments[1:] if arguments[:1] == ["--"] else arguments)
 
 
@@ -190,33 +212,136 @@ def demo(*, serve: bool) -> int:
     os.execve(ddltrace, command, environment())
 
 
-def test(pytest_args: Sequence[str]) -> int:
-    """Checks format, lint and types, then runs the tests, whose summary is the last line.
+def test(
+    pytest_args: Sequence[str],
+    *,
+    quick: bool,
+    all_cases: bool,
+    coverage: bool,
+) -> int:
+    """Checks format, lint and types, then runs the tests; pytest's summary is the last line.
+
+    All tests run in one pytest. Its workers share the unit tests; all others, which start jobs
+    of several processes, run one after the other on one worker (see tests/conftest.py).
 
     Args:
-        pytest_args: Passed on to pytest.
+        pytest_args: Passed to pytest.
+        quick: Run format, lint and the unit tests only.
+        all_cases: Run every case of the matrices that are sampled otherwise.
+        coverage: Also print the line coverage of Python and of C++.
 
     Returns:
         0 if everything passed, 1 or pytest's own status otherwise.
     """
-    install_system_tools()
     ruff = str(BIN / "ruff")
     checks = {
         "format": [ruff, "format", "--check", "."],
         "lint": [ruff, "check", "."],
     }
     failed = [name for name, command in checks.items() if step(name, command) != 0]
-    if check_types() != 0:
-        failed.append("types")
+    if not quick:
+        install_system_tools()
+        if not install_clients():
+            failed.append("installation of the clients")
+        if lint_javascript() != 0:
+            failed.append("JavaScript lint")
+        if check_types() != 0:
+            failed.append("types")
     say("tests")
-    status = run([python(), "-m", "pytest", *pytest_args])
+    options = ["-n", "auto", "--dist", "loadgroup"]
+    if quick:
+        options += ["tests/unit"]
+    if all_cases:
+        options += ["--all-cases"]
+    if coverage:
+        options += ["--cov", "--cov-report=term"]
+    env = instrumented() if coverage else {}
+    status = run([python(), "-m", "pytest", *options, *pytest_args], env=env)
+    if coverage:
+        report_native_coverage()
     if failed:  # last, where it is seen
         say(f"failed: {', '.join(failed)}, see above the tests")
     return status or int(bool(failed))
 
 
+def instrumented() -> dict[str, str]:
+    """Environment variables under which the tests compile the C++ sources with line counters.
+
+    A compiler of the same name, first in PATH, adds the flags. A process that ends adds its
+    counters to the files; one that is killed writes none.
+    """
+    shutil.rmtree(NATIVE_COVERAGE, ignore_errors=True)
+    compiler = shutil.which("c++")
+    if compiler is None:
+        return {}
+    programs, cache = NATIVE_COVERAGE / "bin", NATIVE_COVERAGE / "cache"
+    for folder in (programs, cache, NATIVE_COUNTERS):
+        folder.mkdir(parents=True)
+    wrapper = programs / "c++"
+    flags = f"-O0 --coverage -dumpdir {shlex.quote(str(NATIVE_COUNTERS))}/"
+    wrapper.write_text(f'#!/bin/sh\nexec {compiler} "$@" {flags}\n', encoding="utf-8")
+    wrapper.chmod(0o755)
+    path = os.pathsep.join([str(BIN), str(programs), os.environ.get("PATH", os.defpath)])
+    return {"PATH": path, "XDG_CACHE_HOME": str(cache)}
+
+
+def report_native_coverage() -> None:
+    """Prints the share of C++ lines that the tests ran, by source file."""
+    gcov = shutil.which("gcov")
+    counters = sorted(map(str, NATIVE_COUNTERS.glob("*.gcda")))
+    if gcov is None or not counters:
+        say(f"coverage of C++: {'gcov is not installed' if gcov is None else 'no process ran it'}")
+        return
+    done = subprocess.run(
+        [gcov, "--no-output", *counters], capture_output=True, text=True, check=False
+    )
+    say("coverage of C++")
+    lines = done.stdout.splitlines()
+    for name, covered in itertools.pairwise(lines):
+        source = Path(name.removeprefix("File ").strip("'"))
+        if source.parent.name == "native":
+            print(f"{source.name:24} {covered}")
+
+
+def install_clients() -> bool:
+    """Installs the libraries of the extra `clients`, each of which one test runs.
+
+    Returns:
+        Whether they are installed.
+    """
+    wanted = fingerprint()
+    if CLIENTS_STAMP.is_file() and CLIENTS_STAMP.read_text(encoding="utf-8") == wanted:
+        return True
+    say("installing the libraries whose jobs the tests trace (the first time only)")
+    command = [python(), "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
+    command += ["--progress-bar", "off", "--constraint", CONSTRAINTS.name]
+    # DeepSpeed is built from source: without its compiled operations, for the CPU.
+    env = {"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"}
+    if run([*command, "--editable", ".[all,test,clients]"], env=env) != 0:
+        return False
+    CLIENTS_STAMP.write_text(wanted, encoding="utf-8")
+    return True
+
+
+def lint_javascript() -> int:
+    """Runs Biome over the JavaScript; it comes from npm, pinned in package-lock.json."""
+    say("JavaScript lint")
+    npm = shutil.which("npm")
+    if npm is None:
+        print("skipped: npm is not installed")
+        return 0
+    biome = ROOT / "node_modules" / ".bin" / "biome"
+    lock, installed = ROOT / "package-lock.json", ROOT / "node_modules" / ".package-lock.json"
+    if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
+        if run([npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]) != 0:
+            print("skipped: Biome could not be installed")
+            return 0
+        installed.touch()
+    return run([str(biome), "lint", "--error-on-warnings"])
+
+
 def install_system_tools() -> None:
-    """Installs what some tests need of the system, as far as that is possible."""
+    """Installs the programs that some tests need, where this process may do so."""
     search = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
     missing = {
         package

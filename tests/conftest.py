@@ -1,18 +1,53 @@
-"""What all tests share."""
+"""Options and fixtures that all tests share."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+from pathlib import Path
 
 import pytest
+from support import sampling
 
 from ddltrace.tracer.errors import MissingCapabilityError
 from ddltrace.tracer.native import build as native_build
 
+UNIT = Path(__file__).parent / "unit"
 
-@pytest.fixture(autouse=True, scope="session")
-def _compiled() -> None:
-    """Compiles what the first traced job would: which one that is must make no difference."""
-    if native_build.is_wanted():
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-cases",
+        action="store_true",
+        help="run every case of the matrices that are sampled otherwise",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # In the environment: test modules read both while they are collected, on every worker.
+    if config.getoption("--all-cases"):
+        os.environ[sampling.ALL_VARIABLE] = "1"
+    sampling.choose_seed()
+
+
+def pytest_report_header() -> str:
+    if sampling.all_cases():
+        return "long matrices: every case"
+    seed = sampling.choose_seed()
+    return f"long matrices: sampled with seed {seed} ({sampling.SEED_VARIABLE}={seed} repeats it)"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps tests that start jobs of several processes on one worker, one after the other."""
+    for item in items:
+        if not item.path.is_relative_to(UNIT):
+            item.add_marker(pytest.mark.xdist_group("jobs"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compiles the C++ sources before the first traced job, and before workers start."""
+    if not hasattr(session.config, "workerinput") and native_build.is_wanted():
         with contextlib.suppress(MissingCapabilityError):
             native_build.build()

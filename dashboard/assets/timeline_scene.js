@@ -182,8 +182,8 @@
   function decode(text) {
     try {
       return decodeURIComponent(text);
-    } catch (error) {
-      return ""; // somebody has cut the link
+    } catch {
+      return ""; // the link was cut off
     }
   }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import pty
@@ -26,7 +25,6 @@ from support.jobs import (
     torchrun,
     traced,
 )
-from support.traces import Recorded
 
 import ddltrace
 from ddltrace.analyzer.trace.opened_trace import open_trace
@@ -409,76 +407,6 @@ def test_under_timeout_the_job_is_stopped_and_the_trace_finished(tmp_path: Path)
     assert done.status == 124
     assert "ddltrace: next: ddltrace analyze" in done.stderr
     assert {rank.rank for rank in read_run(tmp_path / "t").ranks} == {0, 1}
-
-
-def framework(name: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(
-        importlib.util.find_spec(name) is None, reason=f"{name} is not installed"
-    )
-
-
-GPT2_LAYER = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
-GPT2 = {
-    *("transformer.wte.weight", "transformer.wpe.weight"),
-    *("transformer.ln_f.weight", "transformer.ln_f.bias"),
-    *(f"transformer.h.{n}.{p}.{w}" for n in "01" for p in GPT2_LAYER for w in ("weight", "bias")),
-}
-PERCEPTRON = {"0.weight", "0.bias", "2.weight", "2.bias"}
-
-
-@pytest.mark.parametrize(
-    ("job", "names", "gradient_bytes", "launch"),
-    [
-        pytest.param(
-            *("with_accelerate.py", PERCEPTRON, 1048, "accelerate"), marks=framework("accelerate")
-        ),
-        pytest.param(
-            *("with_lightning.py", {f"net.{name}" for name in PERCEPTRON}, 1048, "python"),
-            marks=framework("lightning"),
-        ),
-        pytest.param(
-            *("with_transformers.py", GPT2, 112_128, "torchrun"), marks=framework("transformers")
-        ),
-    ],
-)
-def test_frameworks(
-    tmp_path: Path, job: str, names: set[str], gradient_bytes: int, launch: str
-) -> None:
-    """Each takes four steps; the gradients of all parameters go out in each of them."""
-    script = str(JOBS / job)
-    command = {
-        "accelerate": [
-            # Its launcher for CPUs leaves more than one process to MPI.
-            *(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"),
-            *("--num_processes=2", "--num_machines=1"),
-            *("--mixed_precision=no", "--dynamo_backend=no"),
-            *("--main_process_port", str(free_port()), script),
-        ],
-        "python": [sys.executable, script],
-        "torchrun": torchrun(script),
-    }[launch]
-    own = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    plain = run(command, cwd=tmp_path, timeout=240, **own)
-    if launch == "accelerate":
-        command[command.index("--main_process_port") + 1] = str(free_port())
-    done = run(traced(tmp_path / "trace", command), cwd=tmp_path, timeout=240, **own)
-    assert done.status == 0, done.stderr
-    assert len(done.losses()) >= 4
-    assert done.losses() == plain.losses()
-    recorded = Recorded(tmp_path / "trace")
-    assert ranks_and_states(recorded.info) == BOTH_COMPLETE
-    assert recorded.info.notes == []
-    for rank, frame in recorded.frames.items():
-        assert recorded.ranks[rank].errors == []
-        assert {tensor.name for tensor in recorded.ranks[rank].tensors} == names
-        assert sum(tensor.bytes for tensor in recorded.ranks[rank].tensors) == gradient_bytes
-        assert frame[frame.kind == "step"].step.tolist() == [0, 1, 2, 3]
-        buckets = frame[(frame.op == "all_reduce") & frame.tensors.notna()]
-        assert buckets.groupby("step").bytes.sum().to_dict() == dict.fromkeys(
-            range(4), gradient_bytes
-        )
-        for _, sent in buckets.groupby("step"):
-            assert recorded.carried(rank, sent) == sorted(names)
 
 
 def test_a_helper_that_forms_a_job_of_its_own_is_told_apart(tmp_path: Path) -> None:

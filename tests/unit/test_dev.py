@@ -81,19 +81,40 @@ def test_says_how_to_get_ensurepip(dev: ModuleType, monkeypatch: pytest.MonkeyPa
 def test_checks_that_fail_make_the_run_fail(
     dev: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also when all tests pass, whose summary stays the last line."""
-    commands: list[str] = []
+    """Also when all tests pass: the run is failed, and says so after pytest's summary."""
+    commands: list[list[str]] = []
 
     def run(command: list[str], **_: object) -> int:
-        commands.append(command[-1])
+        commands.append(command)
         return int("format" in command)
 
     monkeypatch.setattr(dev, "run", run)
     monkeypatch.setattr(dev, "check_types", lambda: 0)
+    monkeypatch.setattr(dev, "lint_javascript", lambda: 1)
+    monkeypatch.setattr(dev, "install_clients", lambda: False)
     monkeypatch.setattr(dev, "install_system_tools", lambda: None)
-    assert dev.test(["-x"]) == 1
-    assert commands[-1] == "-x"
-    assert "failed: format" in capsys.readouterr().out
+    assert dev.test(["-x"], quick=False, all_cases=False, coverage=False) == 1
+    assert commands[-1][-1] == "-x"
+    assert "tests/unit" not in commands[-1]
+    failed = "failed: format, installation of the clients, JavaScript lint"
+    assert failed in capsys.readouterr().out
+
+
+def test_a_quick_run_has_the_unit_tests_only(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(dev, "run", lambda command, **_: commands.append(command) or 0)
+    arguments = dev.parser().parse_args(["test", "--quick", "--all", "--", "-k", "clocks"])
+    assert arguments.quick
+    assert arguments.all_cases
+    assert not arguments.coverage
+    passed_on = dev.without_separator(arguments.pytest_args)
+    assert dev.test(passed_on, quick=True, all_cases=True, coverage=False) == 0
+    (tests,) = [command for command in commands if "pytest" in command]
+    assert tests[tests.index("-n") :] == [
+        *("-n", "auto", "--dist", "loadgroup", "tests/unit", "--all-cases", "-k", "clocks")
+    ]
 
 
 def test_needs_no_library() -> None:

@@ -48,7 +48,7 @@
   }
 
   const nodes = () => [...document.querySelectorAll(".figure")].filter((node) => node.figure);
-  const drawAll = (width) => nodes().forEach((node) => draw(node, width));
+  const drawAll = (width) => { for (const node of nodes()) draw(node, width); };
 
   // The critical path of one step: its pieces in time, one lane per rank.
   function pathFigure(path) {
@@ -105,7 +105,7 @@
   async function start() {
     try {
       await loadPlotly();
-    } catch (error) {
+    } catch {
       for (const node of document.querySelectorAll(".figure")) {
         node.innerHTML = '<p class="failed">No chart: this browser is too old for it. ' +
           "The tables hold the same numbers.</p>";
@@ -131,7 +131,7 @@
 
   document.getElementById("theme").addEventListener("click", () => {
     const theme = root.dataset.theme === "dark" ? "light" : "dark";
-    try { localStorage.setItem("ddltrace-theme", theme); } catch (error) { /* a file may not */ }
+    try { localStorage.setItem("ddltrace-theme", theme); } catch { /* pages opened as files have no storage */ }
     setTheme(theme);
   });
 

@@ -1,13 +1,11 @@
 """The timeline's routes, and what the server refuses."""
 
-import struct
-
 import numpy as np
 import pytest
+from support.frames import decode_frame
 
 from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard.app import create_app
-from ddltrace.dashboard.timeline.frame import MAGIC
 from ddltrace.dashboard.workspace import Workspace
 
 MS = 1_000_000
@@ -16,22 +14,6 @@ MS = 1_000_000
 @pytest.fixture
 def client(workspace):
     return create_app(workspace).server.test_client()
-
-
-def decode(body):
-    magic, n, t0, t1, pixels, _ = struct.unpack_from("<IIddII", body)
-    assert magic == MAGIC
-    columns, at = {"t0": t0, "t1": t1, "pixels": pixels}, 32
-    for name, dtype in [
-        ("start", "<f8"),
-        ("end", "<f8"),
-        *((name, "<u4") for name in ("name", "event", "count", "row")),
-        *((name, "<u1") for name in ("role", "cover", "match")),
-    ]:
-        columns[name] = np.frombuffer(body, dtype, n, at)
-        at += columns[name].nbytes
-    assert at == len(body)
-    return columns
 
 
 def test_layout_tells_tracks_and_roles(client):
@@ -46,7 +28,7 @@ def test_layout_tells_tracks_and_roles(client):
 def test_a_frame_holds_the_events_of_its_window(client, opened):
     rows = len(opened.timeline.rows)
     body = client.get(f"/api/0/frame?t0=0&t1={405 * MS}&px=4000&rows=0-{rows - 1}").data
-    frame = decode(body)
+    frame = decode_frame(body)
     assert (frame["t0"], frame["t1"], frame["pixels"]) == (0, 405 * MS, 4000)
     total = sum(len(row.index) for row in opened.timeline.rows)
     assert frame["count"].sum() == total
@@ -59,7 +41,7 @@ def test_a_frame_holds_the_events_of_its_window(client, opened):
 
 def test_coarse_frames_have_one_interval_per_pixel(client, opened):
     rows = len(opened.timeline.rows)
-    frame = decode(client.get(f"/api/0/frame?t0=0&t1={405 * MS}&px=5&rows=0-{rows - 1}").data)
+    frame = decode_frame(client.get(f"/api/0/frame?t0=0&t1={405 * MS}&px=5&rows=0-{rows - 1}").data)
     assert np.bincount(frame["row"]).max() <= 6
     assert frame["count"].sum() == sum(len(row.index) for row in opened.timeline.rows)
 
@@ -67,7 +49,7 @@ def test_coarse_frames_have_one_interval_per_pixel(client, opened):
 def test_searching_adds_a_layer_with_what_matches(client, opened):
     rows = len(opened.timeline.rows)
     url = f"/api/0/frame?t0=0&t1={405 * MS}&px=4000&rows=0-{rows - 1}&q=FC.weight"
-    frame = decode(client.get(url).data)
+    frame = decode_frame(client.get(url).data)
     found = frame["match"] == 1
     # Per rank and step: one gradient and the message that carries it.
     assert found.sum() == 2 * 4 * 2
@@ -171,7 +153,9 @@ def test_unknown_traces_are_not_found(client, number):
 
 
 def test_one_nanosecond_is_a_window(client):
-    assert decode(client.get("/api/0/frame?t0=5&t1=6&px=1000&rows=0").data)["count"].sum() == 1
+    assert (
+        decode_frame(client.get("/api/0/frame?t0=5&t1=6&px=1000&rows=0").data)["count"].sum() == 1
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,105 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { load, plain } from "./load.mjs";
+
+function page(hash = "") {
+  const location = { hash, pathname: "/timeline", search: "?trace=0" };
+  const history = { state: null, replaceState: (_state, _title, url) => { location.hash = url.slice(url.indexOf("#")); } };
+  return { location, history };
+}
+
+function layout(ranks, path = false) {
+  const kinds = ["steps", "compute", "communication"];
+  const tracks = [];
+  let row = 0;
+  for (let rank = 0; rank < ranks; rank++) {
+    for (const kind of kinds) {
+      const rows = kind === "communication" ? 2 : 1;
+      tracks.push({ rank, kind, row, rows });
+      row += rows;
+    }
+  }
+  return { ranks: [...Array(ranks).keys()], tracks, path };
+}
+
+test("every row has one line, and lines do not overlap", () => {
+  const { Scene } = load(["timeline_scene"], page());
+  const scene = new Scene(layout(3, true));
+  scene.pathCame(100, 2);
+  assert.equal(scene.lines.length, 3 * 4 + 2);
+  const lines = [...scene.lines].sort((a, b) => a.y - b.y);
+  for (let i = 1; i < lines.length; i++) assert.ok(lines[i].y >= lines[i - 1].y + lines[i - 1].height);
+  assert.ok(lines.at(-1).y + lines.at(-1).height <= scene.height);
+  for (const line of lines) assert.equal(scene.lineAt(line.y + 1).row, line.row);
+});
+
+test("a folded rank keeps one row of compute and one of communication", () => {
+  const { Scene } = load(["timeline_scene"], page());
+  const scene = new Scene(layout(2));
+  const before = scene.height;
+  scene.toggle(1);
+  assert.ok(scene.height < before);
+  assert.deepEqual(plain(scene.lines.filter((l) => l.track.rank === 1).map((l) => l.track.kind)), ["compute", "communication"]);
+  scene.toggle(1);
+  assert.equal(scene.height, before);
+});
+
+test("many ranks start folded; a link restores which are", () => {
+  const { Scene } = load(["timeline_scene"], page());
+  const many = new Scene(layout(9));
+  assert.equal(many.folded.size, 9);
+  assert.equal(many.foldedText(), "");
+  many.toggle(4);
+  const text = many.foldedText();
+  const again = new Scene(layout(9));
+  again.foldAs(text);
+  assert.deepEqual([...again.folded].sort(), [...many.folded].sort());
+  again.foldAs("");
+  assert.equal(again.folded.size, 9);
+});
+
+test("the window keeps at least half of itself inside the trace, whatever the zoom and pan", () => {
+  const { View } = load(["timeline_scene"], page());
+  const view = new View(1e9);
+  let seed = 1;
+  const random = () => { seed = (seed * 16807) % 2147483647; return seed / 2147483647; };
+  for (let i = 0; i < 2000; i++) {
+    if (random() < 0.5) view.zoom(0.1 + 3 * random(), view.t0 + view.width * random());
+    else view.pan((random() - 0.5) * 3 * view.width);
+    const inside = Math.min(view.t1, view.span) - Math.max(view.t0, 0);
+    assert.ok(inside >= Math.min(view.width, view.span) / 2 - 1e-3, `${view.t0} to ${view.t1}`);
+    assert.ok(view.width >= 20 && view.width <= 1.08e9 + 1);
+  }
+});
+
+test("zooming keeps the time under the pointer", () => {
+  const { View } = load(["timeline_scene"], page());
+  const view = new View(1e9);
+  view.set(2e8, 6e8);
+  view.zoom(0.5, 3e8);
+  assert.deepEqual([view.t0, view.t1], [2.5e8, 4.5e8]);
+});
+
+test("what a link holds comes back", () => {
+  const shared = page("#other=t:1_2");
+  const { Scene, View, readLink, writeLink } = load(["timeline_scene"], shared);
+  const scene = new Scene(layout(2)), view = new View(1e6);
+  view.set(100, 900);
+  view.scroll = 42;
+  scene.toggle(1);
+  writeLink("first", view, scene, { rank: 1, row: 5, event: 7 }, "a~b:c&d=é");
+  assert.ok(shared.location.hash.includes("other="));
+  assert.deepEqual(plain(readLink("first")), {
+    window: [100, 900], selected: [1, 5, 7], folded: "1", scroll: 42, query: "a~b:c&d=é",
+  });
+});
+
+test("a damaged link is read as far as it goes", () => {
+  for (const [hash, window] of [["#k=t:1_x~q:%E0%A4%A", null], ["#k=t:5", null], ["#k=~~:", null], ["#k=t:1_2~s:1", [1, 2]]]) {
+    const { readLink } = load(["timeline_scene"], page(hash.replaceAll("%", "%25")));
+    const state = plain(readLink("k"));
+    assert.deepEqual(state.window, window);
+    assert.equal(state.selected, null);
+    assert.equal(state.query, "");
+  }
+});
