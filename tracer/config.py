@@ -49,7 +49,7 @@ class CaptureConfig:
         op_steps: The window: first step and the one after the last.
         measure_cost: Number of steps in which recording alternates between on and off, to
             measure its overhead; 0 to record every step.
-        flush_interval_s: The writer's period; what a killed rank can lose.
+        flush_interval_s: The time between two writes; a killed rank loses what came since.
         buffer_rows: Events that memory may hold before further ones are dropped and counted.
         words: A directory that every user may write to; empty if there is none. A process that
             cannot record leaves word there, if it cannot write to the trace directory.
@@ -59,7 +59,7 @@ class CaptureConfig:
     level: str = "layer"
     op_steps: tuple[int, int] = (10, 13)
     measure_cost: int = 0
-    flush_interval_s: float = 0.2
+    flush_interval_s: float = 0.8
     buffer_rows: int = 100_000
     words: str = ""
 

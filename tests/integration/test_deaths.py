@@ -62,7 +62,7 @@ def test_ranks_that_the_kernel_kills_for_want_of_memory(tmp_path: Path) -> None:
     deaths = {line["rank"]: line for line in map(json.loads, done.stdout.splitlines())}
     assert [deaths[rank]["status"] for rank in range(victims + 1)] == [0, *[-9] * victims]
     lost_ms = [deaths[rank]["lost_ms"] for rank in range(1, victims + 1)]
-    assert max(lost_ms) < 250, lost_ms
+    assert max(lost_ms) < 1000, lost_ms
     report = run([*DDLTRACE, "analyze", str(trace)], cwd=tmp_path)
     assert report.status == 0, report.stderr
     for info in read_run(trace).ranks:

@@ -24,14 +24,14 @@ from ddltrace.tracer.naming.gradient_ready_times import NativeGradients
 from ddltrace.tracer.native.build import installed
 from ddltrace.tracer.native.library import NativeLibrary
 from ddltrace.tracer.record.recorder import Recorder
+from ddltrace.tracer.naming.ready_gradients import ReadyGradients
 from ddltrace.tracer.naming.registry import Registry
 
 SIZE = 1 << 15
 recorder = Recorder(SIZE + 1000)
-registry = Registry(recorder)
-gradients = registry.native = NativeGradients(
-    NativeLibrary(installed()), recorder, registry, detailed=True
-)
+ready = ReadyGradients()
+gradients = NativeGradients(NativeLibrary(installed()), recorder, ready, detailed=True)
+registry = Registry(recorder, ready, gradients)
 layer = torch.nn.Linear(1, 1)
 ((tensor, weight), _) = registry.add_model(layer)
 site = recorder.site("gradient", "weight", tensor)

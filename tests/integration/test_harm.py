@@ -71,7 +71,7 @@ def test_killed_ranks_lose_only_what_was_not_written(tmp_path: Path) -> None:
     assert len(deaths) == KILLS
     # Where nothing was written yet, nothing is sure.
     lost_ms = [death["lost_ms"] for death in deaths if death["lost_ms"] is not None]
-    assert max(lost_ms) < 250, lost_ms
+    assert max(lost_ms) < 1000, lost_ms
     for death in deaths:
         trace = tmp_path / str(death["number"])
         for reading in ("as it lies", "finalized"):

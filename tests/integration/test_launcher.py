@@ -148,7 +148,7 @@ def started(trace: Path, until: str) -> tuple[subprocess.Popen[str], list[str]]:
     return process, lines
 
 
-def test_a_killed_rank_loses_at_most_a_quarter_of_a_second(tmp_path: Path) -> None:
+def test_a_killed_rank_loses_at_most_a_second(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     process, lines = started(trace, until="rank 1 step 150 ")
     pid = next(info.pid for info in read_run(trace).ranks if info.rank == 1)
@@ -164,9 +164,9 @@ def test_a_killed_rank_loses_at_most_a_quarter_of_a_second(tmp_path: Path) -> No
     assert rank_1.status == "killed"
     table, lost = read_events(trace, rank_1.segment)
     assert lost == 0
-    # Rank 1 printed how far it came; what it did 250 ms before its end must be in the trace.
+    # Rank 1 printed how far it came; what it did a second before its end must be in the trace.
     printed = re.findall(r"rank 1 step (\d+) at (\d+)", "".join(lines) + output)
-    sure = max(int(s) for s, at in printed if int(at) < killed_ns - 250_000_000)
+    sure = max(int(s) for s, at in printed if int(at) < killed_ns - 1_000_000_000)
     frame = table.to_pandas()
     assert frame[frame.kind == "phase"].groupby("name").size()["optimizer"] >= sure + 1
 

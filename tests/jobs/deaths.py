@@ -50,7 +50,7 @@ def train(rank, world, store):
         optimizer.step()
     dist.barrier()
     # What is younger than the writer's period may be lost.
-    time.sleep(0.5)
+    time.sleep(1.5)
 
 
 def main():

@@ -48,10 +48,12 @@ MODULES = [
     "record.batches",
     "timing.clock_exchange",
     "timing.clocks",
+    "timing.device_use",
     "config",
     "interpose.c10d.gloo_times",
     "naming.gradient_access",
     "naming.gradient_ready_times",
+    "naming.ready_gradients",
     "interpose.c10d.known_messages",
     "native.library",
     "record.recorder",
@@ -59,20 +61,20 @@ MODULES = [
     "interpose.c10d.reaper",
     "capture.overhead_probe",
     "capture.session",
-    "capture.steps",
+    "record.steps",
     "trace.json_files",
     "trace.liveness",
     "trace.run_files",
     "trace.run_info",
     "trace.stream_writer",
     "trace.trace_files",
-    "record.tail",
+    "record.rank_record",
     "record.watchdog",
     "record.writer",
     *(
         ".".join(path.with_suffix("").relative_to(TRACER).parts)
         for path in sorted((TRACER / "interpose").rglob("*.py"))
-        if path.stem not in {"__init__", "gloo_times", "known_messages", "reaper"}
+        if path.stem not in {"__init__", "gloo_times", "import_hooks", "known_messages", "reaper"}
     ),
 ]
 
@@ -82,14 +84,14 @@ LEFT_OUT = (
     *("capture.session:current_session", "interpose.ddp:_InitialBuckets"),
     # They call PyTorch, and set one attribute before.
     *(
-        "interpose.c10d.collectives:Observer.collecting",
+        "interpose.c10d.observer:Observer.collecting",
         "interpose.c10d.launches:Offering.passing_by",
     ),
     # They are what catches the faults of others.
     "interpose.c10d.functional:_Pending._waited",
     *(
         "capture.session:Session.fault",
-        "capture.session:Session.carrying",
+        "interpose.patch_context:PatchContext.carrying",
         "config:CaptureConfig.leave_word",
     ),
     *(

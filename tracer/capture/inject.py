@@ -9,15 +9,12 @@ workers stay as they were.
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import sys
-from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final
 
 from ddltrace.tracer.config import CaptureConfig
+from ddltrace.tracer.interpose.import_hooks import after_import
 
 _TARGET: Final = "torch.distributed.distributed_c10d"
 _RPC: Final = "torch.distributed.rpc"
@@ -35,47 +32,6 @@ def arm(config: CaptureConfig | None = None) -> None:
         return
     after_import(_TARGET, functools.partial(_wrap_init_process_group, config=config))
     after_import(_RPC, functools.partial(_wrap_init_rpc, config=config))
-
-
-def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
-    """Runs a function with a module: now if it has been imported, else when it is.
-
-    Args:
-        name: Full name of the module.
-        then: What to run.
-    """
-    module = sys.modules.get(name)
-    if module is not None:
-        then(module)
-    else:
-        sys.meta_path.insert(0, _AfterImport(name, then))
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Runs a function when one module has been imported, then takes itself away."""
-
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
-        self._name = name
-        self._then = then
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            self._then(module)
-
-        # The loader belongs to this one spec: nobody else sees the change.
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
 
 
 def _wrap_init_process_group(module: ModuleType, config: CaptureConfig) -> None:
@@ -108,15 +64,22 @@ def _wrap_init_rpc(module: ModuleType, config: CaptureConfig) -> None:
         result = original(*args, **kwargs)
         _start(config)
         try:
-            from ddltrace.tracer.interpose import rpc
-
-            rpc.join(sys.modules[f"{_RPC}.api"])
+            _join_rpc()
         except Exception as error:  # noqa: BLE001 - the job goes on
             config.leave_word(error)
         return result
 
     init_rpc._ddltrace_original = original  # type: ignore[attr-defined]
     module.init_rpc = init_rpc  # type: ignore[attr-defined]
+
+
+def _join_rpc() -> None:
+    from ddltrace.tracer.capture.session import current_session
+    from ddltrace.tracer.interpose import rpc
+
+    session = current_session()
+    if session is not None:
+        rpc.join(sys.modules[f"{_RPC}.api"], session.context, session.waits)
 
 
 def _start(config: CaptureConfig) -> None:

@@ -4,51 +4,48 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import multiprocessing.util
 import os
 import platform
 import threading
 import time
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ddltrace.tracer.capture.fault_barrier import quiet
 from ddltrace.tracer.capture.overhead_probe import CostMeter
-from ddltrace.tracer.capture.steps import Steps
 from ddltrace.tracer.config import CaptureConfig
-from ddltrace.tracer.interpose.autograd import Backward
+from ddltrace.tracer.fault_barrier import quiet
+from ddltrace.tracer.interpose.backward_pass import BackwardPass
+from ddltrace.tracer.interpose.c10d.gloo_times import GlooTimes
 from ddltrace.tracer.interpose.c10d.groups import Groups
+from ddltrace.tracer.interpose.c10d.known_messages import KnownMessages
+from ddltrace.tracer.interpose.ddp_buckets import DdpBuckets
+from ddltrace.tracer.interpose.install import install
+from ddltrace.tracer.interpose.patch_context import PatchContext
+from ddltrace.tracer.naming.gradient_ready_times import NativeGradients
+from ddltrace.tracer.naming.ready_gradients import ReadyGradients
 from ddltrace.tracer.naming.registry import Registry
+from ddltrace.tracer.native import build
+from ddltrace.tracer.native.library import NativeLibrary
+from ddltrace.tracer.record.rank_record import RankRecord
 from ddltrace.tracer.record.recorder import Recorder
-from ddltrace.tracer.record.tail import TailWriter
+from ddltrace.tracer.record.steps import Steps
 from ddltrace.tracer.record.watchdog import Watchdog
 from ddltrace.tracer.record.writer import WriterThread
+from ddltrace.tracer.timing import clock_exchange
 from ddltrace.tracer.timing.clocks import clock_domain, paired_reading
-from ddltrace.tracer.trace.json_files import release_space, reserve_space
+from ddltrace.tracer.timing.device_use import DeviceUse
 from ddltrace.tracer.trace.liveness import pid_namespace
-from ddltrace.tracer.trace.run_files import write_sidecar
 from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo
 from ddltrace.tracer.trace.stream_writer import StreamWriter
-from ddltrace.tracer.trace.trace_files import (
-    SIDECAR_SUFFIX,
-    STREAM_SUFFIX,
-    TAIL_SUFFIX,
-    segment_name,
-)
+from ddltrace.tracer.trace.trace_files import SIDECAR_SUFFIX, STREAM_SUFFIX, segment_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from ddltrace.tracer.interpose.c10d.known_messages import KnownMessages
     from ddltrace.tracer.interpose.c10d.waits import Waits
-    from ddltrace.tracer.interpose.ddp import DdpBuckets
-    from ddltrace.tracer.native.library import NativeLibrary
-    from ddltrace.tracer.timing.device_clock import DeviceTimer
 
-_MAX_FAULTS: Final = 20
 _BEYOND_PIDS: Final = 10_000_000
 _CLOSE_TIMEOUT_S: Final = 5.0
-_TELL_DROPPED_S: Final = 1.0
 
 _current: Session | None = None
 _starting: Final = threading.Lock()
@@ -68,7 +65,7 @@ def start_session(config: CaptureConfig) -> None:
     session = None
     try:
         if _current is None:
-            session = Session(config)
+            session = _session(config)
             session.start()
             _current = session
     except Exception as error:  # noqa: BLE001 - see above
@@ -79,8 +76,215 @@ def start_session(config: CaptureConfig) -> None:
         _starting.release()
 
 
+class Session:
+    """The life of a recording rank.
+
+    Args:
+        context: The parts that the patches work with.
+        stream: Where batches of events go.
+        writer: Writes them.
+        meter: Measures what recording costs; None if that is not to be measured.
+        stoppers: Are called when the session closes, with the seconds that they may take; the
+            patches add to them.
+        kept_alive: What must live until the process ends; the patches add to it.
+    """
+
+    def __init__(
+        self,
+        context: PatchContext,
+        stream: StreamWriter,
+        writer: WriterThread,
+        *,
+        meter: CostMeter | None,
+        stoppers: Sequence[Callable[[float], object]],
+        kept_alive: Sequence[object],
+    ) -> None:
+        self.context = context
+        self.config = context.config
+        self.recorder = context.recorder
+        self.registry = context.registry
+        self.known = context.known
+        self.waits: Waits | None = None
+        self._record = context.record
+        self._stream = stream
+        self._writer = writer
+        self._meter = meter
+        self._stoppers = stoppers
+        self._kept_alive = kept_alive
+        self._pid = os.getpid()
+        self._opened = False
+        self._closed = False
+
+    def start(self) -> None:
+        """Starts the writer and patches."""
+        context, fault = self.context, self._record.fault
+        self._record.open()
+        self._opened = True
+        self._writer.start()
+        os.register_at_fork(
+            before=quiet(self._writer.pause, fault),
+            after_in_parent=quiet(self._writer.resume, fault),
+            after_in_child=quiet(self._abandon, fault),
+        )
+        close = quiet(self.close, fault)
+        atexit.register(close)
+        # Processes started by multiprocessing leave without running atexit.
+        multiprocessing.util.Finalize(None, close, exitpriority=0)
+        if self._meter is not None:
+            context.steps.on_update.append(self._meter.after_step)
+        self.waits = install(context)
+        stop_exchange = clock_exchange.start(self._record.info, context.save_info, fault)
+        if stop_exchange is not None:
+            context.on_close(stop_exchange)
+
+    def fault(self, where: str, error: Exception) -> None:
+        """Notes a failure inside the tracer; the job never sees it."""
+        self._record.fault(where, error)
+
+    def close(self) -> None:
+        """Writes what is left and marks the trace of this rank as complete. Idempotent."""
+        if self._closed or not self._opened or os.getpid() != self._pid:
+            return
+        self._closed = True
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+        last_steps = (lambda _: self.context.steps.close(), *self._stoppers)
+        for stop in last_steps:
+            # One that fails must not cost the others, and least of all the last write.
+            try:
+                stop(max(0.0, deadline - time.monotonic()))
+            except Exception as error:  # noqa: BLE001 - the process is on its way out
+                self.fault("close", error)
+        if self.registry.unnamed:
+            self._record.note(f"registry: {self.registry.unnamed} parameters too many to be named")
+        info = self._record.info
+        with contextlib.suppress(Exception):
+            info.cost = self._meter.result() if self._meter else None
+        info.clock["writer_busy_ns"] = self._writer.busy_ns
+        if self._writer.is_alive():
+            self._writer.stop(max(1.0, deadline - time.monotonic()))
+        else:  # its start has failed, or a fault has ended it
+            _finish(self._record, self._stream, self._writer.rows)
+
+    def _abandon(self) -> None:
+        """In a forked child: the trace stays the parent's."""
+        global _current  # noqa: PLW0603
+        _current = None
+        self._closed = True
+        self.recorder.close_after_fork()
+        with contextlib.suppress(OSError):
+            self._stream.abandon()
+
+
+def _session(config: CaptureConfig) -> Session:
+    """Makes a session and all its parts, and opens its stream.
+
+    Raises:
+        OSError: The stream cannot be opened.
+    """
+    config.prepare_directory()
+    recorder = Recorder(config.buffer_rows)
+    info = _rank_info(config)
+    ready = ReadyGradients()
+    faults: list[tuple[str, Exception]] = []
+    native = _or_none("native library", _native_library, faults)
+    gloo, known, gradients = None, None, None
+    if native is not None:
+        gloo = _or_none("Gloo's times", lambda: GlooTimes(native, recorder), faults)
+        detailed = config.level != "comm"
+        gradients = _or_none(
+            "gradients", lambda: NativeGradients(native, recorder, ready, detailed=detailed), faults
+        )
+    if native is not None and gloo is not None:
+        known = _or_none("known messages", lambda: KnownMessages(native, gloo, recorder), faults)
+    registry = Registry(recorder, ready, gradients)
+    record = RankRecord(info, config.directory, registry.tensors, recorder)
+    for where, error in faults:
+        record.fault(where, error)
+    groups = Groups(functools.partial(_add_group, record, known))
+    backward = BackwardPass()
+    ddp = DdpBuckets(registry, groups, backward, known)
+    stoppers: list[Callable[[float], object]] = []
+    kept_alive: list[object] = []
+    context = PatchContext(
+        config=config,
+        record=record,
+        recorder=recorder,
+        registry=registry,
+        steps=Steps(recorder),
+        backward=backward,
+        device=DeviceUse(record.note_device),
+        groups=groups,
+        native=native,
+        gloo=gloo,
+        known=known,
+        ddp=ddp,
+        fault=record.fault,
+        on_close=stoppers.append,
+        keep_alive=kept_alive.append,
+    )
+    stream = StreamWriter(config.directory / (info.segment + STREAM_SUFFIX))
+    writer = WriterThread(
+        recorder,
+        stream,
+        config.flush_interval_s,
+        on_fault=record.fault,
+        on_beat=record.save_changes,
+        on_end=functools.partial(_finish, record, stream),
+        watchdog=Watchdog(recorder, record.note_silence, lambda: registry.access.trainer),
+    )
+    meter = CostMeter(recorder, config.measure_cost) if config.measure_cost else None
+    return Session(context, stream, writer, meter=meter, stoppers=stoppers, kept_alive=kept_alive)
+
+
+def _or_none(part: str, make: Callable[[], Any], faults: list[tuple[str, Exception]]) -> Any:
+    """A part that recording can do without; None, and a fault, if it cannot be made."""
+    try:
+        return make()
+    except Exception as error:  # noqa: BLE001 - see above
+        faults.append((part, error))
+        return None
+
+
+def _native_library() -> NativeLibrary | None:
+    """What records without Python, if it was compiled for this PyTorch.
+
+    Loaded at the start: later, the job's threads are to keep off the disk.
+
+    Raises:
+        OSError: It cannot be loaded.
+    """
+    path = build.installed()
+    return None if path is None else NativeLibrary(path)
+
+
+def _rank_info(config: CaptureConfig) -> RankInfo:
+    import torch
+
+    rank, world_size, backend = _identity()
+    local_rank = os.environ.get("LOCAL_RANK")
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return RankInfo(
+        rank=rank,
+        segment=_own_segment_name(config, rank, attempt),
+        world_size=world_size,
+        local_rank=int(local_rank) if local_rank and local_rank.isdigit() else None,
+        attempt=attempt,
+        pid=os.getpid(),
+        pid_namespace=pid_namespace(),
+        host=platform.node(),
+        clock_domain=clock_domain(),
+        level=config.level,
+        backend=backend,
+        # Whether there is a device is not asked: the answer initializes the driver, and
+        # children that the job forks later could not use it. The first use tells.
+        device="cpu",
+        versions={"torch": torch.__version__, "python": platform.python_version()},
+        clock=paired_reading(),
+    )
+
+
 def _identity() -> tuple[int, int, str]:
-    """This process's rank, the number of ranks, and what they communicate by."""
+    """This process's rank, the number of ranks, and the backend of their communication."""
     import torch.distributed as dist
 
     if dist.is_initialized():
@@ -92,258 +296,38 @@ def _identity() -> tuple[int, int, str]:
     return agent.get_worker_info().id, len(agent.get_worker_infos()), "rpc"
 
 
-class Session:
-    """What one rank process records with, and its life.
+def _own_segment_name(config: CaptureConfig, rank: int, attempt: int) -> str:
+    """A name for this process's files that no other process of the trace has.
 
-    Attributes:
-        config: How to record.
-        recorder: The event buffer.
-        registry: Names of modules and parameters.
-        steps: Where one optimizer step ends and the next begins.
-        backward: The backward pass that runs.
-        device: Times device work, once the job is known to use a device.
-        groups: The process groups that messages were seen in.
-        waits: Where the host's waits are recorded.
-        native: What records without Python, where that can be.
-        known: The messages that it records.
-        ddp: The buckets of DistributedDataParallel, once a model is wrapped in it.
-        info: What the trace says of this process.
+    A rank that replaced itself by `exec` keeps its pid; a container's restart repeats it.
     """
+    pid = os.getpid()
+    segment = segment_name(rank=rank, attempt=attempt, pid=pid)
+    while (config.directory / (segment + SIDECAR_SUFFIX)).exists():
+        pid += _BEYOND_PIDS
+        segment = segment_name(rank=rank, attempt=attempt, pid=pid)
+    return segment
 
-    def __init__(self, config: CaptureConfig) -> None:
-        import torch
 
-        self.config = config
-        self.recorder = Recorder(config.buffer_rows)
-        self.registry = Registry(self.recorder)
-        rank, world_size, backend = _identity()
-        attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        local_rank = os.environ.get("LOCAL_RANK")
-        self.info = RankInfo(
-            rank=rank,
-            segment=segment_name(rank=rank, attempt=attempt, pid=os.getpid()),
-            world_size=world_size,
-            local_rank=int(local_rank) if local_rank and local_rank.isdigit() else None,
-            attempt=attempt,
-            pid=os.getpid(),
-            pid_namespace=pid_namespace(),
-            host=platform.node(),
-            clock_domain=clock_domain(),
-            level=config.level,
-            backend=backend,
-            # Whether there is a device is not asked: the answer initializes the driver, and
-            # children that the job forks later could not use it. The first use tells.
-            device="cpu",
-            versions={"torch": torch.__version__, "python": platform.python_version()},
-            clock=paired_reading(),
-        )
-        self.steps = Steps(self.recorder)
-        self.backward = Backward()
-        self.groups = Groups(self)
-        self.waits: Waits | None = None
-        self.native: NativeLibrary | None = None
-        self.known: KnownMessages | None = None
-        self.ddp: DdpBuckets | None = None
-        self.device: DeviceTimer | None = None
-        self.device_failed = False
-        self._meter: CostMeter | None = None
-        self._kept_alive: list[object] = []
-        self._pid = os.getpid()
-        self._closed = False
-        self._changed = False
-        self._told_dropped_s = 0.0
-        self._stream: StreamWriter | None = None
-        self._tail: TailWriter | None = None
-        self._writer: WriterThread | None = None
-        self._stoppers: list[Callable[[float], object]] = []
+def _add_group(record: RankRecord, known: KnownMessages | None, group: GroupInfo) -> None:
+    """Notes a process group when its first message is seen."""
+    if known is not None:
+        # The new group may have the address of one that is no more.
+        known.forget()
+    record.add_group(group)
 
-    def start(self) -> None:
-        """Opens the stream, patches, and starts the writer."""
-        from ddltrace.tracer import interpose
-        from ddltrace.tracer.timing import clock_exchange
 
-        directory = self.config.directory
-        self.config.prepare_directory()
-        self._name_segment(directory)
-        self._stream = StreamWriter(directory / (self.info.segment + STREAM_SUFFIX))
-        self._tail = TailWriter(directory / (self.info.segment + TAIL_SUFFIX), self.recorder)
-        write_sidecar(directory, self.info)
-        reserve_space(directory / (self.info.segment + SIDECAR_SUFFIX))
-        self._writer = WriterThread(
-            self.recorder,
-            self._stream,
-            self._tail,
-            self.config.flush_interval_s,
-            on_fault=self.fault,
-            on_beat=self._save_changes,
-            on_end=self._finish,
-            watchdog=Watchdog(
-                self.recorder, self.note_silence, lambda: self.registry.access.trainer
-            ),
-        )
-        self._writer.start()
-        os.register_at_fork(
-            before=quiet(self._writer.pause, self.fault),
-            after_in_parent=quiet(self._writer.resume, self.fault),
-            after_in_child=quiet(self._abandon, self.fault),
-        )
-        close = quiet(self.close, self.fault)
-        atexit.register(close)
-        # Processes started by multiprocessing leave without running atexit.
-        multiprocessing.util.Finalize(None, close, exitpriority=0)
-        if self.config.measure_cost:
-            self._meter = CostMeter(self.recorder, self.config.measure_cost)
-            self.steps.on_update.append(self._meter.after_step)
-        interpose.install(self)
-        stop_exchange = clock_exchange.start(self.info, self.save_info, self.fault)
-        if stop_exchange is not None:
-            self.on_close(stop_exchange)
+def _finish(record: RankRecord, stream: StreamWriter, rows: int) -> None:
+    """Ends the stream and notes that it is complete: on the writer's thread, after the last write.
 
-    def _name_segment(self, directory: Path) -> None:
-        """Finds a name of its own for the files of a process that is not the first of its pid.
-
-        A rank that replaced itself by `exec` keeps its pid; a container's restart repeats it.
-        """
-        pid = os.getpid()
-        while (directory / (self.info.segment + SIDECAR_SUFFIX)).exists():
-            pid += _BEYOND_PIDS
-            self.info.segment = segment_name(
-                rank=self.info.rank, attempt=self.info.attempt, pid=pid
-            )
-
-    @contextlib.contextmanager
-    def carrying(self, name: str | None, tensors: Sequence[int | None]) -> Iterator[None]:
-        """Says which parameters the messages that this thread begins inside are about.
-
-        Args:
-            name: The messages' name; by default after the parameters.
-            tensors: Ids; None for a parameter that is not registered.
-        """
-        former = None
-        try:
-            former = self.registry.carried.now
-            self.registry.carried.now = self.registry.carry(name, tensors)
-        except Exception as error:  # noqa: BLE001 - the job goes on, its messages unnamed
-            self.fault("carried", error)
-        try:
-            yield
-        finally:
-            self.registry.carried.now = former
-
-    def on_close(self, stop: Callable[[float], object]) -> None:
-        """Has something stopped when the session closes, given the seconds that it may take."""
-        self._stoppers.append(stop)
-
-    def keep_alive(self, thing: object) -> None:
-        """Holds on to something until the process ends."""
-        self._kept_alive.append(thing)
-
-    def add_group(self, group: GroupInfo) -> None:
-        """Notes a process group when its first message is seen."""
-        self.info.groups.append(group)
-        self.save_info()
-
-    def save_info(self) -> None:
-        """Has the trace's picture of this process brought up to date.
-
-        By the writer, at its next beat: a disk that does not answer must not stop the job.
-        """
-        self.registry.changed = False
-        self._changed = True
-
-    def _save_changes(self) -> None:
-        """On the writer's thread: saves what has changed, and how much was dropped till now."""
-        now_s = time.monotonic()
-        # A rank that is killed cannot tell of it any more.
-        tells = self.recorder.dropped != self.info.dropped and (
-            now_s > self._told_dropped_s + _TELL_DROPPED_S
-        )
-        if not self._changed and not tells:
-            return
-        self._changed = False
-        self._told_dropped_s = now_s
-        self._write_info()
-
-    def _write_info(self) -> None:
-        self.info.tensors = list(self.registry.tensors)
-        self.info.dropped = self.recorder.dropped
-        try:
-            write_sidecar(self.config.directory, self.info)
-        except OSError as error:
-            self._note(f"save_info: {error!r:.200}")
-        except RuntimeError:  # another thread has just added to it
-            self._changed = True
-
-    def note_device(self, timer: DeviceTimer) -> None:
-        """Takes up the timing of the device that the job was seen to use."""
-        self.device = timer
-        self.info.device = "cuda"
-        self.save_info()
-
-    def note_silence(self, silence: dict[str, Any]) -> None:
-        """Takes down what this rank does while it records nothing."""
-        self.info.silence = silence
-        self.save_info()
-
-    def fault(self, where: str, error: Exception) -> None:
-        """Takes note of a failure inside the tracer; the job never hears of it."""
-        if len(self.info.errors) >= _MAX_FAULTS:
-            return
-        with contextlib.suppress(Exception):
-            self._note(f"{where}: {type(error).__name__}: {str(error)[:200]}")
-            self.save_info()
-
-    def close(self) -> None:
-        """Writes what is left and marks the trace of this rank as complete. Idempotent."""
-        if self._closed or os.getpid() != self._pid or self._writer is None:
-            return
-        self._closed = True
-        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
-        last_steps = (lambda _: self.steps.close(), *self._stoppers)
-        for stop in last_steps:
-            # One that fails must not cost the others, and least of all the last write.
-            try:
-                stop(max(0.0, deadline - time.monotonic()))
-            except Exception as error:  # noqa: BLE001 - the process is on its way out
-                self.fault("close", error)
-        if self.registry.unnamed:
-            self._note(f"registry: {self.registry.unnamed} parameters too many to be named")
-        with contextlib.suppress(Exception):
-            self.info.cost = self._meter.result() if self._meter else None
-        self.info.clock["writer_busy_ns"] = self._writer.busy_ns
-        if self._writer.is_alive():
-            self._writer.stop(max(1.0, deadline - time.monotonic()))
-        else:
-            self._finish(self._writer.rows)  # its start has failed, or a fault has ended it
-
-    def _finish(self, rows: int) -> None:
-        """Ends the stream and tells so: on the writer's thread, after the last write."""
-        try:
-            if self._stream is not None:
-                self._stream.close()
-            self.info.status = "complete"
-        except Exception as error:  # noqa: BLE001 - the process is on its way out
-            self.fault("close", error)
-        self.info.events = rows
-        self._changed = True
-        while self._changed:
-            self._changed = False
-            self._write_info()
-        release_space(self.config.directory / (self.info.segment + SIDECAR_SUFFIX))
-
-    def _note(self, text: str) -> None:
-        if len(self.info.errors) < _MAX_FAULTS:
-            self.info.errors.append(text)
-
-    def _abandon(self) -> None:
-        """In a forked child: the trace stays the parent's."""
-        global _current  # noqa: PLW0603
-        _current = None
-        self._closed = True
-        self.recorder.close_after_fork()
-        if self._stream is not None:
-            with contextlib.suppress(OSError):
-                self._stream.abandon()
-        if self._tail is not None:
-            with contextlib.suppress(OSError):
-                self._tail.close()
+    Args:
+        record: The record of this process.
+        stream: Where the events are.
+        rows: How many events were written.
+    """
+    try:
+        stream.close()
+        record.info.status = "complete"
+    except Exception as error:  # noqa: BLE001 - the process is on its way out
+        record.fault("close", error)
+    record.finish(rows)

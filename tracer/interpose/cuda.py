@@ -20,27 +20,27 @@ from ddltrace.tracer.timing.device_clock import DeviceClock, DeviceTimer, Mark, 
 if TYPE_CHECKING:
     import torch
 
-    from ddltrace.tracer.capture.session import Session
+    from ddltrace.tracer.interpose.patch_context import PatchContext
 
 _CAPTURE_MODE_THREAD_LOCAL: Final = 1  # cudaStreamCaptureModeThreadLocal
 _UNUSUAL_PRIORITY: Final = -2  # jobs have 0 and -1, process groups -1 or the highest, -3
 
 
-def time_device_of(session: Session, tensors: Iterable[torch.Tensor]) -> None:
+def time_device_of(context: PatchContext, tensors: Iterable[torch.Tensor]) -> None:
     """Begins to time device work once the job is seen to use a device.
 
     Args:
-        session: The recording rank.
+        context: The parts of the recording rank.
         tensors: What the job is about to compute with or to send.
     """
     import torch
 
     cuda: Any = torch.cuda
-    if session.device is not None or session.device_failed or not cuda.is_initialized():
+    if context.device.timer is not None or context.device.failed or not cuda.is_initialized():
         return
     for tensor in tensors:
         if tensor.is_cuda:
-            _start(session, tensor.device.index)
+            _start(context, tensor.device.index)
             return
 
 
@@ -48,13 +48,13 @@ class MessageTimer:
     """When the device comes to the messages that are launched into its streams.
 
     Args:
-        session: The recording rank.
+        context: The parts of the recording rank.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, context: PatchContext) -> None:
         import torch
 
-        self._session = session
+        self._context = context
         self._cuda: Any = torch.cuda
 
     def in_use(self) -> bool:
@@ -72,16 +72,16 @@ class MessageTimer:
         """
         if not tensor.is_cuda:
             return None
-        session = self._session
-        time_device_of(session, [tensor])
-        timer = session.device
+        context = self._context
+        time_device_of(context, [tensor])
+        timer = context.device.timer
         if timer is None or tensor.device.index != timer.device:
             return None
         return timer.mark()
 
     def start(self, message: Message, mark: Mark | None) -> None:
         """Has a message begin where its mark is; its end will be told by somebody else."""
-        timer = self._session.device
+        timer = self._context.device.timer
         if mark is None or timer is None:
             return
 
@@ -89,7 +89,7 @@ class MessageTimer:
             try:
                 arrival = timer.passed_ns(mark)
             except Exception as error:  # noqa: BLE001 - the job goes on without device times
-                self._session.fault("message arrival", error)
+                self._context.fault("message arrival", error)
                 return
             if arrival is not None and message.end_ns is not None:
                 message.start_ns = min(max(arrival, message.enqueue_ns), message.end_ns)
@@ -98,7 +98,7 @@ class MessageTimer:
 
     def end_here(self, message: Message) -> None:
         """Ends a message where the current stream, which waits for it, goes on: no earlier."""
-        timer = self._session.device
+        timer = self._context.device.timer
         self._end(message, None if timer is None else timer.mark(), begins=False)
 
     def end(self, message: Message, mark: Mark | None) -> None:
@@ -106,7 +106,7 @@ class MessageTimer:
         self._end(message, mark, begins=True)
 
     def _end(self, message: Message, mark: Mark | None, *, begins: bool) -> None:
-        timer, recorder = self._session.device, self._session.recorder
+        timer, recorder = self._context.device.timer, self._context.recorder
 
         def passed(start_ns: int, end_ns: int) -> None:
             if begins:
@@ -157,28 +157,31 @@ def prepare_thread(device: int) -> None:
         raise OSError(f"the mode of stream captures cannot be set: CUDA error {status}")
 
 
-def asking_from_any_thread(session: Session, ask: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def asking_from_any_thread(
+    context: PatchContext, ask: Callable[[Any], bool]
+) -> Callable[[Any], bool]:
     """``Work.is_completed`` for threads of ours.
 
     Args:
-        session: The recording rank.
+        context: The parts of the recording rank.
         ask: The original.
     """
     prepared = threading.local()
 
     def is_completed(work: Any) -> bool:
-        if session.device is not None and not hasattr(prepared, "done"):
+        timer = context.device.timer
+        if timer is not None and not hasattr(prepared, "done"):
             prepared.done = True
             try:
-                prepare_thread(session.device.device)
+                prepare_thread(timer.device)
             except Exception as error:  # noqa: BLE001 - it matters to captures only
-                session.fault("stream captures", error)
+                context.fault("stream captures", error)
         return ask(work)
 
     return is_completed
 
 
-def _start(session: Session, device: int) -> None:
+def _start(context: PatchContext, device: int) -> None:
     import torch
 
     def new_event() -> Any:
@@ -202,26 +205,26 @@ def _start(session: Session, device: int) -> None:
         try:
             prepare_thread(device)
         except OSError as error:
-            session.fault("stream captures", error)
+            context.fault("stream captures", error)
         # PyTorch asks of a thread's current stream whether it is captured, at every event.
         torch.cuda.set_stream(idle)
 
     def fail(where: str, error: Exception) -> None:
-        session.device, session.device_failed = None, True
-        session.fault(where, error)
+        context.device.fail()
+        context.fault(where, error)
 
     def forget() -> None:
-        session.device = None  # a forked child can use no device
+        context.device.forget()  # a forked child can use no device
         # Nor can it give back events: these are never to be destroyed there.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(timer))
 
     timer = DeviceTimer(
-        session.recorder, clock, new_event, current_stream, device=device, may_record=can_record
+        context.recorder, clock, new_event, current_stream, device=device, may_record=can_record
     )
     resolver = ResolverThread(timer, fail, prepare)
     resolver.start()
-    session.keep_alive(idle)
-    session.on_close(resolver.stop)
-    session.on_close(lambda _: session.info.clock.update(device_error_ns=clock.max_error_ns))
+    context.keep_alive(idle)
+    context.on_close(resolver.stop)
+    context.on_close(lambda _: context.record.info.clock.update(device_error_ns=clock.max_error_ns))
     os.register_at_fork(after_in_child=forget)
-    session.note_device(timer)
+    context.device.start(timer)

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 from ddltrace.tracer.record.recorder import PHASE_CODE
 
 if TYPE_CHECKING:
-    from ddltrace.tracer.capture.session import Session
+    from ddltrace.tracer.interpose.patch_context import PatchContext
 
 _now = time.monotonic_ns
 
 
-def install(session: Session) -> None:
+def install(context: PatchContext) -> None:
     """Patches the iterators' common ``__next__``.
 
     Args:
-        session: The recording rank.
+        context: The parts of the recording rank.
     """
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-    recorder, steps = session.recorder, session.steps
+    recorder, steps = context.recorder, context.steps
     site = recorder.site("data", "next batch")
     iterator_class: Any = _BaseDataLoaderIter
     original = iterator_class.__next__
@@ -46,7 +46,7 @@ def install(session: Session) -> None:
         try:
             begin(start)
         except Exception as error:  # noqa: BLE001 - the job goes on
-            session.fault("begin data", error)
+            context.fault("begin data", error)
         fetched = False
         try:
             batch = original(self)
@@ -56,6 +56,6 @@ def install(session: Session) -> None:
             try:
                 end(start, _now(), fetched=fetched)
             except Exception as error:  # noqa: BLE001 - the job goes on
-                session.fault("end data", error)
+                context.fault("end data", error)
 
     iterator_class.__next__ = __next__

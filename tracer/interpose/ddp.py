@@ -1,9 +1,4 @@
-"""DistributedDataParallel: which parameters its buckets carry, and its hidden waits.
-
-The reducer lives in C++ and says what is in its buckets only some iterations later. Until
-then the contents are inferred: a bucket is launched, in order, when its last gradient has
-become ready, and its size is known. An inference is believed only if the sizes agree.
-"""
+"""DistributedDataParallel: its constructor, communication hooks and waits in C++."""
 
 from __future__ import annotations
 
@@ -11,47 +6,39 @@ import contextlib
 import functools
 import threading
 import time
-import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ddltrace.tracer.interpose.autograd import watch_gradients
 from ddltrace.tracer.record.recorder import BUCKET
 
 if TYPE_CHECKING:
-    import torch
-
-    from ddltrace.tracer.capture.session import Session
-    from ddltrace.tracer.interpose.c10d.groups import Group
-    from ddltrace.tracer.interpose.c10d.known_messages import KnownMessages
-    from ddltrace.tracer.record.recorder import Message
+    from ddltrace.tracer.interpose.patch_context import PatchContext
 
 _now = time.monotonic_ns
 
-# The reducer logs its first ten iterations; one that does not rebuild its buckets (unused
-# parameters may change) never tells.
-_MAX_QUESTIONS: Final = 12
 
-
-def install(session: Session) -> None:
+def install(context: PatchContext) -> None:
     """Patches DDP's constructor and the broadcast that it waits for in C++.
 
     Args:
-        session: The recording rank.
+        context: The parts of the recording rank.
     """
     import torch.distributed
     from torch.nn.parallel import DistributedDataParallel
 
     dist: Any = torch.distributed
     ddp_class: Any = DistributedDataParallel
-    ddp_class.__init__ = _registering(session, dist, ddp_class.__init__)
+    ddp_class.__init__ = _registering(context, dist, ddp_class.__init__)
     # A copied or unpickled wrapper builds its reducer here.
-    ddp_class.__setstate__ = _registering(session, dist, ddp_class.__setstate__)
-    dist._broadcast_coalesced = _waited(session, dist._broadcast_coalesced)
-    dist._register_comm_hook = _observed(session, dist._register_comm_hook)
+    ddp_class.__setstate__ = _registering(context, dist, ddp_class.__setstate__)
+    dist._broadcast_coalesced = _waited(context, dist._broadcast_coalesced)
+    dist._register_comm_hook = _observed(context, dist._register_comm_hook)
 
 
-def _registering(session: Session, dist: Any, original: Callable[..., None]) -> Callable[..., None]:
+def _registering(
+    context: PatchContext, dist: Any, original: Callable[..., None]
+) -> Callable[..., None]:
     """A method that builds a reducer, after which the wrapped model is known."""
 
     @functools.wraps(original)
@@ -59,25 +46,23 @@ def _registering(session: Session, dist: Any, original: Callable[..., None]) -> 
         with _InitialBuckets(dist) as initial:
             original(self, *args, **kwargs)
         try:
-            _register(session, self, initial)
+            _register(context, self, initial)
         except Exception as error:  # noqa: BLE001 - the job goes on
-            session.fault("DDP", error)
+            context.fault("DDP", error)
 
     return build
 
 
-def _register(session: Session, ddp: Any, initial: _InitialBuckets) -> None:
-    watch_gradients(session, session.registry.add_model(ddp))
-    if session.ddp is None:
-        session.ddp = DdpBuckets(session)
-    session.ddp.add(ddp, initial.indices)
-    if session.registry.changed:
-        session.save_info()
+def _register(context: PatchContext, ddp: Any, initial: _InitialBuckets) -> None:
+    watch_gradients(context, context.registry.add_model(ddp))
+    context.ddp.add(ddp, initial.indices)
+    if context.registry.changed:
+        context.save_info()
 
 
-def _observed(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+def _observed(context: PatchContext, original: Callable[..., Any]) -> Callable[..., Any]:
     """Lets the messages of a user's communication hook be known as those of its bucket."""
-    registry = session.registry
+    registry = context.registry
 
     @functools.wraps(original)
     def register_comm_hook(reducer: Any, state: Any, hook: Callable[..., Any]) -> Any:
@@ -86,12 +71,12 @@ def _observed(session: Session, original: Callable[..., Any]) -> Callable[..., A
             name = "bucket"
             ids: list[int | None] = [None]
             try:
-                session.backward.bucket_messages += 1
+                context.backward.bucket_messages += 1
                 name = f"{BUCKET}{bucket.index()}"
                 ids = [registry.tensor_id(p) for p in bucket.parameters()]
             except Exception as error:  # noqa: BLE001 - the job goes on
-                session.fault("communication hook", error)
-            with session.carrying(name, ids):
+                context.fault("communication hook", error)
+            with context.carrying(name, ids):
                 return hook(state, bucket)
 
         return original(reducer, state, observed)
@@ -99,30 +84,30 @@ def _observed(session: Session, original: Callable[..., Any]) -> Callable[..., A
     return register_comm_hook
 
 
-def _waited(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+def _waited(context: PatchContext, original: Callable[..., Any]) -> Callable[..., Any]:
     """Records the host's wait in a function that blocks in C++ until its messages are done."""
-    here = session.registry.carried
-    site = session.recorder.site("wait", "broadcast_coalesced")
+    here = context.registry.carried
+    site = context.recorder.site("wait", "broadcast_coalesced")
 
     def begin() -> None:
         try:
             # It copies what it sends together: no use to look for that among the parameters.
-            # As `session.carrying`, whose making in every forward pass takes longer than this.
+            # As `context.carrying`, whose making in every forward pass takes longer than this.
             here.now = (None, None)
-            if session.known is not None:
-                session.known.begin_broadcasts()
+            if context.known is not None:
+                context.known.begin_broadcasts()
         except Exception as error:  # noqa: BLE001 - the job goes on
-            session.fault("broadcast_coalesced", error)
+            context.fault("broadcast_coalesced", error)
 
     def end(start: int, end_ns: int, carried: Any) -> None:
         try:
             here.now = carried
-            if session.known is not None:
-                session.known.end_broadcasts(end_ns)
-            if not session.recorder.paused:
-                session.recorder.add(site, start, end_ns, threading.get_ident())
+            if context.known is not None:
+                context.known.end_broadcasts(end_ns)
+            if not context.recorder.paused:
+                context.recorder.add(site, start, end_ns, threading.get_ident())
         except Exception as error:  # noqa: BLE001 - the job goes on
-            session.fault("broadcast_coalesced", error)
+            context.fault("broadcast_coalesced", error)
 
     @functools.wraps(original)
     def broadcast_coalesced(*args: Any, **kwargs: Any) -> Any:
@@ -159,205 +144,3 @@ class _InitialBuckets:
 
     def __exit__(self, *_: object) -> None:
         self._dist._compute_bucket_assignment_by_size = self._original
-
-
-class _Bucket(NamedTuple):
-    """What one message of a reducer carries.
-
-    Attributes:
-        indices: Of its parameters, among the model's.
-        numel: Elements of them all.
-        tensors: Their ids; None if one of them is not registered.
-    """
-
-    indices: list[int]
-    numel: int
-    tensors: list[int] | None
-
-
-class _Model:
-    """One wrapped model and what is known of its buckets."""
-
-    def __init__(
-        self, ddp: Any, group: str, parameters: Sequence[torch.Tensor], ids: list[int | None]
-    ) -> None:
-        self.ddp = weakref.ref(ddp)
-        self.group = group
-        self.numel = [p.numel() for p in parameters]
-        self.ids = ids
-        self.index_of_tensor = {t: i for i, t in enumerate(ids) if t is not None}
-        self.buckets: list[_Bucket] | None = None
-        self.settled = False
-        self.asked = 0
-        self.backward = -1  # number of the backward pass that `launched` counts in
-        self.launched: list[_Bucket] = []
-        self.ready_order: list[int] | None = None
-        self.known: list[int] = []  # places of its first buckets among the known messages
-
-    def bucket(self, indices: list[int]) -> _Bucket:
-        """The bucket of some parameters."""
-        ids = [i for index in indices if (i := self.ids[index]) is not None]
-        numel = sum(self.numel[index] for index in indices)
-        return _Bucket(indices, numel, ids if len(ids) == len(indices) else None)
-
-    def lasting(self, tensors: list[int] | None) -> int | None:
-        """Which bucket of every backward pass from now on has this very list of tensors."""
-        if self.settled and self.buckets is not None and tensors is not None:
-            for number, bucket in enumerate(self.buckets):
-                if bucket.tensors is tensors:
-                    return number
-        return None
-
-
-class DdpBuckets:
-    """Tells which parameters an all-reduce of DDP's reducer carries."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._models: list[_Model] = []
-
-    def add(self, ddp: Any, initial: list[list[int]] | None) -> None:
-        """Registers a wrapped model.
-
-        Args:
-            ddp: The wrapper.
-            initial: Parameter indices of each bucket, in the order of launch.
-        """
-        parameters, _ = ddp._build_params_for_reducer()
-        ids = [self._session.registry.tensor_id(p) for p in parameters]
-        group = self._session.groups.of(ddp.process_group)
-        model = _Model(ddp, group.name, parameters, ids)
-        model.buckets = None if initial is None else [model.bucket(b) for b in initial]
-        self._models = [m for m in self._models if m.ddp() is not None]
-        self._models.append(model)
-
-    def begin_backward(self) -> None:
-        """Asks the reducers for their rebuilt buckets, until they tell them.
-
-        Not to be called while a reducer launches a bucket: it holds the lock that the answer
-        needs.
-        """
-        for model in self._models:
-            ddp = model.ddp()
-            if model.settled or ddp is None or model.asked >= _MAX_QUESTIONS:
-                continue
-            model.asked += 1
-            data = ddp._get_ddp_logging_data()
-            rebuilt = data.get("rebuilt_per_bucket_param_indices")
-            order = data.get("prev_iteration_grad_ready_order_indices")
-            if order:
-                model.ready_order = [int(i) for i in order.replace(",", " ").split()]
-            if rebuilt:
-                model.buckets = [
-                    model.bucket([int(i) for i in bucket.split()]) for bucket in rebuilt.split(",")
-                ]
-                model.settled = True
-
-    def bucket_of(self, group: str, tensor: torch.Tensor) -> tuple[str, list[int] | None] | None:
-        """Name and parameters of the bucket that a message of C++ code carries.
-
-        Args:
-            group: The group of an all-reduce that was launched below autograd's engine.
-            tensor: Its tensor.
-
-        Returns:
-            None if the message is no bucket of a known model.
-        """
-        state = self._session.backward
-        if not state.depth:
-            return None
-        known = self._session.known
-        like = None if known is None else known.passing()
-        if like is not None:
-            state.bucket_messages += 1
-            return like.name, like.tensors
-        self._session.registry.collect_ready()
-        for model in self._senders(group):
-            if not (tensor.is_floating_point() or tensor.is_complex()):
-                state.bucket_messages += 1
-                return "unused parameters", None
-            if model.backward != state.started:
-                model.backward, model.launched = state.started, []
-            found = self._match(model, tensor)
-            if found is None:
-                continue
-            state.bucket_messages += 1
-            name = f"{BUCKET}{len(model.launched)}"
-            model.launched.append(found)
-            return name, found.tensors
-        return None
-
-    def make_known(self, known: KnownMessages, message: Message, group: Group) -> None:
-        """Has a bucket recorded without Python from now on, if it will be sent again as it is.
-
-        All buckets of a model or none: the others are named by their order.
-
-        Args:
-            known: What records it.
-            message: The bucket's, which this thread is launching.
-            group: Its group.
-        """
-        for model in self._models:
-            number = model.lasting(message.tensors)
-            if number is None:
-                continue
-            if number == 0:
-                model.known = []
-            place = known.add(message, group) if number == len(model.known) else None
-            if place is not None:
-                model.known.append(place)
-            if place is not None and len(model.known) == len(model.buckets or ()):
-                known.activate(model.known)
-            return
-
-    def _senders(self, group: str) -> list[_Model]:
-        """The models whose reducer may send now: a gradient of theirs has just become ready."""
-        ready = self._session.registry.ready_in_backward
-        newest: list[_Model] = []
-        others: list[_Model] = []
-        for model in self._models:
-            if model.group == group and model.ddp() is not None:
-                sends = ready and ready[-1] in model.index_of_tensor
-                (newest if sends else others).append(model)
-        # At the end of backward a reducer also sends what got no gradient.
-        return newest or [m for m in others if any(t in m.index_of_tensor for t in ready)]
-
-    def _match(self, model: _Model, tensor: torch.Tensor) -> _Bucket | None:
-        """The parameters whose sizes add up to the bucket's, by the surest source first."""
-        numel = tensor.numel()
-        known = None
-        if model.buckets is not None and len(model.launched) < len(model.buckets):
-            known = model.buckets[len(model.launched)]
-        fits = known is not None and known.numel == numel
-        if fits and model.settled:
-            return known
-        # All that has become ready and was not sent yet.
-        sent = {index for bucket in model.launched for index in bucket.indices}
-        ready = model.bucket(
-            [
-                index
-                for t in self._session.registry.ready_in_backward
-                if (index := model.index_of_tensor.get(t)) is not None and index not in sent
-            ]
-        )
-        if ready.indices and ready.numel == numel:
-            return ready
-        if fits:
-            return known
-        if model.ready_order is not None:
-            prefix = _prefix([i for i in model.ready_order if i not in sent], model.numel, numel)
-            if prefix is not None:
-                return model.bucket(prefix)
-        return None
-
-
-def _prefix(order: list[int], numel_of: list[int], numel: int) -> list[int] | None:
-    """The first items of an order whose sizes add up exactly."""
-    total = 0
-    for count, index in enumerate(order, 1):
-        total += numel_of[index]
-        if total == numel:
-            return order[:count]
-        if total > numel:
-            return None
-    return None

@@ -13,42 +13,44 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ddltrace.tracer.capture.inject import after_import
 from ddltrace.tracer.interpose.autograd import watch_gradients
+from ddltrace.tracer.interpose.import_hooks import after_import
 from ddltrace.tracer.naming.weak_identity import WeakIdentityMap
 
 if TYPE_CHECKING:
-    from ddltrace.tracer.capture.session import Session
+    from ddltrace.tracer.interpose.patch_context import PatchContext
 
 
-def install(session: Session) -> None:
+def install(context: PatchContext) -> None:
     """Patches FSDP2 (``fully_shard``) and FSDP1, when a job loads them.
 
     Args:
-        session: The recording rank.
+        context: The parts of the recording rank.
     """
     for module, patch in (
         ("torch.distributed.fsdp._fully_shard._fsdp_param_group", _patch_fsdp2),
         ("torch.distributed.fsdp._runtime_utils", _patch_fsdp1),
     ):
-        after_import(module, functools.partial(_try, session, patch))
+        after_import(module, functools.partial(_try, context, patch))
 
 
-def _try(session: Session, patch: Callable[[Session, Any], None], module: ModuleType) -> None:
+def _try(
+    context: PatchContext, patch: Callable[[PatchContext, Any], None], module: ModuleType
+) -> None:
     try:
-        patch(session, module)
+        patch(context, module)
     except Exception as error:  # noqa: BLE001 - another version of PyTorch: names stay unknown
-        session.fault(f"patch {module.__name__}", error)
+        context.fault(f"patch {module.__name__}", error)
 
 
-def _patch_fsdp2(session: Session, module: Any) -> None:
-    registry = session.registry
+def _patch_fsdp2(context: PatchContext, module: Any) -> None:
+    registry = context.registry
 
     def carried(fsdp_params: Iterable[Any], *_: Any, **__: Any) -> list[int | None]:
         return [registry.tensor_id(p.sharded_param) for p in fsdp_params]
 
     for name in ("foreach_all_gather", "foreach_reduce"):
-        setattr(module, name, _named(session, getattr(module, name), carried))
+        setattr(module, name, _named(context, getattr(module, name), carried))
 
     parameter_class = module.FSDPParam
     initialize, unshard = parameter_class.__init__, parameter_class.init_unsharded_param
@@ -66,16 +68,16 @@ def _patch_fsdp2(session: Session, module: Any) -> None:
             if self._unsharded_param is not former:
                 tensor = registry.tensor_id(self.sharded_param)
                 if tensor is not None:
-                    watch_gradients(session, [(tensor, self._unsharded_param)])
+                    watch_gradients(context, [(tensor, self._unsharded_param)])
         except Exception as error:  # noqa: BLE001 - the job goes on
-            session.fault("unshard", error)
+            context.fault("unshard", error)
 
     parameter_class.__init__ = __init__
     parameter_class.init_unsharded_param = init_unsharded_param
 
 
-def _patch_fsdp1(session: Session, module: Any) -> None:
-    registry = session.registry
+def _patch_fsdp1(context: PatchContext, module: Any) -> None:
+    registry = context.registry
     known: WeakIdentityMap[Any, bool] = WeakIdentityMap()
 
     def carried(_: Any, handle: Any, *__: Any, **___: Any) -> list[int | None]:
@@ -92,15 +94,15 @@ def _patch_fsdp1(session: Session, module: Any) -> None:
             for tensor, shape in zip(whole, shapes, strict=True):
                 registry.set_shape(tensor, tuple(shape))
             if flat._params:
-                watch_gradients(session, [(tensor, flat) for tensor in whole])
+                watch_gradients(context, [(tensor, flat) for tensor in whole])
         return tensors
 
     for name in ("_unshard", "_reduce_grad", "_reduce_grad_no_shard"):
-        setattr(module, name, _named(session, getattr(module, name), carried))
+        setattr(module, name, _named(context, getattr(module, name), carried))
 
 
 def _named(
-    session: Session,
+    context: PatchContext,
     original: Callable[..., Any],
     carried: Callable[..., list[int | None]],
 ) -> Callable[..., Any]:
@@ -112,8 +114,8 @@ def _named(
         try:
             tensors = carried(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - the job goes on
-            session.fault(original.__name__, error)
-        with session.carrying(None, tensors):
+            context.fault(original.__name__, error)
+        with context.carrying(None, tensors):
             return original(*args, **kwargs)
 
     return function

@@ -14,48 +14,48 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from ddltrace.tracer.capture.inject import after_import
 from ddltrace.tracer.interpose.autograd import watch_gradients
 from ddltrace.tracer.interpose.cuda import is_timed, time_device_of
+from ddltrace.tracer.interpose.import_hooks import after_import
 from ddltrace.tracer.record.recorder import PHASE_CODE
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ddltrace.tracer.capture.session import Session
+    from ddltrace.tracer.interpose.patch_context import PatchContext
 
 _FORWARD: Final = PHASE_CODE["forward"]
 
 _now = time.monotonic_ns
 
 
-def install(session: Session) -> None:
+def install(context: PatchContext) -> None:
     """Patches ``nn.Module.__call__``.
 
     Args:
-        session: The recording rank.
+        context: The parts of the recording rank.
     """
     from torch import nn
 
     original = nn.Module.__call__
-    wrapper = _wrapped(session, original)
+    wrapper = _wrapped(context, original)
 
     def hide(dynamo: Any) -> None:
         try:
             _hide_from_dynamo(original, wrapper, dynamo)
         except Exception as error:  # noqa: BLE001 - graphs may break, results stay
-            session.fault("hide from torch.compile", error)
+            context.fault("hide from torch.compile", error)
 
     after_import("torch._dynamo", hide)
     nn.Module.__call__ = wrapper  # type: ignore[method-assign]
 
 
-def _wrapped(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
-    recorder = session.recorder
-    outermost = _Outermost(session)
-    call_outermost = _recording_phase(session, outermost, original)
-    call_on_device = _recording_device(session, original)
-    site_of = session.registry.layer_site.get
+def _wrapped(context: PatchContext, original: Callable[..., Any]) -> Callable[..., Any]:
+    recorder = context.recorder
+    outermost = _Outermost(context)
+    call_outermost = _recording_phase(context, outermost, original)
+    call_on_device = _recording_device(context, original)
+    site_of = context.registry.layer_site.get
     flat, emit, ident = recorder.flat, recorder.emit, threading.get_ident
     only_chooses = _only_chooses(original)
 
@@ -101,7 +101,7 @@ def _only_chooses(call: Callable[..., Any]) -> bool:
 
 
 def _recording_phase(
-    session: Session, outermost: _Outermost, original: Callable[..., Any]
+    context: PatchContext, outermost: _Outermost, original: Callable[..., Any]
 ) -> Callable[[nn.Module, Any, Any], Any]:
     def call_outermost(module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Calls a module and records the call as a phase."""
@@ -112,11 +112,11 @@ def _recording_phase(
             if not pretends:
                 evaluates = outermost.begin(module, start)
         except Exception as error:  # noqa: BLE001 - the job goes on
-            session.fault("begin forward", error)
+            context.fault("begin forward", error)
         if pretends:
             return original(module, *args, **kwargs)
         outermost.running = True
-        outermost.records = outermost.detailed and not session.recorder.paused
+        outermost.records = outermost.detailed and not context.recorder.paused
         try:
             return original(module, *args, **kwargs)
         finally:
@@ -124,25 +124,25 @@ def _recording_phase(
             try:
                 outermost.end(module, start, _now(), evaluates)
             except Exception as error:  # noqa: BLE001 - the job goes on
-                session.fault("end forward", error)
+                context.fault("end forward", error)
 
     return call_outermost
 
 
 def _recording_device(
-    session: Session, original: Callable[..., Any]
+    context: PatchContext, original: Callable[..., Any]
 ) -> Callable[[nn.Module, int, Any, Any], Any]:
-    recorder = session.recorder
+    recorder = context.recorder
 
     def call_on_device(module: nn.Module, site: int, args: Any, kwargs: Any) -> Any:
         """Calls an innermost module and records its host time and its device time."""
-        timer = session.device
+        timer = context.device.timer
         begun = None
         try:
             if timer is not None and is_timed(timer, args, kwargs):
                 begun = timer.mark()
         except Exception as error:  # noqa: BLE001 - the job goes on
-            session.fault("device mark", error)
+            context.fault("device mark", error)
         start = _now()
         result = original(module, *args, **kwargs)
         end = _now()
@@ -151,7 +151,7 @@ def _recording_device(
             if timer is not None and begun is not None:
                 timer.interval(recorder.site("kernel", recorder.sites[site][1]), begun)
         except Exception as error:  # noqa: BLE001 - the job goes on
-            session.fault("device interval", error)
+            context.fault("device interval", error)
         return result
 
     return call_on_device
@@ -185,14 +185,14 @@ class _Outermost:
         device_running: Whether the device's time of its innermost layers is recorded, too.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, context: PatchContext) -> None:
         import torch
 
-        self._session = session
+        self._context = context
         self._torch = torch
-        self.detailed = session.config.level != "comm"
-        self._phase_site = session.recorder.site("phase", "forward")
-        self._unnamed_site = session.recorder.site("layer", "(unnamed)")
+        self.detailed = context.config.level != "comm"
+        self._phase_site = context.recorder.site("phase", "forward")
+        self._unnamed_site = context.recorder.site("layer", "(unnamed)")
         self.running = False
         self.records = False
         self.device_running = False
@@ -211,10 +211,10 @@ class _Outermost:
     def register_inner(self, module: nn.Module) -> int:
         """A module that came to be after its root was registered, or belongs to none."""
         try:
-            self._session.registry.add_model(module)
-            return self._session.registry.layer_site[id(module)]
+            self._context.registry.add_model(module)
+            return self._context.registry.layer_site[id(module)]
         except Exception as error:  # noqa: BLE001 - the job goes on
-            self._session.fault("register module", error)
+            self._context.fault("register module", error)
             return self._unnamed_site
 
     def begin(self, module: nn.Module, start: int) -> bool:
@@ -223,39 +223,39 @@ class _Outermost:
         Returns:
             Whether it evaluates a model that is trained elsewhere.
         """
-        session = self._session
-        registry = session.registry
+        context = self._context
+        registry = context.registry
         if not registry.is_known(module):
             new = registry.add_model(module)
-            watch_gradients(session, new)
-        time_device_of(session, module.parameters())
-        if session.device is not None and self.detailed:
+            watch_gradients(context, new)
+        time_device_of(context, module.parameters())
+        if context.device.timer is not None and self.detailed:
             self.device_running = True
-        if session.backward.depth:
+        if context.backward.depth:
             return False  # recomputation in backward
         evaluates = False
         if self._torch.is_grad_enabled():
-            session.steps.begin_training(start)
+            context.steps.begin_training(start)
         elif not module.training and registry.model_is_trained(module):
             evaluates = True
-            session.steps.begin_evaluation(start)
-        session.recorder.enter_phase(_FORWARD, start)
+            context.steps.begin_evaluation(start)
+        context.recorder.enter_phase(_FORWARD, start)
         return evaluates
 
     def end(self, module: nn.Module, start: int, end: int, evaluates: bool) -> None:
         """An outermost call has ended."""
-        session = self._session
-        recorder = session.recorder
-        recomputes = session.backward.depth > 0
+        context = self._context
+        recorder = context.recorder
+        recomputes = context.backward.depth > 0
         if not recomputes:
             recorder.leave_phase(end)
             if evaluates:
-                session.steps.end_evaluation(end)
+                context.steps.end_evaluation(end)
         if recorder.paused:
             return
         ident = threading.get_ident()
         if self.detailed:
-            site = session.registry.layer_site.get(id(module))
+            site = context.registry.layer_site.get(id(module))
             if site is not None:
                 recorder.add(site, start, end, ident)
         if not recomputes:

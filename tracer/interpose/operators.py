@@ -14,7 +14,7 @@ from ddltrace.tracer.timing.clocks import paired_reading
 from ddltrace.tracer.timing.device_clock import stream_lane
 
 if TYPE_CHECKING:
-    from ddltrace.tracer.capture.session import Session
+    from ddltrace.tracer.interpose.patch_context import PatchContext
 
 _ROWS_AT_ONCE = 2000
 _PAUSE_S = 0.02
@@ -24,23 +24,23 @@ _COPIES = ("Memcpy", "Memset")
 _COMMUNICATION = ("nccl",)
 
 
-def install(session: Session) -> None:
+def install(context: PatchContext) -> None:
     """Opens the window when the job's steps reach it.
 
     Args:
-        session: The recording rank; its level is ``op``.
+        context: The parts of the recording rank; its level is ``op``.
     """
-    window = OperatorWindow(session)
-    session.steps.on_update.append(window.after_step)
-    session.on_close(window.close)
+    window = OperatorWindow(context)
+    context.steps.on_update.append(window.after_step)
+    context.on_close(window.close)
 
 
 class OperatorWindow:
     """Runs the profiler from the end of one step to the end of a later one."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._first, self._stop = session.config.op_steps
+    def __init__(self, context: PatchContext) -> None:
+        self._context = context
+        self._first, self._stop = context.config.op_steps
         self._profiler: Any = None
         self._folding: threading.Thread | None = None
 
@@ -59,7 +59,7 @@ class OperatorWindow:
                 self._fold_in_background()
         except Exception as error:  # noqa: BLE001 - the job goes on
             self._profiler = None
-            self._session.fault("operators", error)
+            self._context.fault("operators", error)
 
     def close(self, timeout_s: float) -> None:
         """Ends a window that is still open, and waits for the rows."""
@@ -68,7 +68,7 @@ class OperatorWindow:
         if self._folding is not None:
             self._folding.join(timeout_s)
             if self._folding.is_alive():
-                self._session.fault("operators", TimeoutError("the profiler's rows are not all in"))
+                self._context.fault("operators", TimeoutError("the profiler's rows are not all in"))
 
     def _start(self) -> None:
         import torch
@@ -77,7 +77,7 @@ class OperatorWindow:
         if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
             return  # the job profiles itself; the next step may be free
         activities = [ProfilerActivity.CPU]
-        # Asking whether there is a device would initialize it: see Session.
+        # Asking whether there is a device would initialize it: see `session.py`.
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             activities.append(ProfilerActivity.CUDA)
         profiler = profile(activities=activities)
@@ -95,7 +95,7 @@ class OperatorWindow:
     def _fold(self, profiler: Any) -> None:
         """Turns the profiler's events into rows, a portion at a time."""
         try:
-            recorder = self._session.recorder
+            recorder = self._context.recorder
             reading = paired_reading()
             # Kineto's times are of the wall clock.
             to_monotonic = reading["monotonic_ns"] - reading["unix_ns"]
@@ -111,7 +111,7 @@ class OperatorWindow:
                 if count % _ROWS_AT_ONCE == _ROWS_AT_ONCE - 1:
                     time.sleep(_PAUSE_S)  # the job's threads need the interpreter, too
         except Exception as error:  # noqa: BLE001 - the job goes on
-            self._session.fault("operators", error)
+            self._context.fault("operators", error)
 
 
 def _kind_and_lane(event: Any) -> tuple[str | None, int]:

@@ -14,7 +14,7 @@ from ddltrace.tracer.naming.weak_identity import WeakIdentityMap
 from ddltrace.tracer.record.recorder import PHASE_CODE
 
 if TYPE_CHECKING:
-    from ddltrace.tracer.capture.session import Session
+    from ddltrace.tracer.interpose.patch_context import PatchContext
     from ddltrace.tracer.timing.device_clock import Mark
 
 _OPTIMIZER: Final = PHASE_CODE["optimizer"]
@@ -22,30 +22,30 @@ _OPTIMIZER: Final = PHASE_CODE["optimizer"]
 _now = time.monotonic_ns
 
 
-def install(session: Session) -> None:
+def install(context: PatchContext) -> None:
     """Registers the hooks around every optimizer's step.
 
     Args:
-        session: The recording rank.
+        context: The parts of the recording rank.
     """
     from torch.optim.optimizer import (
         register_optimizer_step_post_hook,
         register_optimizer_step_pre_hook,
     )
 
-    observer = _Observer(session)
-    register_optimizer_step_pre_hook(_guarded(session, observer.before))
-    register_optimizer_step_post_hook(_guarded(session, observer.after))
+    observer = _Observer(context)
+    register_optimizer_step_pre_hook(_guarded(context, observer.before))
+    register_optimizer_step_post_hook(_guarded(context, observer.after))
 
 
-def _guarded(session: Session, hook: Callable[[Any], None]) -> Callable[..., None]:
+def _guarded(context: PatchContext, hook: Callable[[Any], None]) -> Callable[..., None]:
     """A hook whose failures stay ours."""
 
     def guarded(optimizer: Any, args: Any, kwargs: Any) -> None:
         try:
             hook(optimizer)
         except Exception as error:  # noqa: BLE001 - the job goes on
-            session.fault("optimizer hook", error)
+            context.fault("optimizer hook", error)
 
     return guarded
 
@@ -64,10 +64,10 @@ def _steps_on_stack() -> int:
 class _Observer:
     """Times the outermost optimizer; ZeRO's holds another one inside."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._site = session.recorder.site("phase", "optimizer")
-        self._device_site = session.recorder.site("kernel", "optimizer")
+    def __init__(self, context: PatchContext) -> None:
+        self._context = context
+        self._site = context.recorder.site("phase", "optimizer")
+        self._device_site = context.recorder.site("kernel", "optimizer")
         self._mark: Mark | None = None
         self._running: list[int] = []
         self._start = 0
@@ -82,11 +82,11 @@ class _Observer:
             return
         if not self._known.get(optimizer):
             self._register_parameters(optimizer)
-        session = self._session
+        context = self._context
         self._start = start = _now()
-        session.steps.begin_update(id(optimizer), start)
-        session.recorder.enter_phase(_OPTIMIZER, start)
-        device = None if session.recorder.paused else session.device
+        context.steps.begin_update(id(optimizer), start)
+        context.recorder.enter_phase(_OPTIMIZER, start)
+        device = None if context.recorder.paused else context.device.timer
         self._mark = None if device is None else device.mark()
 
     def after(self, optimizer: Any) -> None:
@@ -99,31 +99,31 @@ class _Observer:
         if self._running:
             return
         end = _now()
-        session = self._session
-        device = session.device
+        context = self._context
+        device = context.device.timer
         if self._mark is not None and device is not None:
             device.interval(self._device_site, self._mark)
             self._mark = None
-        session.recorder.leave_phase(end)
-        if not session.recorder.paused:
-            session.recorder.add(self._site, self._start, end, threading.get_ident())
-        session.steps.end_update(end)
-        session.registry.forget_gradients()
-        if session.registry.changed:
-            session.save_info()
+        context.recorder.leave_phase(end)
+        if not context.recorder.paused:
+            context.recorder.add(self._site, self._start, end, threading.get_ident())
+        context.steps.end_update(end)
+        context.registry.forget_gradients()
+        if context.registry.changed:
+            context.save_info()
 
     def _forget_raised(self, running: int) -> None:
         """Drops the steps that raised, whose ends no hook tells: fewer run than were begun."""
         if running == 0:
-            self._session.recorder.leave_phase(_now())
+            self._context.recorder.leave_phase(_now())
         del self._running[running:]
 
     def _register_parameters(self, optimizer: Any) -> None:
         """Names parameters that belong to no module that was called."""
         self._known.set(optimizer, True)
-        new = self._session.registry.add_parameters(
+        new = self._context.registry.add_parameters(
             (f"param_groups.{g}.{i}", parameter)
             for g, group in enumerate(optimizer.param_groups)
             for i, parameter in enumerate(group["params"])
         )
-        watch_gradients(self._session, new)
+        watch_gradients(self._context, new)

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from ddltrace.tracer.capture.session import current_session
 from ddltrace.tracer.record.recorder import Message
 from ddltrace.tracer.trace.run_info import GroupInfo
 
 if TYPE_CHECKING:
-    from ddltrace.tracer.capture.session import Session
+    from ddltrace.tracer.interpose.c10d.waits import Waits
+    from ddltrace.tracer.interpose.patch_context import PatchContext
 
 _now = time.monotonic_ns
 _GROUP: Final = "rpc"
@@ -32,15 +32,14 @@ _CALLS: Final = (
 )
 
 
-def join(module: Any) -> None:
+def join(module: Any, context: PatchContext, waits: Waits | None) -> None:
     """Records the calls of a process that has joined the RPC group.
 
     Args:
         module: ``torch.distributed.rpc.api``.
+        context: The parts of the recording rank.
+        waits: What records the host's waits; None if that could not be installed.
     """
-    session = current_session()
-    if session is None:
-        return
     workers = module._get_current_rpc_agent().get_worker_infos()
     ids = {worker.name: worker.id for worker in workers}
     calls = getattr(module, "_ddltrace_calls", None)
@@ -48,8 +47,8 @@ def join(module: Any) -> None:
         calls.ids = ids
         return
     ranks = tuple(sorted(ids.values()))
-    session.add_group(GroupInfo(_GROUP, "torch.distributed.rpc", "tensorpipe", ranks))
-    calls = module._ddltrace_calls = _Calls(session, ids)
+    context.record.add_group(GroupInfo(_GROUP, "torch.distributed.rpc", "tensorpipe", ranks))
+    calls = module._ddltrace_calls = _Calls(context, waits, ids)
     for name in _CALLS:
         if hasattr(module, name):
             setattr(module, name, calls.observed(name, getattr(module, name)))
@@ -64,8 +63,9 @@ class _Calls:
         ids: Number of each worker, by its name.
     """
 
-    def __init__(self, session: Session, ids: dict[str, int]) -> None:
-        self._session = session
+    def __init__(self, context: PatchContext, waits: Waits | None, ids: dict[str, int]) -> None:
+        self._context = context
+        self._waits = waits
         self.ids = ids
 
     def observed(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,13 +84,13 @@ class _Calls:
                     # How much goes out is known to the C++ pickler only.
                     message.name = str(args[0])
             except Exception as error:  # noqa: BLE001 - the job goes on
-                self._session.fault(name, error)
+                self._context.fault(name, error)
             result = original(destination, *args, **kwargs)
             if message is not None:
                 try:
                     self._follow(message, result._get_future() if remote else result)
                 except Exception as error:  # noqa: BLE001 - the job goes on
-                    self._session.fault(name, error)
+                    self._context.fault(name, error)
             return result
 
         return call
@@ -106,7 +106,7 @@ class _Calls:
                     message = self._begin(reference.owner())
                     message.name = "to_here"
             except Exception as error:  # noqa: BLE001 - the job goes on
-                self._session.fault("to_here", error)
+                self._context.fault("to_here", error)
             status = "failed"
             try:
                 result = original(reference, *args, **kwargs)
@@ -117,17 +117,17 @@ class _Calls:
                     try:
                         self._fetched(message, _now(), status)
                     except Exception as error:  # noqa: BLE001 - the job goes on
-                        self._session.fault("to_here", error)
+                        self._context.fault("to_here", error)
 
         return to_here
 
     def _fetched(self, message: Message, end: int, status: str) -> None:
-        self._session.recorder.complete(message, end, status)
-        if self._session.waits is not None:
-            self._session.waits.record(message, message.name, message.start_ns, end)
+        self._context.recorder.complete(message, end, status)
+        if self._waits is not None:
+            self._waits.record(message, message.name, message.start_ns, end)
 
     def _begin(self, destination: Any) -> Message:
-        message = self._session.recorder.new_message("rpc", _GROUP, _now())
+        message = self._context.recorder.new_message("rpc", _GROUP, _now())
         if isinstance(destination, str):
             message.peer = self.ids.get(destination)
         else:
@@ -135,7 +135,7 @@ class _Calls:
         return message
 
     def _follow(self, message: Message, future: Any) -> None:
-        recorder = self._session.recorder
+        recorder = self._context.recorder
 
         def done(answer: Any) -> None:
             end = _now()
@@ -147,12 +147,11 @@ class _Calls:
             try:
                 recorder.complete(message, end, status)
             except Exception as error:  # noqa: BLE001 - the job goes on
-                self._session.fault("rpc", error)
+                self._context.fault("rpc", error)
 
         future.add_done_callback(done)
-        waits = self._session.waits
-        if waits is not None:
-            waits.futures.add(future, message)
+        if self._waits is not None:
+            self._waits.futures.add(future, message)
 
 
 def _num_bytes(tensors: Iterable[Any]) -> int:

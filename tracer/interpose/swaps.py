@@ -14,7 +14,7 @@ from ddltrace.tracer.interpose.autograd import watch_again
 if TYPE_CHECKING:
     import torch
 
-    from ddltrace.tracer.capture.session import Session
+    from ddltrace.tracer.interpose.patch_context import PatchContext
 
 
 class _PutAside(NamedTuple):
@@ -33,11 +33,11 @@ class _PutAside(NamedTuple):
     watched: list[int]
 
 
-def install(session: Session) -> None:
+def install(context: PatchContext) -> None:
     """Patches ``torch.utils.swap_tensors``.
 
     Args:
-        session: The recording rank.
+        context: The parts of the recording rank.
     """
     import torch
 
@@ -48,31 +48,31 @@ def install(session: Session) -> None:
         aside: list[_PutAside] = []
         swapped = False
         try:
-            aside += [_put_aside(session, tensor) for tensor in (t1, t2)]
+            aside += [_put_aside(context, tensor) for tensor in (t1, t2)]
         except Exception as error:  # noqa: BLE001 - the job goes on
-            session.fault("swap tensors", error)
+            context.fault("swap tensors", error)
         try:
             result = original(t1, t2)
             swapped = True
             return result
         finally:
             try:
-                _take_back(session, aside, swapped=swapped)
+                _take_back(context, aside, swapped=swapped)
             except Exception as error:  # noqa: BLE001 - the job goes on
-                session.fault("swap tensors", error)
+                context.fault("swap tensors", error)
 
     torch.utils.swap_tensors = swap_tensors
 
 
-def _put_aside(session: Session, tensor: torch.Tensor) -> _PutAside:
-    registry = session.registry
+def _put_aside(context: PatchContext, tensor: torch.Tensor) -> _PutAside:
+    registry = context.registry
     watched = [] if registry.native is None else registry.native.forget(tensor)
     is_shard = registry.is_shard(tensor)
     return _PutAside(tensor, registry.let_go(tensor), is_shard, watched)
 
 
-def _take_back(session: Session, aside: list[_PutAside], *, swapped: bool) -> None:
-    registry = session.registry
+def _take_back(context: PatchContext, aside: list[_PutAside], *, swapped: bool) -> None:
+    registry = context.registry
     both = all(each.number is not None for each in aside)
     for each, other in zip(aside, reversed(aside), strict=True):
         if each.is_shard:
@@ -83,7 +83,7 @@ def _take_back(session: Session, aside: list[_PutAside], *, swapped: bool) -> No
             continue
         registry.refer_to(each.tensor, number)
         if swapped and not both:
-            watch_again(session, number, each.tensor)
+            watch_again(context, number, each.tensor)
         elif registry.native is not None:
             hooked = other if swapped else each
             registry.native.remember(each.tensor, hooked.watched)

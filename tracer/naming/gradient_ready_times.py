@@ -18,7 +18,7 @@ from ddltrace.tracer.record.recorder import FLAT_CELLS
 if TYPE_CHECKING:
     import torch
 
-    from ddltrace.tracer.naming.registry import Registry
+    from ddltrace.tracer.naming.ready_gradients import ReadyGradients
     from ddltrace.tracer.native.library import NativeLibrary
     from ddltrace.tracer.record.recorder import Recorder
 
@@ -37,12 +37,12 @@ class NativeGradients:
     Args:
         library: What watches.
         recorder: Where the rows go.
-        registry: Where the parameters are noted as ready.
+        ready: Where the parameters are noted as ready.
         detailed: Whether there are rows at all.
     """
 
     def __init__(
-        self, library: NativeLibrary, recorder: Recorder, registry: Registry, *, detailed: bool
+        self, library: NativeLibrary, recorder: Recorder, ready: ReadyGradients, *, detailed: bool
     ) -> None:
         self._watch = library.watch_gradient
         self._control = library.gradient_control
@@ -50,7 +50,7 @@ class NativeGradients:
         self._room = len(self._rows) // FLAT_CELLS
         self._none = memoryview(array("q", [_NONE]) * self._room)
         self._recorder = recorder
-        self._registry = registry
+        self._ready = ready
         self._detailed = detailed
         self._taken = self._control[_WRITTEN]
         self._noted = self._taken
@@ -120,7 +120,7 @@ class NativeGradients:
         if control[_WRITTEN] - self._taken > self._room // 2:
             self.collect()  # the writer does not come to it
         with self._noting:
-            self._registry.ready_in_backward.clear()
+            self._ready.in_backward.clear()
             self._backward_began = control[_WRITTEN]
         control[_PAUSED] = paused
         control[_NEWEST_NS] = 0
@@ -128,7 +128,7 @@ class NativeGradients:
     def end_step(self) -> None:
         """Forgets what is ready now."""
         with self._noting:
-            self._registry.ready.clear()
+            self._ready.latest.clear()
             self._step_ended = self._control[_WRITTEN]
 
     @property
@@ -142,8 +142,12 @@ class NativeGradients:
         """Whether something became ready since the last `collect`."""
         return bool(self._control[_WRITTEN] != self._noted)
 
+    def filled(self) -> float:
+        """Which share of the ring is used."""
+        return (self._control[_WRITTEN] - self._taken) / self._room
+
     def collect(self) -> None:
-        """Brings what became ready since the last call to the recorder and the registry."""
+        """Brings the gradients that became ready since the last call to recorder and `ready`."""
         if not self.has_news:
             return  # and no other thread is at it
         with self._collecting:
@@ -170,7 +174,7 @@ class NativeGradients:
             first: The number of the first among all.
             sites: Of all from there.
         """
-        recorder, registry = self._recorder, self._registry
+        recorder, ready = self._recorder, self._ready
         if self._detailed:
             lost = self._control[_MISSED] - self._missed
             self._missed += lost
@@ -178,9 +182,9 @@ class NativeGradients:
         known = recorder.sites
         tensors = [known[site][2] for site in sites]
         with self._noting:
-            registry.trained.update(tensors)
-            registry.ready.extend(tensors[max(0, self._step_ended - first) :])
-            registry.ready_in_backward.extend(tensors[max(0, self._backward_began - first) :])
+            ready.trained.update(tensors)
+            ready.latest.extend(tensors[max(0, self._step_ended - first) :])
+            ready.in_backward.extend(tensors[max(0, self._backward_began - first) :])
 
     def abandon(self) -> None:
         """In a forked child: another thread may have been at it when the fork came."""

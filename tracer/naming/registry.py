@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from ddltrace.tracer.naming.gradient_access import GradientAccess
+from ddltrace.tracer.naming.ready_gradients import ReadyGradients
 from ddltrace.tracer.naming.weak_identity import WeakIdentityMap
 from ddltrace.tracer.record.recorder import Recorder
 from ddltrace.tracer.trace.run_info import TensorInfo
@@ -50,6 +51,12 @@ class _Carried(threading.local):
 class Registry:
     """Knows the job's modules and parameters.
 
+    Args:
+        recorder: Where modules record.
+        ready: Which gradients are ready; by default new.
+        native: What notes first that gradients are ready, in C++; None if only Python does. It
+            notes them in `ready`.
+
     Attributes:
         layer_site: Recording site of a module, by ``id(module)``; entries leave with their
             module, since an id can be given to another object later.
@@ -61,12 +68,18 @@ class Registry:
         carried: What the messages are about that a thread begins now.
         frozen: Parameters that wanted no gradient when last seen, by id.
         unnamed: Parameters beyond those that are kept; messages do not name them.
-        native: What takes down first which gradients are ready, where that is C++.
+        native: See above.
         access: Who may look at gradients.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        ready: ReadyGradients | None = None,
+        native: NativeGradients | None = None,
+    ) -> None:
         self._recorder = recorder
+        ready = ready or ReadyGradients()
         self.layer_site: dict[int, int] = {}
         self._modules: dict[int, weakref.ref[nn.Module]] = {}
         self._roots: set[int] = set()
@@ -76,13 +89,13 @@ class Registry:
         self._id_of: WeakIdentityMap[torch.Tensor, int] = WeakIdentityMap()
         self._id_of_name: dict[str, int] = {}
         self.unnamed = 0
-        self.native: NativeGradients | None = None
+        self.native = native
         self.access = GradientAccess()
-        self.ready: list[int] = []
-        self.ready_in_backward: list[int] = []
+        self.ready = ready.latest
+        self.ready_in_backward = ready.in_backward
         self._by_address: dict[int, int] = {}
         self._scanned = _NOTHING  # what was indexed of all parameters in this step
-        self.trained: set[int] = set()
+        self.trained = ready.trained
         self.frozen: dict[int, weakref.ref[torch.Tensor]] = {}
         self.carried = _Carried()
         self._shards: WeakIdentityMap[torch.Tensor, bool] = WeakIdentityMap()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -25,10 +24,7 @@ from ddltrace.tracer.trace import arrow_arrays
 from ddltrace.tracer.trace.arrow_arrays import Integers
 from ddltrace.tracer.trace.schema import EVENTS, KINDS, OPS, PHASES, STATUSES
 
-_Row = TypeVar("_Row")
-
 _KEPT_CHANGES: Final = 4096
-_NEWEST: Final = 64
 _OVERFLOW: Final = "(too many names)"
 _MESSAGE: Final = KIND_CODE["message"]
 
@@ -109,34 +105,11 @@ class History:
             times, values = times[order], values[order]
         self._times, self._values = times, values
 
-    def newest(self) -> list[int]:
-        """The last changes, as `extend` takes them: what rows that started lately need."""
-        pairs = np.stack([self._times, self._values], axis=1)[-_NEWEST:]
-        newest: list[int] = pairs.ravel().tolist()
-        return newest
-
     def at(self, times: Integers) -> Integers:
         """The value that held at each time."""
         index = np.searchsorted(self._times, times, side="right") - 1
         values: Integers = self._values[np.maximum(index, 0)]
         return values
-
-
-@dataclass
-class Context:
-    """What the rows of a batch need of those before it.
-
-    Attributes:
-        words: Of a coded column: its dictionary so far.
-        threads: Name of the lane of each thread seen, by the thread's ident.
-        steps: The last changes of the step: time, value, time, value.
-        phases: The same of the phase.
-    """
-
-    words: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    threads: Mapping[int, str] = field(default_factory=dict)
-    steps: Sequence[int] = ()
-    phases: Sequence[int] = ()
 
 
 class BatchBuilder:
@@ -145,46 +118,27 @@ class BatchBuilder:
     Args:
         sites: The recorder's.
         patterns: The recorder's.
-        context: What was before; by default nothing, and this process's main thread.
     """
 
-    def __init__(
-        self,
-        sites: Sequence[Site],
-        patterns: Sequence[Message] = (),
-        context: Context | None = None,
-    ) -> None:
-        if context is None:
-            context = Context(threads={threading.main_thread().ident or 0: "main"})
-        words = context.words
+    def __init__(self, sites: Sequence[Site], patterns: Sequence[Message] = ()) -> None:
         self._sites = sites
         self._patterns = patterns
-        self._names = Vocabulary("name", words.get("name", ()))
-        self._lanes = Vocabulary("lane", words.get("lane") or ["main"])
-        self._groups = Vocabulary("group", words.get("group", ()))
-        self._ops = Vocabulary("op", words.get("op") or OPS)
-        self._dtypes = Vocabulary("dtype", words.get("dtype", ()))
+        self._names = Vocabulary("name")
+        self._lanes = Vocabulary("lane", ["main"])
+        self._groups = Vocabulary("group")
+        self._ops = Vocabulary("op", OPS)
+        self._dtypes = Vocabulary("dtype")
         self._fixed = {
             "kind": arrow_arrays.strings(KINDS),
             "phase": arrow_arrays.strings(PHASES),
             "status": arrow_arrays.strings(STATUSES),
         }
         self._steps = History(-1)
-        self._steps.extend(context.steps)
         self._phases = History(PHASES.index("other"))
-        self._phases.extend(context.phases)
-        self._threads = dict(context.threads)
+        self._threads = {threading.main_thread().ident or 0: "main"}
         self._lane_of_thread = {i: self._lanes.code(name) for i, name in self._threads.items()}
         self._site_columns = np.empty((0, 3), np.int64)
         self._pattern_columns = np.empty((0, len(_PATTERN_COLUMNS) + 1), np.int64)
-
-    def context(self) -> Context:
-        """What the next batch needs of those so far, but for the words that they hold."""
-        return Context(
-            threads=dict(self._threads),
-            steps=self._steps.newest(),
-            phases=self._phases.newest(),
-        )
 
     def build(self, taken: Taken) -> pa.RecordBatch | None:
         """Makes a batch.
@@ -198,7 +152,7 @@ class BatchBuilder:
         self._steps.extend(taken.step_changes)
         self._phases.extend(taken.phase_changes)
         messages = [(message, self._message_row(message)) for message in taken.ended]
-        messages += still_open(taken.open, self._message_row)
+        messages += _still_open(taken.open, self._message_row)
         if not taken.flat and not messages and not taken.waits and not taken.repeats:
             return None
         rows = np.frombuffer(taken.flat, np.int64).reshape(-1, FLAT_CELLS)
@@ -351,9 +305,9 @@ class BatchBuilder:
         ]
 
 
-def still_open(
-    messages: Iterable[Message], row_of: Callable[[Message], _Row]
-) -> list[tuple[Message, _Row]]:
+def _still_open(
+    messages: Iterable[Message], row_of: Callable[[Message], tuple[int, ...]]
+) -> list[tuple[Message, tuple[int, ...]]]:
     """Messages that are open with a row of each that says so.
 
     One that was open when it was taken and has ended since comes as ended: with a second row here

@@ -200,6 +200,7 @@ class Recorder:
         paused: Whether the interposers leave this step unrecorded, to measure their own cost.
         sites: Every site, by its number.
         collectors: The writer calls these before it takes anything: they bring what has ended.
+        other_buffers: Each returns which share of a buffer is used from which a collector takes.
         finished: Completed messages, not yet written.
         patterns: What repeated messages have in common, by its number.
         repeats: Repeated messages that are complete: rows of `REPEAT_FIELDS`, laid end to end.
@@ -218,6 +219,7 @@ class Recorder:
         self.paused = False
         self.sites: list[Site] = []
         self.collectors: list[Callable[[], None]] = []
+        self.other_buffers: list[Callable[[], float]] = []
         self._site_of: dict[Site, int] = {}
         self._wait_sites: dict[str, int] = {}
         # Reentrant: a signal handler of the job may communicate in the middle of our code.
@@ -361,6 +363,17 @@ class Recorder:
         ids = rows[:, REPEAT_FIELDS.index("id")]
         ids[ids == -1] = [self.new_id() for _ in range(np.count_nonzero(ids == -1))]
         self.repeats.frombytes(rows.tobytes())
+
+    def filled(self) -> float:
+        """Which share of the fullest buffer is used."""
+        rows = max(
+            (len(self.flat) + len(self.more)) // FLAT_CELLS,
+            len(self.finished),
+            len(self.waits) // WAIT_CELLS,
+            len(self.repeats) // len(REPEAT_FIELDS),
+            max(len(self.step_changes), len(self.phase_changes)) // 4,
+        )
+        return max(rows / max(1, self.buffer_rows), *(used() for used in self.other_buffers), 0.0)
 
     def take(self) -> Taken:
         """Takes everything out: on the writer's thread, while others go on recording."""

@@ -1,4 +1,4 @@
-"""The background thread that writes down what the recorder has gathered."""
+"""The background thread that writes the recorded events to the stream."""
 
 from __future__ import annotations
 
@@ -12,63 +12,57 @@ from typing import Final
 
 from ddltrace.tracer.record.batches import BatchBuilder
 from ddltrace.tracer.record.recorder import Recorder, Taken
-from ddltrace.tracer.record.tail import TailWriter
 from ddltrace.tracer.record.watchdog import Watchdog
 from ddltrace.tracer.trace.stream_writer import StreamWriter
 
 _MAX_PAUSE_S: Final = 1.0
 
-_ROWS_PER_BATCH: Final = 1 << 13
-"""Rows that make a batch at once: then the cost of building it is theirs, not its own."""
+_LOOKS_PER_INTERVAL: Final = 4
+"""How often the writer looks between two writes whether the job records faster than usual."""
+
+_MOST_FILLED: Final = 0.25
+"""Used share of a buffer from which the writer does not wait for the end of the interval."""
 
 _BALLAST_BYTES: Final = 32 << 20
 """Of address space, for the writes of a rank that gets no more of it."""
 
 
 class WriterThread(threading.Thread):
-    """Writes at every interval until it is stopped: into the tail, or a batch.
+    """Writes one Arrow batch at every interval, or when a buffer fills, until it is stopped.
 
     A full or vanished disk ends the writing, never the job: what cannot be written is counted
-    as dropped. So is what there is no memory for, but some is set aside: a job whose arrays have
-    become too many ends with an error, and its last moments tell why.
+    as dropped. Events for whose batch there is no memory are kept for the next write, as many as
+    the recorder would hold. Some address space is set aside for them: a job whose arrays have
+    become too many ends with an error, and its last events tell why.
 
     Args:
         recorder: What to write.
         stream: Where batches go.
-        tail: Where goes what is not in a batch yet.
         interval_s: The time between two writes.
         on_fault: Is given what goes wrong.
-        on_beat: Is called at every interval, on this thread: the job's never touch the disk.
+        on_beat: Is called at every write, on this thread: the job's never touch the disk.
         on_end: Is called after the last write, with the number of rows written.
-        watchdog: Looks at the rank at every interval.
-        batch_interval_s: The time between two batches; in between, the tail is written.
+        watchdog: Looks at the rank at every write.
     """
 
     def __init__(
         self,
         recorder: Recorder,
         stream: StreamWriter,
-        tail: TailWriter,
         interval_s: float,
         *,
         on_fault: Callable[[str, Exception], None],
         on_beat: Callable[[], None],
         on_end: Callable[[int], None],
         watchdog: Watchdog,
-        batch_interval_s: float = 30.0,
     ) -> None:
         super().__init__(name="ddltrace-writer", daemon=True)
         self._watchdog = watchdog
         self._recorder = recorder
         self._builder = BatchBuilder(recorder.sites, recorder.patterns)
         self._stream = stream
-        self._tail = tail
-        self._tail.begin(0, self._builder.context())
         self._pending = Taken()
-        self._batches = 0
-        self._batch_due_s = 0.0
         self._interval_s = interval_s
-        self._batch_interval_s = batch_interval_s
         self._on_fault = on_fault
         self._on_beat = on_beat
         self._on_end = on_end
@@ -77,7 +71,7 @@ class WriterThread(threading.Thread):
         self._goes_on.acquire()
         self._writing = threading.RLock()
         self._broken = False
-        self._tail_broken = False
+        self._is_short = False  # of memory, for the newest batch
         self._ballast = _set_aside(_BALLAST_BYTES)
         self.rows = 0
         self.busy_ns = 0
@@ -86,13 +80,24 @@ class WriterThread(threading.Thread):
         """Writes until stopped, then once more."""
         try:
             _come_after_the_job()
-            self._batch_due_s = time.monotonic() + self._batch_interval_s
-            while not self._goes_on.acquire(timeout=_until_next(self._interval_s)):
-                self._flush()
+            written = self._interval_number()
+            while not self._goes_on.acquire(
+                timeout=_until_next(self._interval_s / _LOOKS_PER_INTERVAL)
+            ):
+                now = self._interval_number()
+                if now != written or self._recorder.filled() > _MOST_FILLED:
+                    written = now
+                    self._flush()
             self._flush(last=True)
             self._on_end(self.rows)
         except Exception as error:  # noqa: BLE001 - a thread that ends so would print
             self._fault("writer", error)
+
+    def _interval_number(self) -> int:
+        """The number of the interval that it is now, by the wall clock: the same on all ranks."""
+        # A thread that wakes up a moment too early belongs to the next interval.
+        early_s = self._interval_s / _LOOKS_PER_INTERVAL / 8
+        return int((time.time() + early_s) / self._interval_s)
 
     def stop(self, timeout_s: float) -> bool:
         """Asks for the last write and waits for it.
@@ -118,7 +123,6 @@ class WriterThread(threading.Thread):
             self._writing.release()
 
     def _flush(self, *, last: bool = False) -> None:
-        before = time.thread_time_ns()
         if last:
             self._release()
         with self._writing:
@@ -131,7 +135,7 @@ class WriterThread(threading.Thread):
                 self._write(taken, last=last)
             except Exception as error:  # noqa: BLE001 - the job goes on, the fault is recorded
                 self._fault("flush", error)
-        self.busy_ns += time.thread_time_ns() - before
+        self.busy_ns = time.thread_time_ns()
 
     def _fault(self, where: str, error: Exception) -> None:
         if isinstance(error, MemoryError):
@@ -156,68 +160,41 @@ class WriterThread(threading.Thread):
             self._fault("save", error)
 
     def _write(self, taken: Taken, *, last: bool) -> None:
-        """Puts what was taken into the tail, or with all that is pending there into a batch.
-
-        The tail keeps what no batch could be made of: only what fits neither is dropped.
-        """
+        """Makes a batch of what was taken, and of what is left of former writes."""
         self._pending.extend(taken)
-        now_s = time.monotonic()
-        due = last or now_s >= self._batch_due_s or self._pending.rows >= _ROWS_PER_BATCH
-        written = due and self._write_batch()
-        if not written and not self._note(taken):
-            written = not due and self._write_batch()
-            if not written:
-                # Counted first: a call in the middle of the addition would let the job's threads,
-                # which count, too, run there.
-                lost = taken.rows
-                self._recorder.dropped += lost
-                self.rows -= lost
-        if written or self._broken:
+        if self._write_batch():
             self.rows += self._pending.rows
-            self._pending = Taken()
-        if written:
-            self._batch_due_s = now_s + self._batch_interval_s
-            self._begin_tail()
-        if last:
-            self._tail.close()
-
-    def _begin_tail(self) -> None:
-        """Empties the tail: all of it is in the stream now."""
-        try:
-            self._tail.begin(self._batches, self._builder.context())
-        except Exception as error:  # noqa: BLE001 - the stream can do without
-            self._tail_broken = True
-            self._fault("tail", error)
-
-    def _note(self, taken: Taken) -> bool:
-        """Notes what was taken in the tail; one that it could not take is the last."""
-        if self._tail_broken:
-            return False
-        if taken.rows or taken.step_changes or taken.phase_changes:
-            try:
-                self._tail.append(taken)
-            except Exception as error:  # noqa: BLE001 - the job goes on, the fault is recorded
-                self._tail_broken = True
-                self._fault("tail", error)
-                return False
-        return True
+        elif not self._broken and not last and self._pending.rows < self._recorder.buffer_rows:
+            return  # kept for the next write
+        else:
+            self._recorder.dropped += self._pending.rows
+        self._pending = Taken()
 
     def _write_batch(self) -> bool:
-        """Makes a batch of all that is pending; one that cannot be made or written is the last."""
+        """Makes a batch of all that is pending, and writes it.
+
+        Returns:
+            Whether it was written. A batch that could not be written is the last one.
+        """
         if self._broken:
             return False
-        where = "build"
         try:
             batch = self._builder.build(self._pending)
-            where = "write"
+        except Exception as error:  # noqa: BLE001 - of memory, for example, there may be too little
+            if not self._is_short:
+                self._is_short = True
+                self._fault("build", error)
+            return False
+        self._is_short = False
+        try:
             if batch is not None:
                 self._stream.write(batch)
-                self._batches += 1
-        except Exception as error:  # noqa: BLE001 - of memory, for example, there may be too little
+        except Exception as error:  # noqa: BLE001 - the job goes on, the fault is recorded
             self._broken = True
-            self._fault(where, error)
+            self._fault("write", error)
             self._stream.cut()
-        return not self._broken
+            return False
+        return True
 
 
 def _come_after_the_job() -> None:

@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from ddltrace.tracer.capture.fault_barrier import quiet
+from ddltrace.tracer.fault_barrier import quiet
 from ddltrace.tracer.timing.clocks import clock_domain
 from ddltrace.tracer.trace.run_info import RankInfo
 

@@ -14,12 +14,10 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.record.tail import read_tail
 from ddltrace.tracer.trace.schema import EVENTS, SCHEMA_NAME
 from ddltrace.tracer.trace.stream_frames import scan_stream
 from ddltrace.tracer.trace.trace_files import (
     FILE_SUFFIX,
-    TAIL_SUFFIX,
     event_path,
     require_regular_file,
 )
@@ -74,9 +72,6 @@ class EventReader:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         self.lost_bytes = 0
         is_file = self._path.suffix == FILE_SUFFIX
-        # Before the stream: what a writer moves from the one to the other meanwhile is then in
-        # both, never in neither, and the tail is known to be the older one.
-        tail = b"" if is_file else self._tail()
         try:
             require_regular_file(self._path)
             content = _map(self._path)
@@ -95,32 +90,8 @@ class EventReader:
         elif not scan.marked:
             # A stream that ends between two messages lost nothing that is known of.
             self.lost_bytes += size - scan.end
-        count, newest = 0, None
         if scan.end > start:
-            for batch in self._read_stream(content, start, scan.end):
-                count, newest = count + 1, batch
-                yield batch
-        if not tail:
-            return
-        try:
-            last, lost = read_tail(tail, count, _dictionaries_of(newest))
-        except ValueError:
-            last, lost = None, len(tail)
-        self.lost_bytes += lost
-        if last is not None:
-            yield last.select(self._columns)
-
-    def _tail(self) -> bytes:
-        """What lies in the tail of a stream now."""
-        path = self._path.with_suffix(TAIL_SUFFIX)
-        try:
-            require_regular_file(path)
-            return path.read_bytes()
-        except FileNotFoundError:
-            return b""
-        except OSError:
-            self.lost_bytes += 1
-            return b""
+            yield from self._read_stream(content, start, scan.end)
 
     def _read_stream(self, content: _Content, start: int, end: int) -> Iterator[pa.RecordBatch]:
         data = pa.py_buffer(content).slice(start, end - start)
@@ -151,18 +122,6 @@ class EventReader:
                 f"{self._path}: schema {found!r:.80} is not {SCHEMA_NAME!r}; "
                 "read it with the version of ddltrace that wrote it"
             )
-
-
-def _dictionaries_of(batch: pa.RecordBatch | None) -> dict[str, list[str]]:
-    """The dictionaries of a batch's coded columns."""
-    if batch is None:
-        return {}
-    columns = zip(batch.schema.names, batch.columns, strict=True)
-    return {
-        name: column.dictionary.to_pylist()
-        for name, column in columns
-        if pa.types.is_dictionary(column.type)
-    }
 
 
 class _ReleasedPages:

@@ -27,7 +27,6 @@ from ddltrace.tracer.trace.trace_files import (
     RUN_FILE,
     SIDECAR_SUFFIX,
     STREAM_SUFFIX,
-    TAIL_SUFFIX,
 )
 
 _MOST_AT_ONCE: Final = 4
@@ -102,15 +101,11 @@ def finalize_rank(directory: Path, info: RankInfo) -> None:
         info.errors.append(f"the stream could not be finalized: {error!r:.200}")
         return
     info.lost_bytes = reader.lost_bytes
-    tail = stream.with_suffix(TAIL_SUFFIX)
     if reader.lost_bytes == 0:
         stream.unlink()
-        tail.unlink(missing_ok=True)
     else:
-        # Kept under names that no reader opens: somebody may want to dig in them.
+        # Kept under a name that no reader opens: somebody may want to look for more in it.
         stream.replace(stream.with_suffix(".damaged"))
-        if tail.exists():
-            tail.replace(tail.with_suffix(".tail-damaged"))
 
 
 def _still_recording(directory: Path, run: RunInfo) -> list[int]:

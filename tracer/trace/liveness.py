@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
-from ddltrace.tracer.trace.trace_files import TAIL_SUFFIX, event_path
+from ddltrace.tracer.trace.trace_files import event_path
 
 _SURELY_IDLE_S: Final = 5.0
 
@@ -51,12 +50,11 @@ def has_died(directory: Path, info: RankInfo) -> bool:
     if info.pid_namespace:
         return True
     # One in another container may only seem to be gone; then it goes on writing.
-    stream = event_path(directory, info.segment)
-    written_s = []
-    for path in (stream, stream.with_suffix(TAIL_SUFFIX)):
-        with contextlib.suppress(OSError):
-            written_s.append(path.stat().st_mtime)
-    return bool(written_s) and time.time() - max(written_s) > _SURELY_IDLE_S
+    try:
+        written_s = event_path(directory, info.segment).stat().st_mtime
+    except OSError:
+        return False
+    return time.time() - written_s > _SURELY_IDLE_S
 
 
 def is_running(directory: Path, info: RankInfo) -> bool:

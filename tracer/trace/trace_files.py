@@ -4,7 +4,6 @@ A trace is a directory::
 
     run.json                     what ran, on which hosts and ranks, what was lost
     rank-00003-0-4711.arrows     while rank 3 (attempt 0, process 4711) runs: an IPC stream
-    rank-00003-0-4711.tail       the events that are not in the stream yet; see `tail`
     rank-00003-0-4711.json       the process's own record: tensors, groups, clock
     rank-00003-0-4711.arrow      after the job has ended: an IPC file that replaces the stream
 """
@@ -20,7 +19,6 @@ from ddltrace.tracer.errors import TraceError
 
 RUN_FILE: Final = "run.json"
 STREAM_SUFFIX: Final = ".arrows"
-TAIL_SUFFIX: Final = ".tail"
 FILE_SUFFIX: Final = ".arrow"
 SIDECAR_SUFFIX: Final = ".json"
 PART_PREFIX: Final = "part-"

@@ -33,7 +33,6 @@ from ddltrace.tracer.trace.trace_files import (
     PART_PREFIX,
     RUN_FILE,
     STREAM_SUFFIX,
-    TAIL_SUFFIX,
     event_path,
 )
 
@@ -205,9 +204,6 @@ def merge(directories: Sequence[Path], output: Path) -> RunInfo:
                 continue
             suffix = FILE_SUFFIX if source.suffix == FILE_SUFFIX else STREAM_SUFFIX
             try:
-                with contextlib.suppress(FileNotFoundError):
-                    tail = source.with_suffix(TAIL_SUFFIX)
-                    shutil.copyfile(tail, output / (info.segment + TAIL_SUFFIX))
                 shutil.copyfile(source, output / (info.segment + suffix))
             except OSError as error:
                 raise UsageError(f"{source} cannot be copied: {error.strerror}") from error

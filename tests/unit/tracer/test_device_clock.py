@@ -19,6 +19,7 @@ from ddltrace.tracer.timing.device_clock import (
     ResolverThread,
     stream_lane,
 )
+from ddltrace.tracer.timing.device_use import DeviceUse
 
 
 class Machine:
@@ -365,13 +366,14 @@ class CudaTensor:
 
 def message_timer_of(timer: DeviceTimer, recorder: Recorder) -> MessageTimer:
     faults: list[tuple[str, Exception]] = []
-    session: Any = SimpleNamespace(
-        device=timer,
-        device_failed=False,
+    device = DeviceUse(lambda: None)
+    device.start(timer)
+    context: Any = SimpleNamespace(
+        device=device,
         recorder=recorder,
         fault=lambda *fault: faults.append(fault),
     )
-    return MessageTimer(session)
+    return MessageTimer(context)
 
 
 def test_a_message_starts_when_the_device_comes_to_it_and_ends_when_told() -> None:

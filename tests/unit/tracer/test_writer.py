@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ import pyarrow as pa
 import pytest
 
 from ddltrace.tracer.record.batches import BatchBuilder, History, Vocabulary
-from ddltrace.tracer.record.recorder import Recorder, Taken
-from ddltrace.tracer.record.tail import TailWriter
+from ddltrace.tracer.record.recorder import Recorder
 from ddltrace.tracer.record.watchdog import Watchdog, stack_of_job
 from ddltrace.tracer.record.writer import WriterThread, _until_next
 from ddltrace.tracer.trace import arrow_arrays
@@ -170,6 +170,12 @@ class GatedStream:
         pass
 
 
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Waits for the writer's thread; the test's time limit ends a wait that is in vain."""
+    while not holds():
+        time.sleep(0.001)
+
+
 class FullStream(StreamWriter):
     """A stream on a disk that can be full."""
 
@@ -181,19 +187,15 @@ class FullStream(StreamWriter):
         super().write(batch)
 
 
-def writer_on(
-    recorder: Recorder, stream: object, faults: list[str], directory: Path
-) -> WriterThread:
+def writer_on(recorder: Recorder, stream: object, faults: list[str]) -> WriterThread:
     return WriterThread(
         recorder,
         stream,  # type: ignore[arg-type]
-        TailWriter(directory / f"{SEGMENT}.tail", recorder),
         0.001,
         on_fault=lambda where, error: faults.append(f"{where}: {error}"),
         on_beat=lambda: None,
         on_end=lambda _: None,
         watchdog=Watchdog(recorder, lambda _: None, lambda: None),
-        batch_interval_s=0.001,
     )
 
 
@@ -201,7 +203,7 @@ def test_a_writer_that_cannot_keep_up_costs_events_and_every_one_is_counted(
     tmp_path: Path,
 ) -> None:
     recorder, stream = Recorder(50), GatedStream()
-    writer = writer_on(recorder, stream, [], tmp_path)
+    writer = writer_on(recorder, stream, [])
     recorder.record("layer", "first", 0, 1)
     writer.start()
     assert stream.entered.wait(60)
@@ -217,65 +219,33 @@ def test_a_writer_that_cannot_keep_up_costs_events_and_every_one_is_counted(
     assert stream.rows + recorder.dropped == 1 + 1000 + 200
 
 
-def test_what_no_batch_takes_is_kept_in_the_tail(tmp_path: Path) -> None:
+def test_a_full_disk_is_told_once_and_what_it_could_not_take_is_counted(tmp_path: Path) -> None:
     recorder, faults = Recorder(1000), []
     stream = FullStream(tmp_path / f"{SEGMENT}.arrows")
-    writer = writer_on(recorder, stream, faults, tmp_path)
+    writer = writer_on(recorder, stream, faults)
     writer.start()
     for number in range(300):
+        if number == 200:
+            wait_until(lambda: writer.rows == 200)
+            stream.full = True
         recorder.record("layer", f"layer-{number % 7}", number, number + 1)
-        if number % 100 == 50:
-            stream.full = number > 200
-            time.sleep(0.05)  # so that there are batches before
     assert writer.stop(60)
     stream.close()
     table, lost = read_events(tmp_path, SEGMENT)
-    assert (table.num_rows, lost, recorder.dropped, writer.rows) == (300, 0, 0, 300)
-    assert table["start_ns"].to_pylist() == list(range(300))
-    assert table["name"].to_pylist() == [f"layer-{number % 7}" for number in range(300)]
+    assert (table.num_rows, lost, recorder.dropped, writer.rows) == (200, 0, 100, 200)
+    assert table["start_ns"].to_pylist() == list(range(200))
+    assert table["name"].to_pylist() == [f"layer-{number % 7}" for number in range(200)]
     assert faults == ["write: [Errno 28] No space left on device"]
     info = RankInfo(rank=0, segment=SEGMENT, world_size=1)
     finalize_rank(tmp_path, info)
-    assert (info.events, info.lost_bytes) == (300, 0)
+    assert (info.events, info.lost_bytes) == (200, 0)
     assert {path.name for path in tmp_path.iterdir()} == {f"{SEGMENT}.arrow"}
-
-
-def test_a_full_disk_is_told_once_and_what_it_could_not_take_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorder, faults = Recorder(1000), []
-    stream = FullStream(tmp_path / f"{SEGMENT}.arrows")
-    stream.full = True
-    writer = writer_on(recorder, stream, faults, tmp_path)
-    append = TailWriter.append
-    noted = threading.Semaphore(0)
-
-    def until_full(tail: TailWriter, taken: Taken) -> None:
-        if recorder.sites[-1][1] == "late":
-            raise OSError(28, "No space left on device")
-        append(tail, taken)
-        noted.release(taken.rows)
-
-    monkeypatch.setattr(TailWriter, "append", until_full)
-    writer.start()
-    for number in range(50):
-        recorder.record("layer", "early", number, number + 1)
-    for _ in range(50):
-        assert noted.acquire(timeout=60)
-    for number in range(50):
-        recorder.record("layer", "late", number, number + 1)
-    assert writer.stop(60)
-    stream.close()
-    table, lost = read_events(tmp_path, SEGMENT)
-    assert (set(table["name"].to_pylist()), table.num_rows, lost) == ({"early"}, 50, 0)
-    assert (recorder.dropped, writer.rows) == (50, 50)
-    assert faults == [f"{where}: [Errno 28] No space left on device" for where in ("write", "tail")]
 
 
 def test_a_stream_written_by_the_thread_is_read_back(tmp_path: Path) -> None:
     recorder = Recorder(100_000)
     stream = StreamWriter(tmp_path / f"{SEGMENT}.arrows")
-    writer = writer_on(recorder, stream, [], tmp_path)
+    writer = writer_on(recorder, stream, [])
     writer.start()
     threads = [
         threading.Thread(
@@ -354,29 +324,81 @@ def test_the_stack_is_that_of_the_thread_that_tells() -> None:
     assert any(frame.endswith(" train") for frame in known)
 
 
-def test_rows_that_cannot_be_built_are_kept(
+@pytest.mark.parametrize("lasts", [False, True])
+def test_rows_for_which_there_is_no_memory_wait_for_some(
+    lasts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, faults = Recorder(100), []
+    stream = StreamWriter(tmp_path / f"{SEGMENT}.arrows")
+    writer = writer_on(recorder, stream, faults)
+    tried = threading.Semaphore(0)
+
+    def no_memory(*_: object) -> None:
+        tried.release()
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ddltrace.tracer.record.writer.BatchBuilder.build", no_memory)
+        recorder.set_step(4, 0)
+        for number in range(30):
+            recorder.record("layer", "x", number, number + 1)
+        recorder.complete(recorder.new_message("send", "0", 1), 2)
+        recorder.add_wait(1, 2, 0, "send")
+        writer.start()
+        for _ in range(3):
+            assert tried.acquire(timeout=60)
+        if lasts:
+            assert writer.stop(60)
+    assert writer.stop(60)
+    stream.close()
+    kept = 0 if lasts else 32
+    assert (recorder.dropped, writer.rows) == (32 - kept, kept)
+    assert faults == ["build: no room"]
+    table, lost = read_events(tmp_path, SEGMENT)
+    assert (table.num_rows, lost) == (kept, 0)
+    assert set(table["step"].to_pylist()) <= {4}
+
+
+def test_rows_without_memory_are_no_more_than_the_buffer_would_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder, faults = Recorder(100), []
     stream = StreamWriter(tmp_path / f"{SEGMENT}.arrows")
-    writer = writer_on(recorder, stream, faults, tmp_path)
+    writer = writer_on(recorder, stream, faults)
 
     def no_memory(*_: object) -> None:
         raise MemoryError("no room")
 
     monkeypatch.setattr("ddltrace.tracer.record.writer.BatchBuilder.build", no_memory)
-    for number in range(30):
-        recorder.record("layer", "x", number, number + 1)
-    recorder.complete(recorder.new_message("send", "0", 1), 2)
-    recorder.add_wait(1, 2, 0, "send")
     writer.start()
+    for number in range(150):
+        recorder.record("layer", "x", number, number + 1)
+        if number % 50 == 49:
+            wait_until(lambda: not recorder.flat)
+    wait_until(lambda: recorder.dropped >= 100)
+    assert len(writer._pending.flat) <= 4 * 50
     assert writer.stop(60)
     stream.close()
-    assert (recorder.dropped, writer.rows) == (0, 32)
-    assert faults == ["build: no room"]
-    monkeypatch.undo()
-    table, lost = read_events(tmp_path, SEGMENT)
-    assert (table.num_rows, lost) == (32, 0)
+    assert (recorder.dropped, writer.rows) == (150, 0)
+
+
+def test_a_buffer_that_fills_is_written_before_the_interval_ends(tmp_path: Path) -> None:
+    recorder = Recorder(100)
+    stream = StreamWriter(tmp_path / f"{SEGMENT}.arrows")
+    writer = writer_on(recorder, stream, [])
+    writer._interval_number = lambda: 0  # type: ignore[method-assign]
+    used = [0.0]
+    recorder.other_buffers.append(lambda: used[0])
+    assert recorder.filled() == 0
+    for number in range(30):
+        recorder.record("layer", "x", number, number + 1)
+    assert recorder.filled() == 0.3
+    used[0] = 0.7
+    assert recorder.filled() == 0.7
+    writer.start()
+    wait_until(lambda: writer.rows == 30)
+    assert writer.stop(60)
+    stream.close()
 
 
 def test_steps_and_phases_are_unknown_where_there_was_no_room_to_note_them() -> None:
@@ -405,6 +427,14 @@ def test_all_ranks_write_at_the_same_moments(monkeypatch: pytest.MonkeyPatch) ->
         beyond_s = (now_s + left_s) % 0.24
         assert min(beyond_s, 0.24 - beyond_s) < 1e-6
         assert 0.03 <= left_s <= 0.27  # a thread that was woken too early does not write twice
+
+
+def test_all_ranks_begin_an_interval_at_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = writer_on(Recorder(10), None, [])
+    writer._interval_s = 0.8
+    for offset_s, number in ((-0.21, 9), (-0.03, 9), (-0.01, 10), (0, 10), (0.19, 10), (0.79, 11)):
+        monkeypatch.setattr(time, "time", lambda offset_s=offset_s: 8.0 + offset_s)
+        assert writer._interval_number() == number, offset_s
 
 
 def test_rows_that_come_many_at_a_time_are_counted_where_there_is_no_room() -> None:

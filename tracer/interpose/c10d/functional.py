@@ -20,11 +20,11 @@ from ddltrace.tracer.record.recorder import Launched, Message
 if TYPE_CHECKING:
     import torch
 
-    from ddltrace.tracer.capture.session import Session
     from ddltrace.tracer.interpose.c10d.c10d_operators import Operator
-    from ddltrace.tracer.interpose.c10d.collectives import Observer
     from ddltrace.tracer.interpose.c10d.groups import Group
     from ddltrace.tracer.interpose.c10d.launches import Offering
+    from ddltrace.tracer.interpose.c10d.observer import Observer
+    from ddltrace.tracer.interpose.patch_context import PatchContext
 
 _now = time.monotonic_ns
 _WAIT: Final = "wait_tensor"
@@ -61,19 +61,19 @@ _PLAIN: Final = {
 _MAX_PENDING: Final = 4096
 
 
-def install(session: Session, observer: Observer, offering: Offering | None) -> None:
+def install(context: PatchContext, observer: Observer, offering: Offering | None) -> None:
     """Registers kernels at the operators of functional collectives.
 
     Args:
-        session: The recording rank.
+        context: The parts of the recording rank.
         observer: Records the messages below.
         offering: Offers launches; None if it cannot.
     """
     import torch
 
-    pending = _Pending(session, observer)
+    pending = _Pending(context, observer)
     library: Any = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
-    session.keep_alive(library)
+    context.keep_alive(library)
     for name in (*_LAUNCHING, _WAIT):
         if hasattr(torch.ops._c10d_functional, name):
             make = pending.waiting if name == _WAIT else pending.launching
@@ -136,8 +136,8 @@ class _ByOperator:
 class _Pending:
     """Messages whose result nobody has waited for yet, by the storage of that result."""
 
-    def __init__(self, session: Session, observer: Observer) -> None:
-        self._session = session
+    def __init__(self, context: PatchContext, observer: Observer) -> None:
+        self._context = context
         self._observer = observer
         self._messages: dict[int, Message | Launched] = {}
 
@@ -153,7 +153,7 @@ class _Pending:
                 try:
                     self._remember(result, messages)
                 except Exception as error:  # noqa: BLE001 - the job goes on
-                    self._session.fault("functional collective", error)
+                    self._context.fault("functional collective", error)
             return result
 
         return kernel
@@ -191,7 +191,7 @@ class _Pending:
                 try:
                     self._observer.waits.waited(message, start, _now())
                 except Exception as error:  # noqa: BLE001 - the job goes on
-                    self._session.fault(_WAIT, error)
+                    self._context.fault(_WAIT, error)
 
     def remember(self, result: torch.Tensor, message: Message | Launched) -> None:
         """Notes what a result comes of."""

@@ -13,8 +13,6 @@ from ddltrace.tracer.trace.run_info import GroupInfo
 if TYPE_CHECKING:
     import torch
 
-    from ddltrace.tracer.capture.session import Session
-
 # Gloo and MPI block in `wait` until completion; on other backends it may only order streams.
 _BLOCKING_BACKENDS: Final = frozenset({"gloo", "mpi"})
 # For trials: its messages never say that they are complete.
@@ -103,13 +101,16 @@ class _Below(threading.local):
 class Groups:
     """The process groups that have been seen, by name.
 
+    Args:
+        on_new: Is given a group when its first message is seen.
+
     Attributes:
         below: Whether messages are sent by a group in Python.
         seen: The group of a ``torch.distributed.ProcessGroup``, if it has been asked for before.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, on_new: Callable[[GroupInfo], None]) -> None:
+        self._on_new = on_new
         self.below = _Below()
         self._group_of: WeakIdentityMap[Any, Group] = WeakIdentityMap()
         self.seen = self._group_of.get
@@ -163,11 +164,7 @@ class Groups:
         backend = process_group.name()
         own = process_group.rank() if ranks else None
         group = self._newest[name] = self._by_name[shown] = Group(shown, ranks, own)
-        if self._session.known is not None:
-            # The new group may have the address of one that is no more.
-            self._session.known.forget()
-        description = process_group.group_desc
-        self._session.add_group(GroupInfo(shown, description, backend, ranks))
+        self._on_new(GroupInfo(shown, process_group.group_desc, backend, ranks))
         return group
 
     def _ranks_of_outer(self, process_group: Any) -> tuple[int, ...]:

@@ -128,6 +128,11 @@ class KnownMessages:
         # what it sends meanwhile need not be known.
         self._adding = threading.Lock()
         self._collecting = threading.Lock()
+        recorder.other_buffers.append(self.filled)
+
+    def filled(self) -> float:
+        """Which share of the ring is used."""
+        return (self._control[_LAUNCHED] - self._taken) / self._size
 
     def see_launches(self) -> bool:
         """Has C++ see what is launched; to be called once.

@@ -23,12 +23,12 @@ from ddltrace.tracer.trace.schema import P2P_OPS
 if TYPE_CHECKING:
     import torch
 
-    from ddltrace.tracer.capture.session import Session
     from ddltrace.tracer.interpose.c10d.c10d_operators import Operator
-    from ddltrace.tracer.interpose.c10d.collectives import Observer
     from ddltrace.tracer.interpose.c10d.gloo_times import GlooTimes
     from ddltrace.tracer.interpose.c10d.groups import Group
     from ddltrace.tracer.interpose.c10d.known_messages import KnownMessages
+    from ddltrace.tracer.interpose.c10d.observer import Observer
+    from ddltrace.tracer.interpose.patch_context import PatchContext
 
 METHODS: Final[dict[str, tuple[str, str | type]]] = {
     "allreduce": ("allreduce_", "AllreduceOptions"),
@@ -53,11 +53,11 @@ METHODS: Final[dict[str, tuple[str, str | type]]] = {
 options in PyTorch's bindings."""
 
 
-def install(session: Session, observer: Observer) -> Offering | None:
+def install(context: PatchContext, observer: Observer) -> Offering | None:
     """Patches the methods of ``ProcessGroup``, if C++ can see what they launch.
 
     Args:
-        session: The recording rank.
+        context: The parts of the recording rank.
         observer: What records messages.
 
     Returns:
@@ -66,10 +66,10 @@ def install(session: Session, observer: Observer) -> Offering | None:
     import torch.distributed as dist
     from torch._C import _distributed_c10d as bindings
 
-    library, gloo, known = session.native, observer.gloo, session.known
+    library, gloo, known = context.native, context.gloo, context.known
     if library is None or gloo is None or known is None or not known.see_launches():
         return None
-    offering = Offering(session, observer, gloo, known, library)
+    offering = Offering(context, observer, gloo, known, library)
     group_class: Any = dist.ProcessGroup
     for method, (name, last) in METHODS.items():
         last_type = getattr(bindings, last, None) if isinstance(last, str) else last
@@ -130,7 +130,7 @@ class Offering:
     """Offers to C++ what Python launches.
 
     Args:
-        session: The recording rank.
+        context: The parts of the recording rank.
         observer: What records messages.
         gloo: What takes down their times.
         known: What makes them of what C++ has taken down.
@@ -139,7 +139,7 @@ class Offering:
 
     def __init__(
         self,
-        session: Session,
+        context: PatchContext,
         observer: Observer,
         gloo: GlooTimes,
         known: KnownMessages,
@@ -149,11 +149,11 @@ class Offering:
         self._gloo = gloo
         self._known = known
         self._name = observer.name
-        self._below = session.groups.below
-        self._recorder = session.recorder
-        self._seen_group = session.groups.seen
+        self._below = context.groups.below
+        self._recorder = context.recorder
+        self._seen_group = context.groups.seen
         self._offered = _Offered(library)
-        self._fault = session.fault
+        self._fault = context.fault
 
     def record(
         self,

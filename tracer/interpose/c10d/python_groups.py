@@ -21,10 +21,10 @@ from ddltrace.tracer.interpose.c10d.c10d_operators import OPERATORS
 from ddltrace.tracer.interpose.c10d.launches import METHODS
 
 if TYPE_CHECKING:
-    from ddltrace.tracer.capture.session import Session
     from ddltrace.tracer.interpose.c10d.c10d_operators import Operator
-    from ddltrace.tracer.interpose.c10d.collectives import Observer
     from ddltrace.tracer.interpose.c10d.groups import Group
+    from ddltrace.tracer.interpose.c10d.observer import Observer
+    from ddltrace.tracer.interpose.patch_context import PatchContext
     from ddltrace.tracer.record.recorder import Message
 
 # Beside those of `METHODS`: the operators that have the same arguments.
@@ -42,38 +42,38 @@ _OTHERS: Final = {
 _now = time.monotonic_ns
 
 
-def install(session: Session, observer: Observer) -> None:
+def install(context: PatchContext, observer: Observer) -> None:
     """Patches the subclasses of ``ProcessGroup`` and ``Work``, those that are to come, too.
 
     Args:
-        session: The recording rank.
+        context: The parts of the recording rank.
         observer: What records messages.
     """
     import torch.distributed as dist
     from torch._C._distributed_c10d import Work
 
     of_method = {method: name for method, (name, _) in METHODS.items()} | _OTHERS
-    calls = _Calls(session, observer)
+    calls = _Calls(context, observer)
 
     def patch_group(group_class: Any) -> None:
         for method, name in of_method.items():
             original = vars(group_class).get(method)
             if isinstance(original, FunctionType):
-                wrapper = _around(original, OPERATORS[name], calls, session)
+                wrapper = _around(original, OPERATORS[name], calls, context)
                 setattr(group_class, method, wrapper)
 
-    _patch_subclasses(session, dist.ProcessGroup, patch_group)
-    _patch_subclasses(session, Work, observer.waits.patch_work)
+    _patch_subclasses(context, dist.ProcessGroup, patch_group)
+    _patch_subclasses(context, Work, observer.waits.patch_work)
 
 
-def _patch_subclasses(session: Session, base: Any, patch: Callable[[Any], None]) -> None:
+def _patch_subclasses(context: PatchContext, base: Any, patch: Callable[[Any], None]) -> None:
     """Patches all classes below one that are Python's, each when it is made."""
 
     def patch_safely(made: Any) -> None:
         try:
             patch(made)
         except Exception as error:  # noqa: BLE001 - the job goes on
-            session.fault("patch a class of the job's", error)
+            context.fault("patch a class of the job's", error)
 
     def made_one(cls: Any, /, **kwargs: Any) -> None:
         super(base, cls).__init_subclass__(**kwargs)
@@ -87,7 +87,7 @@ def _patch_subclasses(session: Session, base: Any, patch: Callable[[Any], None])
 
 
 def _around(
-    original: FunctionType, operator: Operator, calls: _Calls, session: Session
+    original: FunctionType, operator: Operator, calls: _Calls, context: PatchContext
 ) -> Callable[..., Any]:
     """A method that records what it sends, unless somebody below it does."""
 
@@ -97,7 +97,7 @@ def _around(
         try:
             call = calls.begin(process_group, original, operator, args, kwargs)
         except Exception as error:  # noqa: BLE001 - the job goes on
-            session.fault("begin a message of a group in Python", error)
+            context.fault("begin a message of a group in Python", error)
         if call is None:
             return original(process_group, *args, **kwargs)
         work, status = None, "failed"
@@ -109,7 +109,7 @@ def _around(
             try:
                 calls.end(call, work, status)
             except Exception as error:  # noqa: BLE001 - the job goes on
-                session.fault("end a message of a group in Python", error)
+                context.fault("end a message of a group in Python", error)
 
     # As in `launches.py`: who calls its base class is known by the name of the calling code.
     code: Any = method
@@ -169,14 +169,14 @@ class _Calls:
     """Turns calls of methods into messages.
 
     Args:
-        session: The recording rank.
+        context: The parts of the recording rank.
         observer: What records messages.
     """
 
-    def __init__(self, session: Session, observer: Observer) -> None:
-        self._session = session
+    def __init__(self, context: PatchContext, observer: Observer) -> None:
+        self._context = context
         self._observer = observer
-        self._below = session.groups.below
+        self._below = context.groups.below
         # Methods below which nobody recorded anything when they were last called.
         self._senders: set[Any] = set()
 
@@ -200,14 +200,14 @@ class _Calls:
         Returns:
             What `end` is to be given; None if the call is part of another, or left out.
         """
-        observer, registry = self._observer, self._session.registry
+        observer, registry = self._observer, self._context.registry
         below = self._below
         if below.outer is not None or not observer.active:
             return None
         as_operator = _as_operator(operator, method, (process_group, *args), kwargs)
-        group = self._session.groups.of(process_group)
+        group = self._context.groups.of(process_group)
         call = _Call(operator, as_operator, group, method, _now(), registry.carried.now)
-        if self._session.recorder.paused:
+        if self._context.recorder.paused:
             observer.leave_out(operator, as_operator, group)
             return None
         caller = sys._getframe(1).f_back  # of the method
@@ -243,11 +243,11 @@ class _Calls:
                 self._senders.add(call.method)
                 message = observer.describe(call.operator, call.args, call.group, call.start)
         finally:
-            self._session.registry.carried.now = call.former
+            self._context.registry.carried.now = call.former
         if message is None:
             return
         if status != "ok" or not observer.is_work(work):
-            self._session.recorder.complete(message, _now(), status)
+            self._context.recorder.complete(message, _now(), status)
             return
         first = first_tensor(call.args[: call.operator.group])
         on_host = first is None or first.is_cpu

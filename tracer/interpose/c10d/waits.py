@@ -20,7 +20,7 @@ from ddltrace.tracer.naming.weak_identity import WeakIdentityMap
 from ddltrace.tracer.record.recorder import Launched, Message
 
 if TYPE_CHECKING:
-    from ddltrace.tracer.capture.session import Session
+    from ddltrace.tracer.interpose.patch_context import PatchContext
 
 _now = time.monotonic_ns
 _PATIENCE_NS: Final = 50_000_000
@@ -90,22 +90,22 @@ class Waits:
     """Records when the host is blocked, and the completions that this tells.
 
     Args:
-        session: The recording rank.
+        context: The parts of the recording rank.
         on_received: Called with the message and the `Work` of a receive that has come.
         on_ordered: Called with a message that a stream of the job's waits for, not the host.
     """
 
     def __init__(
         self,
-        session: Session,
+        context: PatchContext,
         on_received: Callable[[Message, Any], None],
         on_ordered: Callable[[Message], None],
     ) -> None:
         import torch
         from torch._C._distributed_c10d import Work
 
-        self._session = session
-        self._recorder = session.recorder
+        self._context = context
+        self._recorder = context.recorder
         self._on_received = on_received
         self._on_ordered = on_ordered
         self.works = MessageOf()
@@ -165,8 +165,8 @@ class Waits:
         """Notes that the host has waited for a message to its end."""
         if isinstance(message, Launched):
             # Else Gloo's own threads tell the end.
-            if message.place >= 0 and self._session.known is not None:
-                self._session.known.waited(message, end, failed=failed)
+            if message.place >= 0 and self._context.known is not None:
+                self._context.known.waited(message, end, failed=failed)
         elif message.id in self.stream_ordered:
             self.stream_ordered.discard(message.id)
             self._on_ordered(message)
@@ -175,7 +175,7 @@ class Waits:
         self._recorder.add_wait(start, end, message.id, message.name)
 
     def _patched_wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        message_of, fault = self.works.get, self._session.fault
+        message_of, fault = self.works.get, self._context.fault
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             message = None
@@ -218,7 +218,7 @@ class Waits:
                 try:
                     self._seen_completed(work)
                 except Exception as error:  # noqa: BLE001 - the job goes on
-                    self._session.fault("is_completed", error)
+                    self._context.fault("is_completed", error)
             return completed
 
         return _like(is_completed, original)
@@ -242,7 +242,7 @@ class Waits:
                     if isinstance(message, Message) and self.is_in_python(work):
                         self._complete_with(message, future)
             except Exception as error:  # noqa: BLE001 - the job goes on
-                self._session.fault("get_future", error)
+                self._context.fault("get_future", error)
             return future
 
         return _like(get_future, original)
@@ -254,12 +254,12 @@ class Waits:
             try:
                 self._recorder.complete(message, _now())
             except Exception as error:  # noqa: BLE001 - the job goes on
-                self._session.fault("future of a group in Python", error)
+                self._context.fault("future of a group in Python", error)
 
         future.add_done_callback(complete)
 
     def _patched_future_wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        message_of, fault = self.futures.get, self._session.fault
+        message_of, fault = self.futures.get, self._context.fault
 
         def wait(future: Any, *args: Any, **kwargs: Any) -> Any:
             message = None
@@ -283,11 +283,11 @@ class Waits:
     def _patched_then(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def then(future: Any, callback: Callable[..., Any]) -> Any:
             try:
-                carried = self._session.registry.carried.now
+                carried = self._context.registry.carried.now
                 if carried is not None:
                     callback = self._carrying(*carried, callback)
             except Exception as error:  # noqa: BLE001 - the job goes on
-                self._session.fault("then", error)
+                self._context.fault("then", error)
             result = original(future, callback)
             self._follows(result, [future])
             return result
@@ -298,11 +298,11 @@ class Waits:
         self, name: str | None, tensors: list[int] | None, callback: Callable[..., Any]
     ) -> Callable[..., Any]:
         """A callback whose messages are about the same as those of the one who asked for it."""
-        session = self._session
+        context = self._context
 
         @functools.wraps(callback)
         def carrying(future: Any) -> Any:
-            with session.carrying(name, [None] if tensors is None else tensors):
+            with context.carrying(name, [None] if tensors is None else tensors):
                 return callback(future)
 
         return carrying
@@ -322,7 +322,7 @@ class Waits:
             if messages:
                 self.futures.add(future, max(messages, key=lambda m: m.id))
         except Exception as error:  # noqa: BLE001 - the job goes on
-            self._session.fault("future", error)
+            self._context.fault("future", error)
 
 
 def _like(wrapper: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,516 @@
+"""Turns the calls of ``c10d`` operators into messages; see `collectives.py`."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ddltrace.tracer.interpose.c10d.arguments import first_tensor, flatten, measure, name_of
+from ddltrace.tracer.interpose.c10d.c10d_operators import OPERATORS, Operator
+from ddltrace.tracer.interpose.c10d.groups import Group
+from ddltrace.tracer.interpose.c10d.reaper import Reapers
+from ddltrace.tracer.interpose.c10d.waits import Waits
+from ddltrace.tracer.interpose.cuda import MessageTimer, asking_from_any_thread, can_record
+from ddltrace.tracer.record.recorder import Message
+from ddltrace.tracer.trace.schema import P2P_OPS
+
+if TYPE_CHECKING:
+    import torch
+
+    from ddltrace.tracer.interpose.patch_context import PatchContext
+    from ddltrace.tracer.timing.device_clock import Mark
+
+_now = time.monotonic_ns
+
+
+class _Launch(NamedTuple):
+    """How the times of a message that is being launched will be known.
+
+    Attributes:
+        start: When the operator was called.
+        mark: Where the device comes to it; None on the CPU.
+        slot: Where Gloo's threads note its times; -1 if they were not asked to.
+        sparse_bytes: What sparse tensors held: once launched, they may hold the sum already.
+    """
+
+    start: int
+    mark: Mark | None = None
+    slot: int = -1
+    sparse_bytes: int | None = None
+
+
+class _Collected(threading.local):
+    """What a thread launches below a functional collective.
+
+    Attributes:
+        messages: What kernels of Python's have recorded; None: nobody collects it.
+    """
+
+    messages: list[Message] | None = None
+
+
+class _Coalescing(threading.local):
+    """What a thread launches together.
+
+    Attributes:
+        messages: What was launched so far, and where the device comes to it; None: it does not.
+    """
+
+    messages: list[tuple[Message, Mark | None]] | None = None
+
+
+class Observer:
+    """Turns operator calls into messages.
+
+    Attributes:
+        active: Whether messages are recorded.
+        waits: Where the host's waits are recorded.
+        gloo: Where Gloo's times are taken down; None if they are not.
+        coalescing: What this thread launches together.
+    """
+
+    def __init__(self, context: PatchContext) -> None:
+        import torch.distributed as dist
+        from torch._C._distributed_c10d import Work
+
+        self._context = context
+        self._recorder = context.recorder
+        self._registry = context.registry
+        self._groups = context.groups
+        self._work_class = Work
+        self._unbox_work = Work.unbox
+        self._unbox_group = dist.ProcessGroup.unbox
+        self.waits = Waits(context, self._received, self._ordered)
+        self._reapers = Reapers(
+            self.waits.original_wait,
+            asking_from_any_thread(context, self.waits.original_is_completed),
+            self._completed,
+            self.waits.works.release,
+            context.fault,
+        )
+        self.gloo = context.gloo
+        self._known = context.known
+        self._ddp = context.ddp
+        self._recorder.collectors.append(self._collect)
+        self._collected = _Collected()
+        self.coalescing = _Coalescing()
+        self._timer = MessageTimer(context)
+        self.active = True
+        self._below = context.groups.below
+        group_class: Any = dist.ProcessGroup
+        group_class._start_coalescing = self._begins(group_class._start_coalescing)
+        group_class._end_coalescing = self._ends(group_class._end_coalescing)
+
+    def stop(self, timeout_s: float) -> None:
+        """Ends after the messages launched so far."""
+        self.active = False
+        deadline = time.monotonic() + timeout_s
+        self._reapers.stop(timeout_s)
+        if self._known is not None:
+            self._known.stop(max(0.0, deadline - time.monotonic()))
+
+    def abandon(self) -> None:
+        """In a forked child, which has no reapers: holds on to nothing of the job's."""
+        self.active = False
+        if self._known is not None:
+            self._known.abandon()
+
+    def collecting(
+        self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, list[Message]]:
+        """Calls something; also returns the messages that kernels of Python's recorded below."""
+        collected = self._collected
+        messages: list[Message] = []
+        collected.messages = messages
+        try:
+            return call(*args, **kwargs), messages
+        finally:
+            collected.messages = None
+
+    def kernel(self, name: str, operator: Operator) -> Callable[..., Any]:
+        """The dispatcher kernel for one operator."""
+        import torch
+        from torch._C import DispatchKey, _dispatch_keyset_full_after
+
+        redispatch = getattr(torch.ops.c10d, name).default.redispatch
+        below, meta = _dispatch_keyset_full_after(DispatchKey.BackendSelect), DispatchKey.Meta
+        fault = self._context.fault
+        end_launch = None if self.gloo is None else self.gloo.end_launch
+
+        def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            start = _now()
+            launch = None
+            try:
+                if not keyset.has(meta):  # nothing is sent of tensors without elements
+                    launch = self._begin(operator, args, start)
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                fault(f"time {name}", error)
+            try:
+                result = redispatch(keyset & below, *args, **kwargs)
+            finally:
+                if launch is not None and launch.slot >= 0 and end_launch is not None:
+                    end_launch()
+            if launch is not None:
+                try:
+                    self._record(operator, args, kwargs, result, launch)
+                except Exception as error:  # noqa: BLE001 - the job goes on
+                    fault(f"record {name}", error)
+            return result
+
+        def blocking_kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            message = None
+            if self.active and not keyset.has(meta):
+                try:
+                    if not (self._recorder.paused and self._passes(operator, args)):
+                        # Before the call: one that hangs is to be seen.
+                        group = self._groups.of(self._unbox_group(args[operator.group]))
+                        message = self.describe(operator, args, group, _now())
+                except Exception as error:  # noqa: BLE001 - the job goes on
+                    fault(f"record {name}", error)
+            status = "failed"
+            try:
+                result = redispatch(keyset & below, *args, **kwargs)
+                status = "ok"
+                return result
+            finally:
+                if message is not None:
+                    end = _now()
+                    try:
+                        self._recorder.complete(message, end, status)
+                        self.waits.record(message, message.name, message.start_ns, end)
+                    except Exception as error:  # noqa: BLE001 - the job goes on
+                        fault(f"record {name}", error)
+
+        return blocking_kernel if operator.blocks else kernel
+
+    def bucket_of(
+        self, operator: Operator, args: Sequence[Any], group: Group, caller: FrameType | None
+    ) -> tuple[str, list[int] | None] | None:
+        """The bucket of DDP's reducer that a group in Python is about to send.
+
+        Args:
+            operator: What the group does.
+            args: The arguments of that.
+            group: The group.
+            caller: Who has called it.
+
+        Returns:
+            Its name and its parameters; None if it is no bucket.
+        """
+        if not self._is_reducers(operator, caller):
+            return None
+        return self._bucket(group.name, flatten(args[0]))
+
+    def leave_out(self, operator: Operator, args: Sequence[Any], group: Group) -> None:
+        """Counts a message that is not recorded: later numbers agree."""
+        self._number(Message(-1, operator.op, group.name, 0), operator, args, group)
+
+    def follow_launch(self, operator: Operator, work: Any, message: Message) -> None:
+        """Follows a message of Gloo's on the CPU that nobody else tells the end of.
+
+        Args:
+            operator: What was called.
+            work: What it has returned.
+            message: The message.
+        """
+        if not operator.waited_once:
+            self._reapers.follow(work, message, poll=False)
+
+    def is_work(self, value: Any) -> bool:
+        """Whether something is the handle of a message."""
+        return isinstance(value, self._work_class)
+
+    def follow(self, operator: Operator, message: Message, work: Any, *, on_host: bool) -> None:
+        """Records the end of what a group in Python has sent.
+
+        Args:
+            operator: What the group does.
+            message: The message.
+            work: Its handle.
+            on_host: Whether to wait for it is to wait for its end.
+        """
+        self.waits.works.add(work, message)
+        if self.waits.is_in_python(work) or (on_host and operator.waited_once):
+            return
+        if not on_host:
+            self.waits.stream_ordered.add(message.id)
+        self._reapers.follow(work, message, poll=True)
+
+    def _begin(self, operator: Operator, args: Sequence[Any], start: int) -> _Launch | None:
+        """To be called right before a launch: how its times will be known; None: not at all."""
+        if not self.active or (self._recorder.paused and self._passes(operator, args)):
+            return None
+        first = first_tensor(args[: operator.group])
+        if first is None:
+            return None  # the call is in error
+        mark = None
+        if self._timer.in_use():
+            if first.is_cuda and not can_record():
+                return None  # becomes part of a graph, does not run
+            mark = self._timer.begin(first)
+        sparse_bytes = None
+        if operator.op == "all_reduce" and first.is_sparse:
+            _, sparse_bytes, _ = measure(args[0])
+        gloo = self.gloo
+        if gloo is None:
+            return _Launch(start, mark, sparse_bytes=sparse_bytes)
+        slot = gloo.begin_launch(waited_once=operator.waited_once)
+        return _Launch(start, mark, slot, sparse_bytes)
+
+    def _passes(self, operator: Operator, args: Sequence[Any]) -> bool:
+        """Whether a call is left unrecorded in a pause; it is counted: later numbers agree."""
+        if operator is OPERATORS["recv_any_source_"]:
+            return False  # the number of a receive from anyone is known only when it has come
+        group = self._groups.of(self._unbox_group(args[operator.group]))
+        self.leave_out(operator, args, group)
+        return True
+
+    def describe(
+        self,
+        operator: Operator,
+        args: Sequence[Any],
+        group: Group,
+        start: int,
+        *,
+        by_engine: bool = False,
+    ) -> Message:
+        """A message with all that its call tells of it."""
+        message = self._recorder.new_message(operator.op, group.name, start)
+        if self._below.outer is not None:
+            self._below.messages += 1
+        inputs, outputs = operator.inputs, operator.outputs
+        tensors: list[torch.Tensor] = []
+        sparse = False
+        if inputs is not None:
+            tensors, message.bytes, sparse = measure(args[inputs])
+        if outputs == inputs:
+            # A broadcast's receivers and a reduction's contributors hold the same tensor. What
+            # comes of sparse tensors is known only when they have been summed.
+            message.out_bytes = None if sparse else message.bytes
+        elif outputs is not None:
+            received, message.out_bytes, _ = measure(args[outputs])
+            tensors = tensors or received
+        if tensors:
+            message.dtype = name_of(tensors[0].dtype)
+            named = self.name(operator, group, tensors, by_engine=by_engine)
+            message.name, message.tensors = named
+        elif inputs is None and outputs is None:
+            message.bytes = message.out_bytes = 0
+        self._number(message, operator, args, group)
+        return message
+
+    def _record(
+        self,
+        operator: Operator,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        result: Any,
+        launch: _Launch,
+    ) -> None:
+        process_group = self._unbox_group(args[operator.group])
+        group = self._groups.of(process_group)
+        by_engine = self._is_reducers(operator, sys._getframe())
+        message = self.describe(operator, args, group, launch.start, by_engine=by_engine)
+        if launch.sparse_bytes is not None:
+            message.bytes = launch.sparse_bytes
+        first = first_tensor(args[: operator.group])
+        blocking = self._groups.wait_blocks(process_group, group, first)
+        if group.sends_nothing:
+            self._recorder.complete(message, _now())
+            return
+        together = self.coalescing.messages
+        if together is not None:
+            together.append((message, launch.mark))
+            return  # begins and ends with the others
+        told = blocking and first.is_cpu and self._is_told(operator, launch, message)
+        if told:
+            self._make_known(message, group, by_engine=by_engine)
+            if by_engine:
+                return  # nobody holds it but C++ code
+        work = self._work(result)
+        collected = self._collected.messages
+        if collected is not None:
+            collected.append(message)
+        elif work is not None:
+            self.waits.works.add_newest(work, message)
+        if work is None:
+            self._timer.end(message, launch.mark)
+            return  # nothing to wait for
+        self._timer.start(message, launch.mark)
+        if told or (blocking and operator.waited_once):
+            return
+        index = operator.asynchronous
+        asynchronous = (
+            kwargs.get("async_op", True)
+            if index is None or len(args) <= index
+            else bool(args[index])
+        )
+        if not blocking:
+            self.waits.stream_ordered.add(message.id)
+        if asynchronous or not blocking:
+            # On another device the wait would put a stream of the job's into order.
+            poll = not (blocking and first.is_cpu)
+            # DDP keeps its buckets.
+            self._reapers.follow(work, message, poll=poll, memory_lasts=by_engine)
+
+    def _is_reducers(self, operator: Operator, caller: FrameType | None) -> bool:
+        """Whether DDP's reducer may be what sends a message."""
+        return operator.op == "all_reduce" and self._ddp.in_use and _called_by_engine(caller)
+
+    def _bucket(
+        self, group: str, tensors: Sequence[torch.Tensor]
+    ) -> tuple[str, list[int] | None] | None:
+        """Name and parameters of a bucket of the reducer's; None if it is none."""
+        return self._ddp.bucket_of(group, tensors[0]) if len(tensors) == 1 else None
+
+    def _begins(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``_start_coalescing``: what follows is launched as one by ``_end_coalescing``."""
+
+        @functools.wraps(original)
+        def start_coalescing(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            self.coalescing.messages = []
+            return result
+
+        return start_coalescing
+
+    def _ends(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def end_coalescing(*args: Any, **kwargs: Any) -> Any:
+            try:
+                work = original(*args, **kwargs)
+            finally:
+                messages = self.coalescing.messages or []
+                self.coalescing.messages = None
+            try:
+                self._launched_together(work, messages)
+            except Exception as error:  # noqa: BLE001 - the job goes on
+                self._context.fault("coalesced messages", error)
+            return work
+
+        return end_coalescing
+
+    def _launched_together(self, work: Any, messages: list[tuple[Message, Mark | None]]) -> None:
+        if work is not None and messages:
+            newest = messages[-1][0]
+            self.waits.works.add_newest(work, newest)
+            self.waits.stream_ordered.add(newest.id)  # until it is seen to be complete
+        for message, mark in messages:
+            if work is None:
+                self._timer.end(message, mark)
+                continue
+            self._timer.start(message, mark)
+            self._reapers.follow(work, message, poll=True)
+
+    def _is_told(self, operator: Operator, launch: _Launch, message: Message) -> bool:
+        """Whether Gloo's own threads will tell the times of a message on the CPU."""
+        gloo = self.gloo
+        if gloo is None:
+            return False
+        if not gloo.listens:
+            gloo.listens = self._context.record.info.gloo_times = True
+            self._context.save_info()
+        if launch.slot < 0:
+            return False
+        return gloo.follow(launch.slot, message, waited_once=operator.waited_once)
+
+    def _make_known(self, message: Message, group: Group, *, by_engine: bool) -> None:
+        """Has messages like this one recorded without Python, if C++ launches it in each step."""
+        known = self._known
+        if known is None or not self._ddp.in_use or self._below.outer is not None:
+            return
+        if by_engine:
+            self._ddp.make_known(known, message, group)
+        elif message.op == "broadcast" and known.is_broadcasting():
+            place = known.add(message, group)
+            known.activate([] if place is None else [place])
+
+    def _collect(self) -> None:
+        """On the writer's thread: takes up what Gloo has told."""
+        if self._known is not None:
+            self._known.collect()
+            self.waits.works.release_served()
+
+    def _work(self, result: Any) -> Any:
+        if isinstance(result, (tuple, list)):
+            result = result[-1] if result else None
+        return None if result is None else self._unbox_work(result)
+
+    def _completed(self, message: Message, end: int, failed: bool) -> None:
+        """A reaper has seen the end of a message."""
+        self.waits.stream_ordered.discard(message.id)
+        end = self.waits.seen_complete.pop(message.id, end)
+        self._recorder.complete(message, end, "failed" if failed else "ok")
+
+    def _ordered(self, message: Message) -> None:
+        """The current stream goes on only when a message is complete."""
+        # Only of those on the timed device is it known where they begin.
+        if message.settle is not None and self._reapers.let_go(message):
+            self._timer.end_here(message)
+
+    def _received(self, message: Message, work: Any) -> None:
+        """A receive has come: now its source is known, too."""
+        if message.peer is None:
+            group = self._groups.named(message.group)
+            try:
+                message.peer = group.global_rank(work._source_rank())
+            except RuntimeError:  # a handle in Python that does not say
+                return
+            message.seq = group.next_between(message.op, message.peer, message.tag)
+
+    @staticmethod
+    def _number(message: Message, operator: Operator, args: Sequence[Any], group: Group) -> None:
+        """Gives the message its peer and the number that its other sides give it, too."""
+        if operator.peer is not None:
+            peer = args[operator.peer] if len(args) > operator.peer else None
+            message.peer = group.global_rank(peer)
+        if operator.op not in P2P_OPS:
+            message.seq = group.next_collective()
+            return
+        if operator.tag is not None:
+            message.tag = args[operator.tag] if len(args) > operator.tag else 0
+        # Of a receive from anyone: when it has come.
+        message.seq = group.next_between(message.op, message.peer, message.tag)
+
+    def name(
+        self,
+        operator: Operator,
+        group: Group,
+        tensors: list[torch.Tensor],
+        *,
+        by_engine: bool = False,
+        at: tuple[int, int] | None = None,
+    ) -> tuple[str, list[int] | None]:
+        """The name of a message and the parameters that it carries.
+
+        Where its one tensor lies is looked up unless it is given, see `Registry.tensors_at`.
+        """
+        registry = self._registry
+        carried = registry.carried.now
+        if carried is not None:
+            name, parameters = carried
+            return name or operator.op, parameters
+        bucket = self._bucket(group.name, tensors) if by_engine else None
+        if bucket is not None:
+            return bucket
+        parameters = registry.tensors_at(tensors, at)
+        return (operator.op if parameters is None else registry.name_of(parameters)), parameters
+
+
+def _called_by_engine(frame: FrameType | None) -> bool:
+    """Whether a message is sent by C++, below autograd's engine.
+
+    DDP's reducer calls so: no Python frame lies between the kernel and the engine (or none at
+    all, on an engine thread).
+
+    Args:
+        frame: Of Python's code that sends it, or of ours.
+    """
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return frame is None or frame.f_code.co_name == "_engine_run_backward"

@@ -1,0 +1,46 @@
+"""Installs the patches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.interpose.c10d.waits import Waits
+    from ddltrace.tracer.interpose.patch_context import PatchContext
+
+
+def install(context: PatchContext) -> Waits | None:
+    """Patches what the level asks for. A patch that fails does not keep out the others.
+
+    Args:
+        context: The parts of the recording rank.
+
+    Returns:
+        What records the host's waits; None if that could not be installed.
+    """
+    from ddltrace.tracer.interpose import (
+        autograd,
+        data_loader,
+        ddp,
+        fsdp,
+        modules,
+        operators,
+        optimizers,
+        swaps,
+    )
+    from ddltrace.tracer.interpose.c10d import collectives
+
+    waits = None
+    try:
+        waits = collectives.install(context)
+    except Exception as error:  # noqa: BLE001 - see above
+        context.fault(f"install {collectives.__name__}", error)
+    patches = [autograd, swaps, optimizers, data_loader, modules, ddp, fsdp]
+    if context.config.level == "op":
+        patches.append(operators)
+    for patch in patches:
+        try:
+            patch.install(context)
+        except Exception as error:  # noqa: BLE001 - see above
+            context.fault(f"install {patch.__name__}", error)
+    return waits

@@ -1,0 +1,85 @@
+"""The parts of a recording rank that the patches work with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.config import CaptureConfig
+    from ddltrace.tracer.interpose.backward_pass import BackwardPass
+    from ddltrace.tracer.interpose.c10d.gloo_times import GlooTimes
+    from ddltrace.tracer.interpose.c10d.groups import Groups
+    from ddltrace.tracer.interpose.c10d.known_messages import KnownMessages
+    from ddltrace.tracer.interpose.ddp_buckets import DdpBuckets
+    from ddltrace.tracer.naming.registry import Registry
+    from ddltrace.tracer.native.library import NativeLibrary
+    from ddltrace.tracer.record.rank_record import RankRecord
+    from ddltrace.tracer.record.recorder import Recorder
+    from ddltrace.tracer.record.steps import Steps
+    from ddltrace.tracer.timing.device_use import DeviceUse
+
+
+@dataclass(frozen=True)
+class PatchContext:
+    """The parts of a recording rank that the patches work with.
+
+    Attributes:
+        config: How to record.
+        record: The trace's record of this process.
+        recorder: The event buffer.
+        registry: Names of modules and parameters.
+        steps: Where one optimizer step ends and the next begins.
+        backward: The backward pass that runs.
+        device: Times device work, once the job is seen to use a device.
+        groups: The process groups whose messages were seen.
+        native: What records without Python; None where it could not be compiled.
+        gloo: The times that Gloo's threads note; None without `native`.
+        known: The messages that C++ records without Python; None without `native`.
+        ddp: The buckets of DistributedDataParallel.
+        fault: Notes a failure inside the tracer; the job never sees it.
+        on_close: Has a function called when the session closes, with the seconds it may take.
+        keep_alive: Holds an object until the process ends.
+    """
+
+    config: CaptureConfig
+    record: RankRecord
+    recorder: Recorder
+    registry: Registry
+    steps: Steps
+    backward: BackwardPass
+    device: DeviceUse
+    groups: Groups
+    native: NativeLibrary | None
+    gloo: GlooTimes | None
+    known: KnownMessages | None
+    ddp: DdpBuckets
+    fault: Callable[[str, Exception], None]
+    on_close: Callable[[Callable[[float], object]], None]
+    keep_alive: Callable[[object], None]
+
+    def save_info(self) -> None:
+        """Has the writer save the record of this process, with all parameters known by now."""
+        self.registry.changed = False
+        self.record.save()
+
+    @contextlib.contextmanager
+    def carrying(self, name: str | None, tensors: Sequence[int | None]) -> Iterator[None]:
+        """Says which parameters the messages carry that this thread launches inside.
+
+        Args:
+            name: The messages' name; by default made of the parameters' names.
+            tensors: Ids; None for a parameter that is not registered.
+        """
+        former = None
+        try:
+            former = self.registry.carried.now
+            self.registry.carried.now = self.registry.carry(name, tensors)
+        except Exception as error:  # noqa: BLE001 - the job goes on, its messages unnamed
+            self.fault("carried", error)
+        try:
+            yield
+        finally:
+            self.registry.carried.now = former

@@ -1,0 +1,125 @@
+"""The trace's record of this process, kept up to date while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ddltrace.tracer.trace.json_files import release_space, reserve_space
+from ddltrace.tracer.trace.run_files import write_sidecar
+from ddltrace.tracer.trace.trace_files import SIDECAR_SUFFIX
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.record.recorder import Recorder
+    from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, TensorInfo
+
+_MAX_FAULTS: Final = 20
+_TELL_DROPPED_S: Final = 1.0
+
+
+class RankRecord:
+    """Collects what the trace says of this process; the writer's thread saves it.
+
+    A disk that does not answer must not stop the job, so only `open`, `save_changes` and `finish`
+    write.
+
+    Args:
+        info: The record.
+        directory: The trace directory.
+        tensors: The parameters known so far; it grows.
+        recorder: Counts dropped events.
+    """
+
+    def __init__(
+        self, info: RankInfo, directory: Path, tensors: Sequence[TensorInfo], recorder: Recorder
+    ) -> None:
+        self.info = info
+        self._directory = directory
+        self._tensors = tensors
+        self._recorder = recorder
+        self._changed = False
+        self._told_dropped_s = 0.0
+
+    @property
+    def _path(self) -> Path:
+        return self._directory / (self.info.segment + SIDECAR_SUFFIX)
+
+    def open(self) -> None:
+        """Writes the first version.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        write_sidecar(self._directory, self.info)
+        reserve_space(self._path)
+
+    def save(self) -> None:
+        """Has the record saved by the writer, at its next beat."""
+        self._changed = True
+
+    def add_group(self, group: GroupInfo) -> None:
+        """Notes a process group when its first message is seen."""
+        self.info.groups.append(group)
+        self.save()
+
+    def note_device(self) -> None:
+        """Notes that the job computes on a CUDA device."""
+        self.info.device = "cuda"
+        self.save()
+
+    def note_silence(self, silence: dict[str, Any]) -> None:
+        """Notes what this rank does while it records nothing."""
+        self.info.silence = silence
+        self.save()
+
+    def note(self, text: str) -> None:
+        """Notes one line on a failure inside the tracer, if there are not too many yet."""
+        if len(self.info.errors) < _MAX_FAULTS:
+            self.info.errors.append(text)
+
+    def fault(self, where: str, error: Exception) -> None:
+        """Notes a failure inside the tracer; the job never sees it."""
+        if len(self.info.errors) >= _MAX_FAULTS:
+            return
+        with contextlib.suppress(Exception):
+            self.note(f"{where}: {type(error).__name__}: {str(error)[:200]}")
+            self.save()
+
+    def save_changes(self) -> None:
+        """On the writer's thread: saves what has changed, and how many events were dropped."""
+        now_s = time.monotonic()
+        # A rank that is killed cannot tell of it any more.
+        tells = self._recorder.dropped != self.info.dropped and (
+            now_s > self._told_dropped_s + _TELL_DROPPED_S
+        )
+        if not self._changed and not tells:
+            return
+        self._changed = False
+        self._told_dropped_s = now_s
+        self._write()
+
+    def finish(self, rows: int) -> None:
+        """Saves the last version, after the last write.
+
+        Args:
+            rows: How many events were written.
+        """
+        self.info.events = rows
+        self._changed = True
+        while self._changed:
+            self._changed = False
+            self._write()
+        release_space(self._path)
+
+    def _write(self) -> None:
+        self.info.tensors = list(self._tensors)
+        self.info.dropped = self._recorder.dropped
+        try:
+            write_sidecar(self._directory, self.info)
+        except OSError as error:
+            self.note(f"save_info: {error!r:.200}")
+        except RuntimeError:  # another thread has just added to it
+            self._changed = True
