@@ -37,7 +37,7 @@ def carrying(name: str | None, parameters: Sequence[torch.Tensor]) -> Iterator[N
         yield
         return
     ids = [session.registry.tensor_id(parameter) for parameter in parameters]
-    with session.carrying(name, ids):
+    with session.context.carrying(name, ids):
         yield
 
 
