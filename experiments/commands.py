@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ddltrace.experiments.harness.results import Results
 
 _DEFAULT_STRATEGIES = ("ddp", "fifo", "wfbp")
+_OF_WORKLOADS = ("workload", "width", "batch_size", "learning_rate", "ranks", "seed", "target_loss")
 _WORKLOAD_HELP = "; ".join(f"{name}: {info.summary}" for name, info in WORKLOADS.items()) + "."
 
 
@@ -53,12 +54,14 @@ def list_command(as_json: bool) -> None:
 
 @experiment.command(
     "run",
+    context_settings={"allow_interspersed_args": False},
     epilog="""\b
 Examples:
   ddltrace experiment run
   ddltrace experiment run --strategy ddp --strategy ddp:bucket_mb=1 --strategy wfbp
   ddltrace experiment run --ranks 4 --width 64 --steps 100 --repeats 5 -o wide
-  sudo ddltrace experiment run --hosts 4 --bandwidth 400mbit -o shaped""",
+  sudo ddltrace experiment run --hosts 4 --bandwidth 400mbit -o shaped
+  ddltrace experiment run --strategy bf16 --steps 100 --repeats 3 -- torchrun train.py""",
 )
 @click.option(
     "--strategy",
@@ -153,6 +156,7 @@ Examples:
     help="Also write the report, with plots, as one self-contained HTML file.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run_command(
     *,
     specs: tuple[str, ...],
@@ -173,13 +177,21 @@ def run_command(
     force: bool,
     html: Path | None,
     as_json: bool,
+    command: tuple[str, ...],
 ) -> None:
     """Train with each strategy, trace it, and print one table.
 
     In each round, every strategy trains the same model from the same weights on the same data.
     The numbers are measured from each run's own trace, which stays in the output directory. A
     strategy that fails, diverges or hangs is reported in its row, and the exit status is 1.
+
+    COMMAND is your own job, as in `-- torchrun train.py`. It is started once without a strategy,
+    as the row "unchanged", and once with each strategy in place of the communication of its
+    DistributedDataParallel, and ended after --steps. Without COMMAND, a built-in workload is
+    trained.
     """
+    from ddltrace.experiments.harness.job_command import check_own_command
+    from ddltrace.experiments.harness.results import UNCHANGED
     from ddltrace.experiments.harness.results_file import RESULTS_FILE
     from ddltrace.experiments.harness.settings import Settings
     from ddltrace.experiments.strategy.spec import parse
@@ -188,34 +200,42 @@ def run_command(
 
     require_torch("ddltrace experiment run")
     _check_html(html)
-    info = WORKLOADS[workload]
-    if info.needs_sklearn:
-        require_extra("experiments", f"the workload {workload}")
     strategies = [parse(spec).spec for spec in specs or _DEFAULT_STRATEGIES]
     _refuse_repeated(strategies)
     _check_network(ranks, hosts, bandwidth)
     settings = Settings(
-        strategies=strategies,
-        workload=workload,
-        width=width or info.width,
-        batch_size=batch_size or info.batch_size,
-        learning_rate=learning_rate or info.learning_rate,
-        seed=seed,
-        ranks=hosts or ranks or 2,
+        strategies=[UNCHANGED, *strategies] if command else strategies,
+        ranks=hosts if command else hosts or ranks or 2,
         steps=steps,
         warmup=warmup,
         repeats=repeats,
+        seed=seed,
         timeout_s=timeout,
         target_loss=target_loss,
         hosts=hosts,
         bandwidth=bandwidth,
+        command=list(command),
     )
+    if command:
+        _refuse_options_of_workloads()
+        check_own_command(command, on_hosts=hosts is not None)
+    else:
+        info = WORKLOADS[workload]
+        if info.needs_sklearn:
+            require_extra("experiments", f"the workload {workload}")
+        settings = dataclasses.replace(
+            settings,
+            workload=workload,
+            width=width or info.width,
+            batch_size=batch_size or info.batch_size,
+            learning_rate=learning_rate or info.learning_rate,
+        )
     directory = output or Path(time.strftime("ddltrace-experiment-%Y%m%d-%H%M%S"))
     make_empty(directory, marker=RESULTS_FILE, kind="experiment", force=force)
     from ddltrace.experiments.harness.progress_bar import ProgressBar
     from ddltrace.experiments.harness.runner import run_experiment
 
-    with ProgressBar(total=len(strategies) * repeats) as progress:
+    with ProgressBar(total=len(settings.strategies) * repeats) as progress:
         results = run_experiment(settings, directory, progress)
     _conclude(results, directory, html=html, as_json=as_json)
 
@@ -337,6 +357,17 @@ def _write_html(results: Results, html: Path | None, directory: Path | None) -> 
 
         write_html(results, html, directory)
         click.echo(f"ddltrace: report in {html}", err=True)
+
+
+def _refuse_options_of_workloads() -> None:
+    """Refuses options that only built-in workloads have, for a job that is not one."""
+    from ddltrace.tracer.errors import UsageError
+
+    context = click.get_current_context()
+    for name in _OF_WORKLOADS:
+        if context.get_parameter_source(name) != click.core.ParameterSource.DEFAULT:
+            option = "--" + name.replace("_", "-")
+            raise UsageError(f"{option} belongs to the built-in workloads, not to a COMMAND")
 
 
 def _refuse_repeated(specs: list[str]) -> None:

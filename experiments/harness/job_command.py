@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
+from ddltrace.experiments.harness.results import UNCHANGED
 from ddltrace.experiments.harness.run_plan import PlannedRun
 from ddltrace.experiments.harness.settings import Settings
+from ddltrace.tracer.errors import UsageError
+
+_LAUNCHER: Final = re.compile(r"(^|/)torchrun$|torch\.distributed\.(run|launch)$")
 
 
 def job_command(planned: PlannedRun, settings: Settings, directory: Path) -> list[str]:
@@ -18,12 +26,40 @@ def job_command(planned: PlannedRun, settings: Settings, directory: Path) -> lis
         directory: Where the trace and the outcome go.
     """
     trace = directory / planned.name
-    return [
+    record = [
         *(sys.executable, "-m", "ddltrace", "run", "-o", str(trace), "--force"),
-        *("--level", "layer", "--"),
-        *_launch(settings),
-        *_worker(planned, settings, outcome_path(planned, directory)),
+        *("--level", "layer"),
     ]
+    if settings.command:
+        strategy = [] if planned.strategy == UNCHANGED else ["--strategy", planned.strategy]
+        return [
+            *record,
+            *strategy,
+            *("--steps", str(settings.steps), "--"),
+            *_network(settings),
+            *settings.command,
+        ]
+    outcome = outcome_path(planned, directory)
+    return [*record, "--", *_launch(settings), *_worker(planned, settings, outcome)]
+
+
+def check_own_command(command: Sequence[str], *, on_hosts: bool) -> None:
+    """Makes sure that a user's command can be run as it is asked for.
+
+    Args:
+        command: The command.
+        on_hosts: Whether it runs once on every host of an emulated network.
+
+    Raises:
+        UsageError: The program does not exist, or it would start ranks of its own on each host.
+    """
+    if shutil.which(command[0]) is None:
+        raise UsageError(f"the job cannot be started: there is no program {command[0]!r:.80}")
+    if on_hosts and any(_LAUNCHER.search(word) for word in command[:4]):
+        raise UsageError(
+            "--hosts starts one rank on each host itself: give it the script, "
+            "as in -- python train.py, in place of torchrun"
+        )
 
 
 def outcome_path(planned: PlannedRun, directory: Path) -> Path:
@@ -39,14 +75,20 @@ def log_path(planned: PlannedRun, directory: Path) -> Path:
 def _launch(settings: Settings) -> list[str]:
     """What stands before the worker's module: torchrun, or the emulated network's launcher."""
     if settings.hosts is not None:
-        return [
-            *(sys.executable, "-m", "ddltrace.experiments.network.launch"),
-            *("--hosts", str(settings.hosts), "--bandwidth", str(settings.bandwidth), "--"),
-            *(sys.executable, "-m"),
-        ]
+        return [*_network(settings), sys.executable, "-m"]
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *("--nproc-per-node", str(settings.ranks), "-m"),
+    ]
+
+
+def _network(settings: Settings) -> list[str]:
+    """The emulated network's launcher; nothing on this machine's own network."""
+    if settings.hosts is None:
+        return []
+    return [
+        *(sys.executable, "-m", "ddltrace.experiments.network.launch"),
+        *("--hosts", str(settings.hosts), "--bandwidth", str(settings.bandwidth), "--"),
     ]
 
 

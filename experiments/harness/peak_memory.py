@@ -1,10 +1,12 @@
-"""The largest resident memory of a process, as the kernel counts it."""
+"""The largest resident memory of processes, as the kernel counts it."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 from typing import Final
+
+from ddltrace.tracer.trace.trace_files import STREAM_SUFFIX
 
 _HIGH_WATER: Final = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 
@@ -24,3 +26,29 @@ def peak_memory_bytes(pid: int | str = "self") -> int | None:
         return None
     found = _HIGH_WATER.search(status)
     return int(found[1]) * 1024 if found else None
+
+
+class RankMemory:
+    """Watches the rank processes of a traced job from outside, while it runs.
+
+    Attributes:
+        peaks: Largest resident memory seen of each rank process, bytes, by process id.
+    """
+
+    def __init__(self, trace: Path) -> None:
+        """Describes what to watch.
+
+        Args:
+            trace: The job's trace directory, in which the files of each rank process carry its
+                process id.
+        """
+        self._trace = trace
+        self.peaks: dict[int, int] = {}
+
+    def sample(self) -> None:
+        """Reads the peaks so far of the ranks that run now."""
+        for stream in self._trace.glob(f"rank-*{STREAM_SUFFIX}"):
+            pid = int(stream.stem.rpartition("-")[2])
+            peak = peak_memory_bytes(pid)
+            if peak is not None:
+                self.peaks[pid] = max(peak, self.peaks.get(pid, 0))

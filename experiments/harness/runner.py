@@ -16,6 +16,7 @@ from ddltrace.experiments.harness import results_file
 from ddltrace.experiments.harness.job_command import job_command, log_path, outcome_path
 from ddltrace.experiments.harness.job_process import JobEnd, run_job
 from ddltrace.experiments.harness.measurement import measure
+from ddltrace.experiments.harness.peak_memory import RankMemory
 from ddltrace.experiments.harness.results import Results, Row, summarize
 from ddltrace.experiments.harness.run_plan import PlannedRun, plan_runs
 from ddltrace.experiments.harness.run_record import Run
@@ -165,7 +166,13 @@ def _make_run(
     outcome_file = outcome_path(planned, directory)
     outcome_file.unlink(missing_ok=True)
     log = log_path(planned, directory)
-    end = run_job(job_command(planned, settings, directory), log, timeout_s=settings.timeout_s)
+    memory = RankMemory(directory / planned.name)
+    end = run_job(
+        job_command(planned, settings, directory),
+        log,
+        timeout_s=settings.timeout_s,
+        observe=memory.sample,
+    )
     failed = Run(
         strategy=planned.strategy,
         round=planned.round,
@@ -175,9 +182,13 @@ def _make_run(
         trace=planned.name if (directory / planned.name / "run.json").is_file() else None,
         wall_s=end.wall_s,
     )
-    if end.timed_out or end.status != 0 or not outcome_file.is_file():
+    if end.timed_out or end.status != 0:
         return failed
-    outcome: dict[str, Any] = json.loads(outcome_file.read_text(encoding="utf-8"))
+    outcome: dict[str, Any] = {"peak_memory_bytes": list(memory.peaks.values())}
+    if outcome_file.is_file():
+        outcome |= json.loads(outcome_file.read_text(encoding="utf-8"))
+    elif not settings.command:
+        return failed
     for key in ("torch", "gradient_bytes"):
         about[key] = outcome.get(key, about.get(key))
     try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import shutil
 import sys
 from dataclasses import replace
@@ -12,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from ddltrace.experiments.harness import runner
+from ddltrace.experiments.harness.peak_memory import RankMemory
 from ddltrace.experiments.harness.results import Results
 from ddltrace.experiments.harness.results_file import ARROW_FILE, RESULTS_FILE, load
 from ddltrace.experiments.harness.run_plan import PlannedRun, plan_runs
@@ -177,3 +180,12 @@ def test_settings_that_cannot_be_run_are_refused(settings: object, tmp_path: Pat
 def test_all_steps_cannot_be_warmup() -> None:
     with pytest.raises(UsageError, match="leaves nothing"):
         replace(SETTINGS, steps=10)
+
+
+def test_the_memory_of_ranks_is_watched_from_outside(tmp_path: Path) -> None:
+    (tmp_path / f"rank-00000-0-{os.getpid()}.arrows").touch()
+    (tmp_path / "rank-00001-0-999999999.arrows").touch()  # no such process
+    memory = RankMemory(tmp_path)
+    memory.sample()
+    assert set(memory.peaks) == {os.getpid()}
+    assert memory.peaks[os.getpid()] >= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 512
