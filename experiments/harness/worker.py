@@ -26,8 +26,6 @@ from ddltrace.experiments.harness.wire_bytes import tcp_bytes_sent
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.experiments.workloads import WORKLOADS, create
 
-_MOMENTUM = 0.9
-
 
 def main() -> None:
     """Trains, then gathers the ranks' outcomes and lets rank 0 write them."""
@@ -44,9 +42,7 @@ def _train(options: argparse.Namespace) -> None:
     workload = create(
         options.workload, width=options.width, batch_size=options.batch_size, seed=options.seed
     )
-    optimizer = torch.optim.SGD(
-        workload.model.parameters(), lr=options.learning_rate, momentum=_MOMENTUM
-    )
+    optimizer = workload.optimizer(options.learning_rate)
     exchange = attach(workload.model, parse(options.strategy))
     batches = workload.batches(rank, world_size)
     losses: list[torch.Tensor] = []
@@ -55,9 +51,9 @@ def _train(options: argparse.Namespace) -> None:
     for step in range(options.steps):
         if step == options.warmup:
             sent_before = tcp_bytes_sent()
-        images, labels = next(batches)
+        inputs, targets = next(batches)
         optimizer.zero_grad()
-        loss = workload.loss(exchange.model(images), labels)
+        loss = workload.loss(exchange.model(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(loss.detach())

@@ -43,6 +43,40 @@ WORKLOADS: Final = {
         learning_rate=0.02,
         needs_sklearn=True,
     ),
+    "vgg": WorkloadInfo(
+        "ddltrace.experiments.workloads.vgg",
+        "Vgg",
+        "a VGG-like net on the same images, whose last layers hold 86 % of the bytes",
+        width=32,
+        batch_size=16,
+        learning_rate=0.02,
+        needs_sklearn=True,
+    ),
+    "resnet": WorkloadInfo(
+        "ddltrace.experiments.workloads.resnet",
+        "ResNet",
+        "a ResNet-like net on the same images",
+        width=16,
+        batch_size=16,
+        learning_rate=0.02,
+        needs_sklearn=True,
+    ),
+    "gpt": WorkloadInfo(
+        "ddltrace.experiments.workloads.gpt",
+        "Gpt",
+        "a small GPT on the help texts that come with Python",
+        width=128,
+        batch_size=8,
+        learning_rate=0.002,
+    ),
+    "recommender": WorkloadInfo(
+        "ddltrace.experiments.workloads.recommender",
+        "Recommender",
+        "sparse embeddings of the modules and names of Python's library",
+        width=32,
+        batch_size=128,
+        learning_rate=0.1,
+    ),
 }
 """The workloads by name."""
 

@@ -1,0 +1,136 @@
+"""A small GPT that predicts the next character of Python's own documentation.
+
+Radford et al., "Language Models are Unsupervised Multitask Learners", 2019. The text is the help
+that comes with Python (``pydoc_data.topics``, about 0.5 MB of English and code); it differs a
+little from one version of Python to the next.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from ddltrace.experiments.workloads.base import Workload
+from ddltrace.tracer.errors import MissingCapabilityError
+
+_CONTEXT = 64
+_STRIDE = 32
+_LAYERS = 2
+_HEADS = 4
+_SYMBOLS = 128
+_HELD_OUT_SHARE = 0.1
+
+
+class Gpt(Workload):
+    """Two pre-norm transformer blocks of `width` features over 64 characters.
+
+    Parameters: 24 width^2 in the blocks and 320 width in the embeddings and the output (width
+    128: 0.4 million; 256: 1.7 million). The last tenth of the text is held out.
+
+    Attributes:
+        model: Input N x 64 character codes, output N x 64 x 128 scores.
+    """
+
+    most_scored: ClassVar[int] = 256
+
+    def __init__(self, *, width: int, batch_size: int, seed: int) -> None:
+        """Cuts the text into windows and makes the model.
+
+        Args:
+            width: Features of each position; rounded up to a multiple of 4, the heads.
+            batch_size: Windows per rank and step.
+            seed: Of the weights and of the order of the windows.
+
+        Raises:
+            MissingCapabilityError: This Python comes without its help texts.
+        """
+        codes = _text()
+        split = int(len(codes) * (1 - _HELD_OUT_SHARE))
+        torch.manual_seed(seed)
+        super().__init__(
+            _Model(-(-width // _HEADS) * _HEADS),
+            _windows(codes[:split], _STRIDE),
+            _windows(codes[split:], _CONTEXT),
+            batch_size=batch_size,
+            seed=seed,
+        )
+
+    def optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
+        """AdamW, as GPTs are trained."""
+        return torch.optim.AdamW(self.model.parameters(), lr=learning_rate)
+
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Cross entropy in nats, mean over all characters of the batch."""
+        return functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+    def correct(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Whether the most probable character is the next one."""
+        return output.argmax(2) == target
+
+
+def _text() -> torch.Tensor:
+    """The help texts in the order of their names, as ASCII codes."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise MissingCapabilityError(
+            "the workload gpt needs Python's own help texts, the module pydoc_data.topics: "
+            "install Python's complete standard library"
+        ) from error
+    text = "\n".join(topics[name] for name in sorted(topics))
+    return torch.tensor(list(text.encode("ascii", "ignore")), dtype=torch.int64)
+
+
+def _windows(codes: torch.Tensor, stride: int) -> TensorDataset:
+    """Windows of text, and the same windows one character later."""
+    windows = codes.unfold(0, _CONTEXT + 1, stride)
+    return TensorDataset(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
+
+
+class _Model(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.characters = nn.Embedding(_SYMBOLS, width)
+        self.positions = nn.Embedding(_CONTEXT, width)
+        self.blocks = nn.ModuleList(_Block(width) for _ in range(_LAYERS))
+        self.norm = nn.LayerNorm(width)
+        self.output = nn.Linear(width, _SYMBOLS, bias=False)
+
+    def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        """Scores of the next character, N x 64 x 128."""
+        places = torch.arange(codes.shape[1], device=codes.device)
+        features = self.characters(codes) + self.positions(places)
+        for block in self.blocks:
+            features = block(features)
+        scores: torch.Tensor = self.output(self.norm(features))
+        return scores
+
+
+class _Block(nn.Module):
+    """Causal self-attention and a feed-forward network, each beside a shortcut."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = nn.Linear(width, 3 * width)
+        self.attention_output = nn.Linear(width, width)
+        self.forward_norm = nn.LayerNorm(width)
+        self.expand = nn.Linear(width, 4 * width)
+        self.contract = nn.Linear(4 * width, width)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Features of the same shape, N x T x width."""
+        batch, length, width = features.shape
+        query, key, value = (
+            part.view(batch, length, _HEADS, width // _HEADS).transpose(1, 2)
+            for part in self.attention(self.attention_norm(features)).chunk(3, dim=2)
+        )
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        features = features + self.attention_output(mixed.transpose(1, 2).flatten(2))
+        hidden = functional.gelu(self.expand(self.forward_norm(features)))
+        result: torch.Tensor = features + self.contract(hidden)
+        return result
