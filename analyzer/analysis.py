@@ -23,6 +23,7 @@ from ddltrace.analyzer.events.interval_sets import (
 from ddltrace.analyzer.events.rank_scan import RankScan, scan_ranks, timeline_of
 from ddltrace.analyzer.events.rank_timeline import Timeline
 from ddltrace.analyzer.joined.critical_path import Path, PathFinder, Window
+from ddltrace.analyzer.joined.dependencies import find_graph
 from ddltrace.analyzer.joined.join import Joined, join
 from ddltrace.analyzer.measures.bandwidth import cost_fits, size_bins
 from ddltrace.analyzer.measures.breakdown import (
@@ -36,7 +37,9 @@ from ddltrace.analyzer.measures.collectives import collective_rows, in_steps, jo
 from ddltrace.analyzer.measures.failures import find_failure
 from ddltrace.analyzer.measures.hangs import find_hangs, find_standstill, has_lasted
 from ddltrace.analyzer.measures.idle import idle_row, idle_shares
+from ddltrace.analyzer.measures.job_facts import job_facts
 from ddltrace.analyzer.measures.path_parts import path_copies, path_parts, path_totals
+from ddltrace.analyzer.measures.savings import SavingsFinder
 from ddltrace.analyzer.measures.slow_steps import slow_steps
 from ddltrace.analyzer.measures.steps import Steps, find_steps
 from ddltrace.analyzer.measures.stragglers import straggler_rows
@@ -50,6 +53,7 @@ from ddltrace.analyzer.model import (
     RankRow,
     StepRow,
     StepTimes,
+    StragglerRow,
     Summary,
     TraceFacts,
 )
@@ -64,6 +68,7 @@ if TYPE_CHECKING:
     from ddltrace.analyzer.trace.step_selection import Portion
 
 _TIMELINE_BYTES: Final = 512 << 20
+_STRAGGLERS_REPLAYED: Final = 32
 
 
 def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
@@ -116,6 +121,15 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
     with ThreadPoolExecutor(1) as beside:
         tensors = beside.submit(tensor_rows, trace, scans, steady)
         paths = find_paths(trace, scans, joined, steps)
+    stragglers = straggler_rows(joined, steady_collectives, rank_steps, window, residual)
+    parts = path_parts([paths[number] for number in steady.tolist()])
+    savings = None
+    if len(steady):
+        finder = SavingsFinder(scans, joined, find_graph(scans, joined), steps)
+        savings = finder.by_category()
+        stragglers = _with_savings(stragglers, finder)
+        alone = finder.by_part(parts, [paths[number] for number in steady.tolist()])
+        parts = tuple(replace(part, alone_us=us) for part, us in zip(parts, alone, strict=True))
     analysis = Analysis(
         trace=_trace_facts(trace, scans, steps, portion),
         clock=_clock_facts(trace, residual),
@@ -134,16 +148,15 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
         ),
         steps=_step_rows(steps, rank_steps, paths, origin_ns),
         collectives=collective_rows(joined, chosen, residual),
-        stragglers=straggler_rows(joined, steady_collectives, rank_steps, window, residual),
+        stragglers=stragglers,
         tensors=tensors.result()[0],
         tensor_course=tensors.result()[1],
         p2p=p2p,
         cost_fits=cost_fits(trace, scans, joined, chosen),
         message_sizes=size_bins(joined, chosen_messages),
         traffic=traffic_rows(joined, p2p, chosen),
-        critical_path=path_parts(
-            [paths[number] for number in steady.tolist()], steps.lead[steps.steady].tolist(), joined
-        ),
+        critical_path=parts,
+        savings=savings,
         hangs=hangs,
         failure=failure,
         standstill=None if hangs else find_standstill(trace, scans),
@@ -164,7 +177,17 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
         rank_steps=rank_steps,
     )
     path = None if PARTS_LABEL in trace.run.labels else trace.path
-    return replace(analysis, findings=find_findings(analysis, path))
+    updates = tuple(part.name for part in parts if part.category == "update" and part.name)
+    facts = job_facts(trace, scans, joined, steady, updates)
+    return replace(analysis, findings=find_findings(analysis, facts, path))
+
+
+def _with_savings(
+    rows: tuple[StragglerRow, ...], finder: SavingsFinder
+) -> tuple[StragglerRow, ...]:
+    """The stragglers with what a step would save without each; of very many, the worst."""
+    saved = finder.by_rank([row.rank for row in rows[:_STRAGGLERS_REPLAYED]])
+    return tuple(replace(row, saves_us=saved.get(row.rank)) for row in rows)
 
 
 def _origin(scans: Mapping[int, RankScan]) -> int:

@@ -458,6 +458,8 @@ class StragglerRow:
         late_step_us: Median over those steps of its largest lateness in each.
         sometimes: It is late in some steps only: they are less than half. Then `cause` and
             `cause_us` are over those steps.
+        saves_us: What a step could get shorter at most if no rank ever waited for this one, a
+            bound as those of `Savings`; None without steps.
     """
 
     rank: int
@@ -472,6 +474,7 @@ class StragglerRow:
     steps_share: float | None
     late_step_us: float | None
     sometimes: bool
+    saves_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -623,10 +626,11 @@ class PathPart:
         category: One of `CATEGORIES`.
         rank: Where.
         name: Layer, tensor or operation; None where it has none.
-        us: Mean per step: what a step could get shorter at most if this took no time on any
-            rank.
-        alone_us: What it could get shorter at most if it took no time on this rank only: then
-            the rank that now comes second to the next collective on the path decides.
+        us: Mean per step.
+        alone_us: What a step could get shorter at most if this took no time on this rank, and all
+            else took as long as it did: a bound as those of `Savings`. Where other ranks come
+            nearly as late, it is small; for a trace of one rank it is `us`. It is more than `us`
+            where the path of some steps goes over another rank, which ends them no earlier.
         share: Of the steps' wall time.
     """
 
@@ -636,6 +640,39 @@ class PathPart:
     us: float
     alone_us: float
     share: float
+
+
+@dataclass(frozen=True)
+class Savings:
+    """Bounds on what a step could get shorter, from replays of the steady steps.
+
+    A replay keeps the order of every rank's work: a rank works as long as it did, less what is
+    taken out, then waits for its message, which is complete its recorded transfer after the last
+    rank that it needs has come. A bound is the end of the recorded steady steps less the end of
+    the replayed ones, divided by their number. It holds unless the change slows something else
+    down, and it is exact where the change takes out all of what is named and nothing else
+    changes. Communication that compute hides completely stays hidden in a replay without that
+    compute: there a bound is too high. No bound is more than `step_us`.
+
+    Attributes:
+        step_us: What they are taken from: `Summary.step_us`, its mean.
+        compute_us: Forward, backward and other layers take no time on any rank.
+        update_us: The optimizer takes no time on any rank.
+        data_us: Fetching batches takes no time on any rank.
+        copy_us: Device copies outside of compute take no time on any rank.
+        host_us: Host code outside of these takes no time on any rank.
+        transfer_us: Every message is complete as soon as the last of its ranks has come.
+        imbalance_us: At every collective all ranks come when the first one does.
+    """
+
+    step_us: float
+    compute_us: float
+    update_us: float
+    data_us: float
+    copy_us: float
+    host_us: float
+    transfer_us: float
+    imbalance_us: float
 
 
 @dataclass(frozen=True)
@@ -797,6 +834,7 @@ class Analysis:
         message_sizes: Messages by operation and power of two of their size.
         traffic: Bytes by pair of ranks.
         critical_path: The largest parts of the critical paths of the steady steps.
+        savings: What a step could get shorter by category; null without steps.
         hangs: Collectives that never completed, causes first.
         failure: Which rank ended first, in a job that failed; null if nobody saw it.
         standstill: Where all ranks are that have fallen silent; null if some go on, or if the job
@@ -825,6 +863,7 @@ class Analysis:
     message_sizes: tuple[SizeBin, ...]
     traffic: tuple[TrafficRow, ...]
     critical_path: tuple[PathPart, ...]
+    savings: Savings | None
     hangs: tuple[Hang, ...]
     failure: Failure | None
     standstill: Standstill | None

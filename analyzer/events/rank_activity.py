@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddltrace.analyzer.events.copies import DIRECTIONS, copy_direction
-from ddltrace.analyzer.events.event_columns import NULL, Columns, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, PHASE, Columns, IntArray
 from ddltrace.analyzer.events.interval_sets import (
     EMPTY,
     Growing,
@@ -40,7 +40,8 @@ class Activity:
         copies_by_direction: The same by direction, in the order of `DIRECTIONS`; sets of copies
             that run at the same time have instants in common.
         data: Fetching batches.
-        update: The optimizer's phases.
+        update: The optimizer's phases, on the host.
+        device_update: The optimizer's kernels.
         blocked: A host thread waits for a message.
         host: A host thread is inside of a step, a phase, a marker or an imported operation.
         both: C n M.
@@ -54,6 +55,7 @@ class Activity:
     copies_by_direction: tuple[Spans, ...]
     data: Spans
     update: Spans
+    device_update: Spans
     blocked: Spans
     host: Spans
     both: Spans
@@ -71,6 +73,7 @@ class ActivityBuilder:
         self._copies = [Growing() for _ in DIRECTIONS]
         self._data = Growing()
         self._update = Growing()
+        self._device_update = Growing()
         self._host = Growing()
 
     def add(self, columns: Columns) -> None:
@@ -78,6 +81,8 @@ class ActivityBuilder:
         kernels, phases = columns.rows("kernel"), columns.rows("phase")
         self._device |= len(kernels) > 0
         _add(self._kernels, columns, kernels)
+        of_optimizer = columns.phase[kernels] == PHASE["optimizer"]
+        _add(self._device_update, columns, kernels[of_optimizer])
         names = columns.name[phases]
         computes = phases[np.isin(names, _codes(columns.names, COMPUTE_PHASES))]
         self._add_compute(columns, np.concatenate([computes, columns.rows("layer", "codec")]))
@@ -104,6 +109,7 @@ class ActivityBuilder:
             copies_by_direction=by_direction,
             data=self._data.spans(),
             update=self._update.spans(),
+            device_update=self._device_update.spans(),
             blocked=union(waits.start, waits.end),
             host=self._host.spans(),
             both=EMPTY if compute is None else intersect(compute, comm),

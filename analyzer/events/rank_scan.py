@@ -19,7 +19,13 @@ import pyarrow as pa
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, Columns, Gathered, IntArray
 from ddltrace.analyzer.events.rank_activity import Activity, ActivityBuilder
 from ddltrace.analyzer.events.rank_messages import Messages, Waits, read_messages, read_waits
-from ddltrace.analyzer.events.rank_timeline import Gradients, Timeline, TimelineBuilder
+from ddltrace.analyzer.events.rank_timeline import (
+    MAIN_LANE,
+    Gradients,
+    Timeline,
+    TimelineBuilder,
+    blocked_times,
+)
 from ddltrace.analyzer.trace.opened_trace import drop_superseded
 from ddltrace.tracer.trace.schema import EVENTS
 
@@ -45,6 +51,9 @@ class RankScan:
         messages: Its messages.
         waits: When its host was blocked on them.
         activity: What it did when.
+        block_start: When it begins to be blocked on a message, see `blocked_times`.
+        block_end: When it goes on.
+        block_message: Index of the message it is blocked on; `NULL` if that is not known.
         step: Numbers of its completed steps, ascending.
         step_start: Their starts, ns.
         step_end: Their ends, ns.
@@ -64,6 +73,9 @@ class RankScan:
     messages: Messages
     waits: Waits
     activity: Activity
+    block_start: IntArray
+    block_end: IntArray
+    block_message: IntArray
     step: IntArray
     step_start: IntArray
     step_end: IntArray
@@ -178,6 +190,8 @@ class _Scanner:
         if (time[1:] < time[:-1]).any():
             order = np.argsort(time, kind="stable")
             time, tensor, number = time[order], tensor[order], number[order]
+        activity = self._activity.finish(messages, waits)
+        blocks = blocked_times(messages, waits, activity, _training_lane(columns, waits))
         return RankScan(
             rank=self._rank,
             events=self._events - (table.num_rows - kept.num_rows),
@@ -187,7 +201,10 @@ class _Scanner:
             last=self._last if self._events else 0,
             messages=messages,
             waits=waits,
-            activity=self._activity.finish(messages, waits),
+            activity=activity,
+            block_start=blocks[0],
+            block_end=blocks[1],
+            block_message=blocks[2],
             step=step,
             step_start=step_start,
             step_end=step_end,
@@ -195,6 +212,15 @@ class _Scanner:
             gradient_tensor=tensor,
             gradient_step=number,
         )
+
+
+def _training_lane(columns: Columns, waits: Waits) -> str | None:
+    """The thread with the most steps, else `main`."""
+    lanes = columns.lane[columns.rows("step")]
+    lanes = lanes[lanes != NULL]
+    if len(lanes):
+        return columns.lanes[int(np.argmax(np.bincount(lanes)))]
+    return MAIN_LANE if MAIN_LANE in waits.lanes else None
 
 
 def _steps(columns: Columns) -> tuple[IntArray, IntArray, IntArray]:

@@ -31,7 +31,7 @@ from ddltrace.analyzer.model import CATEGORIES
 
 CATEGORY: Final = {name: code for code, name in enumerate(CATEGORIES)}
 
-_MAIN_LANE: Final = "main"
+MAIN_LANE: Final = "main"
 _HOST_KINDS: Final = ("step", "phase", "layer", "codec", "data", "host")
 _HOLE: Final = -1
 _ON_CPU: Final = {
@@ -204,14 +204,13 @@ class TimelineBuilder:
         self._cut(Work.joined(self._pending))
         self._pending = []
         host = _Labels(*(column.values() for column in self._found))
+        start, end, message = blocked_times(messages, waits, activity, self._lane)
         if activity.device:
-            start, end, message = _exposed(messages, activity)
             partition = _describe(host, _BESIDE_DEVICE)
             for kind in ("copy", "kernel"):
                 top = _describe(_latest(Work.joined(self._device[kind])), _ON_DEVICE)
                 partition = _overlay(top, partition)
         else:
-            start, end, message = _blocked(waits, self._lane)
             partition = _with_copies(
                 _describe(host, _ON_CPU),
                 _describe(_latest(Work.joined(self._device["copy"])), _ON_DEVICE),
@@ -231,9 +230,9 @@ class TimelineBuilder:
     def _leading(self) -> str | None:
         """The thread that leads: with the most steps, else `main`, else with the most host work."""
         if not self._lanes:
-            return _MAIN_LANE
+            return MAIN_LANE
         return max(
-            self._lanes, key=lambda lane: (self._steps[lane], lane == _MAIN_LANE, self._lanes[lane])
+            self._lanes, key=lambda lane: (self._steps[lane], lane == MAIN_LANE, self._lanes[lane])
         )
 
     def _code(self, name: str) -> int:
@@ -420,6 +419,24 @@ def _without_holes(partition: Partition, first: int | None) -> Partition:
         np.append(categories, category).astype(np.int8),
         np.append([NULL] * len(before), partition.name).astype(np.int32),
     )
+
+
+def blocked_times(
+    messages: Messages, waits: Waits, activity: Activity, lane: str | None
+) -> tuple[IntArray, IntArray, IntArray]:
+    """When a rank does nothing but wait for a message.
+
+    Args:
+        messages: Its messages.
+        waits: Its waits.
+        activity: What it did when.
+        lane: The thread that trains; not used where the device is seen.
+
+    Returns:
+        Start and end of each block, ascending and disjoint, and the index of its message; `NULL`
+        where that is not known.
+    """
+    return _exposed(messages, activity) if activity.device else _blocked(waits, lane)
 
 
 def _blocked(waits: Waits, lane: str | None) -> tuple[IntArray, IntArray, IntArray]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
 
 _FROM_ROOT: Final = ("broadcast", "scatter")
-_MAY_LEAVE: Final = ("broadcast", "scatter", "reduce", "gather", "send")
+MAY_LEAVE: Final = ("broadcast", "scatter", "reduce", "gather", "send")
 _EQUAL_SIZES: Final = ("all_reduce", "reduce", "reduce_scatter")
 """Operations whose input has the same size on every rank."""
 
@@ -439,6 +439,6 @@ def _release(
     # came, where an operation allows that. (Elsewhere such an order is the clocks' error.)
     known = released != NULL_NS
     left = (messages.end != NULL_NS) & (released > messages.end)
-    alone = known & ((released <= start) | (left & messages.op_is(*_MAY_LEAVE)))
+    alone = known & ((released <= start) | (left & messages.op_is(*MAY_LEAVE)))
     released[alone], releaser[alone] = start[alone], rank[alone]
     return released, releaser

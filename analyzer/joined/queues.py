@@ -7,28 +7,15 @@ one, and not for what its rank does at the time.
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL_NS, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, IntArray
 from ddltrace.analyzer.joined.join import Joined
 
 _HANDOVER_NS: Final = 200_000
 """A queue that goes on later than this after a message has ended was not busy with it."""
-
-
-class _Queue(NamedTuple):
-    """The messages of one group on one rank whose ends are known, by end.
-
-    Attributes:
-        end: When each ended, ns.
-        row: Which it is.
-    """
-
-    end: IntArray
-    row: IntArray
 
 
 class Queues:
@@ -40,7 +27,7 @@ class Queues:
 
     def __init__(self, joined: Joined) -> None:
         self._joined = joined
-        self._queues: dict[int, dict[int, _Queue]] = {}  # by rank and group
+        self._former = find_formers(joined)
 
     def starting(self, rank: int, at_ns: int) -> int | None:
         """Row of a rank's message that begins at an instant; None if there is none."""
@@ -52,35 +39,39 @@ class Queues:
         return int(rows.start) + place
 
     def former(self, row: int) -> int | None:
-        """Row of the message whose end let another one begin.
+        """Row of the message whose end let another one begin; see `find_formers`."""
+        former = int(self._former[row])
+        return None if former == NULL else former
 
-        Args:
-            row: Of the other one.
 
-        Returns:
-            Its row; None if that did not have to wait in its queue, or nobody can tell for what.
-        """
-        messages = self._joined.messages
-        start, enqueue = int(messages.start[row]), int(messages.enqueue[row])
-        queue = self._of(int(messages.rank[row])).get(int(messages.group[row]))
-        if queue is None:
-            return None
-        place = int(np.searchsorted(queue.end, start, side="right")) - 1
-        if place < 0 or queue.end[place] <= max(enqueue, start - _HANDOVER_NS):
-            return None
-        former = int(queue.row[place])
-        return former if former != row else None
+def find_formers(joined: Joined) -> IntArray:
+    """For each message, the row of the one whose end let it begin.
 
-    def _of(self, rank: int) -> dict[int, _Queue]:
-        """A rank's queues, by group."""
-        if rank not in self._queues:
-            messages, rows = self._joined.messages, self._joined.rows(rank)
-            row = np.flatnonzero(messages.end[rows] != NULL_NS) + rows.start
-            row = row[np.lexsort((messages.end[row], messages.group[row]))]
-            groups, begins = np.unique(messages.group[row], return_index=True)
-            own = [row[first:beyond] for first, beyond in pairwise((*begins, len(row)))]
-            self._queues[rank] = {
-                int(group): _Queue(messages.end[of_group], of_group)
-                for group, of_group in zip(groups, own, strict=True)
-            }
-        return self._queues[rank]
+    That is the last to end of those of its rank and group that ended before it began, if it
+    had been enqueued by then.
+
+    Returns:
+        One row per message; `NULL` for one that did not have to wait in its queue, or where
+        nobody can tell for what.
+    """
+    messages = joined.messages
+    ended = np.flatnonzero(messages.end != NULL_NS)
+    began = np.arange(len(messages))
+    rows = np.concatenate([ended, began])
+    time = np.concatenate([messages.end[ended], messages.start])
+    begins = np.concatenate([np.zeros(len(ended), bool), np.ones(len(began), bool)])
+    # At one instant ends come before beginnings, and of messages without duration their own last.
+    order = np.lexsort((begins, time, messages.group[rows], messages.rank[rows]))
+    place = np.where(begins[order], NULL, np.arange(len(order)))
+    last = np.maximum.accumulate(place)
+    at = np.flatnonzero(begins[order])
+    row, before = rows[order[at]], last[at]
+    known = before >= 0
+    row, former = row[known], rows[order[before[known]]]
+    end, start = messages.end[former], messages.start[row]
+    kept = (messages.rank[former] == messages.rank[row]) & (former != row)
+    kept &= messages.group[former] == messages.group[row]
+    kept &= end > np.maximum(messages.enqueue[row], start - _HANDOVER_NS)
+    found = np.full(len(messages), NULL)
+    found[row[kept]] = former[kept]
+    return found

@@ -9,14 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ddltrace.analyzer.events.copies import DIRECTIONS, copy_direction
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, IntArray
 from ddltrace.analyzer.events.rank_timeline import CATEGORY
 from ddltrace.analyzer.joined.critical_path import Path, Pieces
-from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.model import CATEGORIES, CopyTimes, PathPart, PathTotals
 
 _SHOWN: Final = 100
-_UNBOUNDED: Final = np.iinfo(np.int64).max
 _DENSE: Final = 1 << 20
 """Up to so many combinations of rank, category and name are counted in one array."""
 _PATHS_AT_ONCE: Final = 4096
@@ -46,17 +44,13 @@ def path_copies(path: Path) -> CopyTimes:
     return CopyTimes(*times.values())
 
 
-def path_parts(paths: Sequence[Path], leads: Sequence[int], joined: Joined) -> tuple[PathPart, ...]:
+def path_parts(paths: Sequence[Path]) -> tuple[PathPart, ...]:
     """Sums the pieces of paths by category, rank and name; the largest first.
 
-    A piece on a rank cannot shorten the step by more than its own length, nor, if only that
-    rank gets faster, by more than the *lead* with which the rank comes last to where the path
-    leaves it: the next collective on the path, or the end of the step.
+    What each part costs on its rank alone is left to `ddltrace.analyzer.measures.savings`.
 
     Args:
         paths: Of the steady steps, all of one analysis.
-        leads: Of each path: how much its last rank ends after the others.
-        joined: All messages.
     """
     if not paths:
         return ()
@@ -71,10 +65,9 @@ def path_parts(paths: Sequence[Path], leads: Sequence[int], joined: Joined) -> t
         pieces = _pieces(paths[first : first + count])
         length = pieces.end - pieces.start
         key = (pieces.rank * len(CATEGORIES) + pieces.category) * stride + pieces.name + 1
-        lead = np.array(leads[first : first + count], dtype=np.int64)
-        sums.add(key, length, np.minimum(length, _leads(pieces, lead, joined)))
+        sums.add(key, length)
         first += count
-    keys, whole, alone = sums.found()
+    keys, whole = sums.found()
     total = float(whole.sum())
     parts = []
     for i in np.argsort(-whole, kind="stable")[:_SHOWN].tolist():
@@ -87,7 +80,7 @@ def path_parts(paths: Sequence[Path], leads: Sequence[int], joined: Joined) -> t
                 rank=place // len(CATEGORIES),
                 name=None if code - 1 == NULL else names[code - 1],
                 us=float(whole[i]) / len(paths) / 1e3,
-                alone_us=float(alone[i]) / len(paths) / 1e3,
+                alone_us=float(whole[i]) / len(paths) / 1e3,
                 share=float(whole[i]) / total if total else 0.0,
             )
         )
@@ -116,59 +109,22 @@ class _Sums:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._dense = np.zeros((2, limit)) if limit <= _DENSE else None
+        self._dense = np.zeros(limit) if limit <= _DENSE else None
         self._keys: list[IntArray] = []
         self._values: list[FloatArray] = []
 
-    def add(self, keys: IntArray, whole: IntArray, alone: IntArray) -> None:
+    def add(self, keys: IntArray, values: IntArray) -> None:
+        """Adds each value to the sum of its key."""
         if self._dense is not None:
-            self._dense[0] += np.bincount(keys, weights=whole, minlength=self._limit)
-            self._dense[1] += np.bincount(keys, weights=alone, minlength=self._limit)
+            self._dense += np.bincount(keys, weights=values, minlength=self._limit)
             return
         used, which = np.unique(keys, return_inverse=True)
         self._keys.append(used)
-        self._values.append(
-            np.stack([np.bincount(which, weights=values) for values in (whole, alone)])
-        )
+        self._values.append(np.bincount(which, weights=values).astype(np.float64))
 
-    def found(self) -> tuple[IntArray, FloatArray, FloatArray]:
-        """The keys and both sums of each."""
+    def found(self) -> tuple[IntArray, FloatArray]:
+        """The keys and the sum of each."""
         if self._dense is not None:
-            return np.arange(self._limit), self._dense[0], self._dense[1]
+            return np.arange(self._limit), self._dense
         keys, which = np.unique(np.concatenate(self._keys), return_inverse=True)
-        values = np.concatenate(self._values, axis=1)
-        sums = np.stack([np.bincount(which, weights=row) for row in values]).astype(np.float64)
-        return keys, sums[0], sums[1]
-
-
-def _leads(pieces: Pieces, lead: IntArray, joined: Joined) -> IntArray:
-    """For each piece: the lead where the path leaves the piece's rank; at most the last.
-
-    Where everybody had come before the rank of the path began to wait, the transfer was under
-    way already: what that rank did since then does not hold it up, and what it did before does
-    only if it came last.
-    """
-    leads = lead[pieces.window]
-    waiting = np.flatnonzero(pieces.message != NULL)
-    if not len(waiting):
-        return leads
-    message = pieces.message[waiting]
-    collective, releaser = joined.collective[message], joined.releaser[message]
-    # What indexes with NULL gets the last entry, appended here for sends and receives.
-    last_rank = np.append(joined.collectives.last_rank, NULL)[collective]
-    lead_of = np.append(joined.collectives.lead, 0)[collective]
-    by_last = (collective != NULL) & (last_rank == releaser)
-    # A receive waits for its sender alone, a broadcast for its root: nobody is second.
-    bound = np.where(by_last, lead_of, _UNBOUNDED)
-    before = np.maximum(waiting - 1, 0)
-    before = np.where(pieces.window[before] == pieces.window[waiting], before, waiting)
-    held_up = (releaser == pieces.rank[before]) | (releaser == NULL)
-    bound = np.where(held_up, bound, 0)
-    following = np.searchsorted(waiting, np.arange(len(pieces.window)), side="left")
-    inside = np.flatnonzero(following < len(waiting))
-    inside = inside[pieces.window[inside] == pieces.window[waiting[following[inside]]]]
-    came = joined.released[message][following[inside]]
-    beside = (pieces.start[inside] >= came) & (came != NULL_NS)
-    leads[inside] = np.where(beside, 0, bound[following[inside]])
-    leads[waiting] = _UNBOUNDED
-    return leads
+        return keys, np.bincount(which, weights=np.concatenate(self._values)).astype(np.float64)

@@ -3,8 +3,9 @@
 The rule: the first completed step is warm-up (first allocations, and PyTorch rebuilds its
 buckets after it). After it, up to a quarter of the steps, so is every step up to the last
 one whose messages differ in number or bytes from those of the later half (their median), or
-that lasted longer than 1.5 times the later half's median. A run of one step is summarized
-over that step.
+that lasted longer than 1.5 times the later half's median. In a short run, steps in a row from
+the first on that are that long are warm-up up to half of all steps. A run of one step is
+summarized over that step.
 """
 
 from __future__ import annotations
@@ -97,10 +98,12 @@ def find_steps(scans: Mapping[int, RankScan], joined: Joined, wanted: range | No
 def _count_warmup(wall: IntArray, count: IntArray, size: IntArray) -> int:
     later = slice(len(wall) // 2, None)
     unlike = wall > _SLOW * np.median(wall[later])
+    in_a_row = int(np.argmin(np.append(unlike[1 : len(wall) // 2], False)))
     for values in (count, size):
         unlike |= values != np.median(values[later])
     limit = min(max(1, len(wall) // _WARMUP_PART), _MAX_WARMUP)
-    return 1 + int(np.flatnonzero(unlike[1:limit]).max(initial=-1)) + 1 if limit > 1 else 1
+    warm = 1 + int(np.flatnonzero(unlike[1:limit]).max(initial=-1)) + 1 if limit > 1 else 1
+    return max(warm, 1 + min(in_a_row, _MAX_WARMUP))
 
 
 def _traffic(number: IntArray, joined: Joined) -> tuple[IntArray, IntArray]:

@@ -1,16 +1,16 @@
 """Findings: what could make the step shorter, by how much at most, and what would test it.
 
-Every finding rests on a number of the analysis. What it could save is bounded by what the
-critical path of the steady steps holds of it: removing it altogether cannot save more.
+Every finding rests on a number of the analysis. What it could save is a bound from replaying the
+steady steps without it (`ddltrace.analyzer.model.Savings`), a mean per step like the step's time
+that it is taken from.
 
-A finding comes with what would test it: an experiment with other strategies, where one changes
-what it is about, on a model that sends as much; else the job once more after the change, and its
-comparison with this trace. Who recorded the job with another tool records it again with that.
+A finding comes with what would test it: the job itself under other strategies, where one of them
+is what is advised; else the job once more after the change, and its comparison with this trace.
+Who recorded the job with another tool records it again with that.
 """
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Iterable
 from dataclasses import replace
@@ -19,7 +19,8 @@ from typing import Final
 
 from ddltrace.analyzer.events.copies import DIRECTIONS
 from ddltrace.analyzer.formatting.text_table import shorten
-from ddltrace.analyzer.formatting.units import bytes_text, printable, share_text, time_text
+from ddltrace.analyzer.formatting.units import printable, share_text, time_text
+from ddltrace.analyzer.measures.job_facts import JobFacts
 from ddltrace.analyzer.measures.stragglers import holds_others_up
 from ddltrace.analyzer.model import (
     CATEGORIES,
@@ -27,27 +28,17 @@ from ddltrace.analyzer.model import (
     CollectiveRow,
     Finding,
     PathPart,
+    Savings,
     StragglerRow,
 )
+from ddltrace.analyzer.report.communication_advice import best_proposal
 
 _MIN_SHARE: Final = 0.02
 """Findings that could save less than this part of a step are left out."""
 
-_SMALL_BYTES: Final = 64 << 10
-"""Messages below this are paid for by their number more than by their size."""
-
-_LOW_OVERLAP: Final = 0.5
 _MAX_COMMAND: Final = 300
+_OF_EXPERIMENTS: Final = "ddltrace.experiments"
 _MAX_NAME: Final = 60
-
-_BYTES_PER_WIDTH: Final = 1128
-"""``ddltrace experiment run --width W`` exchanges about this many bytes times W squared."""
-
-_WIDTHS: Final = (16, 128)
-"""Below, messages are too small to tell strategies apart; above, processors take minutes."""
-
-_MOST_RANKS: Final = 4
-"""More rank processes than this on one machine measure its processors, not their exchange."""
 
 _FIXES: Final = {
     "compute": "give that rank less work, or look for what slows its device",
@@ -92,25 +83,28 @@ _FIX_ON_ONE_HOST: Final = (
 )
 
 
-def find_findings(analysis: Analysis, path: Path | None = None) -> tuple[Finding, ...]:
+def find_findings(
+    analysis: Analysis, facts: JobFacts, path: Path | None = None
+) -> tuple[Finding, ...]:
     """All findings of an analysis, the largest possible saving first.
 
     Args:
         analysis: The measured trace.
+        facts: What kind of job it is.
         path: Where the trace is, to compare another with it; None if it is in several places.
     """
-    wall = analysis.summary.step_us.mean
-    if not wall:
+    savings = analysis.savings
+    if savings is None or not savings.step_us:
         return ()
     held = path_shares(analysis)
     found = [
-        *_communication(analysis, held, wall),
-        *_straggler(analysis, wall),
-        *_host(analysis, held, wall),
-        *_data(analysis, held, wall),
-        *_copy(analysis, held, wall),
-        *_update(analysis, held, wall),
-        *_compute(analysis, held, wall),
+        *_communication(analysis, facts, savings, held),
+        *_straggler(analysis, savings),
+        *_host(analysis, savings, held),
+        *_data(analysis, savings, held),
+        *_copy(analysis, savings, held),
+        *_update(analysis, facts, savings, held),
+        *_compute(analysis, savings, held),
     ]
     again = _again(analysis, path)
     worth = [
@@ -130,69 +124,76 @@ def path_shares(analysis: Analysis) -> dict[str, float]:
     return {name: sum(getattr(row, f"{name}_us") for row in rows) / total for name in CATEGORIES}
 
 
-def _communication(analysis: Analysis, held: dict[str, float], wall: float) -> Iterable[Finding]:
-    share = held["transfer"]
-    row = _main_collective(analysis)
-    if not share or row is None:
+def _communication(
+    analysis: Analysis, facts: JobFacts, savings: Savings, held: dict[str, float]
+) -> Iterable[Finding]:
+    exposed = savings.transfer_us
+    if not exposed:
         return
+    proposal = best_proposal(analysis, facts, exposed, _MIN_SHARE * savings.step_us)
+    share = held["transfer"]
     top = _largest(analysis, "transfer")
-    part = "" if top is None else f", {share_text(top.share / share)} of it {_named(top)}"
+    part = ""
+    if top is not None and share:
+        part = f", {share_text(top.share / share)} of it {_named(top)}"
     overlap = analysis.summary.overlap_ratio
     hidden = "" if overlap is None else f"; {share_text(overlap)} of communication is overlapped"
-    per_step = round(row.count / max(analysis.trace.steps, 1))
-    if row.bytes is not None and row.bytes < _SMALL_BYTES and per_step > 1:
-        advice = (
-            f"merge messages: {per_step} {row.op} of {bytes_text(row.bytes)} in each step pay the "
-            "network's latency one by one"
-        )
-        command = _experiment(analysis, "wfbp", "ddp")
-    elif overlap is not None and overlap < _LOW_OVERLAP:
-        advice = (
-            "start sending earlier, in smaller buckets (DDP's bucket_cap_mb, DeepSpeed's "
-            "reduce_bucket_size) or each gradient as soon as it is ready"
-        )
-        command = _experiment(analysis, "ddp", "ddp:bucket_mb=1", "wfbp")
-    else:
-        advice = (
-            "send less: gradients in half precision (bf16_compress_hook) halve the "
-            f"{bytes_text(_bytes_per_step(analysis))} a step"
-        )
-        command = None
-    yield Finding(
-        kind="communication",
-        saves_us=share * wall,
-        share=share,
-        evidence=f"{share_text(share)} of the critical path is transfer{part}{hidden}",
-        advice=advice,
-        command=command,
-        unsure=row.unsure,
+    main = _main_collective(analysis)
+    yield _finding(
+        savings,
+        "communication",
+        min(proposal.saves_us, exposed),
+        f"{share_text(share)} of the critical path is transfer{part}{hidden}",
+        proposal.advice,
+        command=_experiment(analysis, proposal.strategies),
+        unsure=main is not None and main.unsure,
     )
 
 
-def _straggler(analysis: Analysis, wall: float) -> Iterable[Finding]:
+def _finding(
+    savings: Savings,
+    kind: str,
+    saves_us: float,
+    evidence: str,
+    advice: str,
+    *,
+    command: str | None = None,
+    unsure: bool = False,
+) -> Finding:
+    return Finding(
+        kind=kind,
+        saves_us=saves_us,
+        share=saves_us / savings.step_us,
+        evidence=evidence,
+        advice=advice,
+        command=command,
+        unsure=unsure,
+    )
+
+
+def _straggler(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
     share = analysis.summary.sync_overhead_share
     if not share or not analysis.stragglers:
         return
     worst = analysis.stragglers[0]
     culprit = holds_others_up(analysis.stragglers, len(analysis.trace.ranks))
-    if culprit is None:
+    if culprit is None or culprit.saves_us is None:
+        saves = savings.imbalance_us
         how = f"they take turns at it, rank {worst.rank} last to {share_text(worst.share)}"
         advice = (
             "look for what varies from rank to rank and step to step: the lengths of inputs, "
             "garbage collection, other work on the machines"
         )
     else:
-        how, advice = (
-            f"rank {culprit.rank} is {_lateness(analysis, culprit)}",
-            _fix(analysis, culprit),
-        )
-    yield Finding(
-        kind="straggler",
-        saves_us=share * wall,
-        share=share,
-        evidence=f"ranks wait for others during {share_text(share)} of the step; {how}",
-        advice=advice,
-        command=None,
+        saves = culprit.saves_us
+        how = f"rank {culprit.rank} is {_lateness(analysis, culprit)}"
+        advice = _fix(analysis, culprit)
+    yield _finding(
+        savings,
+        "straggler",
+        saves,
+        f"ranks wait for others during {share_text(share)} of the step; {how}",
+        advice,
         unsure=worst.unsure,
     )
 
@@ -225,108 +226,112 @@ def _on_one_host(analysis: Analysis) -> bool:
     return len(analysis.trace.hosts) == 1
 
 
-def _host(analysis: Analysis, held: dict[str, float], wall: float) -> Iterable[Finding]:
-    share = held["host"]
-    top = _largest(analysis, "host")
-    where = "" if top is None else f", most of it on rank {top.rank}"
+def _host(analysis: Analysis, savings: Savings, held: dict[str, float]) -> Iterable[Finding]:
     record = "" if analysis.trace.source == "ddltrace" else "record it with ddltrace run and "
-    yield Finding(
-        kind="host",
-        saves_us=share * wall,
-        share=share,
-        evidence=(
-            f"{share_text(share)} of the critical path is host code outside of forward, "
-            f"backward, optimizer and data loading{where}"
-        ),
-        advice=(
-            "look for logging, .item(), checkpoints or sleeps between steps; "
-            f"{record}mark regions with ddltrace.annotate to see which"
-        ),
-        command=None,
-        unsure=False,
+    yield _finding(
+        savings,
+        "host",
+        savings.host_us,
+        f"{share_text(held['host'])} of the critical path is host code outside of forward, "
+        f"backward, optimizer and data loading{_where(analysis, 'host')}",
+        "look for logging, .item(), checkpoints or sleeps between steps; "
+        f"{record}mark regions with ddltrace.annotate to see which",
     )
 
 
-def _data(analysis: Analysis, held: dict[str, float], wall: float) -> Iterable[Finding]:
-    share = held["data"]
-    top = _largest(analysis, "data")
-    where = "" if top is None else f", most of it on rank {top.rank}"
-    yield Finding(
-        kind="data",
-        saves_us=share * wall,
-        share=share,
-        evidence=f"{share_text(share)} of the critical path is fetching batches{where}",
-        advice="give the DataLoader more num_workers, and persistent_workers=True",
-        command=None,
-        unsure=False,
+def _data(analysis: Analysis, savings: Savings, held: dict[str, float]) -> Iterable[Finding]:
+    yield _finding(
+        savings,
+        "data",
+        savings.data_us,
+        f"{share_text(held['data'])} of the critical path is fetching batches"
+        f"{_where(analysis, 'data')}",
+        "give the DataLoader more num_workers, and persistent_workers=True",
     )
 
 
-def _copy(analysis: Analysis, held: dict[str, float], wall: float) -> Iterable[Finding]:
-    share = held["copy"]
-    if not share:
-        return
+def _copy(analysis: Analysis, savings: Savings, held: dict[str, float]) -> Iterable[Finding]:
     rows = [row.copies for row in analysis.steps if row.steady]
     by_direction = {
         name: sum(getattr(row, f"{name}_us") for row in rows) / len(rows) for name in DIRECTIONS
     }
     main = max(DIRECTIONS, key=lambda name: by_direction[name])
-    top = _largest(analysis, "copy")
-    where = "" if top is None else f", most of it on rank {top.rank}"
-    yield Finding(
-        kind="copy",
-        saves_us=share * wall,
-        share=share,
-        evidence=(
-            f"{share_text(share)} of the critical path is device copies, "
-            f"{time_text(by_direction[main])} a step of it {_COPIES[main]}{where}"
-        ),
-        advice=_COPY_FIXES[main],
-        command=None,
-        unsure=False,
+    yield _finding(
+        savings,
+        "copy",
+        savings.copy_us,
+        f"{share_text(held['copy'])} of the critical path is device copies, "
+        f"{time_text(by_direction[main])} a step of it {_COPIES[main]}{_where(analysis, 'copy')}",
+        _COPY_FIXES[main],
     )
 
 
-def _update(analysis: Analysis, held: dict[str, float], wall: float) -> Iterable[Finding]:
-    share = held["update"]
-    yield Finding(
-        kind="update",
-        saves_us=share * wall,
-        share=share,
-        evidence=f"{share_text(share)} of the critical path is the optimizer's update",
-        advice="use the optimizer's fused=True or foreach=True, or shard it over the ranks (ZeRO)",
-        command=None,
-        unsure=False,
+def _update(
+    analysis: Analysis, facts: JobFacts, savings: Savings, held: dict[str, float]
+) -> Iterable[Finding]:
+    saves = savings.update_us
+    fused = any("fused" in name for name in facts.update_names)
+    advice = "" if fused else "use the optimizer's fused=True, where it has that"
+    sharing = _sharded_update(analysis, facts, savings)
+    if sharing > _MIN_SHARE * savings.step_us:
+        shard = (
+            "shard it over the ranks (ZeroRedundancyOptimizer), which saves "
+            f"{time_text(sharing)} a step at most"
+        )
+        advice = f"{advice}, or {shard}" if advice else shard
+        saves = sharing if fused else saves
+    if not advice:
+        advice = "it is fused already: update every parameter less often, or keep fewer states"
+    yield _finding(
+        savings,
+        "update",
+        saves,
+        f"{share_text(held['update'])} of the critical path is the optimizer's update",
+        advice,
     )
 
 
-def _compute(analysis: Analysis, held: dict[str, float], wall: float) -> Iterable[Finding]:
-    share = held["compute"]
+def _sharded_update(analysis: Analysis, facts: JobFacts, savings: Savings) -> float:
+    """What ZeRO's first stage would save: each rank updates its part, then all gather them."""
+    ranks = analysis.trace.world_size
+    exchange = next((each for each in facts.exchanges if each.op == "all_reduce"), None)
+    if not facts.replicated or exchange is None or ranks < 2:
+        return 0.0
+    # A ring's all_gather moves half of what its all_reduce moves.
+    return savings.update_us * (1 - 1 / ranks) - exchange.transfer_us / 2
+
+
+def _compute(analysis: Analysis, savings: Savings, held: dict[str, float]) -> Iterable[Finding]:
     top = _largest(analysis, "compute")
     what = ""
     if top is not None and top.name is not None:
         what = f"; its largest part is {_named(top)} on rank {top.rank}, {time_text(top.us)} a step"
-    yield Finding(
-        kind="compute",
-        saves_us=share * wall,
-        share=share,
-        evidence=f"{share_text(share)} of the critical path is forward and backward{what}",
-        advice=(
-            "make the model's own work faster (lower precision, torch.compile, larger batches): "
-            f"no change to communication can save more than {share_text(1 - share)} of the step"
-        ),
-        command=None,
-        unsure=False,
+    rest = savings.transfer_us / savings.step_us
+    yield _finding(
+        savings,
+        "compute",
+        savings.compute_us,
+        f"{share_text(held['compute'])} of the critical path is forward and backward{what}",
+        "make the model's own work faster (lower precision, torch.compile, larger batches): "
+        f"no faster message can save more than {share_text(rest)} of the step",
     )
 
 
-def _experiment(analysis: Analysis, *strategies: str) -> str:
-    """Trains with strategies on a model that exchanges as many bytes a step as the job."""
+def _where(analysis: Analysis, category: str) -> str:
+    top = _largest(analysis, category)
+    return "" if top is None else f", most of it on rank {top.rank}"
+
+
+def _experiment(analysis: Analysis, strategies: tuple[str, ...]) -> str | None:
+    """Trains the job with strategies; None where its command is not known or nothing tests it."""
+    trace = analysis.trace
+    job = shlex.join(trace.command)
+    if trace.source != "ddltrace" or not strategies or not job or len(job) > _MAX_COMMAND:
+        return None
+    if any(word.startswith(_OF_EXPERIMENTS) for word in trace.command):
+        return None  # a strategy of an experiment already
     named = " ".join(f"--strategy {strategy}" for strategy in strategies)
-    ranks = min(max(analysis.trace.world_size, 2), _MOST_RANKS)
-    wanted = math.sqrt(_bytes_per_step(analysis) / _BYTES_PER_WIDTH)
-    width = min(max(8 * round(wanted / 8), _WIDTHS[0]), _WIDTHS[1])
-    return f"ddltrace experiment run {named} --ranks {ranks} --width {width}"
+    return f"ddltrace experiment run {named} -- {job}"
 
 
 def _again(analysis: Analysis, path: Path | None) -> str | None:
@@ -356,9 +361,3 @@ def _named(part: PathPart) -> str:
 def _main_collective(analysis: Analysis) -> CollectiveRow | None:
     timed = [row for row in analysis.collectives if row.transfer_us_total is not None]
     return max(timed, key=lambda row: row.transfer_us_total or 0.0, default=None)
-
-
-def _bytes_per_step(analysis: Analysis) -> float:
-    """Bytes that the mean rank sends in a step."""
-    sent = sum(row.bytes_sent for row in analysis.ranks)
-    return sent / len(analysis.ranks) / max(analysis.trace.steps, 1)

@@ -163,10 +163,10 @@ def _where(analysis: Analysis) -> str:
         else ""
     )
     apart = ""
-    own = summary.rank_step_us.p50
-    if own is not None and summary.step_us.p50 > _APART * own:
+    own, mean, median = summary.rank_step_us.mean, summary.step_us.mean, summary.step_us.p50
+    if own is not None and mean is not None and mean > _APART * own:
         apart = f" from its first start to its last end, {time_text(own)} on one rank"
-    time = f"{time_text(summary.step_us.p50)}{apart} (median)"
+    time = f"{time_text(mean)}{apart} (mean, median {time_text(median)})"
     return f"A step takes {time}: {_listed(parts)}{hidden}."
 
 
@@ -246,7 +246,7 @@ def _advice(analysis: Analysis) -> str:
     others = [f for f in analysis.findings if f.kind != "compute" and f.share >= _WORTH_SAYING]
     top = others[0] if others else analysis.findings[0]
     text = printable(top.advice)
-    return f"To try: {text} (it can save {time_text(top.saves_us)} a step at most)."
+    return f"To try: {text} (it can save {time_text(top.saves_us)} of the mean step at most)."
 
 
 def _listed(parts: list[str]) -> str:

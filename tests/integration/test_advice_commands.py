@@ -13,8 +13,6 @@ from support.jobs import run, torchrun, traced
 
 import ddltrace
 from ddltrace.analyzer.model import Finding
-from ddltrace.analyzer.report import advice
-from ddltrace.experiments.workloads import digits
 
 STEPS = 30
 FOREIGN = Path(__file__).parents[1] / "data" / "foreign"
@@ -61,29 +59,10 @@ def test_a_trace_of_another_tool_is_compared_with_the_next_one(tmp_path: Path) -
     before = tmp_path / "a profile"
     shutil.copytree(FOREIGN / "kineto-cpu", before)
     found = ddltrace.open(before).analyze().findings
-    assert {finding.kind for finding in found} == {"host", "straggler", "compute"}
+    assert {finding.kind for finding in found} == {"host", "compute"}
     [command] = {finding.command for finding in found}
     assert command is not None
     report = " ".join(in_shell(f"ddltrace analyze {shlex.quote(str(before))}", tmp_path).split())
     assert f"record it again into 'after' as this trace was recorded: {command}" in report
     shutil.copytree(before, tmp_path / "after")
     assert "A step and its critical path" in in_shell(command, tmp_path)
-
-
-def test_the_experiment_runs(findings: tuple[Path, tuple[Finding, ...]]) -> None:
-    folder, found = findings
-    commands = {finding.command for finding in found if not finding.is_of_job}
-    if not commands:  # a machine whose processors are so slow that nothing is worth sending earlier
-        analysis = ddltrace.open(folder / "a trace").analyze()
-        commands = {advice._experiment(analysis, "ddp", "wfbp")}
-    [command] = commands
-    assert command is not None
-    table = in_shell(f"{command} --steps 14 --warmup 6 -o experiment", folder)
-    assert "wfbp" in table
-
-
-@pytest.mark.parametrize("width", [16, 64, 128])
-def test_a_width_sends_what_the_advice_takes_it_to_send(width: int) -> None:
-    model = digits.Digits(width=width, batch_size=1, seed=0).model
-    exchanged = sum(parameter.numel() for parameter in model.parameters()) * 4
-    assert exchanged == pytest.approx(advice._BYTES_PER_WIDTH * width**2, rel=0.2)

@@ -50,6 +50,7 @@ def test_parts_are_disjoint_and_sum_to_the_window(sets, windows, device):
         copies_by_direction=(copies,),
         data=data,
         update=update,
+        device_update=EMPTY,
         blocked=EMPTY,
         host=EMPTY,
         both=intersect(compute, comm),

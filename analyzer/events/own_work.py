@@ -1,0 +1,58 @@
+"""A rank's own work: its time less that in which it is blocked on messages, by activity.
+
+The activities are disjoint, and together with the blocked times they are all of the rank's time
+between its first and its last event. They are those of the critical path, where the rank's
+timeline is at hand. In a trace of very many ranks it is not; then what is several at once counts
+as the first of: on a CPU rank update, compute, data, copy; on a rank whose device is seen update
+(the optimizer's kernels), compute, copy, data. The rest is host.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from ddltrace.analyzer.events.interval_sets import EMPTY, Spans, intersect, subtract, union
+from ddltrace.analyzer.events.rank_scan import RankScan
+from ddltrace.analyzer.events.rank_timeline import CATEGORY, Timeline
+
+ACTIVITIES: Final = ("compute", "update", "data", "copy", "host")
+
+
+def own_work(scan: RankScan) -> dict[str, Spans]:
+    """The rank's own work by activity: a set of instants for each of `ACTIVITIES`."""
+    free = unblocked(scan)
+    if scan.timeline is not None:
+        return _of_timeline(scan.timeline, free)
+    activity = scan.activity
+    compute = EMPTY if activity.compute is None else activity.compute
+    if activity.device:
+        parts = {"update": activity.device_update, "compute": compute, "copy": activity.copies}
+        parts["data"] = activity.data
+    else:
+        parts = {"update": activity.update, "compute": compute, "data": activity.data}
+        parts["copy"] = activity.copies
+    found: dict[str, Spans] = {}
+    for name, spans in parts.items():
+        found[name] = intersect(spans, free)
+        free = subtract(free, found[name])
+    return {name: found.get(name, free) for name in ACTIVITIES}
+
+
+def _of_timeline(line: Timeline, free: Spans) -> dict[str, Spans]:
+    time, category, _ = line.segments
+    found: dict[str, Spans] = {}
+    rest = free
+    for name in ACTIVITIES[:-1]:
+        rows = np.flatnonzero(category[:-1] == CATEGORY[name])
+        found[name] = intersect(union(time[rows], time[rows + 1]), free)
+        rest = subtract(rest, found[name])
+    return found | {ACTIVITIES[-1]: rest}
+
+
+def unblocked(scan: RankScan) -> Spans:
+    """All of the rank's own work."""
+    whole = union(np.array([scan.first]), np.array([scan.last]))
+    blocked = union(scan.block_start, scan.block_end)
+    return subtract(whole, blocked)

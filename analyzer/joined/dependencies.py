@@ -1,0 +1,225 @@
+"""What every blocked time of every rank depends on: the graph that replays and delays walk on.
+
+A rank works until it is blocked on a message, goes on when the message has completed, and so
+on. A *block* is one such time. A *join* is the moment at which a message has all the ranks that
+it needs: the last arrival of a collective, or the later side of a send and its receive. A block
+depends on the block before it on its rank and on the join of its message; a join depends, for
+each of its ranks, on the block after which that rank handed the message over, and on the join
+of the message that kept its queue busy (see `queues.py`).
+
+Every node has a *level*: one more than the highest of those it depends on. Nodes of one level
+are independent of each other, so all of them are computed at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, IntArray
+from ddltrace.analyzer.events.rank_scan import RankScan
+from ddltrace.analyzer.joined.join import MAY_LEAVE, Joined, State
+from ddltrace.analyzer.joined.queues import find_formers
+
+_UNSEEN: Final = -1
+_OPEN: Final = -2
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The times in which ranks are blocked on messages, rank after rank, ascending.
+
+    Attributes:
+        ranks: The ranks, in this order.
+        first: Where each rank's blocks begin; one more than there are ranks.
+        place: Index of each block's rank in `ranks`.
+        start: When the rank begins to be blocked, ns.
+        end: When it goes on.
+        message: Row in `Joined.messages`; `NULL` if unknown.
+    """
+
+    ranks: list[int]
+    first: IntArray
+    place: IntArray
+    start: IntArray
+    end: IntArray
+    message: IntArray
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def of(self, place: int) -> slice:
+        """The blocks of one rank."""
+        return slice(int(self.first[place]), int(self.first[place + 1]))
+
+    def before(self, place: int, times: IntArray) -> IntArray:
+        """The last block of a rank that ends no later than each time; `NULL` for none."""
+        mine = self.of(place)
+        found = np.searchsorted(self.end[mine], times, side="right") - 1
+        return np.where(found < 0, NULL, found + mine.start)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Blocks and joins with what they depend on.
+
+    Attributes:
+        blocks: All blocks.
+        join: For each message the join that releases it; `NULL` where that is not known.
+        rows: Messages of all joins, those of one join side by side.
+        first: Where each join's messages begin in `rows`; one more than there are joins.
+        handed_over: For each message, when the rank's own work had brought it about, ns.
+        after: For each message, the last block that had ended by then; `NULL` for none.
+        former: For each message, the one that kept its queue busy; `NULL` for none.
+        block_level: Level of each block.
+        join_level: Level of each join; negative where no block depends on it.
+    """
+
+    blocks: Blocks
+    join: IntArray
+    rows: IntArray
+    first: IntArray
+    handed_over: IntArray
+    after: IntArray
+    former: IntArray
+    block_level: IntArray
+    join_level: IntArray
+
+
+def find_blocks(scans: Mapping[int, RankScan], joined: Joined) -> Blocks:
+    """Puts the blocks of all ranks side by side."""
+    ranks = list(joined.messages.ranks)
+    counts = [len(scans[rank].block_start) for rank in ranks]
+    none = np.empty(0, np.int64)
+    message = [
+        np.where(scans[r].block_message == NULL, NULL, scans[r].block_message + offset)
+        for r, offset in ((rank, joined.messages.offsets[rank]) for rank in ranks)
+    ]
+    return Blocks(
+        ranks=ranks,
+        first=np.append(0, np.cumsum(counts)).astype(np.int64),
+        place=np.repeat(np.arange(len(ranks)), counts),
+        start=np.concatenate([none, *(scans[rank].block_start for rank in ranks)]),
+        end=np.concatenate([none, *(scans[rank].block_end for rank in ranks)]),
+        message=np.concatenate([none, *message]).astype(np.int64),
+    )
+
+
+def find_graph(scans: Mapping[int, RankScan], joined: Joined) -> Graph:
+    """Finds what every block depends on."""
+    blocks = find_blocks(scans, joined)
+    messages = joined.messages
+    join, rows, first = _joins(joined)
+    on_device = np.zeros(len(messages), dtype=bool)
+    for rank in messages.ranks:
+        on_device[joined.rows(rank)] = scans[rank].activity.device
+    handed_over = np.where(on_device, messages.start, np.minimum(messages.enqueue, messages.start))
+    after = np.full(len(messages), NULL)
+    for place, rank in enumerate(blocks.ranks):
+        mine = joined.rows(rank)
+        after[mine] = blocks.before(place, handed_over[mine])
+    former = find_formers(joined)
+    none = np.empty(0, np.int64)
+    graph = Graph(blocks, join, rows, first, handed_over, after, former, none, none)
+    block_level, join_level = _levels(graph)
+    return replace(graph, block_level=block_level, join_level=join_level)
+
+
+def _joins(joined: Joined) -> tuple[IntArray, IntArray, IntArray]:
+    """The join of each message, the messages of all joins, and where each join's begin."""
+    messages, collectives = joined.messages, joined.collectives
+    leaves = messages.op_is(*MAY_LEAVE)
+    known = np.isin(collectives.state, (State.COMPLETE, State.OPEN)) & (collectives.ranks > 1)
+    kind = np.append(known, False)[joined.collective] & ~leaves
+    shared = joined.order[kind[joined.order]]
+    new = np.append(True, np.diff(joined.collective[shared]) != 0)[: len(shared)]
+    join = np.full(len(messages), NULL)
+    join[shared] = np.cumsum(new) - 1
+    begins = np.flatnonzero(new)
+    # What waits for one other rank only has a join of its own: itself and that rank's message.
+    # So has what waits for nobody: itself.
+    other = _other_side(joined)
+    alone = (joined.releaser == messages.rank) & (joined.released != NULL_NS)
+    own = np.flatnonzero((join == NULL) & (alone | (other != NULL)))
+    join[own] = len(begins) + np.arange(len(own))
+    sides = np.stack([own, other[own]], axis=1).ravel()
+    sizes = 1 + (other[own] != NULL)
+    rows = np.concatenate([shared, sides[sides != NULL]])
+    first = np.concatenate([begins, len(shared) + np.append(0, np.cumsum(sizes))])
+    return join, rows.astype(np.int64), first.astype(np.int64)
+
+
+def _other_side(joined: Joined) -> IntArray:
+    """For messages that wait for one other rank: that rank's message; `NULL` for none."""
+    messages, releaser = joined.messages, joined.releaser
+    other = np.full(len(messages), NULL)
+    waits = (joined.released != NULL_NS) & (releaser != NULL) & (releaser != messages.rank)
+    pairs = np.flatnonzero(waits & (joined.partner != NULL))
+    other[pairs] = joined.partner[pairs]
+    # In a collective, the part of the rank that is waited for: of its root, or of the last to come.
+    rest = np.flatnonzero(waits & (joined.collective != NULL))
+    order = joined.order[joined.collective[joined.order] != NULL]
+    width = int(messages.rank.max(initial=0)) + 1
+    key = joined.collective[order] * width + messages.rank[order]
+    by_key = np.argsort(key, kind="stable")
+    wanted = joined.collective[rest] * width + releaser[rest]
+    place = np.minimum(np.searchsorted(key[by_key], wanted), max(len(order) - 1, 0))
+    if len(rest):
+        hit = key[by_key][place] == wanted
+        other[rest[hit]] = order[by_key[place[hit]]]
+    return other
+
+
+def _levels(graph: Graph) -> tuple[IntArray, IntArray]:
+    """Levels of blocks and joins; what depends on itself is taken for independent.
+
+    Blocks are visited by their end, so nearly everything that a block depends on has its level
+    already; the stack is for what ends at the same instant.
+    """
+    blocks = graph.blocks
+    join_of, after_of, former_of = (
+        column.tolist() for column in (graph.join, graph.after, graph.former)
+    )
+    rows_of, bounds = graph.rows.tolist(), graph.first.tolist()
+    begins = set(blocks.first.tolist())
+    message = blocks.message.tolist()
+    count = len(blocks)
+    level = [_UNSEEN] * (count + len(bounds) - 1)  # blocks, then joins
+
+    def needs(node: int) -> list[int]:
+        if node < count:
+            found = [] if node in begins else [node - 1]
+            row = message[node]
+            if row != NULL and join_of[row] != NULL:
+                found.append(count + join_of[row])
+            return found
+        found = []
+        for row in rows_of[bounds[node - count] : bounds[node - count + 1]]:
+            if after_of[row] != NULL:
+                found.append(after_of[row])
+            before = former_of[row]
+            if before != NULL and join_of[before] != NULL:
+                found.append(count + join_of[before])
+        return found
+
+    for block in np.argsort(blocks.end, kind="stable").tolist():
+        stack = [block]
+        while stack:
+            node = stack[-1]
+            if level[node] >= 0:
+                stack.pop()
+                continue
+            wanted = needs(node)
+            if level[node] == _UNSEEN:
+                level[node] = _OPEN
+                missing = [other for other in wanted if level[other] == _UNSEEN]
+                if missing:
+                    stack += missing
+                    continue
+            level[node] = 1 + max((level[other] for other in wanted), default=_UNSEEN)
+            level[node] = max(level[node], 0)
+            stack.pop()
+    return np.array(level[:count], dtype=np.int64), np.array(level[count:], dtype=np.int64)

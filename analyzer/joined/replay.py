@@ -1,0 +1,403 @@
+"""Replays a run with some work taken out: how much earlier would each chunk of steps end?
+
+The model is that of `dependencies.py`. A rank's own work takes as long as it took, less what a
+scenario cuts out of it. A message is handed over when the work before it is done, is released
+when all the ranks that it needs have handed it over, and then takes its recorded transfer, less
+what a scenario cuts. A rank that is blocked on it goes on when it has completed. Communication
+that compute hides completely stays hidden, so a replay may promise too much, never too little.
+
+All is counted as *gains*: how much earlier than recorded something happens, ns.
+
+A long run is replayed in chunks of consecutive steps that start as recorded, all of them at once:
+the cost grows with the events, but the number of steps of Python only with the longest chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
+from ddltrace.analyzer.events.interval_sets import Spans, length_before
+from ddltrace.analyzer.joined.dependencies import Graph
+from ddltrace.analyzer.joined.join import Joined
+
+_NUMBERS_AT_ONCE: Final = 1 << 22
+_MIN_STEPS: Final = 8
+_UNBOUNDED: Final = 1 << 61
+_LEVELS: Final = 4096
+"""Chunks are made so long that about so many levels are walked one by one."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is taken out.
+
+    Attributes:
+        work: Rank -> the instants of its own work that take no time.
+        part: Of the instants of `work`, the part that is taken out, 0 to 1.
+        transfers: For each message, how much of its transfer is taken out, ns; None for nothing.
+        balanced: All ranks of a collective come when the first one does.
+    """
+
+    work: Mapping[int, Spans] = field(default_factory=dict)
+    part: float = 1.0
+    transfers: IntArray | None = None
+    balanced: bool = False
+
+
+@dataclass(frozen=True)
+class StepEnds:
+    """When each rank began and ended the steps that are replayed.
+
+    Attributes:
+        rank: Of each step of each rank.
+        step: Its number.
+        start: When it began, ns.
+        end: When it ended.
+        lead_in: The step before the first of these, which is replayed, too, but not measured:
+            what is late at its end may be due to work in it. None if there is none.
+    """
+
+    rank: IntArray
+    step: IntArray
+    start: IntArray
+    end: IntArray
+    lead_in: int | None = None
+
+
+class Replay:
+    """A run that can be replayed in any number of scenarios.
+
+    Args:
+        graph: What depends on what.
+        joined: All messages.
+        steps: The steps to replay.
+    """
+
+    def __init__(self, graph: Graph, joined: Joined, steps: StepEnds) -> None:
+        self._graph, self._joined = graph, joined
+        blocks, messages = graph.blocks, joined.messages
+        self._ranks = len(blocks.ranks)
+        measured = np.ones(len(steps.step), dtype=bool)
+        if steps.lead_in is not None:
+            measured = steps.step != steps.lead_in
+        numbers = np.unique(steps.step[measured])
+        levels = int(graph.block_level.max(initial=0)) + 1
+        per_chunk = max(_MIN_STEPS, _LEVELS * max(len(numbers), 1) // levels)
+        self._chunks = -(-len(numbers) // per_chunk)
+        chunk_of_step = np.where(measured, np.searchsorted(numbers, steps.step) // per_chunk, 0)
+        self._steps = len(numbers)
+        # Chunk k of the rank at place p is entry k * ranks + p: when it starts and ends.
+        place = np.searchsorted(blocks.ranks, steps.rank)
+        entry = chunk_of_step * self._ranks + place
+        self._starts = np.full(self._chunks * self._ranks, np.iinfo(np.int64).max)
+        self._ends = np.full(self._chunks * self._ranks, NULL_NS)
+        np.minimum.at(self._starts, entry, steps.start)
+        np.maximum.at(self._ends, entry[measured], steps.end[measured])
+        self._lead_in = None
+        if not measured.all():
+            self._lead_in = np.full(self._ranks, NULL_NS)
+            self._lead_in[place[~measured]] = steps.end[~measured]
+        self._block_chunk = self._chunk_of(blocks.place, blocks.end)
+        row_place = np.searchsorted(blocks.ranks, messages.rank)
+        self._row_place = row_place
+        self._row_chunk = self._chunk_of(row_place, graph.handed_over)
+        self._plan_joins()
+        self._plan_blocks()
+
+    def _chunk_of(self, place: IntArray, time: IntArray) -> IntArray:
+        """The chunk in which each time of a rank lies; `NULL` for none."""
+        chunk = np.full(len(time), NULL)
+        starts = self._starts.reshape(self._chunks, self._ranks)
+        ends = self._ends.reshape(self._chunks, self._ranks)
+        for rank, mine in self._by_rank(place):
+            has = np.flatnonzero(ends[:, rank] != NULL_NS)
+            if not len(has):
+                continue
+            found = np.searchsorted(starts[has, rank], time[mine], side="right") - 1
+            inside = (found >= 0) & (time[mine] <= ends[has[-1], rank])
+            chunk[mine] = np.where(inside, has[np.maximum(found, 0)], NULL)
+        return chunk
+
+    def _by_rank(self, place: IntArray) -> Iterator[tuple[int, IntArray]]:
+        """Where the entries of each rank are."""
+        order = np.argsort(place, kind="stable")
+        bounds = np.searchsorted(place[order], np.arange(self._ranks + 1))
+        for rank in range(self._ranks):
+            mine = order[bounds[rank] : bounds[rank + 1]]
+            if len(mine):
+                yield rank, mine
+
+    def _plan_joins(self) -> None:
+        """Sorts the joins by level and finds what the gain of each of their messages comes from.
+
+        Index -1 of every array of gains is a row of zeros, for what nothing is gained on.
+        """
+        graph, messages = self._graph, self._joined.messages
+        sizes = np.diff(graph.first)
+        join_level = graph.join_level
+        order = np.argsort(join_level, kind="stable")
+        order = order[join_level[order] >= 0]
+        rows = _ranges(graph.first[order], sizes[order])
+        self._join_order = order
+        self._rows = graph.rows[rows]
+        self._row_first = np.cumsum(sizes[order]) - sizes[order]
+        join_chunk = np.full(len(sizes), NULL)
+        if len(rows):
+            of_join = np.repeat(order, sizes[order])
+            np.maximum.at(join_chunk, of_join, self._row_chunk[self._rows])
+            outside = self._row_chunk[self._rows] != join_chunk[of_join]
+        else:
+            outside = np.zeros(0, dtype=bool)
+        self._row_start = messages.start[self._rows]
+        self._row_time = graph.handed_over[self._rows]
+        self._row_live = ~outside & (self._row_chunk[self._rows] != NULL)
+        after = graph.after[self._rows]
+        same = (after != NULL) & (
+            np.append(self._block_chunk, NULL)[after] == self._row_chunk[self._rows]
+        )
+        self._row_after = np.where(same & self._row_live, after, NULL)
+        former = graph.former[self._rows]
+        self._row_former = former
+        former_join = np.append(graph.join, NULL)[former]
+        in_chunk = (former_join != NULL) & (
+            np.append(join_chunk, NULL)[former_join] == self._row_chunk[self._rows]
+        )
+        self._row_former_join = np.where(in_chunk & self._row_live, former_join, NULL)
+        release = np.full(len(sizes), NULL_NS)
+        if len(order):
+            release[order] = np.maximum.reduceat(self._row_start, self._row_first)
+        self._release = release
+        collective = np.append(self._joined.collective, NULL)
+        self._shared = np.append(
+            (sizes > 1) & (collective[graph.rows[graph.first[:-1]]] != NULL), False
+        )
+        self._join_chunk = join_chunk
+        self._join_bounds = _bounds(join_level[order])
+
+    def _plan_blocks(self) -> None:
+        """Sorts the blocks by level and finds what the gain of each comes from."""
+        graph, messages, join_chunk = self._graph, self._joined.messages, self._join_chunk
+        blocks = graph.blocks
+        self._block_order = np.argsort(graph.block_level, kind="stable")
+        before = np.arange(len(blocks)) - 1
+        before[blocks.first[:-1][blocks.first[:-1] < len(blocks)]] = NULL
+        same = (before != NULL) & (np.append(self._block_chunk, NULL)[before] == self._block_chunk)
+        self._block_before = np.where(same, before, NULL)
+        join = np.append(graph.join, NULL)[blocks.message]
+        end = np.append(messages.end, NULL_NS)[blocks.message]
+        held = (join != NULL) & (end > blocks.start) & (end <= blocks.end)
+        self._held = held
+        self._message_end = end
+        held_here = held & (np.append(join_chunk, NULL)[join] == self._block_chunk)
+        self._block_join = np.where(held_here, join, NULL)
+        self._block_bounds = _bounds(graph.block_level[self._block_order])
+
+    def saved(self, scenarios: Sequence[Scenario]) -> list[float]:
+        """What each scenario saves: mean over the steps, ns per step, never negative.
+
+        A chunk ends when its last rank does.
+        """
+        if not self._steps:
+            return [0.0] * len(scenarios)
+        nodes = len(self._graph.blocks) + len(self._rows) + 1
+        at_once = max(1, _NUMBERS_AT_ONCE // nodes)
+        found: list[float] = []
+        for first in range(0, len(scenarios), at_once):
+            found += self._saved(scenarios[first : first + at_once])
+        return found
+
+    def _saved(self, scenarios: Sequence[Scenario]) -> list[float]:
+        cut = [self._cutter(scenario) for scenario in scenarios]
+        gains = self._walk(scenarios, cut)
+        ends = self._ends.reshape(self._chunks, self._ranks)
+        gained = self._gained(gains, cut, ends)
+        if self._lead_in is not None:
+            gained[0] -= self._gained(gains, cut, self._lead_in[None, :])[0]
+        saved = np.maximum(gained, 0).sum(axis=0) / self._steps
+        return [float(value) for value in saved]
+
+    def _gained(self, gains: IntArray, cut: Sequence[_Cut], ends: IntArray) -> IntArray:
+        """How much earlier the last rank is at the given times, shape (chunks, scenarios).
+
+        Args:
+            gains: At the end of every block.
+            cut: One for each scenario.
+            ends: A time for each chunk and rank; `NULL_NS` for ranks without one.
+        """
+        sooner = np.zeros((*ends.shape, len(cut)), dtype=np.int64)
+        for place in range(self._ranks):
+            has = np.flatnonzero(ends[:, place] != NULL_NS)
+            time = ends[has, place]
+            last = self._graph.blocks.before(place, time)
+            same = (last != NULL) & (np.append(self._block_chunk, NULL)[last] == has)
+            last = np.where(same, last, NULL)
+            own = self._cut_since(cut, np.full(len(has), place), last, has, time)
+            sooner[has, place] = gains[last] + own
+        known = ends != NULL_NS
+        replayed = np.where(known[:, :, None], ends[:, :, None] - sooner, NULL_NS).max(axis=1)
+        gained: IntArray = ends.max(axis=1)[:, None] - replayed
+        return gained
+
+    def _walk(self, scenarios: Sequence[Scenario], cut: Sequence[_Cut]) -> IntArray:
+        """The gain at the end of every block; the last row is zeros."""
+        blocks, count = self._graph.blocks, len(scenarios)
+        live = np.where(self._row_live, self._row_chunk[self._rows], NULL)
+        gains = _Gains(
+            blocks=np.zeros((len(blocks) + 1, count), dtype=np.int64),
+            joins=np.zeros((len(self._graph.first), count), dtype=np.int64),
+            row_cut=self._cut_since(
+                cut, self._row_place[self._rows], self._row_after, live, self._row_time
+            ),
+            block_cut=self._cut_since(
+                cut, blocks.place, self._block_before, self._block_chunk, blocks.start
+            ),
+            transfers=_stack([scenario.transfers for scenario in scenarios]),
+            balanced=np.array([scenario.balanced for scenario in scenarios]),
+        )
+        joins, own = self._join_bounds, self._block_bounds
+        for level in range(max(len(joins), len(own)) - 1):
+            if level + 1 < len(joins) and joins[level] < joins[level + 1]:
+                self._release_joins(gains, joins[level], joins[level + 1])
+            if level + 1 < len(own) and own[level] < own[level + 1]:
+                self._end_blocks(gains, self._block_order[own[level] : own[level + 1]])
+        return gains.blocks
+
+    def _release_joins(self, gains: _Gains, low: int, high: int) -> None:
+        """The gains of the joins of one level: places `low` to `high` in their order."""
+        first = self._row_first
+        begin, stop = first[low], first[high] if high < len(first) else len(self._rows)
+        rows = slice(begin, stop)
+        gain = gains.blocks[self._row_after[rows]] + gains.row_cut[rows]
+        queued = np.flatnonzero(self._row_former[rows] != NULL)
+        if len(queued):
+            former = self._row_former[rows][queued]
+            behind = gains.joins[self._row_former_join[rows][queued]]
+            if gains.transfers is not None:
+                behind = behind + gains.transfers[former]
+            spare = self._joined.messages.end[former] - self._row_time[rows][queued]
+            gain[queued] = np.minimum(gain[queued] + spare[:, None], behind)
+        begun = self._row_start[rows][:, None] - gain
+        begins = first[low:high] - begin
+        released = np.maximum.reduceat(begun, begins)
+        which = self._join_order[low:high]
+        if gains.balanced.any():
+            early = np.minimum.reduceat(begun[:, gains.balanced], begins)
+            shared = self._shared[which][:, None]
+            released[:, gains.balanced] = np.where(shared, early, released[:, gains.balanced])
+        gains.joins[which] = self._release[which][:, None] - released
+
+    def _end_blocks(self, gains: _Gains, which: IntArray) -> None:
+        """The gains of the blocks of one level."""
+        blocks = self._graph.blocks
+        gain = gains.blocks[self._block_before[which]] + gains.block_cut[which]
+        held = self._held[which]
+        some = which[held]
+        if len(some):
+            done = gains.joins[self._block_join[some]]
+            if gains.transfers is not None:
+                done = done + gains.transfers[blocks.message[some]]
+            spare = self._message_end[some] - blocks.start[some]
+            own = gain[held] + spare[:, None]
+            if gains.balanced.any():
+                shared = self._shared[self._block_join[some]][:, None] & gains.balanced
+                own = np.where(shared, _UNBOUNDED, own)
+            gain[held] = np.minimum(own, done)
+        gain[self._block_chunk[which] == NULL] = 0
+        gains.blocks[which] = gain
+
+    def _cutter(self, scenario: Scenario) -> _Cut:
+        """Gives, for times of a rank, how much of its work is cut before each."""
+        ranks = self._graph.blocks.ranks
+
+        def before(place: int, times: IntArray) -> IntArray | None:
+            spans = scenario.work.get(ranks[place])
+            if spans is None or not len(spans.start):
+                return None
+            whole = length_before(spans, times)
+            return whole if scenario.part == 1 else (whole * scenario.part).astype(np.int64)
+
+        return before
+
+    def _cut_since(
+        self,
+        cut: Sequence[_Cut],
+        place: IntArray,
+        block: IntArray,
+        chunk: IntArray,
+        time: IntArray,
+    ) -> IntArray:
+        """Work cut between the end of a block, or the start of the chunk without one, and a time.
+
+        Args:
+            cut: One for each scenario.
+            place: The rank's.
+            block: The block; `NULL` for none.
+            chunk: In which the time lies; nothing is cut outside of chunks.
+            time: The time.
+
+        Returns:
+            Nanoseconds, shape (times, scenarios).
+        """
+        found = np.zeros((len(time), len(cut)), dtype=np.int64)
+        ends = self._graph.blocks.end
+        for rank, every in self._by_rank(place):
+            mine = every[chunk[every] != NULL]
+            since = self._starts[chunk[mine] * self._ranks + rank]
+            behind = block[mine]
+            since = np.where(behind == NULL, since, np.append(ends, 0)[behind])
+            until = np.maximum(time[mine], since)
+            for number, before in enumerate(cut):
+                whole = before(rank, np.concatenate([since, until]))
+                if whole is not None:
+                    found[mine, number] = whole[len(mine) :] - whole[: len(mine)]
+        return found
+
+
+_Cut = Callable[[int, IntArray], "IntArray | None"]
+
+
+@dataclass(frozen=True)
+class _Gains:
+    """What a walk fills, one column per scenario, and what it takes from the scenarios.
+
+    Attributes:
+        blocks: At the end of each block.
+        joins: At each join.
+        row_cut: Of each message of the joins: work cut since the block before it.
+        block_cut: Of each block: work cut since the block before it.
+        transfers: Of each message of the run: what is cut of its transfer; None for nothing.
+        balanced: Of each scenario.
+    """
+
+    blocks: IntArray
+    joins: IntArray
+    row_cut: IntArray
+    block_cut: IntArray
+    transfers: IntArray | None
+    balanced: BoolArray
+
+
+def _bounds(level: IntArray) -> list[int]:
+    """Where each level begins in an ascending column, and its end."""
+    top = int(level.max(initial=-1)) + 1
+    return [int(place) for place in np.searchsorted(level, np.arange(top + 1))]
+
+
+def _stack(columns: Sequence[IntArray | None]) -> IntArray | None:
+    """The columns side by side, zeros for those that are None; None if all are."""
+    filled = [column for column in columns if column is not None]
+    if not filled:
+        return None
+    zeros = np.zeros(len(filled[0]), dtype=np.int64)
+    return np.stack([zeros if column is None else column for column in columns], axis=1)
+
+
+def _ranges(first: IntArray, sizes: IntArray) -> IntArray:
+    """The integers first, first + 1, ... of every range, one range after the other."""
+    begins = np.cumsum(sizes) - sizes
+    return np.repeat(first - begins, sizes) + np.arange(int(sizes.sum()))

@@ -1,0 +1,136 @@
+"""What kind of job a trace is of, as far as advice on it depends on that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddltrace.analyzer.events.event_columns import NULL, IntArray
+from ddltrace.analyzer.events.rank_scan import RankScan
+from ddltrace.analyzer.joined.join import Joined
+from ddltrace.analyzer.measures.collectives import in_steps
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace.opened_trace import Trace
+
+_SHARDED: tuple[str, ...] = ("reduce_scatter",)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The collectives of one operation in a steady step.
+
+    Attributes:
+        op: The operation.
+        count: How many, mean per step.
+        bytes: Input bytes of one rank, all of them together, mean per step.
+        largest: Input bytes of the largest.
+        transfer_us: Their transfers, summed, mean per step.
+        ranks: How many take part.
+    """
+
+    op: str
+    count: float
+    bytes: float
+    largest: int
+    transfer_us: float
+    ranks: int
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What the steady steps show of the job.
+
+    Attributes:
+        exchanges: Its collectives by operation, the longest transfer first.
+        sharded: Gradients go to the ranks that own them (FSDP, ZeRO): there are reduce_scatters.
+        replicated: Every rank has all gradients (DDP): all_reduces carry them, and nothing is
+            sharded.
+        element_bytes: Bytes of one element of the gradients on the wire; None if unknown.
+        update_names: Names of what runs in the optimizer, lower case.
+        p2p_bytes: Bytes of sends, mean per step over all ranks.
+        p2p_messages: Sends, mean per step over all ranks.
+    """
+
+    exchanges: tuple[Exchange, ...] = ()
+    sharded: bool = False
+    replicated: bool = False
+    element_bytes: float | None = None
+    update_names: tuple[str, ...] = ()
+    p2p_bytes: float = 0.0
+    p2p_messages: float = 0.0
+
+
+def job_facts(
+    trace: Trace,
+    scans: Mapping[int, RankScan],
+    joined: Joined,
+    steady: IntArray,
+    update_names: tuple[str, ...],
+) -> JobFacts:
+    """Finds them in the steady steps.
+
+    Args:
+        trace: Tells the types of tensors.
+        scans: Rank -> its scan.
+        joined: All messages.
+        steady: Numbers of the steady steps.
+        update_names: Names on the critical path that are the optimizer's.
+    """
+    steps = max(len(steady), 1)
+    collectives, messages = joined.collectives, joined.messages
+    chosen = np.flatnonzero(in_steps(collectives.step, steady) & collectives.timed)
+    exchanges = []
+    for op in np.unique(collectives.op[chosen]).tolist():
+        mine = chosen[collectives.op[chosen] == op]
+        size = np.maximum(collectives.bytes[mine], 0)
+        transfer = np.maximum(collectives.end[mine] - collectives.last[mine], 0)
+        exchanges.append(
+            Exchange(
+                op=messages.ops[op],
+                count=len(mine) / steps,
+                bytes=float(size.sum()) / steps,
+                largest=int(size.max()),
+                transfer_us=float(transfer.sum()) / 1e3 / steps,
+                ranks=int(collectives.ranks[mine].max()),
+            )
+        )
+    sends = np.flatnonzero(messages.op_is("send") & in_steps(messages.step, steady))
+    ops = {exchange.op for exchange in exchanges if exchange.ranks > 1}
+    sharded = bool(ops & set(_SHARDED))
+    carried = messages.tensor_count > 0
+    told = bool(carried.any())
+    gradients = carried & messages.op_is("all_reduce") if told else messages.op_is("all_reduce")
+    return JobFacts(
+        exchanges=tuple(sorted(exchanges, key=lambda exchange: -exchange.transfer_us)),
+        sharded=sharded,
+        replicated=not sharded and "all_reduce" in ops and bool(gradients.any()),
+        element_bytes=_element_bytes(trace, scans, joined),
+        update_names=tuple(name.lower() for name in update_names),
+        p2p_bytes=float(np.maximum(messages.bytes[sends], 0).sum()) / steps,
+        p2p_messages=len(sends) / steps,
+    )
+
+
+def _element_bytes(trace: Trace, scans: Mapping[int, RankScan], joined: Joined) -> float | None:
+    """Bytes on the wire of one element of the gradients that messages carry."""
+    for rank, scan in scans.items():
+        messages = scan.messages
+        size = np.where(messages.wire_bytes >= 0, messages.wire_bytes, messages.bytes)
+        names = np.array([*messages.ops, ""])[messages.op]
+        rows = np.flatnonzero((names == "all_reduce") & (messages.tensor_count > 0) & (size > 0))
+        counts = {info.id: int(np.prod(info.shape)) for info in trace.tensors(rank)}
+        if not len(rows) or not counts:
+            continue
+        first = np.cumsum(messages.tensor_count) - messages.tensor_count
+        elements = np.zeros(max(counts) + 2)
+        elements[list(counts)] = list(counts.values())
+        known = np.where(messages.tensors < len(elements) - 1, messages.tensors, NULL)
+        sums = np.append(0.0, np.cumsum(elements[known]))
+        carried = sums[first[rows] + messages.tensor_count[rows]] - sums[first[rows]]
+        if carried.sum() > 0:
+            return float(size[rows].sum() / carried.sum())
+    return None

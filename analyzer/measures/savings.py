@@ -1,0 +1,182 @@
+"""What a step could get shorter if something took no time: bounds from replays of the run.
+
+Every bound is the difference between the recorded run and its replay without that thing (see
+`ddltrace.analyzer.joined.replay`), a mean over the steady steps, and never more than the mean
+step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, IntArray
+from ddltrace.analyzer.events.interval_sets import Spans, union
+from ddltrace.analyzer.events.own_work import own_work, unblocked
+from ddltrace.analyzer.events.rank_scan import RankScan
+from ddltrace.analyzer.joined.critical_path import Path
+from ddltrace.analyzer.joined.dependencies import Graph
+from ddltrace.analyzer.joined.join import Joined
+from ddltrace.analyzer.joined.replay import Replay, Scenario, StepEnds
+from ddltrace.analyzer.measures.steps import Steps
+from ddltrace.analyzer.model import CATEGORIES, PathPart, Savings
+
+_OWN: Final = ("compute", "update", "data", "copy", "host")
+
+
+class SavingsFinder:
+    """Replays the steady steps of a run.
+
+    Args:
+        scans: Rank -> its scan.
+        joined: All messages.
+        graph: What depends on what.
+        steps: All steps.
+    """
+
+    def __init__(
+        self, scans: Mapping[int, RankScan], joined: Joined, graph: Graph, steps: Steps
+    ) -> None:
+        self._scans, self._joined = scans, joined
+        steady = steps.number[steps.steady]
+        wall = (steps.end - steps.start)[steps.steady]
+        self._mean_us = float(wall.mean()) / 1e3 if len(wall) else 0.0
+        former = [scan.step[scan.step < steady[0]].max(initial=NULL) for scan in scans.values()]
+        lead_in = max(map(int, former)) if len(steady) else NULL
+        replayed = np.append(steady, lead_in) if lead_in != NULL else steady
+        mine = {rank: np.isin(scan.step, replayed) for rank, scan in scans.items()}
+        self._replay = Replay(
+            graph,
+            joined,
+            StepEnds(
+                rank=np.concatenate([np.full(int(m.sum()), rank) for rank, m in mine.items()]),
+                step=np.concatenate([scans[rank].step[m] for rank, m in mine.items()]),
+                start=np.concatenate([scans[rank].step_start[m] for rank, m in mine.items()]),
+                end=np.concatenate([scans[rank].step_end[m] for rank, m in mine.items()]),
+                lead_in=None if lead_in == NULL else lead_in,
+            ),
+        )
+        wait, transfer = joined.wait_and_transfer()
+        self._transfer = np.where(wait == NULL, 0, np.maximum(transfer, 0))
+
+    def by_category(self) -> Savings:
+        """What each category costs, on all ranks together."""
+        work = {rank: own_work(scan) for rank, scan in self._scans.items()}
+        scenarios = [Scenario({rank: parts[name] for rank, parts in work.items()}) for name in _OWN]
+        scenarios += [Scenario(transfers=self._transfer), Scenario(balanced=True)]
+        saved = self._saved(scenarios)
+        return Savings(
+            step_us=self._mean_us,
+            **{f"{name}_us": us for name, us in zip(_OWN, saved, strict=False)},
+            transfer_us=saved[-2],
+            imbalance_us=saved[-1],
+        )
+
+    def by_rank(self, ranks: Sequence[int]) -> dict[int, float]:
+        """What it would save if no rank ever waited for one of these, by rank."""
+        scenarios = [Scenario({rank: unblocked(self._scans[rank])}) for rank in ranks]
+        return dict(zip(ranks, self._saved(scenarios), strict=True))
+
+    def by_part(self, parts: Sequence[PathPart], paths: Sequence[Path]) -> list[float]:
+        """What each part of the critical path costs on its rank alone."""
+        pieces = _pieces_of(parts, paths)
+        everywhere = self._everywhere(parts)
+        scenarios = []
+        for number, part in enumerate(parts):
+            start, end, message = pieces[number]
+            if part.category == "transfer":
+                scenarios.append(Scenario(transfers=self._transfers_of(message)))
+            else:
+                spans = everywhere.get(number)
+                scenarios.append(
+                    Scenario({part.rank: union(start, end) if spans is None else spans})
+                )
+        saved = self._saved(scenarios)
+        # Of waiting that nothing explains nobody knows what it depends on.
+        return [
+            part.us if part.category == "wait" else us
+            for part, us in zip(parts, saved, strict=True)
+        ]
+
+    def _transfers_of(self, rows: IntArray) -> IntArray:
+        """The transfers of some messages on all their ranks, zero for others."""
+        joined = self._joined
+        wanted = np.zeros(len(joined.messages) + 1, dtype=bool)
+        wanted[rows] = wanted[joined.partner[rows]] = True
+        collectives = np.zeros(len(joined.collectives) + 1, dtype=bool)
+        collectives[joined.collective[rows]] = True
+        collectives[NULL] = False
+        return np.where(wanted[:-1] | collectives[joined.collective], self._transfer, 0)
+
+    def _everywhere(self, parts: Sequence[PathPart]) -> dict[int, Spans]:
+        """All instants of parts on their ranks, on the path or not, by their place in `parts`.
+
+        Without those of ranks whose timelines are not at hand, and of gradients.
+        """
+        found: dict[int, Spans] = {}
+        for rank in {part.rank for part in parts}:
+            line = self._scans[rank].timeline
+            if line is None:
+                continue
+            codes = {name: code for code, name in enumerate(line.names)}
+            codes_of = {
+                number: (NULL if part.name is None else codes[part.name])
+                + 1
+                + CATEGORIES.index(part.category) * (len(codes) + 1)
+                for number, part in enumerate(parts)
+                if part.rank == rank and (part.name is None or part.name in codes)
+            }
+            time, category, name = line.segments
+            keys = category[:-1].astype(np.int64) * (len(codes) + 1) + name[:-1] + 1
+            rows = _grouped(keys, np.array(list(codes_of.values()), dtype=np.int64))
+            for number, mine in zip(codes_of, rows, strict=True):
+                bounded = mine[time[mine] != NULL_NS]
+                found[number] = union(time[bounded], time[bounded + 1])
+        return found
+
+    def _saved(self, scenarios: Sequence[Scenario]) -> list[float]:
+        return [min(ns / 1e3, self._mean_us) for ns in self._replay.saved(scenarios)]
+
+
+def _pieces_of(
+    parts: Sequence[PathPart], paths: Sequence[Path]
+) -> list[tuple[IntArray, IntArray, IntArray]]:
+    """Start, end and message of all pieces of each part."""
+    if not paths:
+        return []
+    codes = {name: code for code, name in enumerate(paths[0].names)}
+    stride = len(codes) + 1
+
+    def key(rank: IntArray, category: IntArray, name: IntArray) -> IntArray:
+        return (rank * len(CATEGORIES) + category) * stride + name + 1
+
+    wanted = key(
+        np.array([part.rank for part in parts], dtype=np.int64),
+        np.array([CATEGORIES.index(part.category) for part in parts], dtype=np.int64),
+        np.array([NULL if part.name is None else codes[part.name] for part in parts], np.int64),
+    )
+    found: list[list[tuple[IntArray, IntArray, IntArray]]] = [[] for _ in parts]
+    for path in paths:
+        keys = key(path.rank.astype(np.int64), path.category, path.name)
+        for own, rows in zip(found, _grouped(keys, wanted), strict=True):
+            if len(rows):
+                own.append((path.start[rows], path.end[rows], path.message[rows]))
+    none = np.empty(0, np.int64)
+    return [
+        tuple(np.concatenate([none, *(piece[i] for piece in own)]) for i in range(3))  # type: ignore[misc]
+        for own in found
+    ]
+
+
+def _grouped(keys: IntArray, wanted: IntArray) -> list[IntArray]:
+    """The rows of each wanted key."""
+    order = np.argsort(wanted, kind="stable")
+    place = np.minimum(np.searchsorted(wanted[order], keys), len(wanted) - 1)
+    rows = np.flatnonzero(wanted[order][place] == keys) if len(wanted) else place[:0]
+    group = order[place[rows]]
+    by_group = np.argsort(group, kind="stable")
+    bounds = np.searchsorted(group[by_group], np.arange(len(wanted) + 1))
+    return [rows[by_group[low:high]] for low, high in pairwise(bounds)]

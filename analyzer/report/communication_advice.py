@@ -1,0 +1,188 @@
+"""What could make the exchange of a job cheaper, and by how much at most.
+
+Each proposal has to be possible in the job and not already done. What it saves follows from the
+fitted latency and bandwidth of the operation (`CostFit`), scaled by how much of the transfers
+the steps wait for. Where sizes are too few for a fit, all of a message below 64 kB is taken for
+latency, and all of a larger one for bandwidth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from ddltrace.analyzer.formatting.units import bytes_text, share_text, time_text
+from ddltrace.analyzer.measures.job_facts import Exchange, JobFacts
+from ddltrace.analyzer.model import Analysis
+
+SMALL_BYTES: Final = 64 << 10
+"""Messages below this are paid for by their number more than by their size."""
+
+_LEAST_UNFITTED: Final = 1 << 20
+"""Where no latency was fitted, no smaller bucket than this is proposed."""
+
+_PIECES: Final = (2, 4, 8, 16)
+_FULL_PRECISION: Final = 3.5
+"""Bytes of an element from which half precision would save anything."""
+_LOW_OVERLAP: Final = 0.5
+_PERIOD: Final = 4
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One change.
+
+    Attributes:
+        advice: What to try, one clause.
+        saves_us: At most, of a step.
+        strategies: What `ddltrace experiment run` compares to test it; empty where it cannot.
+    """
+
+    advice: str
+    saves_us: float
+    strategies: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """Transfer of one operation in a step: latency that its messages cost, and the rest."""
+
+    latency_us: float
+    moving_us: float
+    fitted: bool
+
+    @property
+    def total_us(self) -> float:
+        return self.latency_us + self.moving_us
+
+
+def best_proposal(
+    analysis: Analysis, facts: JobFacts, exposed_us: float, least_us: float
+) -> Proposal:
+    """The change that could save most of what steps wait for; or that none pays.
+
+    Args:
+        analysis: The measured trace.
+        facts: What kind of job it is.
+        exposed_us: What a step would save if transfers took no time.
+        least_us: What saves less does not pay.
+    """
+    proposals = [
+        proposal
+        for exchange in facts.exchanges
+        if exchange.ranks > 1
+        for proposal in _of_exchange(analysis, facts, exchange, exposed_us)
+    ]
+    best = max(proposals, key=lambda proposal: proposal.saves_us, default=None)
+    if best is not None and best.saves_us >= least_us:
+        return best
+    return _none_pays(analysis, facts, exposed_us)
+
+
+def _of_exchange(
+    analysis: Analysis, facts: JobFacts, exchange: Exchange, exposed_us: float
+) -> Iterator[Proposal]:
+    cost = _cost(analysis, exchange)
+    whole = sum(each.transfer_us for each in facts.exchanges if each.ranks > 1)
+    if not whole or not cost.total_us:
+        return
+    # Of what steps wait for, the part that is this operation's, split as its transfers are.
+    scale = exposed_us * exchange.transfer_us / whole / cost.total_us
+    overlap = analysis.summary.overlap_ratio
+    low = overlap is not None and overlap < _LOW_OVERLAP
+    count = exchange.count
+    told = "" if cost.fitted else ", by its size"
+    if count >= 2:
+        each = cost.latency_us / count
+        how = " (DDP: a larger bucket_cap_mb)" if facts.replicated else ""
+        yield Proposal(
+            f"merge messages{how}: {count:.0f} {exchange.op} of "
+            f"{bytes_text(round(exchange.bytes / count))} in each step pay a latency of "
+            f"{time_text(each)} one by one{told}",
+            (count - 1) * each * scale,
+            ("fusion", "ddp") if facts.replicated else (),
+        )
+    if facts.replicated and exchange.op == "all_reduce":
+        if low and cost.moving_us > cost.latency_us:
+            yield from _split(exchange, cost, scale)
+        if facts.element_bytes is None or facts.element_bytes >= _FULL_PRECISION:
+            unknown = ", if they are in full precision" if facts.element_bytes is None else ""
+            yield Proposal(
+                f"send less: gradients in half precision (bf16_compress_hook) halve the "
+                f"{bytes_text(round(exchange.bytes))} a step{unknown}",
+                cost.moving_us / 2 * scale,
+                ("bf16", "ddp"),
+            )
+    if facts.sharded and exchange.op == "all_gather":
+        scatters = next((e.count for e in facts.exchanges if e.op == "reduce_scatter"), 0.0)
+        if scatters and count >= 1.5 * scatters:
+            yield Proposal(
+                "keep gathered parameters for the backward pass (FSDP2: "
+                "reshard_after_forward=False; FSDP: SHARD_GRAD_OP), if memory allows: "
+                f"{count:.0f} all_gathers a step serve {scatters:.0f} reduce_scatters",
+                (count - scatters) / count * cost.total_us * scale,
+            )
+        if low:
+            yield Proposal(
+                "gather parameters earlier (FSDP2: set_modules_to_forward_prefetch and "
+                "set_modules_to_backward_prefetch; FSDP: forward_prefetch=True), so that "
+                "compute hides the all_gathers",
+                cost.total_us * scale,
+            )
+
+
+def _split(exchange: Exchange, cost: _Cost, scale: float) -> Iterator[Proposal]:
+    """Smaller buckets: all but the last move while backward still computes."""
+    count = max(exchange.count, 1.0)
+    latency = cost.latency_us / count
+    least = SMALL_BYTES if cost.fitted else _LEAST_UNFITTED
+    left = [
+        (cost.moving_us / (count * pieces) + latency + (pieces - 1) * count * latency, pieces)
+        for pieces in _PIECES
+        if exchange.bytes / (count * pieces) >= least
+    ]
+    if not left:
+        return
+    remaining, pieces = min(left)
+    size = max(round(exchange.bytes / (count * pieces)), 1)
+    megabytes = max(size / 2**20, 0.01)
+    yield Proposal(
+        f"start sending earlier, in smaller buckets of about {bytes_text(size)} (DDP: "
+        f"bucket_cap_mb={megabytes:.2g}): only the last one then follows the backward pass",
+        max(cost.total_us - remaining, 0.0) * scale,
+        (f"ddp:bucket_mb={megabytes:.2g}", "best_buckets", "ddp"),
+    )
+
+
+def _none_pays(analysis: Analysis, facts: JobFacts, exposed_us: float) -> Proposal:
+    main = next((each for each in facts.exchanges if each.ranks > 1), None)
+    if main is None:
+        return Proposal("neither fewer nor smaller messages would pay", exposed_us)
+    cost = _cost(analysis, main)
+    share = cost.latency_us / cost.total_us if cost.total_us else 0.0
+    per_step = f"{main.count:.0f} {main.op} of {bytes_text(round(main.bytes / main.count))} a step"
+    why = f"of the {per_step}, {share_text(share)} is latency"
+    if not facts.replicated:
+        return Proposal(
+            f"no change of this job's messages pays: {why}; a faster link would", exposed_us
+        )
+    return Proposal(
+        f"neither other buckets nor fewer bytes pay: {why}; only fewer exchanges would, by "
+        "accumulating gradients over several batches (no_sync) or local SGD",
+        exposed_us * (1 - 1 / _PERIOD),
+        (f"localsgd:period={_PERIOD}", "ddp"),
+    )
+
+
+def _cost(analysis: Analysis, exchange: Exchange) -> _Cost:
+    """What latency takes of an operation's transfers in a step."""
+    total = exchange.transfer_us
+    for fit in analysis.cost_fits:
+        if (fit.op, fit.group_size) == (exchange.op, exchange.ranks) and fit.verdict == "fitted":
+            latency = min(exchange.count * (fit.latency_us or 0.0), total)
+            return _Cost(latency, total - latency, fitted=True)
+    mean = exchange.bytes / exchange.count if exchange.count else 0.0
+    if mean < SMALL_BYTES:
+        return _Cost(total, 0.0, fitted=False)
+    return _Cost(0.0, total, fitted=False)

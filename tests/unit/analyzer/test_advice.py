@@ -1,0 +1,141 @@
+"""Advice fits the job: what it recommends is possible, not done yet, and pays."""
+
+from __future__ import annotations
+
+import pytest
+
+STEPS = 6
+COMMAND = ["torchrun", "--nproc-per-node", "2", "train.py"]
+
+
+def _trained(
+    built,
+    messages,
+    *,
+    update=100,
+    compute=1000,
+    launch_early=False,
+    elements=4,
+    op_bytes=lambda op, size: {"bytes": size, "out_bytes": size},
+):
+    """Steps of two ranks: compute, messages one by one (op, bytes, transfer), update, us."""
+    for rank in (0, 1):
+        one = built[rank]
+        at = 0.0
+        seq = 0
+        for number in range(STEPS):
+            one.step = number
+            begin = at
+            one.add("phase", at, at + compute, name="backward", phase="backward")
+            at += compute
+            for op, size, transfer, *tensors in messages:
+                sent = at - compute / 2 if launch_early else at
+                message = one.message(
+                    op, sent, at + transfer, seq=seq, tensors=tensors, **op_bytes(op, size)
+                )
+                one.wait(at, at + transfer, message)
+                at += transfer
+                seq += 1
+            one.add("phase", at, at + update, name="optimizer", phase="optimizer")
+            at += update
+            one.whole_step(number, begin, at)
+    return built.trace().analyze()
+
+
+def _told(analysis):
+    return {finding.kind: finding for finding in analysis.findings}
+
+
+def test_a_job_that_shards_its_gradients_is_not_told_to_shard_its_update(build):
+    analysis = _trained(
+        build(2), [("all_gather", 1 << 20, 200), ("reduce_scatter", 1 << 20, 200)], update=900
+    )
+    advice = _told(analysis)["update"].advice
+    assert "ZeRO" not in advice
+    assert "ZeroRedundancy" not in advice
+    assert "fused" in advice
+    for finding in analysis.findings:
+        assert "bucket_cap_mb" not in finding.advice, "there are no buckets"
+
+
+def test_fsdp_that_gathers_twice_may_keep_what_it_gathered(build):
+    gathers = [("all_gather", 1 << 20, 400), ("all_gather", 1 << 20, 400)]
+    analysis = _trained(build(2), [*gathers, ("reduce_scatter", 1 << 20, 100)])
+    finding = _told(analysis)["communication"]
+    assert "prefetch" in finding.advice or "reshard_after_forward" in finding.advice
+    assert finding.saves_us <= analysis.savings.transfer_us
+
+
+def test_one_small_bucket_is_latency_and_no_bucket_size_helps(build):
+    built = build(2)
+    tensor = built.tensor("net.weight", 10_000)
+    finding = _told(_trained(built, [("all_reduce", 10_000, 500, tensor)]))["communication"]
+    assert "smaller buckets" not in finding.advice
+    assert "merge" not in finding.advice
+    assert "neither other buckets nor fewer bytes pay" in finding.advice
+    assert "100.0 % is latency" in finding.advice
+    assert finding.command is not None
+    assert "--strategy localsgd:period=4 --strategy ddp -- test" in finding.command
+
+
+def test_many_small_messages_are_merged(build):
+    built = build(2)
+    messages = [("all_reduce", 10_000, 100, built.tensor(f"t{i}", 10_000)) for i in range(8)]
+    finding = _told(_trained(built, messages))["communication"]
+    assert "merge messages" in finding.advice
+    # Seven of eight latencies.
+    assert finding.saves_us == pytest.approx(700, rel=0.02)
+    assert finding.command.startswith("ddltrace experiment run --strategy fusion --strategy ddp")
+    assert finding.command.endswith("-- test")
+
+
+def test_a_large_bucket_after_the_backward_pass_is_split(build):
+    built = build(2)
+    tensor = built.tensor("net.weight", 64 << 20)
+    finding = _told(_trained(built, [("all_reduce", 64 << 20, 2000, tensor)]))["communication"]
+    assert "smaller buckets" in finding.advice
+    assert finding.saves_us < 2000
+    assert "--strategy ddp:bucket_mb=" in finding.command
+
+
+def test_a_job_that_sends_half_precision_is_not_told_to(build):
+    built = build(2)
+    tensor = built.tensor("net.weight", 64 << 20)
+    half = [("all_reduce", 32 << 20, 2000, tensor)]
+    analysis = _trained(built, half, launch_early=True, compute=6000)
+    assert all("half precision" not in finding.advice for finding in analysis.findings)
+    full = build(2, "full")
+    tensor = full.tensor("net.weight", 64 << 20)
+    analysis = _trained(
+        full, [("all_reduce", 64 << 20, 2000, tensor)], launch_early=True, compute=6000
+    )
+    assert "half precision" in _told(analysis)["communication"].advice
+
+
+def test_an_expensive_update_of_ddp_may_be_shared(build):
+    built = build(2)
+    tensor = built.tensor("net.weight", 10_000)
+    analysis = _trained(built, [("all_reduce", 10_000, 100, tensor)], update=2000)
+    finding = _told(analysis)["update"]
+    assert "ZeroRedundancyOptimizer" in finding.advice
+    few = _trained(
+        (other := build(2, "dear")),
+        [("all_reduce", 64 << 20, 6000, other.tensor("net.weight", 64 << 20))],
+        update=2000,
+    )
+    assert "ZeroRedundancyOptimizer" not in _told(few)["update"].advice, "gathering costs more"
+
+
+def test_a_slow_first_step_of_a_short_job_is_in_no_number(build):
+    """The first steps of a short job may take many times as long as the others."""
+    built = build(1)
+    one, at = built[0], 0.0
+    for number, length in enumerate([90_000, 60_000, 1000, 1000, 1000, 1000]):
+        one.step = number
+        one.add("phase", at, at + length * 0.9, name="forward", phase="forward")
+        one.whole_step(number, at, at + length)
+        at += length
+    analysis = built.trace().analyze()
+    assert analysis.summary.warmup_steps == 2
+    assert analysis.summary.step_us.mean == 1000
+    assert max(finding.saves_us for finding in analysis.findings) <= 1000
