@@ -64,6 +64,11 @@ class CodecDescription(ABC):
         """Whether the codec carries what it did not send over to the next step."""
         return False
 
+    @property
+    def second_pass(self) -> CodecDescription:
+        """What encodes averages in the second pass of ``all_to_all``; by default the codec."""
+        return self
+
     def sent_bytes(self, elements: int, world_size: int, element_bytes: int = 4) -> int:
         """Bytes that one rank sends to average one tensor, without framing.
 

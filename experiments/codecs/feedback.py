@@ -77,6 +77,11 @@ class WithFeedback(CodecDescription):
         """Always."""
         return True
 
+    @property
+    def second_pass(self) -> CodecDescription:
+        """With residuals of its own: what averages lose comes back, too."""
+        return WithFeedback(self.inner.second_pass, decay=self.decay)
+
     def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
         """The inner codec's: residuals stay where they are."""
         return self.inner.wire_bytes(elements, element_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddltrace.experiments.codecs.description import CodecDescription, ExchangeForm, packed_bytes
@@ -34,6 +34,11 @@ class Ternary(CodecDescription):
     def exchange(self, elements: int, world_size: int) -> ExchangeForm:
         """All-gather where it sends no more than two encodings of every shard would."""
         return "all_gather" if world_size <= 2 else "all_to_all"
+
+    @property
+    def second_pass(self) -> CodecDescription:
+        """Without clipping: averages of few values have outliers that are no noise."""
+        return replace(self, clip=0.0)
 
     def make(self, *, seed: int | None = None) -> Codec:
         """Stochastic rounding to three values."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 import struct
 import sys
 from typing import Final
@@ -29,6 +30,8 @@ def tcp_bytes_sent() -> int | None:
     for entry in os.listdir("/proc/self/fd"):
         # Descriptors may close while we look, and most are no TCP sockets.
         with contextlib.suppress(OSError):
+            if not stat.S_ISSOCK(os.fstat(int(entry)).st_mode):
+                continue
             duplicate = os.dup(int(entry))
             with socket.socket(fileno=duplicate) as connection:
                 if connection.family not in (socket.AF_INET, socket.AF_INET6):

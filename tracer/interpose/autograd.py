@@ -152,7 +152,7 @@ def _time_on_device(context: PatchContext, gradient_site: int, device: torch.dev
             return
         if device.type != "cuda" or device.index != timer.device:
             return
-        _, name, tensor = recorder.sites[gradient_site]
+        _, name, tensor, *_ = recorder.sites[gradient_site]
         timer.interval(recorder.site("kernel", f"{name}.grad", tensor), state.device_mark)
         state.device_mark = timer.mark()
     except Exception as error:  # noqa: BLE001 - the job goes on

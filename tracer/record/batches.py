@@ -42,13 +42,15 @@ def _rows_of(names: str) -> list[int]:
     return [_ROW_OF[name] for name in names.split()]
 
 
-_FLAT_COLUMNS: Final = _rows_of("start_ns end_ns kind name lane")
+_FLAT_COLUMNS: Final = _rows_of("start_ns end_ns kind name lane bytes out_bytes")
 _MESSAGE_COLUMNS: Final = _rows_of(
     "start_ns end_ns kind name lane step phase id op group seq peer tag bytes out_bytes dtype "
     "enqueue_ns status"
 )
 _REPEAT_COLUMNS: Final = [_ROW_OF[name] for name in REPEAT_FIELDS[1:]]
 _PATTERN_COLUMNS: Final = _rows_of("kind name lane phase op group tag dtype")
+
+_SITE_FIELDS: Final = ("kind", "name", "tensor", "bytes", "out_bytes")
 
 
 class Vocabulary:
@@ -137,7 +139,7 @@ class BatchBuilder:
         self._phases = History(PHASES.index("other"))
         self._threads = {threading.main_thread().ident or 0: "main"}
         self._lane_of_thread = {i: self._lanes.code(name) for i, name in self._threads.items()}
-        self._site_columns = np.empty((0, 3), np.int64)
+        self._site_columns = np.empty((0, len(_SITE_FIELDS)), np.int64)
         self._pattern_columns = np.empty((0, len(_PATTERN_COLUMNS) + 1), np.int64)
 
     def build(self, taken: Taken) -> pa.RecordBatch | None:
@@ -161,10 +163,10 @@ class BatchBuilder:
         return self._batch(rows, messages, repeats, waits)
 
     def _columns_of_sites(self) -> Integers:
-        """Kind code, name code and tensor id of every site."""
+        """The `_SITE_FIELDS` of every site."""
         known, sites = len(self._site_columns), self._sites
         if len(sites) > known:
-            new = [(kind, self._names.code(name), tensor) for kind, name, tensor in sites[known:]]
+            new = [(kind, self._names.code(name), *rest) for kind, name, *rest in sites[known:]]
             self._site_columns = np.concatenate([self._site_columns, np.array(new, np.int64)])
         return self._site_columns
 
@@ -246,9 +248,9 @@ class BatchBuilder:
         """
         if len(rows) == 0:
             return np.empty((len(_FLAT_COLUMNS), 0), np.int64), np.empty(0, np.int64)
-        kind, name, about = self._columns_of_sites()[rows[:, 0]].T
+        kind, name, about, *sizes = self._columns_of_sites()[rows[:, 0]].T
         lane = self._lanes_of(rows[:, 3])
-        return np.stack([rows[:, 1], rows[:, 2], kind, name, lane]), about
+        return np.stack([rows[:, 1], rows[:, 2], kind, name, lane, *sizes]), about
 
     def _lanes_of(self, threads: Integers) -> Integers:
         """The lane of each row's thread: most often there is but one."""

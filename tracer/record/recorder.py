@@ -117,8 +117,8 @@ class Launched:
         return self.like.name
 
 
-Site: TypeAlias = tuple[int, str, int]
-"""A place that records: kind code, name, tensor id or -1."""
+Site: TypeAlias = tuple[int, str, int, int, int]
+"""A place that records: kind code, name, tensor id or -1, bytes and out_bytes or -1."""
 
 REPEAT_FIELDS: Final = (
     *("pattern", "id", "enqueue_ns", "start_ns", "end_ns", "seq", "bytes", "out_bytes", "peer"),
@@ -238,15 +238,25 @@ class Recorder:
         self._max_changes = 4 * buffer_rows
         self._phase_stack: list[int] = [_OTHER]
 
-    def site(self, kind: str, name: str, tensor: int = -1) -> int:
-        """The number of a place that records; the same arguments give the same number."""
-        key = (KIND_CODE[kind], name, tensor)
+    def site(
+        self, kind: str, name: str, tensor: int = -1, size: int = -1, out_size: int = -1
+    ) -> int:
+        """The number of a place that records; the same arguments give the same number.
+
+        Args:
+            kind: Of its events.
+            name: What the timeline shows.
+            tensor: Id of the parameter that they are about, or -1.
+            size: Their ``bytes``, or -1.
+            out_size: Their ``out_bytes``, or -1.
+        """
+        key = (KIND_CODE[kind], name, tensor, size, out_size)
         with self._lock:
             number = self._site_of.get(key)
             if number is None:
                 if len(self.sites) >= _MAX_SITES:
                     # A job that invents names without end: they share one.
-                    key = (KIND_CODE[kind], "(too many names)", -1)
+                    key = (KIND_CODE[kind], "(too many names)", -1, -1, -1)
                     if key in self._site_of:
                         return self._site_of[key]
                 number = self._site_of[key] = len(self.sites)

@@ -111,6 +111,15 @@ class Codec(ABC):
         elements = math.prod(shape)
         return self.description.wire_bytes(elements, dtype.itemsize) if elements else 0
 
+    def add_to(self, total: torch.Tensor, payload: Payload) -> None:
+        """Adds what a payload decodes to.
+
+        Args:
+            total: Flat, of the tensor's number of elements; float32 for 16-bit tensors.
+            payload: Of at least one element.
+        """
+        total.add_(self.decode(payload).view(-1))
+
     def with_feedback(self) -> Codec:
         """The codec to use below a residual; itself, unless its paper has another form."""
         return self

@@ -13,7 +13,7 @@ from ddltrace.experiments.codecs.description import kept_elements
 from ddltrace.experiments.codecs.dgc import Dgc
 from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, is_finite
 from ddltrace.experiments.codecs.kernels.largest import largest
-from ddltrace.experiments.codecs.kernels.sparse import densified, sparse_payload
+from ddltrace.experiments.codecs.kernels.sparse import add_sparse, densified, sparse_payload
 
 
 @dataclass
@@ -91,3 +91,7 @@ class DgcCodec(Codec):
 
     def _decode(self, payload: Payload) -> torch.Tensor:
         return densified(payload)
+
+    def add_to(self, total: torch.Tensor, payload: Payload) -> None:
+        """Adds the elements that were sent."""
+        add_sparse(total, payload)

@@ -71,10 +71,11 @@ class FeedbackCodec(Codec):
                 residual.
             key: Of the tensor.
         """
-        if compensated is self.residuals.get(key):
-            compensated.sub_(sent)
-            if not is_finite(compensated):
-                compensated.nan_to_num_(0.0, posinf=0.0, neginf=0.0)
+        residual = self.residuals.get(key)
+        if residual is not None and residual.data_ptr() == compensated.data_ptr():
+            residual.sub_(sent)
+            if not is_finite(residual):
+                residual.nan_to_num_(0.0, posinf=0.0, neginf=0.0)
 
     def _encode(self, flat: torch.Tensor, shape: tuple[int, ...], key: Hashable) -> Payload:
         wanted = self.compensated(flat, key)
@@ -86,3 +87,7 @@ class FeedbackCodec(Codec):
 
     def _decode(self, payload: Payload) -> torch.Tensor:
         return self.inner.decode(payload).view(-1)
+
+    def add_to(self, total: torch.Tensor, payload: Payload) -> None:
+        """Adds as the inner codec does."""
+        self.inner.add_to(total, payload)

@@ -55,7 +55,7 @@ class PowerSgdCodec(Codec):
             key: Of the tensor.
         """
         if bool(q.isfinite().all()):
-            self.factors[key] = orthonormal(q.clone())
+            self.factors[key] = orthonormal(q)
 
     def _encode(self, flat: torch.Tensor, shape: tuple[int, ...], key: Hashable) -> Payload:
         factors = self._parameters.factors(shape)
@@ -86,19 +86,15 @@ def _work_type(values: torch.Tensor) -> torch.dtype:
 
 
 def orthonormal(matrix: torch.Tensor) -> torch.Tensor:
-    """Makes the columns of a matrix orthonormal by Gram-Schmidt, in place.
+    """An orthonormal basis of the columns of a matrix.
 
     Args:
-        matrix: Rows x rank, float32 or float64. A column that vanishes becomes zero.
+        matrix: Rows x rank, float32 or float64, no more columns than rows.
 
     Returns:
-        The matrix.
+        Rows x rank; NaN throughout if an element is infinite or NaN.
     """
-    for column in range(matrix.shape[1]):
-        own = matrix[:, column : column + 1]
-        norm = torch.linalg.vector_norm(own)
-        own.div_(torch.where(norm == 0, torch.ones_like(norm), norm))
-        if column + 1 < matrix.shape[1]:
-            rest = matrix[:, column + 1 :]
-            rest.sub_((own * rest).sum(0) * own)
-    return matrix
+    # Householder reflections stay orthonormal where columns depend on each other, as those of
+    # the gradient of a small batch do; Gram-Schmidt does not.
+    basis: torch.Tensor = torch.linalg.qr(matrix).Q
+    return basis

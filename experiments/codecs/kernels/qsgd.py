@@ -8,6 +8,7 @@ import torch
 
 from ddltrace.experiments.codecs.kernels.chunks import chunk_elements, float_chunks
 from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, view_as
+from ddltrace.experiments.codecs.kernels.fitted import FittedCodec
 from ddltrace.experiments.codecs.kernels.levels import PackedLevels
 from ddltrace.experiments.codecs.kernels.random_bits import OFFSET, RandomBits, round_at_random
 from ddltrace.experiments.codecs.qsgd import Qsgd
@@ -27,6 +28,10 @@ class QsgdCodec(Codec):
         super().__init__(description)
         self._s, self._bucket, self._bits = description.s, description.bucket, description.bits
         self._random = RandomBits(seed)
+
+    def with_feedback(self) -> Codec:
+        """Norms fitted to what was drawn."""
+        return FittedCodec(self, self._bucket)
 
     def _encode(self, flat: torch.Tensor, shape: tuple[int, ...], key: Hashable) -> Payload:
         elements, bucket = flat.numel(), self._bucket

@@ -35,3 +35,14 @@ def densified(payload: Payload) -> torch.Tensor:
     result = torch.zeros(payload.elements, dtype=payload.dtype, device=payload.data.device)
     result[indices] = values
     return result
+
+
+def add_sparse(total: torch.Tensor, payload: Payload) -> None:
+    """Adds a payload from `sparse_payload` without its zeros.
+
+    Args:
+        total: Flat; changed in place.
+        payload: What is added.
+    """
+    indices, values = sparse_parts(payload)
+    total.index_add_(0, indices, values.to(total.dtype))

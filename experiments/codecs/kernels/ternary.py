@@ -8,6 +8,7 @@ import torch
 
 from ddltrace.experiments.codecs.kernels.chunks import chunk_elements, float_chunks
 from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, as_bytes, view_as
+from ddltrace.experiments.codecs.kernels.fitted import FittedCodec
 from ddltrace.experiments.codecs.kernels.levels import PackedLevels
 from ddltrace.experiments.codecs.kernels.random_bits import OFFSET, RandomBits, round_at_random
 from ddltrace.experiments.codecs.ternary import Ternary
@@ -27,6 +28,10 @@ class TernaryCodec(Codec):
         super().__init__(description)
         self._clip = description.clip
         self._random = RandomBits(seed)
+
+    def with_feedback(self) -> Codec:
+        """The rank's own scale, fitted to what was drawn."""
+        return FittedCodec(self, None)
 
     def scale_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The largest magnitude after clipping: the tensor's own scale.

@@ -9,7 +9,7 @@ import torch
 from ddltrace.experiments.codecs.description import kept_elements
 from ddltrace.experiments.codecs.kernels.codec import Codec, Payload
 from ddltrace.experiments.codecs.kernels.largest import largest
-from ddltrace.experiments.codecs.kernels.sparse import densified, sparse_payload
+from ddltrace.experiments.codecs.kernels.sparse import add_sparse, densified, sparse_payload
 from ddltrace.experiments.codecs.top_k import TopK
 
 
@@ -26,3 +26,7 @@ class TopKCodec(Codec):
 
     def _decode(self, payload: Payload) -> torch.Tensor:
         return densified(payload)
+
+    def add_to(self, total: torch.Tensor, payload: Payload) -> None:
+        """Adds the elements that were sent."""
+        add_sparse(total, payload)

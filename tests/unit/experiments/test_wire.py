@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 
@@ -35,3 +36,11 @@ def test_other_sockets_do_not_count() -> None:
         before = tcp_bytes_sent()
         left.sendall(b"x" * 1000)
         assert tcp_bytes_sent() == before
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's struct tcp_info")
+def test_counting_leaves_no_descriptor_open() -> None:
+    with open(os.devnull) as _, socket.socketpair()[0]:
+        before = len(os.listdir("/proc/self/fd"))
+        tcp_bytes_sent()
+        assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,1 @@
+"""The exchanges of encoded tensors: which collectives run between encoding and decoding."""

@@ -1,0 +1,114 @@
+"""What every exchange of encoded tensors shares."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from ddltrace.experiments.engine.message_exchange import Handle
+from ddltrace.tracer.codec_events import record_codec
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one message carries of one tensor.
+
+    Attributes:
+        key: Of the state that belongs to it.
+        tensor: Its elements on this rank, in the tensor's shape if it is whole, else flat.
+    """
+
+    key: Hashable
+    tensor: torch.Tensor
+
+
+class Form(ABC):
+    """One way to average encoded tensors."""
+
+    @abstractmethod
+    def start(self, parts: Sequence[Part], payload: torch.Tensor) -> Handle:
+        """Encodes a message and launches its first collective.
+
+        Args:
+            parts: What the message carries.
+            payload: All of it in one piece, which the parts are views of.
+
+        Returns:
+            The message under way; its average has the length and type of `payload`.
+        """
+
+
+class Coding:
+    """Times an encoding or decoding as an event of the trace.
+
+    Use::
+
+        with Coding("encode", bytes_in=tensor.nbytes) as coding:
+            coding.bytes_out = ...
+    """
+
+    def __init__(self, direction: Literal["encode", "decode"], bytes_in: int) -> None:
+        self._direction: Literal["encode", "decode"] = direction
+        self._bytes_in = bytes_in
+        self.bytes_out = 0
+
+    def __enter__(self) -> Coding:
+        self._start_ns = time.monotonic_ns()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            record_codec(self._direction, self._start_ns, self._bytes_in, self.bytes_out)
+
+
+class Landing:
+    """A message under way, whose average is found when it is waited for."""
+
+    def __init__(self, land: Callable[[], torch.Tensor]) -> None:
+        self._land = land
+
+    def wait(self) -> torch.Tensor:
+        """The average."""
+        with torch.no_grad():
+            return self._land()
+
+
+def wait_for(work: dist.Work | None) -> None:
+    """Waits for a collective."""
+    assert work is not None
+    work.wait()
+
+
+def gather_bytes(
+    data: torch.Tensor, group: dist.ProcessGroup
+) -> tuple[dist.Work | None, list[torch.Tensor]]:
+    """Launches an all-gather of as many bytes from every rank.
+
+    Args:
+        data: This rank's, uint8, flat.
+        group: The ranks.
+
+    Returns:
+        The collective (None if there is nothing to send), and what every rank sends.
+    """
+    received = list(data.new_empty(group.size() * data.numel()).view(group.size(), -1))
+    if data.numel() == 0:
+        return None, received
+    return dist.all_gather(received, data, group=group, async_op=True), received
+
+
+def wide_zeros(like: torch.Tensor, elements: int) -> torch.Tensor:
+    """Zeros to add up tensors in: float32 for 16-bit ones.
+
+    Args:
+        like: A tensor of the type and device.
+        elements: How many.
+    """
+    dtype = torch.float32 if like.dtype.itemsize < 4 else like.dtype
+    return torch.zeros(elements, dtype=dtype, device=like.device)

@@ -1,0 +1,127 @@
+"""PowerSGD's exchange: an all-reduce of the left factors, then one of the right factors."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from ddltrace.experiments.codecs.forms.base import Coding, Form, Landing, Part, wait_for
+from ddltrace.experiments.codecs.kernels.feedback import FeedbackCodec
+from ddltrace.experiments.codecs.kernels.power_sgd import PowerSgdCodec, orthonormal
+from ddltrace.experiments.codecs.power_sgd import PowerSgd
+from ddltrace.experiments.engine.message_exchange import Handle
+
+
+@dataclass
+class _Matrix:
+    """One matrix of a message: where it lies in the payload, and its factors."""
+
+    key: Hashable
+    start: int
+    stop: int
+    matrix: torch.Tensor
+    p: torch.Tensor
+    q: torch.Tensor
+
+
+class LowRankForm(Form):
+    """Averages the factors of the ranks' matrices; other tensors go with the left factors.
+
+    With feedback a rank's residual is its own matrix minus the averaged approximation, as in
+    ``torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook``.
+    """
+
+    def __init__(
+        self,
+        codec: PowerSgdCodec,
+        feedback: FeedbackCodec | None,
+        group: dist.ProcessGroup,
+        second_group: dist.ProcessGroup,
+    ) -> None:
+        """Takes the codec.
+
+        Args:
+            codec: Keeps the right factors from step to step.
+            feedback: Keeps residuals; None without feedback.
+            group: The ranks; carries the left factors.
+            second_group: The same ranks; carries the right factors.
+        """
+        self._codec = codec
+        self._feedback = feedback
+        self._group, self._second_group = group, second_group
+
+    def start(self, parts: Sequence[Part], payload: torch.Tensor) -> Handle:
+        """Computes the left factors and launches their all-reduce."""
+        description = self._codec.description
+        assert isinstance(description, PowerSgd)
+        wide = torch.float32 if payload.dtype.itemsize < 4 else payload.dtype
+        matrices: list[_Matrix] = []
+        plain: list[tuple[int, int]] = []
+        at = 0
+        with Coding("encode", payload.nbytes) as coding:
+            for part in parts:
+                stop = at + part.tensor.numel()
+                factors = description.factors(part.tensor.shape)
+                if factors is None:
+                    plain.append((at, stop))
+                else:
+                    rows, columns, rank = factors
+                    flat = part.tensor.reshape(-1)
+                    if self._feedback is not None:
+                        flat = self._feedback.compensated(flat, part.key)
+                    matrix = flat.to(wide).view(rows, columns)
+                    p = self._codec.start(matrix, rank, part.key)
+                    matrices.append(_Matrix(part.key, at, stop, matrix, p, p))
+                at = stop
+            lefts = [entry.p.reshape(-1) for entry in matrices]
+            first = torch.cat([*lefts, *(payload[a:b].to(wide) for a, b in plain)])
+            coding.bytes_out = first.nbytes
+        first.div_(self._group.size())
+        work = dist.all_reduce(first, group=self._group, async_op=True)
+
+        def land() -> torch.Tensor:
+            wait_for(work)
+            second = self._right_factors(matrices, first)
+            if matrices:
+                wait_for(dist.all_reduce(second, group=self._second_group, async_op=True))
+            with Coding("decode", first.nbytes + second.nbytes) as coding:
+                at = sum(entry.p.numel() for entry in matrices)
+                for start, stop in plain:
+                    payload[start:stop] = first[at : at + stop - start]
+                    at += stop - start
+                self._approximate(matrices, second, payload)
+                coding.bytes_out = payload.nbytes
+            return payload
+
+        return Landing(land)
+
+    def _right_factors(self, matrices: Sequence[_Matrix], first: torch.Tensor) -> torch.Tensor:
+        """This rank's share of every Q = M^T P, one after the other."""
+        with Coding("encode", sum(entry.matrix.nbytes for entry in matrices)) as coding:
+            at = 0
+            for entry in matrices:
+                rows, rank = entry.p.shape
+                entry.p = orthonormal(first[at : at + rows * rank].view(rows, rank))
+                entry.q = entry.matrix.t() @ entry.p
+                at += rows * rank
+            rights = [entry.q.reshape(-1) for entry in matrices]
+            second = torch.cat(rights) if rights else first.new_empty(0)
+            coding.bytes_out = second.nbytes
+        return second.div_(self._group.size())
+
+    def _approximate(
+        self, matrices: Sequence[_Matrix], second: torch.Tensor, payload: torch.Tensor
+    ) -> None:
+        at = 0
+        for entry in matrices:
+            columns, rank = entry.q.shape
+            q = second[at : at + columns * rank].view(columns, rank)
+            at += columns * rank
+            payload[entry.start : entry.stop] = (entry.p @ q.t()).view(-1)
+            self._codec.remember(q, entry.key)
+            if self._feedback is not None:
+                sent = payload[entry.start : entry.stop]
+                self._feedback.keep(entry.matrix.view(-1), sent, entry.key)

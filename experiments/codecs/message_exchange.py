@@ -1,0 +1,97 @@
+"""Averages messages over the ranks in encoded form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+
+from ddltrace.experiments.codecs.composition import compose
+from ddltrace.experiments.codecs.description import CodecDescription
+from ddltrace.experiments.codecs.feedback import Modifier
+from ddltrace.experiments.codecs.forms.all_gather import AllGatherForm
+from ddltrace.experiments.codecs.forms.all_reduce import AllReduceForm
+from ddltrace.experiments.codecs.forms.all_to_all import AllToAllForm
+from ddltrace.experiments.codecs.forms.base import Form, Part
+from ddltrace.experiments.codecs.forms.low_rank import LowRankForm
+from ddltrace.experiments.codecs.forms.votes import combination_of
+from ddltrace.experiments.codecs.kernels.dgc import DgcCodec
+from ddltrace.experiments.codecs.kernels.feedback import FeedbackCodec
+from ddltrace.experiments.codecs.kernels.half_precision import HalfPrecisionCodec
+from ddltrace.experiments.codecs.kernels.power_sgd import PowerSgdCodec
+from ddltrace.experiments.engine.message_exchange import Handle, MessageExchange
+from ddltrace.experiments.strategy.message_plan import Gradient, Message
+
+
+class CodecExchange(MessageExchange):
+    """Encodes a message's tensors, exchanges the payloads as suits the codec, and decodes.
+
+    All ranks get the same average to the last bit. State of a tensor, such as a residual,
+    belongs to its gradient's index and range, so it outlives a new plan of messages.
+    """
+
+    rounds: ClassVar[int] = 2
+
+    def __init__(
+        self,
+        codec: CodecDescription | None,
+        modifier: Modifier | None,
+        group: dist.ProcessGroup,
+        second_group: dist.ProcessGroup,
+    ) -> None:
+        """Makes the codec.
+
+        Args:
+            codec: The strategy's codec.
+            modifier: What changes it.
+            group: The ranks.
+            second_group: The same ranks in another group, for second passes.
+        """
+        super().__init__(group, second_group)
+        description = compose(codec, modifier)
+        assert description is not None
+        self._form = _form_of(description, group, second_group)
+        self._shapes: dict[int, tuple[int, ...]] = {}
+
+    def prepare(self, gradients: Mapping[int, Gradient]) -> None:
+        """Notes the shapes of the gradients."""
+        self._shapes = {index: gradient.shape for index, gradient in gradients.items()}
+
+    def start(self, message: Message, payload: torch.Tensor) -> Handle:
+        """Encodes, and launches the first collective."""
+        parts = []
+        at = 0
+        for piece in message.slices:
+            tensor = payload[at : at + piece.elements]
+            at += piece.elements
+            shape = self._shapes.get(piece.gradient, ())
+            if math.prod(shape) == piece.elements:
+                tensor = tensor.view(shape)
+            parts.append(Part((piece.gradient, piece.start, piece.stop), tensor))
+        with torch.no_grad():
+            return self._form.start(parts, payload)
+
+
+def _form_of(
+    description: CodecDescription, group: dist.ProcessGroup, second_group: dist.ProcessGroup
+) -> Form:
+    """The exchange that the codec's own formula chooses on this many ranks."""
+    codec = description.make()
+    inner = codec.inner if isinstance(codec, FeedbackCodec) else codec
+    if isinstance(inner, PowerSgdCodec):
+        feedback = codec if isinstance(codec, FeedbackCodec) else None
+        return LowRankForm(inner, feedback, group, second_group)
+    if isinstance(inner, DgcCodec):
+        inner.ranks = group.size()
+    # None of the formulas depends on the size of the tensor but PowerSGD's.
+    form = description.exchange(1, group.size())
+    if form == "all_reduce":
+        dtype = inner.dtype if isinstance(inner, HalfPrecisionCodec) else None
+        return AllReduceForm(codec, dtype, group)
+    if form == "all_gather":
+        return AllGatherForm(codec, group, combination_of(codec))
+    server = description.second_pass.make()
+    return AllToAllForm(codec, server, group, second_group, combination_of(codec))
