@@ -27,6 +27,8 @@ def pack_signs(
     signs = torch.empty(chunk, dtype=torch.float32, device=flat.device)
     for start, stop, values in float_chunks(flat, chunk):
         torch.ge(values, 0, out=signs)
+        if flat.dtype == torch.float64:  # small negative numbers are zero in float32
+            signs[: stop - start] = flat[start:stop] >= 0
         packed = pack(signs.to(torch.int8).view(torch.uint8), 1)
         first, last = start // 8, packed_bytes(stop, 1)
         out[first:last] = packed[: last - first]

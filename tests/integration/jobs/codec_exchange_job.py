@@ -22,7 +22,15 @@ from ddltrace.experiments.strategy.spec import parse
 
 SPECS = (
     *("fp16", "bf16", "int8:block=64", "onebit", "onebit+feedback", "signsgd", "doublesqueeze"),
-    *("signsgd+feedback", "qsgd:s=4", "qsgd:s=200", "ternary", "topk:density=0.1", "qsgd+feedback", "ternary+feedback"),
+    *(
+        "signsgd+feedback",
+        "qsgd:s=4",
+        "qsgd:s=200",
+        "ternary",
+        "topk:density=0.1",
+        "qsgd+feedback",
+        "ternary+feedback",
+    ),
     *("topk:density=1", "topk:density=0.1+feedback", "dgc:density=0.05", "randomk:density=0.1"),
     *("randomk:density=0.1+feedback", "powersgd:rank=2", "powersgd:rank=1+feedback"),
     *("topk:density=0.1+doublesqueeze", "int8:block=64+doublesqueeze"),
@@ -81,7 +89,9 @@ def run(spec: str, groups: Groups) -> dict[str, Any]:
     due = torch.zeros((), dtype=torch.float64)
     for step in range(STEPS):
         mine = own_gradient(step, rank)
-        mean = sum((own_gradient(step, r) for r in range(groups.size)), torch.zeros(())) / groups.size
+        mean = (
+            sum((own_gradient(step, r) for r in range(groups.size)), torch.zeros(())) / groups.size
+        )
         result = exchange.start(message, mine.clone()).wait().clone()
         copies = [torch.empty_like(result) for _ in range(groups.size)]
         dist.all_gather(copies, result, group=groups.first)

@@ -16,7 +16,11 @@ def test_a_codecs_bytes_come_into_its_row() -> None:
     assert batch is not None
     rows = batch.to_pylist()
     assert [row["kind"] for row in rows] == ["codec", "codec", "layer"]
-    assert [(row["bytes"], row["out_bytes"]) for row in rows] == [(4000, 125), (80, 8), (None, None)]
+    assert [(row["bytes"], row["out_bytes"]) for row in rows] == [
+        (4000, 125),
+        (80, 8),
+        (None, None),
+    ]
 
 
 def test_a_process_that_is_not_traced_records_nothing() -> None:
