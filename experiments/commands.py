@@ -11,13 +11,24 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddltrace.experiments.pacing.builtin import PROFILES
 from ddltrace.experiments.workloads import WORKLOADS
 
 if TYPE_CHECKING:
     from ddltrace.experiments.harness.results import Results
+    from ddltrace.experiments.pacing.profile import PaceProfile
 
 _DEFAULT_STRATEGIES = ("ddp", "fifo", "wfbp")
-_OF_WORKLOADS = ("workload", "width", "batch_size", "learning_rate", "ranks", "seed", "target_loss")
+_OF_WORKLOADS = (
+    "workload",
+    "width",
+    "batch_size",
+    "learning_rate",
+    "ranks",
+    "seed",
+    "target_loss",
+    "pace",
+)
 _WORKLOAD_HELP = "; ".join(f"{name}: {info.summary}" for name, info in WORKLOADS.items()) + "."
 
 
@@ -138,6 +149,13 @@ Examples:
     help="Seconds after which a run is ended and reported as hung.",
 )
 @click.option(
+    "--pace",
+    metavar="TRACE|PROFILE",
+    help="Let each layer wait out the device time that a trace of any format, or a built-in "
+    f"profile ({', '.join(PROFILES)}), gives it. Rows are labelled paced, and the default batch "
+    "is a quarter.",
+)
+@click.option(
     "--hosts",
     type=int,
     help="Put each rank into a network namespace of its own (needs root and iproute2).",
@@ -171,6 +189,7 @@ def run_command(
     seed: int,
     target_loss: float | None,
     timeout: float,
+    pace: str | None,
     hosts: int | None,
     bandwidth: str | None,
     output: Path | None,
@@ -191,9 +210,12 @@ def run_command(
     trained.
     """
     from ddltrace.experiments.harness.job_command import check_own_command
+    from ddltrace.experiments.harness.progress_bar import ProgressBar
     from ddltrace.experiments.harness.results import UNCHANGED
     from ddltrace.experiments.harness.results_file import RESULTS_FILE
+    from ddltrace.experiments.harness.runner import run_experiment
     from ddltrace.experiments.harness.settings import Settings
+    from ddltrace.experiments.pacing.profile import PROFILE_FILE
     from ddltrace.experiments.strategy.spec import parse
     from ddltrace.tracer.optional_packages import require_extra, require_torch
     from ddltrace.tracer.output_directory import make_empty
@@ -227,14 +249,15 @@ def run_command(
             settings,
             workload=workload,
             width=width or info.width,
-            batch_size=batch_size or info.batch_size,
+            batch_size=batch_size or max(1, info.batch_size // (1 if pace is None else 4)),
             learning_rate=learning_rate or info.learning_rate,
+            pace=pace,
         )
+    profile = None if pace is None else _profile(pace)
     directory = output or Path(time.strftime("ddltrace-experiment-%Y%m%d-%H%M%S"))
     make_empty(directory, marker=RESULTS_FILE, kind="experiment", force=force)
-    from ddltrace.experiments.harness.progress_bar import ProgressBar
-    from ddltrace.experiments.harness.runner import run_experiment
-
+    if profile is not None:
+        profile.write(directory / PROFILE_FILE)
     with ProgressBar(total=len(settings.strategies) * repeats) as progress:
         results = run_experiment(settings, directory, progress)
     _conclude(results, directory, html=html, as_json=as_json)
@@ -357,6 +380,22 @@ def _write_html(results: Results, html: Path | None, directory: Path | None) -> 
 
         write_html(results, html, directory)
         click.echo(f"ddltrace: report in {html}", err=True)
+
+
+def _profile(pace: str) -> PaceProfile:
+    """The profile of a built-in name, or of a trace."""
+    from ddltrace.experiments.pacing.builtin import builtin_profile
+    from ddltrace.experiments.pacing.trace_profile import profile_of_trace
+    from ddltrace.tracer.errors import UsageError
+
+    if pace in PROFILES:
+        return builtin_profile(pace)
+    if not Path(pace).exists():
+        raise UsageError(
+            f"--pace {pace!r:.80} is neither a trace nor a profile; "
+            f"there are the profiles {', '.join(PROFILES)}"
+        )
+    return profile_of_trace(Path(pace))
 
 
 def _refuse_options_of_workloads() -> None:

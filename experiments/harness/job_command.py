@@ -12,6 +12,7 @@ from typing import Final
 from ddltrace.experiments.harness.results import UNCHANGED
 from ddltrace.experiments.harness.run_plan import PlannedRun
 from ddltrace.experiments.harness.settings import Settings
+from ddltrace.experiments.pacing.profile import PROFILE_FILE
 from ddltrace.tracer.errors import UsageError
 
 _LAUNCHER: Final = re.compile(r"(^|/)torchrun$|torch\.distributed\.(run|launch)$")
@@ -40,7 +41,10 @@ def job_command(planned: PlannedRun, settings: Settings, directory: Path) -> lis
             *settings.command,
         ]
     outcome = outcome_path(planned, directory)
-    return [*record, "--", *_launch(settings), *_worker(planned, settings, outcome)]
+    worker = _worker(planned, settings, outcome)
+    if settings.pace is not None:
+        worker += ["--pace", str(directory / PROFILE_FILE)]
+    return [*record, "--", *_launch(settings), *worker]
 
 
 def check_own_command(command: Sequence[str], *, on_hosts: bool) -> None:
@@ -100,5 +104,4 @@ def _worker(planned: PlannedRun, settings: Settings, outcome: Path) -> list[str]
         *("--steps", str(settings.steps), "--warmup", str(settings.warmup)),
         *("--batch-size", str(settings.batch_size)),
         *("--learning-rate", str(settings.learning_rate), "--seed", str(planned.seed)),
-        *(() if settings.pace is None else ("--pace", settings.pace)),
     ]

@@ -23,6 +23,8 @@ from torch import nn
 from ddltrace.experiments.engine.attach import attach
 from ddltrace.experiments.harness.peak_memory import peak_memory_bytes
 from ddltrace.experiments.harness.wire_bytes import tcp_bytes_sent
+from ddltrace.experiments.pacing.paced_layers import PacedLayers
+from ddltrace.experiments.pacing.profile import read_profile
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.experiments.workloads import WORKLOADS, create
 
@@ -44,6 +46,8 @@ def _train(options: argparse.Namespace) -> None:
     )
     optimizer = workload.optimizer(options.learning_rate)
     exchange = attach(workload.model, parse(options.strategy))
+    if options.pace is not None:
+        PacedLayers(workload.model, read_profile(options.pace))
     batches = workload.batches(rank, world_size)
     losses: list[torch.Tensor] = []
     ends: list[int] = []
@@ -106,6 +110,7 @@ def _parse_options() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--learning-rate", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pace", type=Path)
     return parser.parse_args()
 
 
