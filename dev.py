@@ -245,7 +245,7 @@ def test(
             failed.append("installation of the clients")
         if lint_javascript() != 0:
             failed.append("JavaScript lint")
-        if check_types() != 0:
+        if max(check_types(), check_test_types()) != 0:
             failed.append("types")
     say("tests")
     options = ["-n", "auto", "--dist", "loadgroup"]
@@ -356,35 +356,64 @@ def install_system_tools() -> None:
 
 
 def check_types() -> int:
-    """Runs mypy over the package, through a tree of links that has its shape.
-
-    The rooms stand at the top level of the repository and become one package when they are
-    installed; mypy reads folders, not the build's configuration.
-    """
+    """Runs mypy over the package and the scripts, under the strict rules of pyproject.toml."""
     if sys.version_info[:2] < TYPES_SINCE:
         say("types: skipped; the libraries for this Python are too old, take a newer one")
         return 0
-    shutil.rmtree(TYPE_TREE, ignore_errors=True)
-    package = TYPE_TREE / "ddltrace"
+    tree = TYPE_TREE / "strict"
+    link_package(tree)
+    modules = [link(ROOT / script, tree) for script in TYPED_SCRIPTS]
+    return run_mypy("types", ROOT / "pyproject.toml", tree, ["ddltrace"], modules)
+
+
+def check_test_types() -> int:
+    """Runs mypy over the tests and the benchmarks, under the rules of tests/mypy.ini."""
+    if sys.version_info[:2] < TYPES_SINCE:
+        return 0
+    tree = TYPE_TREE / "tests"
+    link_package(tree)
+    (tree / "support").symlink_to(ROOT / "tests" / "support")
+    sources = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+    modules = [link(source, tree) for source in sources if source.parent.name != "support"]
+    config = ROOT / "tests" / "mypy.ini"
+    return run_mypy("types of tests and benchmarks", config, tree, ["support"], modules)
+
+
+def link_package(tree: Path) -> None:
+    """Makes a folder of links in which mypy finds the package `ddltrace` as it is installed.
+
+    Its parts stand at the top level of the repository; mypy reads folders, not the build's
+    configuration.
+    """
+    shutil.rmtree(tree, ignore_errors=True)
+    package = tree / "ddltrace"
     package.mkdir(parents=True)
     for source in [*(ROOT / "package-root").iterdir(), *(ROOT / room for room in ROOMS)]:
         (package / source.name).symlink_to(source)
-    modules = []
-    for script in TYPED_SCRIPTS:
-        source = ROOT / script
-        (TYPE_TREE / source.name).symlink_to(source)
-        modules += ["--module", source.stem]
-    return step(
-        "types",
-        [
-            str(BIN / "mypy"),
-            *("--config-file", str(ROOT / "pyproject.toml")),
-            *("--cache-dir", str(ROOT / ".mypy_cache")),
-            *("--package", "ddltrace"),
-            *modules,
-        ],
-        cwd=TYPE_TREE,
-    )
+
+
+def link(source: Path, tree: Path) -> str:
+    """Links a script as a top-level module; returns the module's name, which is unique."""
+    name = source.stem
+    if (tree / source.name).exists() or name == "conftest":
+        name = f"{name}_of_{source.parent.name}"
+    (tree / f"{name}.py").symlink_to(source)
+    return name
+
+
+def run_mypy(
+    name: str, config: Path, tree: Path, packages: Sequence[str], modules: Sequence[str]
+) -> int:
+    """Runs mypy in a folder of links; returns its exit status."""
+    command = [str(BIN / "mypy"), "--config-file", str(config)]
+    command += ["--cache-dir", str(ROOT / ".mypy_cache" / f"cache-{tree.name}")]
+    for package in packages:
+        command += ["--package", package]
+    for module in modules:
+        command += ["--module", module]
+    say(name)
+    print(f"$ mypy --config-file {config.relative_to(ROOT)} ({len(modules)} modules)", flush=True)
+    return subprocess.run(command, cwd=tree, env=environment(), check=False).returncode
 
 
 def new_directory(wanted: Path) -> Path:

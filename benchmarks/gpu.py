@@ -325,11 +325,11 @@ def launch_ranks(spec_file: Path) -> int:
         }
         command = [sys.executable, __file__, "--rank-of", str(spec_file)]
         ranks.append(subprocess.Popen(command, env=environment))
-    while any(rank.poll() is None for rank in ranks):
-        failed = [rank.returncode for rank in ranks if rank.poll()]
+    while any(process.poll() is None for process in ranks):
+        failed = [process.returncode for process in ranks if process.poll()]
         if failed:
-            for rank in ranks:
-                rank.kill()
+            for process in ranks:
+                process.kill()
             return 1
         time.sleep(0.02)
     return max(abs(rank.wait()) for rank in ranks)

@@ -268,9 +268,9 @@ def test_compiled_models(job: Recorded) -> None:
     assert buckets.groupby("step").bytes.sum().tolist() == [NET_BYTES] * (2 * STEPS)
     assert all(len(ids) == 6 for ids in buckets.tensors)
     layers = job.section(0, "compiled_in_place", "layer").name.value_counts()
-    assert {name.rpartition("_")[2]: n for name, n in layers.items() if "_aot_" in name} == {
-        **{"in": STEPS, "mid": STEPS, "out": STEPS}
-    }
+    assert {
+        str(name).rpartition("_")[2]: n for name, n in layers.items() if "_aot_" in str(name)
+    } == {**{"in": STEPS, "mid": STEPS, "out": STEPS}}
     inside_graph = job.messages(0, "compiled_functional")
     assert inside_graph[["op", "bytes"]].to_numpy().tolist() == [["all_reduce", 20]]
     waits = job.section(0, "compiled_functional", "wait")

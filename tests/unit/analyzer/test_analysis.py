@@ -176,8 +176,8 @@ def test_json_holds_the_keys_that_others_rely_on(ddp):
         "stragglers": "rank lateness_us collectives_last share",
         "tensors": "name bytes ready_us enqueue_us complete_us exposed_us",
     }
-    for name, wanted in rows.items():
-        assert set(wanted.split()) <= set(value[name][0])
+    for name, row_keys in rows.items():
+        assert set(row_keys.split()) <= set(value[name][0])
     assert set(value["steps"][0]["critical_path"]) == {
         f"{part}_us"
         for part in (

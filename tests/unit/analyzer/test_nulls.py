@@ -16,7 +16,8 @@ import pytest
 from ddltrace.analyzer.compare.comparison import compare
 from ddltrace.analyzer.exporters import FORMATS, export
 from ddltrace.analyzer.query.result_tables import OF_ANALYSIS
-from ddltrace.analyzer.query.sql import render_rows, run_query
+from ddltrace.analyzer.query.rows_as_text import rows_as_text
+from ddltrace.analyzer.query.sql import run_query
 from ddltrace.analyzer.report.html_report import render as render_html
 from ddltrace.analyzer.report.text_report import render_report
 from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
@@ -108,7 +109,7 @@ def use_everything(path: Path, folder: Path) -> None:
         rows = run_query(trace, f"SELECT * FROM {table}")
         assert implausible(rows.to_pylist()) == []
         for form in ("table", "csv", "json"):
-            render_rows(rows, form)
+            "".join(rows_as_text(rows, form))
     for form in FORMATS:
         target = folder / f"exported.{form}"
         export(trace, form, target, force=True)
