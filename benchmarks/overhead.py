@@ -8,7 +8,7 @@ by round. Two processes of the same code differ by some percent, too, for as lon
 whole is started several times, in an order of its own each time, and the interval is that of the
 starts. What a mode leaves to do for its threads falls into its own turn, or into the pause after
 it. The modes: untraced; untraced again, which shows what chance alone does; `ddltrace run` at each
-level; `torch.profiler`. Prints the numbers that stand in the README::
+level; `torch.profiler`. Prints the numbers of docs/measurements.md::
 
     python benchmarks/overhead.py                      # all three jobs, an hour
     python benchmarks/overhead.py --job cnn            # a quarter of an hour

@@ -5,7 +5,7 @@ switched off and on inside one job while it trains: a turn of some steps for eac
 order of its own in every round. Of each setting the mean step is compared with that of the same
 round with everything off; the mean, because the writer's work comes in pieces. So is the processor
 time of both ranks, all their threads together: it does not tell who had to wait for whom, but
-varies less. Prints the numbers that stand in the README::
+varies less. Prints the numbers of docs/measurements.md::
 
     python benchmarks/overhead_parts.py                # six minutes
     python benchmarks/overhead_parts.py --only everything --rounds 600 --steps 4

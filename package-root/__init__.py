@@ -1,7 +1,7 @@
 """ddltrace: see where a distributed PyTorch job spends its time.
 
-This package is the face only; the rooms behind it load when they are used, so that
-``import ddltrace`` inside a training job costs nothing.
+The packages below (tracer, analyzer, experiments, dashboard) load on first use, so that
+``import ddltrace`` in a training script costs nothing.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["__version__", "annotate", "open"]
 
 
 def open(path: str | PathLike[str]) -> Trace:
-    """Opens a trace directory, or a file or folder of a format that can be imported.
+    """Opens a trace.
 
     Args:
         path: A directory written by ``ddltrace run``, or an importable file or folder.
 
     Returns:
-        The trace, its clocks aligned; events load when asked for.
+        The trace, with aligned clocks. Its events load on demand.
 
     Raises:
-        ddltrace.tracer.errors.TraceError: The trace is missing, corrupt, or of another
+        ddltrace.tracer.errors.TraceError: The trace is missing, corrupt, or has an unsupported
             schema version.
     """
     from ddltrace.analyzer.trace.opened_trace import open_trace
@@ -37,13 +37,13 @@ def open(path: str | PathLike[str]) -> Trace:
 
 
 def annotate(name: str) -> AbstractContextManager[None]:
-    """Marks a region of the job in its trace; free when the job is not traced.
+    """Marks a region of the training script; costs nothing when the job is not traced.
 
     Args:
-        name: What the timeline shows for the region.
+        name: The region's label in the timeline.
 
     Returns:
-        A context manager to wrap the region in.
+        A context manager that encloses the region.
     """
     from ddltrace.tracer.annotate import annotate as annotate_in_job
 

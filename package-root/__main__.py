@@ -1,4 +1,4 @@
-"""``python -m ddltrace``: the same as the console script."""
+"""``python -m ddltrace``: runs the command line."""
 
 from ddltrace.cli import main
 

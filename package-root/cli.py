@@ -1,4 +1,4 @@
-"""The command line: a click group that loads a room only when one of its commands runs."""
+"""The command line: a click group that imports a command's package when it is called."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ import click
 from ddltrace import __version__
 from ddltrace.tracer.errors import DdltraceError
 
-# Command -> (the room's command module, what `--help` shows). The help line stands here so
-# that listing the commands imports no room.
+# Command -> (its module, its line in `--help`). The lines are kept here so that `ddltrace --help`
+# imports none of the modules.
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "run": ("ddltrace.tracer.commands", "Run a training job and record its trace."),
-    "merge": ("ddltrace.tracer.commands", "Join what several launchers of a job recorded."),
-    "doctor": ("ddltrace.tracer.commands", "Say what can be captured on this machine."),
-    "analyze": ("ddltrace.analyzer.commands", "Report where a trace's time went."),
-    "compare": ("ddltrace.analyzer.commands", "Say how two traces differ."),
-    "query": ("ddltrace.analyzer.commands", "Ask a trace in SQL."),
+    "merge": ("ddltrace.tracer.commands", "Merge the traces of one job's launchers."),
+    "doctor": ("ddltrace.tracer.commands", "Check what can be recorded on this machine."),
+    "analyze": ("ddltrace.analyzer.commands", "Report where the time of a trace goes."),
+    "compare": ("ddltrace.analyzer.commands", "Compare two traces."),
+    "query": ("ddltrace.analyzer.commands", "Run SQL over a trace."),
     "dashboard": ("ddltrace.dashboard.commands", "Show traces in the browser."),
-    "import": ("ddltrace.analyzer.exchange_commands", "Make a trace of another tool's files."),
-    "export": ("ddltrace.analyzer.exchange_commands", "Write a trace for other tools."),
-    "experiment": ("ddltrace.experiments.commands", "Run communication strategies for real."),
+    "import": ("ddltrace.analyzer.exchange_commands", "Convert another tool's trace."),
+    "export": ("ddltrace.analyzer.exchange_commands", "Convert a trace for other tools."),
+    "experiment": (
+        "ddltrace.experiments.commands",
+        "Compare communication strategies in real training.",
+    ),
 }
 
 
@@ -33,22 +36,22 @@ class LazyGroup(click.Group):
     """A group whose commands are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All commands, in the order of a user's work rather than of the alphabet."""
+        """All commands, in the order in which a user needs them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Imports the room that has the command."""
+        """Imports the module of a command."""
         if cmd_name not in COMMANDS:
             return None
         module_name, _ = COMMANDS[cmd_name]
-        # `import` is a keyword: its function bears the customary underscore.
+        # The function of the command `import`, a keyword, is called `import_`.
         name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
         command = getattr(importlib.import_module(module_name), name)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Lists the commands without importing them."""
+        """Lists the commands without importing their modules."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
@@ -64,7 +67,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point of the console script: turns errors into one line and an exit status."""
+    """Entry point of the console script: reports an error as one line and an exit status."""
     try:
         status = cli.main(standalone_mode=False)
     except click.exceptions.Abort:
@@ -80,12 +83,12 @@ def main() -> None:
         click.echo("ddltrace: interrupted", err=True)
         status = 130
     except BrokenPipeError:
-        # The reader of our output went away (`ddltrace analyze ... | head`): not an error,
-        # but Python would complain while it flushes stdout at exit.
+        # The reader closed the pipe (`ddltrace analyze ... | head`). This is not an error, but
+        # Python would report one when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
     except Exception as error:
-        # A fault of ours, not of the user's: one line for the user, the rest on demand.
+        # A bug: one line for the user, the traceback on demand.
         if os.environ.get("DDLTRACE_DEBUG"):
             raise
         kind = type(error).__name__
