@@ -20,11 +20,13 @@ from ddltrace.analyzer.events.interval_sets import (
     subtract,
     union,
 )
-from ddltrace.analyzer.events.rank_scan import RankScan, scan_ranks, timeline_of
+from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.events.rank_timeline import Timeline
+from ddltrace.analyzer.joined.analyzed import Analyzed
 from ddltrace.analyzer.joined.critical_path import Path, PathFinder, Window
 from ddltrace.analyzer.joined.dependencies import find_graph
 from ddltrace.analyzer.joined.join import Joined, join
+from ddltrace.analyzer.joined.trace_scans import scan_ranks, timeline_of
 from ddltrace.analyzer.measures.bandwidth import cost_fits, size_bins
 from ddltrace.analyzer.measures.breakdown import (
     FIELDS,
@@ -72,6 +74,11 @@ _STRAGGLERS_REPLAYED: Final = 32
 
 
 def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
+    """Measures a trace; see `analyze_in_full`."""
+    return analyze_in_full(trace, wanted).analysis
+
+
+def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
     """Measures a trace.
 
     Args:
@@ -160,8 +167,6 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
         hangs=hangs,
         failure=failure,
         standstill=None if hangs else find_standstill(trace, scans),
-        paths=paths,
-        joined=joined,
         findings=(),
         slow_steps=slow_steps(steps, paths),
         idle=tuple(
@@ -179,7 +184,8 @@ def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
     path = None if PARTS_LABEL in trace.run.labels else trace.path
     updates = tuple(part.name for part in parts if part.category == "update" and part.name)
     facts = job_facts(trace, scans, joined, steady, updates)
-    return replace(analysis, findings=find_findings(analysis, facts, path))
+    analysis = replace(analysis, findings=find_findings(analysis, facts, path))
+    return Analyzed(analysis, joined, paths)
 
 
 def _with_savings(

@@ -114,13 +114,15 @@ def _report(
     fail_on: tuple[str, ...],
 ) -> None:
     """Analyzes an opened trace and reports on it in the ways that were asked for."""
+    from ddltrace.analyzer.analysis import analyze_in_full
     from ddltrace.analyzer.measures.hta_definitions import by_hta, hta_breakdown, render_breakdown
     from ddltrace.analyzer.report.text_report import render_report
     from ddltrace.analyzer.report.threshold import check_threshold
     from ddltrace.analyzer.trace.trace_directories import dashboard_command
 
     breakdown = hta_breakdown(opened) if definitions == "hta" else None
-    analysis = opened.analyze(steps)
+    analyzed = analyze_in_full(opened, steps)
+    analysis = analyzed.analysis
     if as_json:
         document = analysis.to_json() | {"definitions": definitions}
         if breakdown is not None:
@@ -134,7 +136,7 @@ def _report(
     if html is not None:
         from ddltrace.analyzer.report.html_report import write_html
 
-        write_html(analysis, opened, html, traces)
+        write_html(analyzed, opened, html, traces)
         click.echo(f"ddltrace: report in {html}", err=True)
     for expression in fail_on:
         check_threshold(analysis.summary, expression)

@@ -19,9 +19,6 @@ from ddltrace.tracer.optional_packages import require_extra
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ddltrace.analyzer.joined.critical_path import Path
-    from ddltrace.analyzer.joined.join import Joined
-
 SCHEMA: Final = "ddltrace.analysis/1"
 
 CATEGORIES: Final = ("compute", "transfer", "wait", "update", "data", "copy", "host", "idle")
@@ -842,8 +839,6 @@ class Analysis:
         findings: What to act on, the largest possible saving first.
         slow_steps: Steady steps that took much longer than the others.
         idle: What each rank waits for while it is idle.
-        paths: Step -> its critical path, piece by piece.
-        joined: Every message, joined across ranks (for those who compute further).
         rank_steps: Column name -> array over (rank, step), times in nanoseconds.
         tensor_course: Parameter -> its exposed communication, microseconds per rank and step,
             in each of at most 64 periods of the run.
@@ -870,8 +865,6 @@ class Analysis:
     findings: tuple[Finding, ...]
     slow_steps: SlowSteps
     idle: tuple[IdleRow, ...]
-    paths: dict[int, Path] = field(default_factory=dict, repr=False, compare=False)
-    joined: Joined | None = field(default=None, repr=False, compare=False)
     rank_steps: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     tensor_course: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 

@@ -34,15 +34,17 @@ import json, resource, sys, time
 sys.path.insert(0, sys.argv[2])
 from synthetic import Shape, expected_path
 import ddltrace
+from ddltrace.analyzer.analysis import analyze_in_full
 shape = Shape(**json.loads(sys.argv[3]))
 began, cpu = time.perf_counter(), time.process_time()
 trace = ddltrace.open(sys.argv[1])
-analysis = trace.analyze()
+analyzed = analyze_in_full(trace)
+analysis = analyzed.analysis
 wall, cpu = time.perf_counter() - began, time.process_time() - cpu
 assert [row.step for row in analysis.steps] == list(range(shape.steps))
 for row in analysis.steps:
     assert round(row.wall_us * 1000) == shape.step, row
-    assert analysis.paths[row.step].totals_ns() == expected_path(shape), row
+    assert analyzed.paths[row.step].totals_ns() == expected_path(shape), row
 assert analysis.stragglers[0].rank == shape.straggler
 assert analysis.stragglers[0].cause == "compute"
 print(json.dumps({
@@ -58,7 +60,7 @@ import ddltrace
 from ddltrace.analyzer.analysis import find_paths
 from ddltrace.analyzer.joined.join import join
 from ddltrace.analyzer.measures.steps import find_steps
-from ddltrace.analyzer.events.rank_scan import scan_ranks
+from ddltrace.analyzer.joined.trace_scans import scan_ranks
 trace = ddltrace.open(sys.argv[1])
 scans = scan_ranks(trace)
 joined = join(trace, {rank: scan.messages for rank, scan in scans.items()})

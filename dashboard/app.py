@@ -13,16 +13,16 @@ from dash import ALL, MATCH, Input, Output, State, ctx, dcc, html, no_update
 
 from ddltrace.dashboard.hosts import check_host
 from ddltrace.dashboard.pages import comparison_page, overview
-from ddltrace.dashboard.theme import dress, parse_theme, style_sheet
-from ddltrace.dashboard.timeline.page import (
+from ddltrace.dashboard.pages.timeline_page import (
     event_panel,
     piece_panel,
     place,
     range_panel,
     timeline_page,
 )
+from ddltrace.dashboard.pages.timeline_routes import add_routes
+from ddltrace.dashboard.theme import dress, parse_theme, style_sheet
 from ddltrace.dashboard.timeline.path_lane import NO_RANK
-from ddltrace.dashboard.timeline.routes import add_routes
 from ddltrace.dashboard.widgets import empty, failed
 from ddltrace.tracer.errors import TraceError
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.formatting.units import printable
 from ddltrace.analyzer.report.notes import notes_of, state_text
 from ddltrace.dashboard.timeline.activity_bars import Breakdown, break_down
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
+    from ddltrace.analyzer.joined.analyzed import Analyzed
     from ddltrace.analyzer.model import Analysis
     from ddltrace.analyzer.trace.opened_trace import Trace
 
@@ -91,9 +93,9 @@ class OpenTrace:
         self.title = title
         self.trace = trace
         self._timeline = Lazy(lambda: build_timeline(trace))
-        self._analysis = Lazy(trace.analyze)
+        self._analyzed = Lazy(lambda: analyze_in_full(trace))
         self._path_lane = Lazy(
-            lambda: build_path_lane(self.analysis, self.timeline, trace.origin_ns)
+            lambda: build_path_lane(self.analyzed.paths, self.timeline, trace.origin_ns)
         )
         self._breakdowns = Lazy(self._break_down)
         self._figures: dict[str, go.Figure | None] = {}
@@ -106,9 +108,14 @@ class OpenTrace:
         return self._timeline.get()
 
     @property
+    def analyzed(self) -> Analyzed:
+        """The analysis, with the critical paths and the joined messages."""
+        return self._analyzed.get()
+
+    @property
     def analysis(self) -> Analysis:
         """The analysis."""
-        return self._analysis.get()
+        return self.analyzed.analysis
 
     @property
     def notes(self) -> list[str]:

@@ -22,20 +22,20 @@ import pyarrow as pa
 
 from ddltrace.analyzer.events.event_columns import KIND, NULL, NULL_NS, Columns, IntArray
 from ddltrace.analyzer.events.interval_sets import length_before, union
-from ddltrace.analyzer.events.rank_scan import scan_rank, timeline_of
-from ddltrace.analyzer.joined.join import Joined
-from ddltrace.analyzer.model import Analysis
+from ddltrace.analyzer.events.rank_scan import scan_rank
+from ddltrace.analyzer.joined.analyzed import Analyzed
+from ddltrace.analyzer.joined.trace_scans import timeline_of
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
 
 
-def event_slack(trace: Trace, analysis: Analysis, rank: int) -> pa.Array:
+def event_slack(trace: Trace, analyzed: Analyzed, rank: int) -> pa.Array:
     """Slack of every event of a rank, microseconds.
 
     Args:
         trace: The trace.
-        analysis: Its analysis.
+        analyzed: Its analysis.
         rank: Whose events.
 
     Returns:
@@ -47,10 +47,9 @@ def event_slack(trace: Trace, analysis: Analysis, rank: int) -> pa.Array:
     """
     columns = Columns(trace.events(rank))
     scan = scan_rank(rank, columns)
-    assert analysis.joined is not None, "made by analyze(), which always joins"
     line = timeline_of(trace, scan)
     blocked = union(line.block_start, line.block_end)
-    time, margin = _margins(analysis, analysis.joined, scan.step, scan.step_end, rank)
+    time, margin = _margins(analyzed, scan.step, scan.step_end, rank)
     end = columns.end.astype(np.int64)
     message = columns.kind == KIND["message"]
     # A message ends when the rank next is, or still is, blocked, at no cost.
@@ -72,15 +71,16 @@ def event_slack(trace: Trace, analysis: Analysis, rank: int) -> pa.Array:
 
 
 def _margins(
-    analysis: Analysis, joined: Joined, step: IntArray, step_end: IntArray, rank: int
+    analyzed: Analyzed, step: IntArray, step_end: IntArray, rank: int
 ) -> tuple[IntArray, IntArray]:
     """When the rank arrives at collectives and ends steps, and how much before the others."""
+    joined = analyzed.joined
     rows = joined.rows(rank)
     start, of = joined.messages.start[rows], joined.collective[rows]
     entered = (of != NULL) & (joined.released[rows] != NULL_NS)
     arrival = start[entered]
     margins = joined.collectives.last[of[entered]] - arrival
-    ends = {row.step: analysis.paths[row.step].end[-1] for row in analysis.steps}
+    ends = {row.step: analyzed.paths[row.step].end[-1] for row in analyzed.analysis.steps}
     latest = np.array([ends.get(number, NULL_NS) for number in step.tolist()], dtype=np.int64)
     some = latest != NULL_NS
     time = np.concatenate([arrival, step_end[some]])

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddltrace.analyzer.events.event_columns import KIND, NULL, NULL_NS, Columns, IntArray
-from ddltrace.analyzer.trace.opened_trace import drop_superseded
+from ddltrace.analyzer.events.superseded import drop_superseded
 from ddltrace.tracer.trace.schema import EVENTS, P2P_OPS
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ import numpy as np
 from ddltrace.analyzer.events.event_columns import NULL, IntArray
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined
+from ddltrace.analyzer.trace.step_selection import RULE_ASKED
 
 _SLOW: Final = 1.5
 _WARMUP_PART: Final = 4
@@ -28,7 +29,6 @@ RULE: Final = (
     "warm-up: the first step, then those with other messages than the later half "
     "or over 1.5 times its median"
 )
-RULE_ASKED: Final = "the steps that were asked for"
 RULE_ONE: Final = "the only step"
 RULE_NONE: Final = "no completed steps: the whole traced window"
 

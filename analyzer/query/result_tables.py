@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
-from ddltrace.analyzer.joined.join import Joined, State
-from ddltrace.analyzer.model import CATEGORIES, Analysis, RankRow, StepRow, TensorRow, flat_row
+from ddltrace.analyzer.joined.analyzed import Analyzed
+from ddltrace.analyzer.joined.join import State
+from ddltrace.analyzer.model import CATEGORIES, RankRow, StepRow, TensorRow, flat_row
 from ddltrace.analyzer.trace.opened_trace import Trace
 from ddltrace.tracer.trace.schema import EVENTS
 
@@ -44,9 +45,9 @@ class EventStream:
                 yield pa.RecordBatch.from_arrays([ranks, *batch.columns], schema=self.schema)
 
 
-def messages_table(analysis: Analysis) -> pa.Table:
+def messages_table(analyzed: Analyzed) -> pa.Table:
     """One row per message, joined: whom it waited for, how long, how long it was under way."""
-    joined = _joined(analysis)
+    joined = analyzed.joined
     messages = joined.messages
     wait, transfer = joined.wait_and_transfer()
     duration = np.where(messages.end == NULL_NS, NULL, messages.end - messages.start)
@@ -73,9 +74,9 @@ def messages_table(analysis: Analysis) -> pa.Table:
     )
 
 
-def collectives_table(analysis: Analysis) -> pa.Table:
+def collectives_table(analyzed: Analyzed) -> pa.Table:
     """One row per collective; its place is the ``collective`` of its messages."""
-    joined = _joined(analysis)
+    joined = analyzed.joined
     one = joined.collectives
     done = one.timed
     transfer = np.where(done, np.maximum(one.end - one.last, 0), 0)
@@ -101,13 +102,13 @@ def collectives_table(analysis: Analysis) -> pa.Table:
     )
 
 
-def path_table(analysis: Analysis) -> pa.Table:
+def path_table(analyzed: Analyzed) -> pa.Table:
     """One row per piece of the critical path of every step."""
     columns: dict[str, list[Any]] = {
         name: [] for name in ("step", "rank", "category", "name", "start_ns", "end_ns")
     }
     names: list[str] = []
-    for step, path in analysis.paths.items():
+    for step, path in analyzed.paths.items():
         names = path.names
         columns["step"].append(np.full(len(path), step))
         for column, values in (
@@ -131,25 +132,25 @@ def path_table(analysis: Analysis) -> pa.Table:
     )
 
 
-def steps_table(analysis: Analysis) -> pa.Table:
+def steps_table(analyzed: Analyzed) -> pa.Table:
     """One row per completed step, the critical path's categories as columns ``path_*_us``."""
-    return _rows_table(analysis.steps, StepRow)
+    return _rows_table(analyzed.analysis.steps, StepRow)
 
 
-def ranks_table(analysis: Analysis) -> pa.Table:
+def ranks_table(analyzed: Analyzed) -> pa.Table:
     """One row per rank, columns as in `RankRow`."""
-    return _rows_table(analysis.ranks, RankRow)
+    return _rows_table(analyzed.analysis.ranks, RankRow)
 
 
-def tensors_table(analysis: Analysis) -> pa.Table:
+def tensors_table(analyzed: Analyzed) -> pa.Table:
     """One row per parameter, columns as in `TensorRow`."""
-    return _rows_table(analysis.tensors, TensorRow)
+    return _rows_table(analyzed.analysis.tensors, TensorRow)
 
 
-def rank_steps_table(analysis: Analysis) -> pa.Table:
+def rank_steps_table(analyzed: Analyzed) -> pa.Table:
     """One row per rank and step: where its time went; null where the trace does not tell."""
     columns = {}
-    for name, values in analysis.rank_steps.items():
+    for name, values in analyzed.analysis.rank_steps.items():
         if name == "start_ns" or not name.endswith("_ns"):
             columns[name] = pa.array(np.asarray(values).astype(np.int64))
         else:
@@ -157,7 +158,7 @@ def rank_steps_table(analysis: Analysis) -> pa.Table:
     return pa.table(columns)
 
 
-OF_ANALYSIS: Final[dict[str, Callable[[Analysis], pa.Table]]] = {
+OF_ANALYSIS: Final[dict[str, Callable[[Analyzed], pa.Table]]] = {
     "messages": messages_table,
     "collectives": collectives_table,
     "tensors": tensors_table,
@@ -176,11 +177,6 @@ def _rows_table(rows: Sequence[Any], kind: type) -> pa.Table:
     if not rows:
         return pa.table({field.name: pa.nulls(0) for field in fields(kind)})
     return pa.Table.from_pylist([flat_row(row) for row in rows])
-
-
-def _joined(analysis: Analysis) -> Joined:
-    assert analysis.joined is not None, "made by analyze(), which always joins"
-    return analysis.joined
 
 
 def _known(values: IntArray, null: int = NULL) -> pa.Array:

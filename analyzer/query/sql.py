@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.query.result_tables import OF_ANALYSIS, EventStream
 from ddltrace.analyzer.query.statement_check import check_statement, refusal
 from ddltrace.analyzer.trace.opened_trace import Trace
@@ -97,8 +98,8 @@ def run_query(trace: Trace, sql: str, limits: QueryLimits | None = None) -> pa.T
     tables: dict[str, Any] = {"events": EventStream(trace)} if "events" in words else {}
     wanted = [name for name in OF_ANALYSIS if name in words]
     if wanted:
-        analysis = trace.analyze()
-        tables |= {name: OF_ANALYSIS[name](analysis) for name in wanted}
+        analyzed = analyze_in_full(trace)
+        tables |= {name: OF_ANALYSIS[name](analyzed) for name in wanted}
     with duckdb.connect(config=_SHUT_IN) as connection:
         connection.execute(f"SET memory_limit = '{limits.memory_bytes}B'")
         for name, table in tables.items():

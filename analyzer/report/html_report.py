@@ -27,6 +27,7 @@ from ddltrace.analyzer.trace.trace_directories import dashboard_command
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from ddltrace.analyzer.joined.analyzed import Analyzed
     from ddltrace.analyzer.joined.critical_path import Path as CriticalPath
     from ddltrace.analyzer.trace.opened_trace import Trace
 
@@ -78,12 +79,12 @@ class ShownPath:
 
 
 def write_html(
-    analysis: Analysis, trace: Trace, path: Path, sources: Sequence[Path] | None = None
+    analyzed: Analyzed, trace: Trace, path: Path, sources: Sequence[Path] | None = None
 ) -> None:
     """Writes the report as one self-contained HTML file.
 
     Args:
-        analysis: What to report.
+        analyzed: What to report.
         trace: Where it comes from.
         path: The file; replaced whole if it exists.
         sources: What the trace was opened from, if that is not its own path.
@@ -91,16 +92,17 @@ def write_html(
     Raises:
         DdltraceError: The file cannot be written.
     """
-    write_page(render(analysis, trace, sources), path)
+    write_page(render(analyzed, trace, sources), path)
 
 
-def render(analysis: Analysis, trace: Trace, sources: Sequence[Path] | None = None) -> str:
+def render(analyzed: Analyzed, trace: Trace, sources: Sequence[Path] | None = None) -> str:
     """The report's text; arguments as those of `write_html`."""
     environment = page_environment(_ASSETS)
     environment.filters.update(ranks=_listed, sentence=_sentence, extra=extra_text)
+    analysis = analyzed.analysis
     drawn = {name: figure for name, figure in _figures(analysis) if figure is not None}
     names: dict[str, int] = {}
-    paths = _paths(analysis, names)
+    paths = _paths(analyzed, names)
     data = {
         "figures": {name: json.loads(figure.to_json()) for name, figure in drawn.items()},
         "paths": {path.step: path.pieces for path in paths},
@@ -158,14 +160,14 @@ def _figures(analysis: Analysis) -> Iterable[tuple[str, go.Figure | None]]:
         yield make.__name__, make(analysis)
 
 
-def _paths(analysis: Analysis, names: dict[str, int]) -> list[ShownPath]:
+def _paths(analyzed: Analyzed, names: dict[str, int]) -> list[ShownPath]:
     """Steps whose path the reader can choose: the telling ones first, then all that fit.
 
     Args:
-        analysis: Where they come from.
+        analyzed: Where they come from.
         names: Takes up every name that a piece has, with its number.
     """
-    rows = [row for row in analysis.steps if row.step in analysis.paths]
+    rows = [row for row in analyzed.analysis.steps if row.step in analyzed.paths]
     by_time = sorted((row for row in rows if row.steady), key=lambda row: row.wall_us) or rows
     why: dict[int, str] = {}
     if by_time:
@@ -178,7 +180,7 @@ def _paths(analysis: Analysis, names: dict[str, int]) -> list[ShownPath]:
     shown: list[ShownPath] = []
     left = MAX_PIECES
     for row in sorted(rows, key=lambda row: list(why).index(row.step) if row.step in why else 9):
-        pieces = _pieces(analysis.paths[row.step], names)
+        pieces = _pieces(analyzed.paths[row.step], names)
         left -= len(pieces["rank"])
         if left < 0 and shown:
             break

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddltrace.analyzer.events.event_columns import Columns
+from ddltrace.analyzer.events.superseded import drop_superseded, is_open
 from ddltrace.analyzer.recent_cache import RecentCache
 from ddltrace.analyzer.trace.align import RankClock, align
 from ddltrace.analyzer.trace.run_validation import check_run
@@ -343,14 +343,14 @@ class Trace:
         completed = [seen_open]
         for table in self.windows(rank):
             ids = table["id"].fill_null(-1).to_numpy()
-            is_open = _is_open(table) & (ids >= 0)
-            completed.append(ids[~is_open & np.isin(ids, seen_open)])
-            seen_open = np.concatenate([seen_open, ids[is_open]])
+            in_flight = is_open(table) & (ids >= 0)
+            completed.append(ids[~in_flight & np.isin(ids, seen_open)])
+            seen_open = np.concatenate([seen_open, ids[in_flight]])
         superseded = np.concatenate(completed)
         for window in self.windows(rank):
             table = drop_superseded(window)
             ids = table["id"].fill_null(-1).to_numpy()
-            yield table.filter(pa.array(~(_is_open(table) & np.isin(ids, superseded))))
+            yield table.filter(pa.array(~(is_open(table) & np.isin(ids, superseded))))
 
     def read_columns(self, info: RankInfo, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Some columns of a process's events as it recorded them, as much as can be read.
@@ -483,31 +483,6 @@ class Trace:
 def _age(info: RankInfo) -> tuple[int, int, int]:
     started = info.clock.get("unix_ns")
     return info.attempt, started if isinstance(started, int) else 0, info.pid or 0
-
-
-def drop_superseded(table: pa.Table) -> pa.Table:
-    """Keeps the last row of each message id: the completed one, where there is one.
-
-    Args:
-        table: A rank's events, or its messages alone, in the order of recording.
-    """
-    if not any("open" in chunk.dictionary.to_pylist() for chunk in table["status"].chunks):
-        return table
-    if not _is_open(table).any():
-        return table
-    ids = table["id"].combine_chunks().fill_null(-1).to_numpy(zero_copy_only=False)
-    is_message = pc.equal(table["kind"], "message").fill_null(False).to_numpy()
-    rows = np.flatnonzero(is_message & (ids >= 0))
-    _, first_from_end = np.unique(ids[rows][::-1], return_index=True)
-    keep = np.ones(table.num_rows, dtype=bool)
-    keep[rows] = False
-    keep[rows[::-1][first_from_end]] = True
-    return table.filter(pa.array(keep))
-
-
-def _is_open(table: pa.Table) -> npt.NDArray[np.bool_]:
-    """Which rows are messages that had not completed when they were written."""
-    return np.asarray(pc.equal(table["status"], "open").fill_null(False).to_numpy())
 
 
 def _align_times(table: pa.Table, clock: RankClock) -> pa.Table:

@@ -11,19 +11,21 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow.compute as pc
 
 from ddltrace.analyzer.events.event_columns import NULL, Gathered, IntArray
-from ddltrace.analyzer.measures.breakdown import FloatArray
-from ddltrace.analyzer.measures.steps import RULE_ASKED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+
     from ddltrace.analyzer.trace.align import RankClock
-    from ddltrace.analyzer.trace.opened_trace import Trace
-    from ddltrace.tracer.trace.run_info import RankInfo
+    from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
 
 MOST_BYTES: Final = 4 << 30
 """Memory that what is kept of the analyzed steps may take, about."""
@@ -34,7 +36,24 @@ _MESSAGE_BYTES: Final = 500
 
 _LATEST_NS: Final = np.iinfo(np.int64).max
 
+RULE_ASKED: Final = "the steps that were asked for"
 RULE: Final = "the last steps, as many as are analyzed at once"
+
+
+class Countable(Protocol):
+    """A trace whose events can be counted."""
+
+    run: RunInfo
+
+    @property
+    def clocks(self) -> Mapping[str, RankClock]:
+        """Segment name -> how that process's times are aligned."""
+
+    def first_step(self, info: RankInfo) -> int:
+        """The number from which the steps of a process's events count in this trace."""
+
+    def read_columns(self, info: RankInfo, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Some columns of a process's events as it recorded them."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +76,7 @@ class Portion:
     events: int
     origin_ns: int
     numbers: IntArray = field(repr=False)
-    sizes: FloatArray = field(repr=False)
+    sizes: npt.NDArray[np.float64] = field(repr=False)
 
     @property
     def note(self) -> str:
@@ -85,7 +104,7 @@ class Portion:
         )
 
 
-def find_portion(trace: Trace) -> Portion | None:
+def find_portion(trace: Countable) -> Portion | None:
     """The last steps of a long trace, as many as `MOST_BYTES` is enough for.
 
     Returns:
@@ -134,7 +153,7 @@ class _Count(NamedTuple):
     size: IntArray
 
 
-def _count(trace: Trace, info: RankInfo, clock: RankClock, first_step: int) -> _Count:
+def _count(trace: Countable, info: RankInfo, clock: RankClock, first_step: int) -> _Count:
     events, first_ns = 0, _LATEST_NS
     step, size = Gathered(np.int64), Gathered(np.int64)
     for batch in trace.read_columns(info, ("start_ns", "kind", "step")):

@@ -7,6 +7,7 @@ All times here are nanoseconds since the trace's first event.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +21,7 @@ from ddltrace.dashboard.timeline.packing import cut_overlaps, pack
 from ddltrace.dashboard.timeline.tracks import Role, Row, Timeline
 
 if TYPE_CHECKING:
-    from ddltrace.analyzer.model import Analysis
+    pass
 
 NO_RANK: Final = -1
 """Stands for the rank of what belongs to none."""
@@ -62,16 +63,18 @@ class PathLane:
         return self.steps[at], path, path[number - int(self.first[at])]
 
 
-def build_path_lane(analysis: Analysis, timeline: Timeline, origin_ns: int) -> PathLane:
+def build_path_lane(
+    paths_of_steps: Mapping[int, Path], timeline: Timeline, origin_ns: int
+) -> PathLane:
     """Makes the lane; its labels are added to the timeline's.
 
     Args:
-        analysis: Has the paths.
+        paths_of_steps: Step -> its critical path.
         timeline: The timeline of the same trace.
         origin_ns: The trace's first event.
     """
     found = sorted(
-        ((path, step) for step, path in analysis.paths.items() if len(path)),
+        ((path, step) for step, path in paths_of_steps.items() if len(path)),
         key=lambda pair: int(pair[0].start[0]),
     )
     paths = [path for path, _ in found]

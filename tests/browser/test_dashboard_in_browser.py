@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import ddltrace
+from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.server import bind, running
 from ddltrace.dashboard.workspace import Workspace
@@ -286,10 +287,10 @@ def test_a_click_shows_a_collective_on_every_rank(browser: Any, address: str) ->
 def test_a_click_on_the_critical_path_leads_to_its_event(browser: Any, address: str) -> None:
     visit = Visit(browser, address, "timeline").timeline()
     visit.until("scene.path.rows > 0 && source.current.base.has(scene.path.row)")
-    analysis = ddltrace.open(SAMPLES[0]).analyze()
+    analyzed = analyze_in_full(ddltrace.open(SAMPLES[0]))
     lengths = {
         (piece.end_ns - piece.start_ns, piece.rank)
-        for path in analysis.paths.values()
+        for path in analyzed.paths.values()
         for piece in path
         if piece.category == "compute"
     }

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import ddltrace
+from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.report.html_report import write_html
 
 pytestmark = pytest.mark.browser
@@ -52,7 +53,9 @@ def show(browser: Any, report: Path, *, theme: str = "light") -> Opened:
 
 def write_report(source: Path, target: Path, /, **changes: Any) -> Path:
     opened = ddltrace.open(source)
-    write_html(dataclasses.replace(opened.analyze(), **changes), opened, target)
+    analyzed = analyze_in_full(opened)
+    analysis = dataclasses.replace(analyzed.analysis, **changes)
+    write_html(dataclasses.replace(analyzed, analysis=analysis), opened, target)
     return target
 
 

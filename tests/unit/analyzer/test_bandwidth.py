@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.measures.collectives import bus_factor
 from ddltrace.analyzer.report.figures import cost_fits
 from ddltrace.analyzer.report.html_report import render
@@ -138,7 +139,7 @@ def test_the_fit_is_drawn_through_its_points(build):
     assert list(points.y) == pytest.approx([(60 + 0.001 * size) / 1e3 for size in points.x])
     assert (line.x[0], line.x[-1]) == (pytest.approx(1 << 10), pytest.approx(1 << 20))
     assert list(line.y) == pytest.approx([(60 + 0.001 * size) / 1e3 for size in line.x], rel=1e-3)
-    page = render(analysis, trace)
+    page = render(analyze_in_full(trace), trace)
     assert 'data-figure="cost_fits"' in page
     assert "<td>60.0 µs</td><td>10.0 µs</td><td>8.00 Gbit/s</td>" in page
 
@@ -150,7 +151,8 @@ def test_without_a_fit_there_are_points_and_the_reason(build):
     analysis = trace.analyze()
     (points,) = cost_fits(analysis).data
     assert list(points.x) == [1000, 2000, 4000]
-    assert "too few sizes (3) to tell latency from bandwidth" in render(analysis, trace)
+    page = render(analyze_in_full(trace), trace)
+    assert "too few sizes (3) to tell latency from bandwidth" in page
 
 
 def test_latency_alone_is_drawn_as_a_level_line(build):

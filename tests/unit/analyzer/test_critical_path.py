@@ -8,11 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ddltrace.analyzer.analysis import analyze_in_full
 
-def _pieces(analysis, step=0):
+
+def _pieces(trace, step=0):
     return [
         (piece.rank, piece.category, piece.name, piece.start_ns // 1000, piece.end_ns // 1000)
-        for piece in analysis.paths[step]
+        for piece in analyze_in_full(trace).paths[step]
     ]
 
 
@@ -26,7 +28,7 @@ def test_a_wait_leads_to_the_last_arriver(build):
         one.wait(arrival, 30, message)
         one.add("phase", 30, end, name="optimizer")
         one.whole_step(0, 0, end)
-    assert _pieces(built.trace().analyze()) == [
+    assert _pieces(built.trace()) == [
         (1, "compute", "forward", 0, 25),
         (0, "transfer", "all_reduce", 25, 30),
         (0, "update", "optimizer", 30, 34),
@@ -45,7 +47,7 @@ def test_the_thread_that_trains_is_followed(build):
         one.wait(at + 60, at + 90, message, lane="thread-1")
         one.add("layer", at + 50, at + 70, name="Model")
         one.whole_step(step, at, at + 90, lane="thread-1")
-    assert _pieces(built.trace().analyze())[-2:] == [
+    assert _pieces(built.trace())[-2:] == [
         (0, "compute", "forward", 5, 65),
         (0, "transfer", "all_reduce", 65, 95),
     ]
@@ -60,7 +62,7 @@ def test_when_all_had_come_the_whole_wait_is_transfer(build):
         message = one.message("all_reduce", arrival, 30, seq=0, bytes=4)
         one.wait(20, 30, message)
         one.whole_step(0, 0, 30 + rank)
-    assert _pieces(built.trace().analyze()) == [
+    assert _pieces(built.trace()) == [
         (1, "compute", "backward", 0, 20),
         (1, "transfer", "all_reduce", 20, 30),
         (1, "host", None, 30, 31),
@@ -84,7 +86,7 @@ def test_a_message_that_stands_in_a_queue_waits_for_those_before_it(build, names
         named = {} if names_message else {"name": "backward"}
         one.wait(12 + delay, 70, message if names_message else None, **named)
         one.whole_step(0, 0, 75)
-    pieces = _pieces(built.trace().analyze())
+    pieces = _pieces(built.trace())
     # Rank 1's first message is the last to come; from then on they are sent one by one.
     assert pieces == [
         (1, "compute", "backward", 0, 13),
@@ -105,7 +107,7 @@ def test_a_wait_in_whose_middle_the_path_comes_is_not_taken_for_compute(build):
         message = one.message("all_reduce", start, 60, seq=0, bytes=4, enqueue_ns=10_000)
         one.wait(12, 60, message)
         one.whole_step(0, 0, 70)
-    assert _pieces(built.trace().analyze()) == [
+    assert _pieces(built.trace()) == [
         (1, "compute", "backward", 0, 12),
         (1, "wait", None, 12, 40),
         (1, "transfer", "all_reduce", 40, 60),
@@ -127,7 +129,7 @@ def test_a_pipeline_is_followed_from_receive_to_send(build):
         if rank < 2:
             one.message("send", begin + 10, begin + 15, peer=rank + 1, tag=0, seq=0, bytes=4)
         one.whole_step(0, 0, begin + 10)
-    assert _pieces(built.trace().analyze()) == [
+    assert _pieces(built.trace()) == [
         (0, "compute", "stage0", 0, 10),
         (1, "transfer", "recv", 10, 15),
         (1, "compute", "stage1", 15, 25),
@@ -148,7 +150,7 @@ def test_backward_is_named_by_the_gradients_it_makes(build):
     one.add("gradient", 16, 16, tensors=[first])
     one.add("gradient", 24, 24, tensors=[second])
     one.whole_step(0, 0, 30)
-    assert _pieces(built.trace().analyze()) == [
+    assert _pieces(built.trace()) == [
         (0, "compute", "forward", 0, 2),
         (0, "compute", "net", 2, 3),
         (0, "compute", "net.fc", 3, 5),
@@ -168,7 +170,7 @@ def test_a_wait_for_a_message_of_a_lost_rank_stays_unexplained(build):
     one.wait(10, 20, one.message("all_reduce", 10, 20, seq=0, bytes=4))
     one.wait(22, 25, None)
     one.whole_step(0, 0, 25)
-    assert _pieces(built.trace().analyze()) == [
+    assert _pieces(built.trace()) == [
         (0, "compute", "forward", 0, 10),
         (0, "wait", "all_reduce", 10, 20),
         (0, "host", None, 20, 22),
@@ -185,7 +187,7 @@ def test_the_walk_goes_on_before_the_rank_s_own_step(build):
     one.step = 0
     one.add("phase", 20, 40, name="forward")
     one.whole_step(0, 20, 40)
-    assert _pieces(built.trace().analyze()) == [
+    assert _pieces(built.trace()) == [
         (1, "idle", None, 0, 5),
         (1, "data", "next batch", 5, 12),
         (1, "host", None, 12, 20),
@@ -203,7 +205,7 @@ def test_on_a_device_an_exposed_message_is_followed_and_a_gap_is_the_host_s(buil
         one.message("all_reduce", arrival, 50, lane="stream-9", seq=0, bytes=4)
         one.whole_step(0, 0, 50 + rank)
     built[1].add("kernel", 30, 45, lane="stream-7", name="gelu")
-    assert _pieces(built.trace().analyze()) == [
+    assert _pieces(built.trace()) == [
         (1, "host", "aten::linear", 0, 5),
         (1, "compute", "gemm", 5, 20),
         (1, "host", None, 20, 30),
@@ -252,9 +254,10 @@ def test_whatever_the_events_parts_sum_to_the_whole(build_class, ranks):
                 else:
                     one.add("phase", start, start + size, name=kind)
             one.whole_step(0, begin, begin + length + 1)
-        analysis = built.trace().analyze()
+        analyzed = analyze_in_full(built.trace())
+    analysis = analyzed.analysis
     (row,) = analysis.steps
-    path = analysis.paths[0]
+    path = analyzed.paths[0]
     assert (path.start[1:] == path.end[:-1]).all()
     assert (path.end > path.start).all()
     assert sum(path.totals_ns().values()) == round(row.wall_us * 1000)

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddltrace.analyzer.model import CATEGORIES, Analysis, CopyTimes, P2PRow, PathTotals, StepRow
+from ddltrace.analyzer.analysis import analyze_in_full
+from ddltrace.analyzer.model import CATEGORIES, CopyTimes, P2PRow, PathTotals, StepRow
 from ddltrace.analyzer.report import figures
 from ddltrace.analyzer.report.html_page import json_in_html
 from ddltrace.analyzer.report.html_report import render, write_html
@@ -104,7 +105,7 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def page(trace: Trace) -> Page:
-    return Page(render(trace.analyze(), trace))
+    return Page(render(analyze_in_full(trace), trace))
 
 
 def test_names_are_text_and_nothing_else(page: Page) -> None:
@@ -265,24 +266,25 @@ def bare(build: Any) -> Trace:
 
 
 def test_what_is_not_known_is_left_out(bare: Trace) -> None:
-    analysis = bare.analyze()
-    page = Page(render(analysis, bare))
+    analyzed = analyze_in_full(bare)
+    page = Page(render(analyzed, bare))
     drawn = json.loads(page.scripts["data"])["figures"]
     assert "step_times" not in drawn
     assert "stragglers" not in drawn
     assert "traffic" not in drawn
-    assert analysis.summary.overlap_ratio is None
+    assert analyzed.analysis.summary.overlap_ratio is None
     assert "overlap ratio" in page.text
     assert "nan" not in page.text.lower()
     assert "None" not in page.text
 
 
 def test_losses_are_said_before_the_numbers(trace: Trace) -> None:
-    analysis = trace.analyze()
+    analyzed = analyze_in_full(trace)
     facts = dataclasses.replace(
-        analysis.trace, world_size=3, dropped=1_234, notes=("rank 2 fell silent",)
+        analyzed.analysis.trace, world_size=3, dropped=1_234, notes=("rank 2 fell silent",)
     )
-    text = Page(render(dataclasses.replace(analysis, trace=facts), trace)).text
+    changed = dataclasses.replace(analyzed.analysis, trace=facts)
+    text = Page(render(dataclasses.replace(analyzed, analysis=changed), trace)).text
     assert text.index("rank 2 fell silent") < text.index("step time, median")
     assert "1,234 events dropped" in text
     assert "nothing of rank 2" in text
@@ -295,23 +297,23 @@ def test_hang_comes_first(build: Any) -> None:
     builder[0].message("all_reduce", 150, None, seq=0, bytes=4)
     builder[1].add("layer", 150, 900, name=HOSTILE[1])
     trace = builder.trace()
-    text = re.sub(r"\s+", " ", Page(render(trace.analyze(), trace)).text)
+    text = re.sub(r"\s+", " ", Page(render(analyze_in_full(trace), trace)).text)
     assert "The job hangs in all_reduce number 0 of group 0: rank 0 has been in it" in text
     assert "rank 1 never entered" in text
     assert text.index("The job hangs") < text.index("step time, median")
 
 
 def test_writes_whole_or_not_at_all(trace: Trace, tmp_path: Path) -> None:
-    analysis: Analysis = trace.analyze()
+    analyzed = analyze_in_full(trace)
     target = tmp_path / "report.html"
     target.write_text("before", encoding="utf-8")
-    write_html(analysis, trace, target)
+    write_html(analyzed, trace, target)
     text = target.read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>")
     assert text.rstrip().endswith("</html>")
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".tmp"] == []
     with pytest.raises(DdltraceError, match=re.escape(str(tmp_path / "no" / "r.html"))):
-        write_html(analysis, trace, tmp_path / "no" / "r.html")
+        write_html(analyzed, trace, tmp_path / "no" / "r.html")
     with pytest.raises(DdltraceError, match="cannot be written"):
-        write_html(analysis, trace, tmp_path)
+        write_html(analyzed, trace, tmp_path)
     assert list(tmp_path.parent.glob("*.tmp")) == list(tmp_path.parent.glob(".*.tmp")) == []

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.commands import analyze
 from ddltrace.analyzer.report.html_report import render
 from ddltrace.analyzer.report.text_report import render_report
@@ -65,7 +66,7 @@ def test_a_rank_waits_for_its_data_its_own_code_and_the_late_rank(training):
         "for data; 12.5 % more waits for others in messages."
     )
     assert said in text
-    assert said.replace("'", "&#39;") in render(analysis, trace)
+    assert said.replace("'", "&#39;") in render(analyze_in_full(trace), trace)
 
 
 def test_selected_steps_only(training):

@@ -3,9 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.events.event_columns import NULL
-from ddltrace.analyzer.events.rank_scan import scan_ranks
 from ddltrace.analyzer.joined.join import State, join
+from ddltrace.analyzer.joined.trace_scans import scan_ranks
 from ddltrace.analyzer.query.result_tables import collectives_table
 
 
@@ -75,12 +76,13 @@ def test_a_completion_at_an_unknown_time_is_no_open_collective(build):
     for rank in range(2):
         built[rank].message("all_reduce", rank, None, seq=0, bytes=8, status="ok")
         built[rank].message("all_reduce", 10 + rank, 15, seq=1, bytes=8)
-    analysis = built.trace().analyze()
+    analyzed = analyze_in_full(built.trace())
+    analysis = analyzed.analysis
     assert (analysis.joining.complete, analysis.joining.open) == (2, 0)
     # Its transfer is not known: the times are the other's.
     (row,) = analysis.collectives
     assert (row.count, row.incomplete, row.transfer_us, row.wait_us) == (2, 1, 4.0, 0.5)
-    assert collectives_table(analysis)["transfer_us"].to_pylist() == [None, 4.0]
+    assert collectives_table(analyzed)["transfer_us"].to_pylist() == [None, 4.0]
     assert not analysis.hangs
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.compare.comparison import compare
 from ddltrace.analyzer.exporters import FORMATS, export
 from ddltrace.analyzer.query.result_tables import OF_ANALYSIS
@@ -22,8 +23,8 @@ from ddltrace.analyzer.report.html_report import render as render_html
 from ddltrace.analyzer.report.text_report import render_report
 from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 from ddltrace.dashboard.pages.overview import FIGURES, overview_page
+from ddltrace.dashboard.pages.timeline_page import event_panel, timeline_page
 from ddltrace.dashboard.timeline.frame import Window
-from ddltrace.dashboard.timeline.page import event_panel, timeline_page
 from ddltrace.dashboard.workspace import Workspace
 from ddltrace.tracer.errors import DdltraceError
 from ddltrace.tracer.trace.schema import EVENTS
@@ -103,7 +104,7 @@ def use_everything(path: Path, folder: Path) -> None:
     document = json.loads(json.dumps(analysis.to_json(), allow_nan=False))
     assert implausible(document) == []
     render_report(analysis)
-    render_html(analysis, trace)
+    render_html(analyze_in_full(trace), trace)
     compare(analysis, trace.analyze())
     for table in ("events", *OF_ANALYSIS):
         rows = run_query(trace, f"SELECT * FROM {table}")

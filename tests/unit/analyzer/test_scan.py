@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddltrace.analyzer.events.event_columns import NULL, Gathered
-from ddltrace.analyzer.events.rank_scan import scan_ranks, timeline_of
+from ddltrace.analyzer.joined.trace_scans import scan_ranks, timeline_of
 from ddltrace.analyzer.measures.collectives import place_in
 from ddltrace.analyzer.trace.opened_trace import open_trace
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.joined.slack import event_slack
 
 
@@ -20,8 +21,7 @@ def lagging(build):
 
 
 def _slack(trace, rank, kind, name=None):
-    analysis = trace.analyze()
-    values = event_slack(trace, analysis, rank).to_pylist()
+    values = event_slack(trace, analyze_in_full(trace), rank).to_pylist()
     rows = trace.events(rank).to_pylist()
     return [
         value

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.commands import compare, query
 from ddltrace.analyzer.query.sql import run_query
 from ddltrace.analyzer.trace import step_selection
@@ -31,12 +32,14 @@ def synthetic():
 @pytest.mark.parametrize("ranks", [2, 5])
 def test_the_known_path_is_found_in_every_step(synthetic, tmp_path, ranks):
     shape = synthetic.Shape(ranks=ranks, steps=6, layers=40, buckets=4, straggler=1)
-    analysis = open_trace(synthetic.write_trace(tmp_path / "trace", shape)).analyze()
+    trace = open_trace(synthetic.write_trace(tmp_path / "trace", shape))
+    analyzed = analyze_in_full(trace)
+    analysis = analyzed.analysis
     assert analysis.trace.events == shape.events * ranks * shape.steps
     assert [row.step for row in analysis.steps] == list(range(6))
     for row in analysis.steps:
         assert round(row.wall_us * 1000) == shape.step
-        assert analysis.paths[row.step].totals_ns() == synthetic.expected_path(shape)
+        assert analyzed.paths[row.step].totals_ns() == synthetic.expected_path(shape)
 
 
 def test_the_known_straggler_and_its_cause_are_named(synthetic, tmp_path):

@@ -48,7 +48,8 @@ def test_overview_drops_no_host_in_silence(trace_path, hosts, says):
     opened = Workspace([open_trace(trace_path)]).get(0)
     names = tuple(f"n{number}" for number in range(hosts))
     facts = replace(opened.analysis.trace, hosts=names)
-    opened._analysis = Lazy(lambda analysis=opened.analysis: replace(analysis, trace=facts))
+    analyzed = replace(opened.analyzed, analysis=replace(opened.analysis, trace=facts))
+    opened._analyzed = Lazy(lambda analyzed=analyzed: analyzed)
     page = overview.overview_page(opened)
     assert says in page.children[0].children[0].children
 
@@ -145,7 +146,7 @@ def test_what_to_know_of_a_partial_trace_is_said_everywhere(write_run_of):
         overview.overview_page(opened),
         comparison_page.compare_page(workspace, 0, 1),
         render_report(opened.analysis),
-        render_html(opened.analysis, opened.trace),
+        render_html(opened.analyzed, opened.trace),
     )
     for page in map(as_json, pages):
         assert "lack some rank" in page

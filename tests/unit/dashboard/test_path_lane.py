@@ -1,7 +1,6 @@
 """The lane of the critical paths, against the paths that the analyzer found."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +11,9 @@ from ddltrace.analyzer.events.rank_timeline import CATEGORY
 from ddltrace.analyzer.joined.critical_path import Path
 from ddltrace.analyzer.model import CATEGORIES
 from ddltrace.dashboard.app import create_app
-from ddltrace.dashboard.timeline.page import piece_panel, place
+from ddltrace.dashboard.pages.path_panel import describe_piece
+from ddltrace.dashboard.pages.timeline_page import piece_panel, place
 from ddltrace.dashboard.timeline.path_lane import NO_RANK, build_path_lane
-from ddltrace.dashboard.timeline.path_panel import describe_piece
 from ddltrace.dashboard.timeline.tracks import Role, Timeline
 
 
@@ -31,7 +30,7 @@ def path_of(*pieces):
 
 def test_the_pieces_are_those_of_the_paths(opened):
     lane = opened.path_lane
-    pieces = [piece for step in lane.steps for piece in opened.analysis.paths[step]]
+    pieces = [piece for step in lane.steps for piece in opened.analyzed.paths[step]]
     (row,) = lane.rows
     assert row.event.tolist() == list(range(len(pieces)))
     names = opened.timeline.names
@@ -46,7 +45,7 @@ def test_the_pieces_are_those_of_the_paths(opened):
         for category in CATEGORIES
     }
     for category, total in totals.items():
-        paths = opened.analysis.paths.values()
+        paths = opened.analyzed.paths.values()
         assert total == sum(path.totals_ns()[category] for path in paths)
 
 
@@ -57,7 +56,7 @@ def test_steps_that_overlap_stand_in_rows_of_their_own():
         2: path_of((1200, 1300, 1, "update", NULL)),
     }
     timeline = Timeline()
-    lane = build_path_lane(SimpleNamespace(paths=paths), timeline, origin_ns=1000)
+    lane = build_path_lane(paths, timeline, origin_ns=1000)
     assert [row.event.tolist() for row in lane.rows] == [[0, 1, 4], [2, 3]]
     assert lane.rows[1].index.start.tolist() == [90, 150]
     assert [timeline.names[name] for name in lane.rows[0].name] == [

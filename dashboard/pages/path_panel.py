@@ -59,9 +59,8 @@ def describe_piece(opened: OpenTrace, number: int) -> PieceDetails:
 def _event_of(opened: OpenTrace, piece: PathPiece) -> int | None:
     """The event that a piece is a part of: its message, or the innermost of its rank's work."""
     origin = opened.trace.origin_ns
-    joined = opened.analysis.joined
-    if piece.message is not None and joined is not None:
-        entered = int(joined.messages.start[piece.message]) - origin
+    if piece.message is not None:
+        entered = int(opened.analyzed.joined.messages.start[piece.message]) - origin
         return _around(opened, piece.rank, ("communication",), entered, starts=True)
     middle = (piece.start_ns + piece.end_ns) // 2 - origin
     return _around(opened, piece.rank, _WORK, middle)

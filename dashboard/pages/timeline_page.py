@@ -8,10 +8,10 @@ import numpy as np
 from dash import html
 
 from ddltrace.analyzer.formatting.units import instant_text, share_text, time_text
+from ddltrace.dashboard.pages.event_details import Details, Part, describe
+from ddltrace.dashboard.pages.path_panel import describe_piece
 from ddltrace.dashboard.timeline.component import Timeline
-from ddltrace.dashboard.timeline.details import Details, Part, describe
 from ddltrace.dashboard.timeline.path_lane import NO_RANK
-from ddltrace.dashboard.timeline.path_panel import describe_piece
 from ddltrace.dashboard.widgets import table
 
 if TYPE_CHECKING:

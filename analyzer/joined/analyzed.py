@@ -1,0 +1,25 @@
+"""An analysis together with what it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ddltrace.analyzer.joined.critical_path import Path
+from ddltrace.analyzer.joined.join import Joined
+from ddltrace.analyzer.model import Analysis
+
+
+@dataclass(frozen=True)
+class Analyzed:
+    """An analysis, for those who compute further.
+
+    Attributes:
+        analysis: The records.
+        joined: Every message, joined across ranks.
+        paths: Step -> its critical path, piece by piece.
+    """
+
+    analysis: Analysis
+    joined: Joined
+    paths: Mapping[int, Path]

@@ -1,0 +1,69 @@
+"""Scans every rank of a trace, and makes timelines of what was scanned."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from ddltrace.analyzer.events.event_columns import Columns
+from ddltrace.analyzer.events.rank_scan import RankScan, RankScanner
+from ddltrace.analyzer.events.rank_timeline import Gradients, Timeline, TimelineBuilder
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace.opened_trace import Trace
+
+_FEW_RANKS: Final = 16
+
+
+def scan_ranks(trace: Trace) -> dict[int, RankScan]:
+    """Scans every rank, on as many threads as there are cores.
+
+    Threads do: numpy and Arrow let go of the interpreter lock in all that takes long, and
+    nothing has to be copied between processes.
+    """
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, max(len(trace.ranks), 1))) as pool:
+        few = len(trace.ranks) <= _FEW_RANKS
+        scans = pool.map(lambda rank: _scan(trace, rank, with_timeline=few), trace.ranks)
+        found = dict(zip(trace.ranks, scans, strict=True))
+    # Arrow keeps what the windows took for more of them, and there are none.
+    pa.default_memory_pool().release_unused()
+    return found
+
+
+def timeline_of(trace: Trace, scan: RankScan) -> Timeline:
+    """A scanned rank's timeline; unless it was kept, its events have to be read again."""
+    if scan.timeline is not None:
+        return scan.timeline
+    builder = TimelineBuilder()
+    for table in trace.windows(scan.rank):
+        builder.add(Columns(table))
+    line = _finished(builder, scan)
+    if line is None:
+        builder = TimelineBuilder()
+        builder.add(trace.columns(scan.rank))
+        line = _finished(builder, scan)
+    assert line is not None, "all events came at once"
+    return line
+
+
+def _scan(trace: Trace, rank: int, *, with_timeline: bool) -> RankScan:
+    scanner = RankScanner(rank)
+    builder = TimelineBuilder() if with_timeline else None
+    for table in trace.windows(rank):
+        columns = Columns(table)
+        scanner.add(columns)
+        if builder is not None:
+            builder.add(columns)
+    scan = scanner.finish()
+    line = None if builder is None else _finished(builder, scan)
+    return scan if line is None else replace(scan, timeline=line)
+
+
+def _finished(builder: TimelineBuilder, scan: RankScan) -> Timeline | None:
+    first = scan.first if scan.events else None
+    gradients = Gradients(first, scan.gradient_time, scan.gradient_tensor)
+    return builder.finish(scan.rank, gradients, scan.messages, scan.waits, scan.activity)
