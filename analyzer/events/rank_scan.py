@@ -19,9 +19,7 @@ from ddltrace.analyzer.events.rank_activity import Activity, ActivityBuilder
 from ddltrace.analyzer.events.rank_messages import Messages, Waits, read_messages, read_waits
 from ddltrace.analyzer.events.rank_timeline import (
     MAIN_LANE,
-    Gradients,
     Timeline,
-    TimelineBuilder,
     blocked_times,
 )
 from ddltrace.analyzer.events.superseded import drop_superseded
