@@ -137,6 +137,133 @@ def test_imports_point_down_only() -> None:
     assert not found, "\n".join(found)
 
 
+# The sub-folders and loose modules of each room, from the ground up.
+ORDER = {
+    "tracer": (
+        *("errors", "exit_status", "fault_barrier", "optional_packages", "output_directory"),
+        *("trace", "config", "record", "native", "naming", "timing", "interpose", "capture"),
+        *("bootstrap", "launch", "annotate", "codec_events", "commands", "__init__"),
+    ),
+    "analyzer": (
+        *("recent_cache", "formatting", "model", "events", "importers", "trace", "joined"),
+        *("measures", "report", "analysis", "compare", "query", "exporters"),
+        *("exchange_commands", "commands", "__init__"),
+    ),
+    "dashboard": (
+        *("hosts", "theme", "timeline", "widgets", "charts", "workspace", "server", "pages"),
+        *("app", "commands", "__init__"),
+    ),
+}
+
+# `Trace.analyze` is a shortcut for users: a trace is opened without the analysis.
+FACADE = ("ddltrace.analyzer.trace.opened_trace", "ddltrace.analyzer.analysis")
+
+
+def module_files() -> dict[str, Path]:
+    """Every module by its full name; a package stands for its ``__init__``."""
+    modules = {}
+    for room, path in room_files():
+        package = package_of(room, path)
+        name = package if path.stem == "__init__" else [*package, path.stem]
+        modules[".".join(name)] = path
+    return modules
+
+
+def import_graph(modules: dict[str, Path]) -> dict[str, set[str]]:
+    """Module -> the modules of ours that it imports anywhere."""
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        room = room_of(name)
+        assert room is not None
+        graph[name] = set()
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for imported in imports_of(tree, package_of(room, path)):
+            target = imported.module
+            while target and target not in modules:
+                target = target.rpartition(".")[0]
+            if target and target != name and (name, target) != FACADE:
+                graph[name].add(target)
+    return graph
+
+
+def circle_in(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other in a circle; empty if there are none."""
+    done: set[str] = set()
+
+    def visit(name: str, way: list[str]) -> list[str]:
+        if name in way:
+            return [*way[way.index(name) :], name]
+        if name in done:
+            return []
+        for target in sorted(graph[name]):
+            if found := visit(target, [*way, name]):
+                return found
+        done.add(name)
+        return []
+
+    return next((found for name in sorted(graph) if (found := visit(name, []))), [])
+
+
+def unit_of(module: str) -> str:
+    """The sub-folder or loose module of its room that a module belongs to."""
+    parts = module.split(".")
+    return parts[2] if len(parts) > 2 else "__init__"
+
+
+def upward(room: str, graph: dict[str, set[str]]) -> list[str]:
+    """The imports in a room that go up in its `ORDER`, one line each."""
+    place = {unit: number for number, unit in enumerate(ORDER[room])}
+    return [
+        f"{name} imports {target}: {unit_of(name)} stands below {unit_of(target)}"
+        for name, targets in sorted(graph.items())
+        if room_of(name) == room
+        for target in sorted(targets)
+        if room_of(target) == room and place[unit_of(target)] > place[unit_of(name)]
+    ]
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    return import_graph(module_files())
+
+
+def test_no_modules_import_each_other_in_a_circle(graph: dict[str, set[str]]) -> None:
+    ours = {name: targets for name, targets in graph.items() if room_of(name) in ORDER}
+    inside = {name: {t for t in targets if t in ours} for name, targets in ours.items()}
+    circle = circle_in(inside)
+    assert not circle, " -> ".join(circle)
+
+
+@pytest.mark.parametrize("room", ORDER)
+def test_sub_folders_stand_on_each_other(room: str, graph: dict[str, set[str]]) -> None:
+    units = {unit_of(name) for name in graph if room_of(name) == room}
+    assert units == set(ORDER[room]), "name it in ORDER, where it belongs"
+    found = upward(room, graph)
+    assert not found, "\n".join(found)
+
+
+def test_a_circle_and_an_upward_import_are_found() -> None:
+    low, middle, high = (f"ddltrace.tracer.{unit}.x" for unit in ("trace", "record", "capture"))
+    graph = {low: set(), middle: {low}, high: {middle, low}}
+    assert circle_in(graph) == upward("tracer", graph) == []
+    graph[low].add(high)
+    assert circle_in(graph) in ([high, low, high], [low, high, low], [high, middle, low, high])
+    assert len(upward("tracer", graph)) == 1
+
+
+def test_opening_a_trace_imports_no_capture_buffer() -> None:
+    program = (
+        "import json, sys\n"
+        "from ddltrace.analyzer.trace.opened_trace import open_trace\n"
+        "print(json.dumps(sorted(sys.modules)))\n"
+    )
+    loaded = modules_after(program)
+    capturing = ("record", "native", "naming", "timing", "interpose", "capture")
+    assert not [
+        m for m in loaded if m.startswith(tuple(f"ddltrace.tracer.{u}." for u in capturing))
+    ]
+
+
 def test_every_library_is_declared() -> None:
     """What the sources import is installed with ddltrace, or with one of its extras."""
     requirements = metadata.requires("ddltrace") or []
