@@ -213,12 +213,13 @@ def query(trace: Path, sql: str, form: str, memory_limit: str, timeout: float) -
     messages, collectives, tensors, steps, ranks, rank_steps and critical_path. Other statements
     are refused: the query can read nothing else and write nothing.
     """
+    from ddltrace.analyzer.formatting.sizes import parse_memory_limit
     from ddltrace.analyzer.query.rows_as_text import rows_as_text
-    from ddltrace.analyzer.query.sql import QueryLimits, parse_size, run_query
+    from ddltrace.analyzer.query.sql import QueryLimits, run_query
     from ddltrace.analyzer.trace.opened_trace import open_trace
 
     require_extra("query", "ddltrace query")
-    limits = QueryLimits(parse_size(memory_limit), timeout)
+    limits = QueryLimits(parse_memory_limit(memory_limit), timeout)
     opened = open_trace(trace)
     _tell_portion(opened)
     for text in rows_as_text(run_query(opened, sql, limits), form):

@@ -33,20 +33,28 @@ Examples:
 """,
 )
 @click.argument("source", type=click.Path(path_type=Path))
+@click.option(
+    "--memory-limit",
+    metavar="SIZE",
+    help="Memory that the import of a file may take, such as 8GB. By default ten times the file's "
+    "decompressed size, at least 256 MB. All commands take it from DDLTRACE_IMPORT_MEMORY.",
+)
 @_output_options("Trace directory to make.", "a trace")
-def import_(source: Path, output: Path, force: bool) -> None:
+def import_(source: Path, memory_limit: str | None, output: Path, force: bool) -> None:
     """Turn another tool's trace into a trace directory.
 
     SOURCE is a file, or a folder with one file per rank: Kineto JSON (torch.profiler), Chrome
     JSON, a Horovod timeline, Flight Recorder dumps, NCCL Inspector files; plain or gzip.
     """
     from ddltrace.analyzer.importers import formats
+    from ddltrace.analyzer.importers.memory_limit import limited_to
     from ddltrace.analyzer.importers.write_imported import save
     from ddltrace.tracer.errors import TraceError
 
     if not source.exists():
         raise TraceError(f"{source} does not exist")
-    trace = formats.read(source)
+    with limited_to(memory_limit):
+        trace = formats.read(source)
     save(trace, output, force=force)
     for note in trace.run.notes:
         click.echo(f"ddltrace: note: {click.unstyle(note)}", err=True)

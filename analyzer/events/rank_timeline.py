@@ -287,7 +287,8 @@ def _counts(lanes: IntArray, names: Sequence[str | None]) -> dict[str | None, in
         lanes: Index of each row's lane; -1 if it has none.
         names: Of no lane and of all others.
     """
-    counts = np.bincount(lanes + 1, minlength=len(names))
+    # As 64-bit integers: the number of the last lane may be the largest of 16 bits.
+    counts = np.bincount(lanes.astype(np.int64) + 1, minlength=len(names))
     return {names[int(code)]: int(counts[code]) for code in np.flatnonzero(counts)}
 
 

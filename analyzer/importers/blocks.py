@@ -26,15 +26,19 @@ class Blocks:
 
     Attributes:
         damage: After the iteration: why the content is incomplete; None if it is complete.
+        read_bytes: How much content the iteration has given so far.
     """
 
     def __init__(self, path: Path, block_bytes: int = BLOCK_BYTES) -> None:
         self.damage: str | None = None
+        self.read_bytes = 0
         self._path = path
         self._block_bytes = block_bytes
 
     def __iter__(self) -> Iterator[bytes]:
-        return self._content()
+        for block in self._content():
+            self.read_bytes += len(block)
+            yield block
 
     def head(self, size: int) -> bytes:
         """The first bytes of the content, at most `size`."""

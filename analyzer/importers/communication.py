@@ -65,6 +65,8 @@ _DTYPES: Final = {
 }
 
 MAX_COUNT: Final = 1 << 62
+_MAX_DIMENSIONS: Final = 64
+"""PyTorch's tensors have no more."""
 
 
 def public_op(name: str) -> str | None:
@@ -121,11 +123,18 @@ def elements_of(shape: Any) -> int | None:
     if not isinstance(shape, (list, tuple)):
         return None
     if shape and all(isinstance(entry, (list, tuple)) for entry in shape):
-        parts = [elements_of(entry) for entry in shape[:65536]]
+        parts = [_product(entry) for entry in shape[:65536]]
         known = [part for part in parts if part is not None]
         return sum(known) if len(known) == len(parts) else None
+    return _product(shape)
+
+
+def _product(lengths: Sequence[Any]) -> int | None:
+    """Elements of one shape; None if it holds anything but lengths, or more than a tensor's."""
+    if len(lengths) > _MAX_DIMENSIONS:
+        return None
     product = 1
-    for length in shape:
+    for length in lengths:
         if type(length) is not int or length < 0:
             return None
         product *= length

@@ -27,6 +27,7 @@ from ddltrace.analyzer.importers.communication import (
     size_of,
 )
 from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace
+from ddltrace.analyzer.importers.memory_limit import check_memory
 from ddltrace.analyzer.importers.names import clean
 from ddltrace.analyzer.importers.rank_files import assign_ranks
 from ddltrace.analyzer.importers.rows import Row, table_of
@@ -43,7 +44,17 @@ _JSON_MARKS: Final = re.compile(
 )
 _PAIR: Final = re.compile(r"\b\d+\s*(?:->|<-)\s*(\d+)")
 _TOGETHER: Final = "coalesced"
-_MAX_ENTRIES: Final = 1 << 22
+_ENTRY_BYTES: Final = 64
+"""Every entry takes more in a dump, unless one object is repeated."""
+
+_ROW_BYTES: Final = 800
+"""Memory of the row that is made of an entry."""
+
+_FREE_ITEMS: Final = 1 << 16
+"""So many entries, and items of lists, may stand in a dump of any size."""
+
+_SIDES: Final = ("input", "output")
+_LISTS: Final = ("sizes", "dtypes")
 
 
 def recognizes(head: bytes) -> bool:
@@ -107,22 +118,62 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
 def _load(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         is_pickle = file.read(1) == plain_pickle.MAGIC
-    if is_pickle:
-        dump = plain_pickle.load(path)
-    else:
-        try:
-            if path.stat().st_size > plain_pickle.MAX_BYTES:
-                raise TraceError(f"{path} is larger than any dump")
-            dump = json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
-            raise TraceError(f"{path} is damaged: {error!s:.100}") from error
+    dump = plain_pickle.load(path) if is_pickle else _load_json(path)
     if not isinstance(dump, dict) or not isinstance(dump.get("entries", []), list):
         raise TraceError(f"{path} is no dump of the Flight Recorder: it has no entries")
+    _check_repeats(path, dump)
     return dump
 
 
+def _load_json(path: Path) -> Any:
+    try:
+        if path.stat().st_size > plain_pickle.MAX_BYTES:
+            raise TraceError(f"{path} is larger than any dump")
+        content = path.read_bytes()
+        # Python's objects: a list or a mapping takes 80 bytes and more, a text 60.
+        containers, texts = content.count(b"[") + content.count(b"{"), content.count(b'"') // 2
+        check_memory(path, 3 * len(content) + 80 * containers + 60 * texts, len(content))
+        return json.loads(content)
+    except (OSError, ValueError, RecursionError) as error:
+        raise TraceError(f"{path} is damaged: {error!s:.100}") from error
+
+
+def _check_repeats(path: Path, dump: dict[str, Any]) -> None:
+    """Checks that a dump holds no more than its file has room for.
+
+    A pickle can name one object any number of times, in two bytes each. What is read of a dump
+    is linear in its file only if that is bounded.
+
+    Raises:
+        TraceError: It holds more entries, or more items in their lists, than the limits.
+    """
+    size = path.stat().st_size
+    entries = dump.get("entries", [])
+    limit = max(_FREE_ITEMS, size // _ENTRY_BYTES)
+    if len(entries) > limit:
+        raise TraceError(
+            f"{path} holds {len(entries)} entries, more than the limit of one in {_ENTRY_BYTES} "
+            f"bytes of the file ({limit})"
+        )
+    check_memory(path, len(entries) * _ROW_BYTES, size)
+    configured = dump.get("pg_config")
+    groups = list(configured.values()) if isinstance(configured, dict) else []
+    holders = [
+        *((entry, f"{side}_{what}") for entry in entries for side in _SIDES for what in _LISTS),
+        *((group, "ranks") for group in groups),
+    ]
+    lists = (holder.get(name) for holder, name in holders if isinstance(holder, dict))
+    items = sum(len(each) for each in lists if isinstance(each, (list, tuple)))
+    limit = max(_FREE_ITEMS, size)
+    if items > limit:
+        raise TraceError(
+            f"{path}: its shapes, types and group members are {items} items, more than the limit "
+            f"of one in a byte of the file ({limit})"
+        )
+
+
 def _rows(dump: dict[str, Any], groups: dict[str, GroupInfo]) -> tuple[list[Row], int]:
-    entries = dump.get("entries", [])[:_MAX_ENTRIES]
+    entries = dump.get("entries", [])
     usable = [entry for entry in entries if isinstance(entry, dict) and _is_usable(entry)]
     rows = []
     for together in _issued_together(usable):

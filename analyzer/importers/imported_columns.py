@@ -65,7 +65,8 @@ def coded(
         missing: True where the row has none.
     """
     index_type = EVENTS.field(field).type.index_type
-    limit = int(np.iinfo(_NUMPY[index_type]).max)
+    # Arrow unifies dictionaries only while their length, too, fits into the type of the index.
+    limit = int(np.iinfo(_NUMPY[index_type]).max) - 1
     texts = [clean(value) for value in values]
     if len(texts) > limit:
         texts = [*texts[:limit], "(other)"]

@@ -10,6 +10,10 @@ MAX_NAME: Final = 4096
 """Longer names are cut: no kernel's name is that long, and each is shown somewhere."""
 
 
+_MAX_BITS: Final = 256
+"""Python refuses to write integers of thousands of digits."""
+
+
 class Codes(dict[Any, int]):
     """Numbers distinct values in the order in which they are first looked up."""
 
@@ -28,5 +32,12 @@ class Codes(dict[Any, int]):
 
 
 def clean(value: Any, limit: int = MAX_NAME) -> str:
-    """A name as it may be stored: valid Unicode of bounded length."""
+    """A name as it may be stored: valid Unicode of bounded length.
+
+    A list or a mapping is no name; its text could be far longer than the file that it is from.
+    """
+    if not isinstance(value, (str, float)) and (
+        not isinstance(value, int) or value.bit_length() > _MAX_BITS
+    ):
+        value = f"({type(value).__name__})"
     return str(value)[:limit].encode("utf-8", "replace").decode("utf-8")

@@ -16,7 +16,7 @@ from ddltrace.analyzer.importers.imported_columns import (
 from ddltrace.tracer.trace.schema import EVENTS
 
 
-@dataclass
+@dataclass(slots=True)
 class Row:
     """One event; the columns of `EVENTS`."""
 

@@ -19,19 +19,6 @@ from ddltrace.tracer.optional_packages import require_extra
 
 _BATCH_ROWS: Final = 1 << 16
 _INTERRUPT_EVERY_S: Final = 0.02
-_LEAST_MEMORY: Final = 16_000_000
-_UNITS: Final = {
-    "B": 1,
-    "KB": 1000,
-    "MB": 1000**2,
-    "GB": 1000**3,
-    "TB": 1000**4,
-    "KIB": 1 << 10,
-    "MIB": 1 << 20,
-    "GIB": 1 << 30,
-    "TIB": 1 << 40,
-}
-_SIZE: Final = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?i?B)", re.IGNORECASE)
 _SHUT_IN: Final[dict[str, str | bool | int | float | list[str]]] = {
     # DuckDB may always read and write its folder for temporary files: there is none.
     "temp_directory": "",
@@ -54,19 +41,6 @@ class QueryLimits:
 
     memory_bytes: int = 2_000_000_000
     timeout_s: float = 600.0
-
-
-def parse_size(text: str) -> int:
-    """Reads a size such as ``2GB`` or ``512MiB``.
-
-    Raises:
-        UsageError: The text is no size.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    size = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
-    if size < _LEAST_MEMORY:
-        raise UsageError(f"{text!r:.40} is no memory limit: write 16MB or more, such as 2GB")
-    return size
 
 
 def run_query(trace: Trace, sql: str, limits: QueryLimits | None = None) -> pa.Table:

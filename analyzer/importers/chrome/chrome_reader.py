@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ddltrace.analyzer.importers.chrome.event_intervals import Interval, Recording, read_recording
-from ddltrace.analyzer.importers.chrome.trace_events import EventFile
+from ddltrace.analyzer.importers.chrome.trace_events import INTERVAL_BYTES, EventFile
 from ddltrace.analyzer.importers.communication import count, element_type, public_op
 from ddltrace.analyzer.importers.imported import ImportedTrace
 from ddltrace.analyzer.importers.names import clean
@@ -77,7 +77,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
 
 
 def _read_file(path: Path, notes: list[str]) -> Recording:
-    file = EventFile(path)
+    file = EventFile(path, INTERVAL_BYTES)
     recording = read_recording(file)
     written_by_us = file.meta.get("otherData")
     if isinstance(written_by_us, dict) and written_by_us.get("source") == "ddltrace":

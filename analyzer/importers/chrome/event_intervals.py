@@ -28,7 +28,7 @@ Track = tuple[Any, Any]
 """Process and thread."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Interval:
     """One interval; `end_ns` is None where its end is missing."""
 

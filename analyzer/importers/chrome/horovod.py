@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ddltrace.analyzer.importers.chrome.event_intervals import Interval, Recording, read_recording
-from ddltrace.analyzer.importers.chrome.trace_events import EventFile
+from ddltrace.analyzer.importers.chrome.trace_events import INTERVAL_BYTES, EventFile
 from ddltrace.analyzer.importers.communication import (
     count,
     element_type,
@@ -72,7 +72,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     if len(paths) > 1:
         raise TraceError(f"{paths[0].parent} holds {len(paths)} Horovod timelines: choose one")
     path = paths[0]
-    file = EventFile(path)
+    file = EventFile(path, INTERVAL_BYTES)
     recording = read_recording(file)
     operations = _operations(recording)
     if not operations:

@@ -17,6 +17,7 @@ from typing import Any, Final, Union
 import msgspec
 
 from ddltrace.analyzer.importers.blocks import Blocks
+from ddltrace.analyzer.importers.memory_limit import check_memory
 from ddltrace.tracer.errors import TraceError
 
 _CHUNK_BYTES: Final = 1 << 18
@@ -26,6 +27,9 @@ _LONG_EVENT_BYTES: Final = 4 << 20
 _MAX_PENDING_BYTES: Final = 256 << 20
 """A single event, or what stands around the list of events, is never that large."""
 
+_MAX_META_BYTES: Final = 8 << 20
+"""As objects of Python, lists and mappings take up to thirty times their text."""
+
 _TRIES: Final = 16
 _TAIL_BYTES: Final = 1 << 16
 _LIST_START: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -33,6 +37,9 @@ _BETWEEN_EVENTS: Final = re.compile(rb"\}\s*,\s*\{")
 _EPOCH: Final = "start_time_since_epoch_in_micros"
 _EMPTY: Final = msgspec.Raw(b"")
 
+
+INTERVAL_BYTES: Final = 800
+"""Memory of an event that becomes an `Interval`, its arguments and a row, all Python objects."""
 
 UNDECODABLE: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError)
 """What decoding damaged JSON can raise."""
@@ -217,23 +224,38 @@ def _link_of(raw: msgspec.Raw) -> Link:
 
 
 class EventFile:
-    """Iterates over chunks of a file's events.
+    """Iterates over chunks of a file's events, as long as they fit into the memory limit.
+
+    Args:
+        path: The file.
+        event_bytes: Memory that the reader takes for one event until its trace is complete.
 
     Attributes:
+        more_bytes: Memory that the reader takes besides, which it keeps up to date.
         meta: After the iteration: the file's top-level entries besides the events.
         unreadable: After the iteration: events left out because they are damaged.
         damage: After the iteration: why the file's end is missing; None if it is whole.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, event_bytes: int) -> None:
         self.path = path
+        self.more_bytes = 0
         self.meta: dict[str, Any] = {}
+        self._event_bytes = event_bytes
+        self._events = 0
         self.unreadable = 0
         self.damage: str | None = None
         self._separator = b""
 
     def __iter__(self) -> Iterator[list[Any]]:
         blocks = Blocks(self.path)
+        for events in self._chunks(blocks):
+            self._events += len(events)
+            needed = self._events * self._event_bytes + self.more_bytes
+            check_memory(self.path, needed, blocks.read_bytes)
+            yield events
+
+    def _chunks(self, blocks: Blocks) -> Iterator[list[Any]]:
         source = iter(blocks)
         start, pending = self._find_list(source)
         bare = start == b"["
@@ -382,6 +404,9 @@ class EventFile:
     def _keep_meta(self, entries: dict[str, msgspec.Raw]) -> None:
         for key, raw in entries.items():
             if key == "traceEvents":
+                continue
+            if len(bytes(raw)) > _MAX_META_BYTES:
+                self.unreadable += 1
                 continue
             try:
                 self.meta[key] = msgspec.json.decode(raw)

@@ -37,6 +37,11 @@ _HOST_MESSAGES: Final = (
     *("nccl:", "gloo:", "mpi:", "ucc:", "xccl:", "hccl:", "rccl:"),
     *("record_param_comms", "c10d::"),
 )
+_EVENT_BYTES: Final = 250
+"""Memory of an event's columns, here and in the trace that is made of them."""
+
+_TEXT_BYTES: Final = 250
+_MESSAGE_BYTES: Final = 1500
 _MAX_NUMBER: Final = 1 << 62
 
 
@@ -81,10 +86,11 @@ def decode_file(path: Path) -> Decoded:
     Raises:
         TraceError: It has no list of events.
     """
-    file = EventFile(path)
+    file = EventFile(path, _EVENT_BYTES)
     builder = _Builder()
     for chunk in file:
         builder.add([event for event in chunk if type(event) is Complete])
+        file.more_bytes = builder.more_bytes
     return builder.finish(file)
 
 
@@ -109,6 +115,14 @@ class _Builder:
     speaks: list[bool] = field(default_factory=list)
     is_device: list[bool] = field(default_factory=list)
     is_linked: list[bool] = field(default_factory=list)
+    arguments_bytes: int = 0
+
+    @property
+    def more_bytes(self) -> int:
+        """Memory of what is kept besides the columns: distinct texts, arguments, sizes."""
+        distinct = (self.names, self.categories, self.threads, self.devices)
+        kept = sum(map(len, distinct)) + len(self.sizes)
+        return kept * _TEXT_BYTES + self.arguments_bytes
 
     def add(self, events: list[Complete]) -> None:
         """Takes over what is needed of a chunk; its objects can go."""
@@ -137,6 +151,7 @@ class _Builder:
                 self.sizes[first + row] = int(link.bytes)
         for row in _rows(names, self.speaks):
             self.args[first + row] = args_of(events[row].args)
+            self.arguments_bytes += _MESSAGE_BYTES + _object_bytes(bytes(events[row].args))
         if self.pid is None:
             on_host = (
                 event
@@ -172,6 +187,12 @@ class _Builder:
             unreadable=file.unreadable,
             damage=file.damage,
         )
+
+
+def _object_bytes(text: bytes) -> int:
+    """An estimate of the memory of decoded JSON, by its lists, mappings and texts."""
+    containers = text.count(b"[") + text.count(b"{")
+    return 8 * len(text) + 80 * containers + 30 * text.count(b'"')
 
 
 def _rows(codes: list[int], wanted: list[bool]) -> list[int]:

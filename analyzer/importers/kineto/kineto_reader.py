@@ -52,6 +52,9 @@ _SOME_TEXT: Final = 32 << 20
 """From here on helpers pay that only decode: one starts in the time that 20 MB take."""
 _MUCH_TEXT: Final = 128 << 20
 """From here on it pays to import in helpers what maps events, too: that takes as long as 60 MB."""
+MAX_STEPS_AT_ONCE: Final = 8
+"""The time to analyze a step grows with its length: so the sum over all steps stays linear."""
+
 _MAX_LISTED: Final = 20
 _MAX_COUNTED: Final = 1 << 20
 
@@ -141,7 +144,8 @@ def map_file(path: Path, decoded: Decoded) -> RankFile:
         base = 0
     rank = count(distributed.get("rank"))
     world_size = count(distributed.get("world_size")) or 0
-    mapped = _Mapper(intervals, distributed, base).map()
+    mapper = _Mapper(intervals, distributed, base)
+    mapped = mapper.map()
     info = RankInfo(
         rank=0,
         segment="",
@@ -169,6 +173,11 @@ def map_file(path: Path, decoded: Decoded) -> RankFile:
         suspects=mapped.suspects,
         unknown_categories=mapped.unknown_categories,
     )
+    if mapper.overlapping_steps:
+        file.notes.append(
+            f"{mapper.overlapping_steps} profiler steps are read as annotations: more than "
+            f"{MAX_STEPS_AT_ONCE} of them run at once, which steps of a training do not"
+        )
     _note_losses(file, decoded, intervals)
     if base == 0 and intervals.fractional and file.start_ns > 1 << 60:
         file.notes.append("absolute times with fractions: they are exact to 0.25 microseconds only")
@@ -306,6 +315,8 @@ class _Mapper:
         self._host = ~(self._device | self._sync | self._device_mark)
         self._launch = self._find_launches()
 
+        self.overlapping_steps = 0
+
     def map(self) -> _Mapped:
         """Builds the table."""
         intervals = self._in
@@ -365,6 +376,9 @@ class _Mapper:
         ]
         number = np.array(numbers)[intervals.name] if len(intervals) else np.empty(0, np.int64)
         rows = np.flatnonzero((number >= 0) & self._host)
+        if _most_at_once(intervals.start[rows], intervals.end[rows]) > MAX_STEPS_AT_ONCE:
+            self.overlapping_steps = len(rows)
+            rows = rows[:0]
         spans = Spans.of(
             intervals.start[rows], intervals.end[rows], number[rows], intervals.thread[rows]
         )
@@ -548,6 +562,15 @@ class _Mapper:
                 if name not in known and number
             }
         )
+
+
+def _most_at_once(start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> int:
+    """How many intervals there are at the time that has the most."""
+    if not len(start):
+        return 0
+    begun = np.arange(1, len(start) + 1)
+    ended = np.searchsorted(np.sort(end), np.sort(start), side="right")
+    return int((begun - ended).max())
 
 
 def _distinct(keys: npt.NDArray[np.int64]) -> tuple[Any, Any]:

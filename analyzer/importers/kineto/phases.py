@@ -50,12 +50,22 @@ class Spans:
 
     def at_in_thread(self, times: Times, threads: npt.NDArray[Any]) -> Times:
         """Like `at`, with the intervals of the same thread only."""
+        if not len(self) or not len(times):
+            return np.full(len(times), -1, dtype=np.int64)
+        # Intervals and times in one order: by thread, then by time, an interval before a time.
+        count = len(self)
+        thread = np.concatenate([self.thread, threads])
+        time = np.concatenate([self.start, times])
+        is_time = np.arange(len(time)) >= count
+        order = np.lexsort((is_time, time, thread))
+        last = np.maximum.accumulate(np.where(is_time[order], -1, np.arange(len(order))))
+        asked = np.flatnonzero(is_time[order])
+        interval = order[last[asked]]
+        row = order[asked] - count
+        known = (last[asked] >= 0) & (self.thread[interval % count] == threads[row])
+        known &= times[row] < self.end[interval % count]
         labels = np.full(len(times), -1, dtype=np.int64)
-        for thread in np.unique(self.thread):
-            mine = self.thread == thread
-            rows = np.flatnonzero(threads == thread)
-            part = Spans(self.start[mine], self.end[mine], self.label[mine], self.thread[mine])
-            labels[rows] = part.at(times[rows])
+        labels[row[known]] = self.label[interval[known]]
         return labels
 
 

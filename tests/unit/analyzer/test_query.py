@@ -14,8 +14,9 @@ from click.testing import CliRunner
 from support.made_trace import made_trace
 
 from ddltrace.analyzer.commands import query
+from ddltrace.analyzer.formatting.sizes import parse_memory_limit
 from ddltrace.analyzer.query.rows_as_text import rows_as_text
-from ddltrace.analyzer.query.sql import QueryLimits, parse_size, run_query
+from ddltrace.analyzer.query.sql import QueryLimits, run_query
 from ddltrace.tracer.errors import UsageError
 
 duckdb: Any = pytest.importorskip("duckdb")
@@ -148,11 +149,11 @@ def test_memory_is_limited(sql: str) -> None:
 
 
 def test_sizes() -> None:
-    assert parse_size("2GB") == 2_000_000_000
-    assert parse_size(" 1.5 gib") == 3 << 29
+    assert parse_memory_limit("2GB") == 2_000_000_000
+    assert parse_memory_limit(" 1.5 gib") == 3 << 29
     for wrong in ("", "2", "GB", "-1GB", "1B", "2 GB; SET x=1", "9" * 99 + "GB"):
         with pytest.raises(UsageError, match="memory limit"):
-            parse_size(wrong)
+            parse_memory_limit(wrong)
 
 
 def test_limits_are_options() -> None:

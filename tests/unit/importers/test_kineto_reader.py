@@ -436,7 +436,7 @@ def test_a_long_head_hides_no_events(tmp_path: Path, kilobytes: int) -> None:
     event = {"ph": "X", "cat": "cpu_op", "name": "op", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
     value = {"schemaVersion": 1, "comment": "x" * (kilobytes << 10), "traceEvents": [event] * 3}
     (tmp_path / "a.json").write_text(json.dumps(value))
-    chunks = list(trace_events.EventFile(tmp_path / "a.json"))
+    chunks = list(trace_events.EventFile(tmp_path / "a.json", 1))
     assert sum(map(len, chunks)) == 3
 
 
