@@ -8,7 +8,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -50,6 +50,7 @@ def run_job(
     log: Path,
     *,
     timeout_s: float,
+    environment: Mapping[str, str],
     observe: Callable[[], None] = lambda: None,
 ) -> JobEnd:
     """Runs a command into a log and waits for its end.
@@ -61,6 +62,7 @@ def run_job(
         command: What to run.
         log: Where its output goes, after the command itself.
         timeout_s: Time limit in seconds.
+        environment: Variables that are added to this process's.
         observe: Called a few times per second while the job runs.
 
     Raises:
@@ -75,7 +77,7 @@ def run_job(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+            env={"OMP_NUM_THREADS": "1", **os.environ, **environment},
             # A Ctrl-C must reach the job once, by way of us.
             start_new_session=True,
         )

@@ -117,7 +117,9 @@ def explanations(results: Results) -> list[str]:
     lines = [
         "Steady steps only; exposed, payload, wire, encode and decode: per rank and step.",
         "payload: bytes handed to messages; wire: bytes that the sockets sent.",
-        "loss: over all training data at the end; accuracy: on held-out data.",
+        f"loss: that of the last {SMOOTHING} steps, as the job computes it."
+        if results.settings.get("command")
+        else "loss: over all training data at the end; accuracy: on held-out data.",
         f"{interval}.",
         "~ the difference may be noise: its interval contains zero.",
     ]

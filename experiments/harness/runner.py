@@ -15,12 +15,14 @@ import msgspec
 from ddltrace.experiments.harness import results_file
 from ddltrace.experiments.harness.job_command import job_command, log_path, outcome_path
 from ddltrace.experiments.harness.job_process import JobEnd, run_job
+from ddltrace.experiments.harness.loss_curves import smoothed
 from ddltrace.experiments.harness.measurement import measure
-from ddltrace.experiments.harness.peak_memory import RankMemory
 from ddltrace.experiments.harness.results import Results, Row, summarize
 from ddltrace.experiments.harness.run_plan import PlannedRun, plan_runs
 from ddltrace.experiments.harness.run_record import Run
 from ddltrace.experiments.harness.settings import Settings
+from ddltrace.experiments.observation import observed_ranks
+from ddltrace.experiments.observation.peak_memory import RankMemory
 from ddltrace.tracer.errors import DdltraceError, TraceError
 from ddltrace.tracer.exit_status import status_text
 
@@ -167,10 +169,17 @@ def _make_run(
     outcome_file.unlink(missing_ok=True)
     log = log_path(planned, directory)
     memory = RankMemory(directory / planned.name)
+    observed = directory / f"{planned.name}.observed"
+    observed_ranks.remove_ranks(observed)
     end = run_job(
         job_command(planned, settings, directory),
         log,
         timeout_s=settings.timeout_s,
+        environment=observed_ranks.environment(
+            observed, warmup=settings.warmup, steps=settings.steps
+        )
+        if settings.command
+        else {},
         observe=memory.sample,
     )
     failed = Run(
@@ -185,9 +194,13 @@ def _make_run(
     if end.timed_out or end.status != 0:
         return failed
     outcome: dict[str, Any] = {"peak_memory_bytes": list(memory.peaks.values())}
-    if outcome_file.is_file():
+    if settings.command:
+        outcome |= observed_ranks.read_ranks(observed)
+        known = [loss for loss in smoothed(outcome.get("losses", [])) if loss is not None]
+        outcome["train_loss"] = known[-1] if known else None
+    elif outcome_file.is_file():
         outcome |= json.loads(outcome_file.read_text(encoding="utf-8"))
-    elif not settings.command:
+    else:
         return failed
     for key in ("torch", "gradient_bytes"):
         about[key] = outcome.get(key, about.get(key))

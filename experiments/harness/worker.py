@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ddltrace.experiments.engine.attach import attach
-from ddltrace.experiments.harness.peak_memory import peak_memory_bytes
-from ddltrace.experiments.harness.wire_bytes import tcp_bytes_sent
+from ddltrace.experiments.observation.peak_memory import peak_memory_bytes
+from ddltrace.experiments.observation.wire_bytes import tcp_bytes_sent
 from ddltrace.experiments.pacing.paced_layers import PacedLayers
 from ddltrace.experiments.pacing.profile import read_profile
 from ddltrace.experiments.strategy.spec import parse

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 
 from ddltrace.experiments.harness import runner
-from ddltrace.experiments.harness.peak_memory import RankMemory
 from ddltrace.experiments.harness.results import Results
 from ddltrace.experiments.harness.results_file import ARROW_FILE, RESULTS_FILE, load
 from ddltrace.experiments.harness.run_plan import PlannedRun, plan_runs
 from ddltrace.experiments.harness.run_record import Run
 from ddltrace.experiments.harness.settings import Settings
+from ddltrace.experiments.observation.peak_memory import RankMemory
 from ddltrace.tracer.errors import TraceError, UsageError
 
 SAMPLE = Path(__file__).resolve().parents[3] / "sample_traces" / "ddp-4-hosts-400mbit"

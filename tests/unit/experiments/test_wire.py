@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ddltrace.experiments.harness.wire_bytes import tcp_bytes_sent
+from ddltrace.experiments.observation.wire_bytes import tcp_bytes_sent
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's struct tcp_info")

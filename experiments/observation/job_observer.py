@@ -1,0 +1,116 @@
+"""Observes a user's job from inside of its ranks, for ``ddltrace experiment run -- COMMAND``.
+
+The loss of a step is the scalar on which the job calls ``backward()``; a gradient scaler's factor
+is taken off it. Every rank writes one file when it ends. A failure in here is kept from the job:
+the rank then writes nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ddltrace.experiments.observation.observed_ranks import ENVIRONMENT_VARIABLE, rank_path
+from ddltrace.experiments.observation.peak_memory import peak_memory_bytes
+from ddltrace.experiments.observation.wire_bytes import tcp_bytes_sent
+
+
+def install_if_asked() -> None:
+    """Observes this process if the environment says so."""
+    text = os.environ.get(ENVIRONMENT_VARIABLE)
+    if text is None:
+        return
+    with _kept_from_the_job():
+        options = json.loads(text)
+        JobObserver(Path(options["prefix"]), options["warmup"], options["steps"]).install()
+
+
+class JobObserver:
+    """Counts the steps of the first optimizer that steps, and keeps each step's loss."""
+
+    def __init__(self, prefix: Path, warmup: int, steps: int) -> None:
+        """Describes what to observe; arguments as of `observed_ranks.environment`."""
+        self._prefix = prefix
+        self._warmup = warmup
+        self._steps = steps
+        self._optimizer: int | None = None
+        self._unscaled: torch.Tensor | None = None
+        self._of_this_step: list[torch.Tensor] = []
+        self._losses: list[torch.Tensor | None] = []
+        self._sent: tuple[int | None, int | None] = (None, None)
+
+    def install(self) -> None:
+        """Watches backward passes, gradient scalers and optimizer steps of this process."""
+        _after_call(torch.Tensor, "backward", self._backward_called)
+        _after_call(torch.amp.GradScaler, "scale", self._scaled)
+        register_optimizer_step_post_hook(self._stepped)
+        atexit.register(self._write)
+
+    def _scaled(self, result: Any, _scaler: Any, outputs: Any) -> None:
+        if isinstance(outputs, torch.Tensor) and outputs.numel() == 1:
+            self._unscaled = outputs.detach()
+
+    def _backward_called(self, _: Any, loss: torch.Tensor, *__: Any) -> None:
+        if loss.numel() == 1:
+            value = loss if self._unscaled is None else self._unscaled
+            self._of_this_step.append(value.detach().reshape(()).float())
+        self._unscaled = None
+
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        with _kept_from_the_job():
+            if self._optimizer is None:
+                self._optimizer = id(optimizer)
+            if id(optimizer) != self._optimizer:
+                return
+            own, self._of_this_step = self._of_this_step, []
+            self._losses.append(torch.stack(own).mean() if own else None)
+            if len(self._losses) == self._warmup:
+                self._sent = (tcp_bytes_sent(), None)
+            elif len(self._losses) == self._steps:
+                self._sent = (self._sent[0], tcp_bytes_sent())
+
+    def _write(self) -> None:
+        with _kept_from_the_job():
+            before, after = self._sent
+            measured = self._steps - self._warmup
+            sent = None if before is None or after is None else (after - before) / measured
+            known = [loss for loss in self._losses if loss is not None]
+            value = {
+                "losses": [float(loss) for loss in known]
+                if len(known) == len(self._losses)
+                else [],
+                "wire_bytes_per_step": sent,
+                "peak_memory_bytes": peak_memory_bytes(),
+            }
+            if self._losses:
+                rank = int(os.environ.get("RANK", "0"))
+                rank_path(self._prefix, rank).write_text(json.dumps(value), encoding="utf-8")
+
+
+def _after_call(owner: type[Any], name: str, observe: Callable[..., None]) -> None:
+    """Lets `observe` see the result and the arguments of every call of a method."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def observed(*arguments: Any, **keywords: Any) -> Any:
+        result = original(*arguments, **keywords)
+        with _kept_from_the_job():
+            observe(result, *arguments)
+        return result
+
+    setattr(owner, name, observed)
+
+
+@contextlib.contextmanager
+def _kept_from_the_job() -> Iterator[None]:
+    with contextlib.suppress(Exception):
+        yield

@@ -1,0 +1,59 @@
+"""The files that the ranks of an observed job write: how to ask for them, and what they say."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any, Final
+
+ENVIRONMENT_VARIABLE: Final = "DDLTRACE_EXPERIMENT_OBSERVE"
+"""Holds the arguments of `job_observer.JobObserver` as JSON; without it, a rank is not observed."""
+
+
+def environment(prefix: Path, *, warmup: int, steps: int) -> dict[str, str]:
+    """The variable that lets the ranks of a job be observed.
+
+    Args:
+        prefix: Where they write; each adds its rank.
+        warmup: Steps before the bytes count.
+        steps: After how many steps the job is ended.
+    """
+    value = {"prefix": str(prefix.resolve()), "warmup": warmup, "steps": steps}
+    return {ENVIRONMENT_VARIABLE: json.dumps(value)}
+
+
+def rank_path(prefix: Path, rank: int) -> Path:
+    """The file of one rank."""
+    return prefix.with_name(f"{prefix.name}.rank-{rank:05d}.json")
+
+
+def remove_ranks(prefix: Path) -> None:
+    """Removes what the ranks of an earlier run wrote."""
+    for path in _written(prefix):
+        path.unlink()
+
+
+def read_ranks(prefix: Path) -> dict[str, Any]:
+    """What the ranks of a job wrote, as an outcome: see `measurement.measure`.
+
+    Args:
+        prefix: As given to `environment`.
+    """
+    ranks = []
+    for path in _written(prefix):
+        with contextlib.suppress(OSError, ValueError):
+            ranks.append(json.loads(path.read_text(encoding="utf-8")))
+    if not ranks:
+        return {}
+    losses = [sum(step) / len(ranks) for step in zip(*(r["losses"] for r in ranks), strict=False)]
+    outcome: dict[str, Any] = {
+        "losses": losses,
+        "wire_bytes_per_step": [rank["wire_bytes_per_step"] for rank in ranks],
+    }
+    peaks = [rank["peak_memory_bytes"] for rank in ranks if rank["peak_memory_bytes"] is not None]
+    return outcome | ({"peak_memory_bytes": peaks} if peaks else {})
+
+
+def _written(prefix: Path) -> list[Path]:
+    return sorted(prefix.parent.glob(f"{prefix.name}.rank-*.json"))

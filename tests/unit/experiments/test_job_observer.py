@@ -1,0 +1,84 @@
+"""What is observed of a user's job: its losses, bytes and memory, and no change to the job."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddltrace.experiments.observation import observed_ranks
+
+JOB = """
+import socket, sys
+import torch
+from ddltrace.experiments.observation.job_observer import install_if_asked
+install_if_asked()
+model = torch.nn.Linear(1, 1, bias=False)
+torch.nn.init.constant_(model.weight, 1.0)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+other = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+server = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(server.getsockname())
+peer, _ = server.accept()
+for step in range(6):
+    for part in (1.0, 3.0):
+        loss = model(torch.full((1, 1), step * part)).sum()
+        (scaler.scale(loss) if step >= 4 else loss).backward()
+    client.sendall(b"x" * 1000)
+    peer.recv(1000, socket.MSG_WAITALL)
+    optimizer.step()
+    other.step()
+print("done")
+"""
+
+
+def observe(tmp_path: Path, **environment: str) -> Path:
+    prefix = tmp_path / "run.observed"
+    asked = observed_ranks.environment(prefix, warmup=2, steps=5)
+    done = subprocess.run(
+        [sys.executable, "-c", JOB],
+        env={"RANK": "3", "PATH": "", "OMP_NUM_THREADS": "1", **asked, **environment},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.stdout == "done\n", done.stderr
+    return prefix
+
+
+def test_losses_bytes_and_memory_of_a_rank(tmp_path: Path) -> None:
+    prefix = observe(tmp_path)
+    (path,) = tmp_path.iterdir()
+    assert path == observed_ranks.rank_path(prefix, 3)
+    value = json.loads(path.read_text())
+    # The mean of two backward passes a step, also where a scaler multiplied them.
+    assert value["losses"] == [0, 2, 4, 6, 8, 10]
+    assert value["peak_memory_bytes"] > 50e6
+    if sys.platform.startswith("linux"):
+        assert value["wire_bytes_per_step"] == 1000
+    outcome = observed_ranks.read_ranks(prefix)
+    assert outcome["losses"] == value["losses"]
+    assert outcome["peak_memory_bytes"] == [value["peak_memory_bytes"]]
+
+
+def test_a_failure_is_kept_from_the_job(tmp_path: Path) -> None:
+    observe(tmp_path, RANK="no number")
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_are_put_together(tmp_path: Path) -> None:
+    prefix = tmp_path / "run.observed"
+    for rank, losses in enumerate([[1.0, 2.0, 3.0], [3.0, 4.0]]):
+        value = {"losses": losses, "wire_bytes_per_step": rank, "peak_memory_bytes": None}
+        observed_ranks.rank_path(prefix, rank).write_text(json.dumps(value))
+    assert observed_ranks.read_ranks(prefix) == {
+        "losses": pytest.approx([2.0, 3.0]),
+        "wire_bytes_per_step": [0, 1],
+    }
+    observed_ranks.remove_ranks(prefix)
+    assert observed_ranks.read_ranks(prefix) == {}
