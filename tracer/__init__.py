@@ -1,4 +1,4 @@
-"""Capture: what runs beside and inside the job, and the trace on disk."""
+"""Records jobs: the launcher, the tracer inside each rank, and the trace files."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ __all__ = ["install"]
 
 
 def install(directory: str | PathLike[str] | None = None, *, level: str = "layer") -> bool:
-    """Makes this process record itself once it joins a process group: `ddltrace run` in code.
+    """Records this process once it joins a process group: `ddltrace run` from code.
 
-    Call it before or after ``torch.distributed.init_process_group``, in every rank; what was
-    communicated before the call is not recorded. Below ``ddltrace run`` the trace goes where
-    that says, and the arguments have no effect. Without it, each rank leaves its part in the
-    directory when it ends, and ``ddltrace analyze DIRECTORY`` puts them together. A process
-    that joins no process group records nothing. A job run again into the same directory is
-    read as a restart of the first.
+    Call it in every rank, before or after ``torch.distributed.init_process_group``; messages sent
+    before the call are not recorded. Under ``ddltrace run`` the arguments have no effect. Without
+    a launcher, each rank writes its part into the directory when it ends, and ``ddltrace analyze
+    DIRECTORY`` combines the parts. A process that joins no process group records nothing. A
+    second run of the job into the same directory is read as a restart of the first.
 
     Args:
-        directory: The trace directory, the same for all ranks of a host; made if it is
-            missing. By default the environment variable ``DDLTRACE_OUTPUT``.
-        level: ``comm`` or ``layer``, as for ``ddltrace run``; by default ``DDLTRACE_LEVEL`` if
-            that is set.
+        directory: The trace directory, the same for all ranks of a host; created if it is
+            missing. By default the value of the environment variable ``DDLTRACE_OUTPUT``.
+        level: ``comm`` or ``layer``, as for ``ddltrace run``. The environment variable
+            ``DDLTRACE_LEVEL`` overrides it.
 
     Returns:
-        Whether the process will be recorded: false if nobody said where to.
+        Whether the process will be recorded; False if no directory is given.
 
     Raises:
-        ddltrace.tracer.errors.UsageError: There is no such level, or a directory is named
-            that holds something else than a trace.
+        ddltrace.tracer.errors.UsageError: The level does not exist, or the directory holds
+            other files.
     """
     from ddltrace.tracer.capture.inject import arm
     from ddltrace.tracer.config import CaptureConfig

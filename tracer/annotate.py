@@ -1,4 +1,4 @@
-"""``ddltrace.annotate``: a region of the job, named by its author."""
+"""``ddltrace.annotate``: a region that the training script names."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ if TYPE_CHECKING:
 
 
 def annotate(name: str) -> AbstractContextManager[None]:
-    """A context manager that records the region if this process is traced.
+    """Records a region if this process is traced.
 
     Args:
-        name: What the timeline shows for the region.
+        name: The region's label in the timeline.
+
+    Returns:
+        A context manager that encloses the region.
     """
-    # A process that is not traced never loaded the session; looking it up costs a dict probe.
+    # An untraced process has not imported the session: the lookup costs one dictionary probe.
     session_module = sys.modules.get("ddltrace.tracer.capture.session")
     session = session_module.current_session() if session_module is not None else None
     return nullcontext() if session is None else _region(session, name)

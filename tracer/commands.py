@@ -31,13 +31,13 @@ Examples:
   ddltrace run -o shared/trace -- torchrun --nnodes 2 --node-rank 0 ... train.py
   mpirun -n 4 ddltrace run -o trace -- python train.py
 
-The exit status is the job's own; 1 if the job ended well, but nothing in it could be recorded.""",
+The exit status is the job's own; 1 if the job succeeded but nothing could be recorded.""",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="Trace directory to make.  [default: ddltrace-trace-DATE-TIME]",
+    help="Trace directory to create.  [default: ddltrace-trace-DATE-TIME]",
 )
 @click.option(
     "--level",
@@ -53,7 +53,7 @@ The exit status is the job's own; 1 if the job ended well, but nothing in it cou
     metavar="A:B",
     default="10:13",
     show_default=True,
-    help="At level op: the steps, from A to before B, in which PyTorch's profiler runs.",
+    help="Level op: run PyTorch's profiler in the steps A to B - 1.",
 )
 @click.option(
     "--measure-cost",
@@ -63,12 +63,12 @@ The exit status is the job's own; 1 if the job ended well, but nothing in it cou
     help="Alternate recording on and off over STEPS steps, starting at step 200, to measure the "
     "overhead. Half of these steps are missing from the trace.  [default: record every step]",
 )
-@click.option("--force", is_flag=True, help="Replace a trace that stands in the way.")
+@click.option("--force", is_flag=True, help="Overwrite an existing trace.")
 @click.option(
     "--part",
     metavar="NAME",
-    help="This is one of several launchers of the job: write to DIR/part-NAME.  "
-    "[default: found out from torchrun's --nnodes, or the variables of mpirun, srun, ...]",
+    help="Name of this launcher, if the job has several: write to DIR/part-NAME.  "
+    "[default: derived from torchrun's --nnodes or the variables of mpirun, srun, ...]",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(  # noqa: PLR0917 - click passes one argument for each option
@@ -82,8 +82,8 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
 ) -> int:
     """Run a training job and record its trace.
 
-    The job's script is not changed. Every process below COMMAND that joins a process group of
-    torch.distributed records its messages, waits, layers, gradients and steps.
+    The training script is not changed. Every process started by COMMAND that joins a process
+    group of torch.distributed records its messages, waits, layers, gradients and steps.
     """
     from ddltrace.tracer.launch.launcher import prepare_directory, run_job, run_untraced
     from ddltrace.tracer.launch.missing_events import explain_nothing_recorded
@@ -110,7 +110,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
         _build_native()
         result = run_job(command, config, {PART_LABEL: found.name} if found else {})
     except UnwritableError as error:
-        # A job that has waited for its machines is not to be stopped by a disk.
+        # The job runs anyway: it may have waited long for its machines.
         click.echo(f"ddltrace: nothing is recorded, the job runs untraced: {error}", err=True)
         return run_untraced(command)
     if result.num_ranks == 0:
@@ -134,7 +134,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
 
 
 def _build_native() -> None:
-    """Compiles, before the first job, what makes recording on the CPU cheap and exact."""
+    """Compiles the C++ library before the first job that can use it."""
     from ddltrace.tracer.native import build as native_build
 
     if not native_build.is_wanted():
@@ -144,8 +144,8 @@ def _build_native() -> None:
         native_build.build()
     except MissingCapabilityError as error:
         click.echo(
-            f"ddltrace: recording will cost more than it could: {error} "
-            f"({native_build.SWITCH}=0 leaves this out)",
+            f"ddltrace: the C++ library is unavailable, recording costs more: {error} "
+            f"({native_build.SWITCH}=0 turns it off)",
             err=True,
         )
 
@@ -193,11 +193,11 @@ Examples:
     "directories", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="DIR..."
 )
 @click.option(
-    "-o", "--output", required=True, type=click.Path(path_type=Path), help="Directory to make."
+    "-o", "--output", required=True, type=click.Path(path_type=Path), help="Directory to create."
 )
-@click.option("--force", is_flag=True, help="Replace a trace that stands in the way.")
+@click.option("--force", is_flag=True, help="Overwrite an existing trace.")
 def merge(directories: tuple[Path, ...], output: Path, force: bool) -> None:
-    """Join the traces that several launchers made of one job.
+    """Merge the traces that several launchers recorded of one job.
 
     Each DIR was written by a ddltrace run of the same job: one per node, or one per task.
     """
@@ -208,7 +208,7 @@ def merge(directories: tuple[Path, ...], output: Path, force: bool) -> None:
     for directory in directories:
         read_run(directory)
         if directory.resolve() == output.resolve():
-            raise UsageError(f"{output} is one of the traces to join: choose another with -o")
+            raise UsageError(f"{output} is one of the traces to merge: choose another with -o")
     prepare_directory(output, force=force)
     run = merge_directories(directories, output)
     for note in run.notes:
@@ -230,9 +230,9 @@ Examples:
     help="The interpreter that runs your job.  [default: this one]",
 )
 def doctor(interpreter: str) -> int:
-    """Say what can be captured on this machine.
+    """Check what can be recorded on this machine.
 
-    Exits with 1 if a job run by the interpreter could not be traced.
+    Exits with 1 if jobs of the given interpreter cannot be traced.
     """
     from ddltrace.tracer.launch.doctor import examine
 

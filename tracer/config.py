@@ -1,4 +1,4 @@
-"""What a traced process needs to know, handed from the launcher to every rank."""
+"""The configuration of a traced process, which the launcher passes to every rank."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from typing import Final
 from ddltrace.tracer.errors import UsageError
 
 ENVIRONMENT_VARIABLE: Final = "DDLTRACE_CONFIG"
-_MAX_WORD: Final = 500
+_MAX_REPORT: Final = 500
 LEVELS: Final = ("comm", "layer", "op")
 
 
-def words_in(directory: Path) -> list[str]:
-    """Why processes could not record, as they left word of it.
+def read_reports(directory: Path) -> list[str]:
+    """Reads the messages of processes that could not record.
 
     Args:
-        directory: Where; others than they may have written there.
+        directory: Where they were written; it may contain other processes' files, too.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The directory cannot be read.
     """
-    words = []
+    reports = []
     for path in sorted(directory.glob("untraced-*.txt")):
         if path.is_file() and not path.is_symlink():
             with path.open(encoding="utf-8", errors="replace") as file:
-                word = file.read(_MAX_WORD).strip()
-            words.append("".join(letter if letter.isprintable() else " " for letter in word))
-    return words
+                report = file.read(_MAX_REPORT).strip()
+            reports.append("".join(c if c.isprintable() else " " for c in report))
+    return reports
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,18 @@ class CaptureConfig:
     """How a rank records.
 
     Attributes:
-        directory: The trace directory, absolute.
-        level: ``comm`` (messages, waits, phases, steps) or ``layer`` (also the forward of
+        directory: The trace directory, an absolute path.
+        level: ``comm`` (messages, waits, phases, steps), ``layer`` (also the forward pass of
             every layer and the readiness of every gradient) or ``op`` (also single operators and
             device kernels, in a window of steps).
-        op_steps: The window: first step and the one after the last.
+        op_steps: The window of level ``op``: its first step and the step after its last.
         measure_cost: Number of steps in which recording alternates between on and off, to
             measure its overhead; 0 to record every step.
-        flush_interval_s: The time between two writes; a killed rank loses what came since.
-        buffer_rows: Events that memory may hold before further ones are dropped and counted.
-        words: A directory that every user may write to; empty if there is none. A process that
-            cannot record leaves word there, if it cannot write to the trace directory.
+        flush_interval_s: Time between two writes: the most that a killed rank can lose.
+        buffer_rows: Events that memory may hold; further ones are dropped and counted.
+        reports_directory: A directory that every user may write to; empty if there is none. A
+            process that cannot record reports why there, if it cannot write to the trace
+            directory.
     """
 
     directory: Path
@@ -61,22 +62,22 @@ class CaptureConfig:
     measure_cost: int = 0
     flush_interval_s: float = 0.8
     buffer_rows: int = 100_000
-    words: str = ""
+    reports_directory: str = ""
 
     def to_environment(self) -> dict[str, str]:
-        """The environment variable that carries the whole configuration."""
+        """The environment variable that holds the whole configuration."""
         value = {**asdict(self), "directory": str(self.directory)}
         environment = {ENVIRONMENT_VARIABLE: json.dumps(value)}
         if self.level == "op":
-            # The profiler's library prints a line at each start and stop.
+            # PyTorch's profiler prints a line at each start and stop.
             environment["KINETO_LOG_LEVEL"] = "99"
         return environment
 
     def prepare_directory(self) -> None:
-        """Makes the trace directory where no launcher has: on another host, or without one.
+        """Creates the trace directory if no launcher did: on another host, or without one.
 
         Raises:
-            OSError: It cannot be made.
+            OSError: It cannot be created.
         """
         from ddltrace.tracer.trace.run_files import write_run
         from ddltrace.tracer.trace.run_info import RunInfo
@@ -85,17 +86,17 @@ class CaptureConfig:
         if (self.directory / RUN_FILE).exists():
             return
         self.directory.mkdir(parents=True, exist_ok=True)
-        # Other ranks may do this at the same moment; what they write is the same.
+        # Other ranks may write the same content at the same time.
         run = RunInfo(level=self.level, host=os.uname().nodename, created_unix_ns=time.time_ns())
         write_run(self.directory, run)
 
-    def leave_word(self, error: BaseException) -> None:
-        """Tells the launcher why this process is not traced; never raises."""
-        word = f"{sys.executable} (pid {os.getpid()}): {type(error).__name__}: {error}"
-        for directory in filter(None, (str(self.directory), self.words)):
+    def report_failure(self, error: BaseException) -> None:
+        """Reports to the launcher why this process is not traced; never raises."""
+        report = f"{sys.executable} (pid {os.getpid()}): {type(error).__name__}: {error}"
+        for directory in filter(None, (str(self.directory), self.reports_directory)):
             with contextlib.suppress(OSError):
                 path = Path(directory, f"untraced-{os.getpid()}.txt")
-                path.write_text(word[:_MAX_WORD], encoding="utf-8", errors="replace")
+                path.write_text(report[:_MAX_REPORT], encoding="utf-8", errors="replace")
                 return
 
     @staticmethod
@@ -103,28 +104,30 @@ class CaptureConfig:
         """The configuration of a process that records without a launcher.
 
         Args:
-            directory: The trace directory; by default what ``DDLTRACE_OUTPUT`` says.
-            level: What to record, unless ``DDLTRACE_LEVEL`` says otherwise.
+            directory: The trace directory; by default the value of ``DDLTRACE_OUTPUT``.
+            level: The level, unless ``DDLTRACE_LEVEL`` is set.
 
         Returns:
-            The configuration; None if no directory is named.
+            The configuration; None if no directory is given.
 
         Raises:
-            UsageError: There is no such level, or the directory holds something else.
+            UsageError: The level does not exist, or the directory holds other files.
         """
         named = directory or os.environ.get("DDLTRACE_OUTPUT")
         if not named:
             return None
         level = os.environ.get("DDLTRACE_LEVEL", level)
         if level not in LEVELS:
-            raise UsageError(f"no such level: {level} (there are: {', '.join(LEVELS)})")
+            raise UsageError(f"unknown level {level}: choose one of {', '.join(LEVELS)}")
         path = Path(named).absolute()
         if path.exists() and not path.is_dir():
-            raise UsageError(f"{path} is no directory")
-        # What other ranks may be making at this moment is no obstacle.
-        own = ("run.json", "rank-", "untraced-", ".")
-        if path.is_dir() and not all(entry.name.startswith(own) for entry in path.iterdir()):
-            raise UsageError(f"{path} holds something else than a trace: name another directory")
+            raise UsageError(f"{path} is not a directory")
+        # Files that other ranks of the job are writing do not count.
+        trace_files = ("run.json", "rank-", "untraced-", ".")
+        if path.is_dir() and not all(
+            entry.name.startswith(trace_files) for entry in path.iterdir()
+        ):
+            raise UsageError(f"{path} holds other files than a trace: choose another directory")
         return CaptureConfig(directory=path, level=level)
 
     @staticmethod

@@ -1,30 +1,30 @@
-"""The errors that ddltrace shows to its user.
+"""The errors that ddltrace reports to its user.
 
-The exit status travels on the exception; only the command line's entry point turns it
-into a process status. A message is one line and names the fix where there is one.
+An exception carries the exit status; the command line's entry point applies it. A message is one
+line and names the fix if there is one.
 """
 
 from __future__ import annotations
 
 
 class DdltraceError(Exception):
-    """Something the user can act on: shown as one line, never as a traceback."""
+    """An error that the user can fix: shown as one line, without a traceback."""
 
     exit_code = 1
 
 
 class TraceError(DdltraceError):
-    """A trace cannot be read: missing, corrupt, or of another schema version."""
+    """A trace cannot be read: missing, corrupt, or of an unsupported schema version."""
 
 
 class UsageError(DdltraceError):
-    """The command line asks for something that cannot be done."""
+    """The command line asks for something that is not possible."""
 
     exit_code = 2
 
 
 class UnwritableError(UsageError):
-    """A directory cannot be made or written to, though nothing stands in its way."""
+    """A directory cannot be created or written to: permissions, a full disk."""
 
 
 class ThresholdError(DdltraceError):
@@ -34,4 +34,4 @@ class ThresholdError(DdltraceError):
 
 
 class MissingCapabilityError(DdltraceError):
-    """This machine lacks something: a package, a privilege, a program."""
+    """This machine lacks a package, a privilege or a program."""

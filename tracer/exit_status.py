@@ -1,4 +1,4 @@
-"""Exit statuses as shells give them: a process's own, 128 + n when signal n killed it."""
+"""Exit statuses in the shell's convention: the process's own, or 128 + n if signal n killed it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import signal
 from typing import Final
 
 SIGNALLED: Final = 128
-"""Above it, it tells the signal that killed the process."""
+"""Statuses above it encode the signal that killed the process."""
 
 
 def shell_status(return_code: int) -> int:
-    """The status for a return code of Python's, which is -n when signal n killed the process."""
+    """Converts a return code of `subprocess`, which is -n if signal n killed the process."""
     return return_code if return_code >= 0 else SIGNALLED - return_code
 
 
 def signal_name(status: int) -> str | None:
-    """The signal that killed a process of this status; None if none did."""
+    """The name of the signal that a status encodes; None if the process exited by itself."""
     if status > SIGNALLED:
         with contextlib.suppress(ValueError):
             return signal.Signals(status - SIGNALLED).name
@@ -24,6 +24,6 @@ def signal_name(status: int) -> str | None:
 
 
 def status_text(status: int) -> str:
-    """A status in words: ``killed by SIGKILL``, ``exit status 3``."""
+    """Describes a status: ``killed by SIGKILL``, ``exit status 3``."""
     name = signal_name(status)
     return f"exit status {status}" if name is None else f"killed by {name}"

@@ -1,4 +1,4 @@
-"""Directories that a command makes for what it writes."""
+"""Creates the directories into which commands write."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from ddltrace.tracer.errors import UnwritableError, UsageError
 
 
 def make_empty(directory: Path, *, marker: str, kind: str, force: bool) -> None:
-    """Makes an empty directory.
+    """Creates an empty directory.
 
     Args:
-        directory: Which.
-        marker: A file by which one of an earlier command is known.
-        kind: What it then holds, for messages: a "trace".
-        force: Whether such a one may be deleted.
+        directory: Its path.
+        marker: A file that identifies a directory written by the same command.
+        kind: What such a directory is called in messages, such as "trace".
+        force: Whether to delete such a directory.
 
     Raises:
-        UsageError: Something stands there and must not, or cannot, be replaced.
-        UnwritableError: The disk does not let us.
+        UsageError: The directory exists and must not, or cannot, be replaced.
+        UnwritableError: The file system refuses.
     """
     try:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             if not force:
                 raise is_taken(directory)
             if not (directory / marker).is_file():
-                raise UsageError(f"{directory} holds no {kind}: --force replaces only {kind}s")
+                raise UsageError(f"{directory} is not a {kind}: --force overwrites only {kind}s")
             shutil.rmtree(directory)
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -34,12 +34,12 @@ def make_empty(directory: Path, *, marker: str, kind: str, force: bool) -> None:
 
 
 def is_taken(directory: Path) -> UsageError:
-    """What to raise when something stands there already."""
+    """The error to raise if the directory exists."""
     return UsageError(f"{directory} exists: choose another with -o, or add --force")
 
 
 def cannot_be_made(directory: Path, error: OSError) -> UsageError:
-    """What to raise when a directory cannot be made: is it the user's fault or the disk's?"""
+    """The error to raise if a directory cannot be created, by whether the user can fix it."""
     in_the_way = isinstance(error, (FileExistsError, NotADirectoryError))
     kind = UsageError if in_the_way else UnwritableError
-    return kind(f"{directory} cannot be made: {error.strerror}")
+    return kind(f"{directory} cannot be created: {error.strerror}")

@@ -104,7 +104,7 @@ def test_a_directory_that_vanishes_in_mid_run(tmp_path: Path) -> None:
     assert status == plain.status == 0, errors
     assert sorted(printed) == sorted(plain.stdout.splitlines(keepends=True))
     ours = [line for line in errors.splitlines() if line.startswith("ddltrace: ")]
-    assert ours == [f"ddltrace: nothing was recorded: {trace} vanished while the job ran"]
+    assert ours == [f"ddltrace: nothing was recorded: {trace} was deleted while the job ran"]
     assert sorted(set(errors.splitlines()) - set(ours)) == sorted(set(plain.stderr.splitlines()))
     report = run([*DDLTRACE, "analyze", str(trace)], cwd=tmp_path)
     assert (report.status, report.stdout, report.stderr.count("\n")) == (1, "", 1)
@@ -130,7 +130,7 @@ print("immutable" if status == 0 else "not")
             pytest.skip("directories cannot be made immutable here")
         assert (done.status, done.stdout) == (0, "[1.0, 1.0, 1.0]\nimmutable\n")
         assert "Traceback" not in done.stderr
-        assert done.stderr.count("note: the trace could not be finished") == 1
+        assert done.stderr.count("note: the trace could not be finalized") == 1
         report = run([*DDLTRACE, "analyze", str(trace)], cwd=tmp_path)
         assert report.status == 0, report.stderr
         assert "the launcher was killed or could not write" in report.stdout

@@ -300,7 +300,7 @@ def test_a_cleaned_environment_is_told(tmp_path: Path) -> None:
     job = ["env", "-i", sys.executable, "-c", "pass"]
     done = run(traced(tmp_path / "trace", job), cwd=tmp_path)
     assert done.status == 1
-    assert "env -i cleans the environment" in done.stderr
+    assert "env -i clears the environment" in done.stderr
 
 
 def test_an_interpreter_without_ddltrace_says_how_to_get_it(tmp_path: Path) -> None:

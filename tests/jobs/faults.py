@@ -92,7 +92,7 @@ LEFT_OUT = (
     *(
         "capture.session:Session.fault",
         "interpose.patch_context:PatchContext.carrying",
-        "config:CaptureConfig.leave_word",
+        "config:CaptureConfig.report_failure",
     ),
     *(
         "record.writer:WriterThread.run",

@@ -1,7 +1,7 @@
 """Found by Python at start-up because the launcher put this folder on ``PYTHONPATH``.
 
-It arms the tracer, steps out of the way and gives the ``sitecustomize`` that it shadows its
-turn. Nothing here may raise or print: every Python process below the launcher runs it.
+It arms the tracer, removes its folder from the import path and loads the ``sitecustomize`` that
+it shadows. Nothing here may raise or print: every Python process below the launcher runs it.
 """
 
 import os
@@ -31,28 +31,28 @@ def _arm() -> None:
         from ddltrace.tracer.capture.inject import arm
 
         arm()
-    except BaseException as error:  # noqa: BLE001 - the job goes on whatever happens here
-        _leave_word(error)
+    except BaseException as error:  # noqa: BLE001 - the job must go on
+        _report_failure(error)
 
 
-def _leave_word(error: BaseException) -> None:
-    """Tells the launcher why this process is not traced, in case no rank is."""
+def _report_failure(error: BaseException) -> None:
+    """Reports to the launcher why this process is not traced."""
     try:
         import json
 
         config = json.loads(os.environ["DDLTRACE_CONFIG"])
-        directories = [config["directory"], config.get("words")]
-        word = f"{sys.executable} (pid {os.getpid()}): {type(error).__name__}: {error}"
+        directories = [config["directory"], config.get("reports_directory")]
+        report = f"{sys.executable} (pid {os.getpid()}): {type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError):
             fix = f"{sys.executable} -m pip install ddltrace"
-            word = f"the job's Python, {sys.executable}, has no {error.name}: run `{fix}`"
+            report = f"the job's Python, {sys.executable}, has no {error.name}: run `{fix}`"
     except BaseException:  # noqa: BLE001
         return
-    # As `CaptureConfig.leave_word`, which may be what cannot be imported.
+    # As `CaptureConfig.report_failure`, which may not be importable.
     for directory in filter(None, directories):
         try:
             with open(os.path.join(directory, f"untraced-{os.getpid()}.txt"), "w") as file:
-                file.write(word[:500])
+                file.write(report[:500])
             return
         except BaseException:  # noqa: BLE001
             continue
@@ -60,5 +60,5 @@ def _leave_word(error: BaseException) -> None:
 
 if os.environ.get("DDLTRACE_CONFIG"):
     _arm()
-# An error of the shadowed module is the user's own and is shown as Python would show it.
+# An error in the shadowed module is shown as Python would show it without this one.
 _run_shadowed_sitecustomize()

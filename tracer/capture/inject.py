@@ -66,7 +66,7 @@ def _wrap_init_rpc(module: ModuleType, config: CaptureConfig) -> None:
         try:
             _join_rpc()
         except Exception as error:  # noqa: BLE001 - the job goes on
-            config.leave_word(error)
+            config.report_failure(error)
         return result
 
     init_rpc._ddltrace_original = original  # type: ignore[attr-defined]
@@ -89,4 +89,4 @@ def _start(config: CaptureConfig) -> None:
 
         start_session(config)
     except Exception as error:  # noqa: BLE001 - see above
-        config.leave_word(error)
+        config.report_failure(error)

@@ -69,7 +69,7 @@ def start_session(config: CaptureConfig) -> None:
             session.start()
             _current = session
     except Exception as error:  # noqa: BLE001 - see above
-        config.leave_word(error)
+        config.report_failure(error)
         if session is not None:
             session.close()
     finally:

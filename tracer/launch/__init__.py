@@ -1,1 +1,1 @@
-"""Starts the job, watches its ranks end, and completes the trace; checks what can be captured."""
+"""Starts a job, watches its ranks, and finalizes the trace; checks what can be recorded."""

@@ -1,4 +1,4 @@
-"""What can be captured on this machine, found out by trying."""
+"""Checks what can be recorded on this machine, by recording a small job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ddltrace.tracer.optional_packages import EXTRAS, USES, missing_packages
 
 _TIMEOUT_S = 120
 
-# A job of one rank that does a bit of everything the tracer captures.
+# A job of one rank that produces every kind of event that `_injection` looks for.
 _PROBE = """
 import os, tempfile
 os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
@@ -69,14 +69,14 @@ print(json.dumps({"library": str(library), "why": why, "no_compiler": no_compile
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at.
+    """The result of one check.
 
     Attributes:
-        subject: What.
-        state: ``ok``, ``missing`` (jobs cannot be traced without it) or ``absent`` (something
-            less is to be had).
+        subject: What was checked.
+        state: ``ok``; ``missing`` if jobs cannot be traced without it; ``absent`` if a feature is
+            unavailable without it.
         detail: What was found.
-        remedy: How to get what is missing, if anything is.
+        remedy: How to install what is missing; empty if nothing is.
     """
 
     subject: str
@@ -86,16 +86,16 @@ class Finding:
 
 
 def examine(interpreter: str) -> list[Finding]:
-    """Looks at an interpreter and this machine.
+    """Checks an interpreter and this machine.
 
     Args:
         interpreter: Path or name of the Python that runs the user's jobs.
 
     Returns:
-        The findings, in the order to be shown.
+        The findings, in display order.
 
     Raises:
-        UsageError: There is no such interpreter.
+        UsageError: The interpreter does not exist.
     """
     path = shutil.which(interpreter)
     if path is None:
@@ -151,7 +151,7 @@ def _torch(python: str) -> Iterator[Finding]:
 
 
 def _injection(python: str) -> Iterator[Finding]:
-    """Traces a job of one rank and looks at what came of it."""
+    """Traces a job of one rank and checks the events in its trace."""
     from ddltrace.tracer.launch.launcher import environment_of_job
     from ddltrace.tracer.trace.event_reader import read_events
     from ddltrace.tracer.trace.finalize import finalize
@@ -185,13 +185,13 @@ def _injection(python: str) -> Iterator[Finding]:
 
 
 def _native(python: str) -> Iterator[Finding]:
-    """Whether the job's Python has, or can make, what records without the interpreter."""
+    """Checks that the C++ library is compiled, or can be, for the job's PyTorch."""
     subject = "recording in C++"
     output = _run([python, "-c", _BUILD], os.environ.copy())
     try:
         found = json.loads(output.splitlines()[-1])
     except (IndexError, ValueError):
-        return  # without torch or ddltrace, which has been said
+        return  # no torch or no ddltrace: reported above
     if found["why"] is None:
         yield Finding(subject, "ok", f"compiled for this PyTorch: {found['library']}")
     else:

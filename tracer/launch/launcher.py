@@ -1,4 +1,4 @@
-"""Runs a job with the tracer in reach of its ranks, and finishes its trace whatever happens."""
+"""Runs a job with the tracer on its ranks' import path, and finalizes the trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ddltrace.tracer.config import CaptureConfig, words_in
+from ddltrace.tracer.config import CaptureConfig, read_reports
 from ddltrace.tracer.errors import UnwritableError, UsageError
 from ddltrace.tracer.exit_status import shell_status
 from ddltrace.tracer.output_directory import cannot_be_made, is_taken, make_empty
@@ -28,12 +28,12 @@ _FORWARDED: Final = (
     signal.SIGTERM,
     signal.SIGHUP,
     signal.SIGQUIT,
-    # Batch systems announce the end of a job's time by these.
+    # Batch systems send these before a job's time limit.
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
 _BOOTSTRAP: Final = Path(__file__).resolve().parents[1] / "bootstrap"
-_SENT_BY_KERNEL: Final = 0x80  # SI_KERNEL: a Ctrl-C reaches the whole foreground group by itself
+_SENT_BY_KERNEL: Final = 0x80  # SI_KERNEL: Ctrl-C, which the terminal sends to the whole group
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class JobResult:
     """How a traced job ended.
 
     Attributes:
-        exit_status: The job's own status, 128 + n when killed by signal n.
-        num_ranks: Rank processes that recorded.
-        notes: What is missing from the trace, each one line.
-        reasons: Why processes below the launcher could not record, each one line.
-        harmed: Whether the trace was lost, or no process could record, through no fault of the
-            job's.
+        exit_status: The job's own status; 128 + n if signal n killed it.
+        num_ranks: Number of rank processes that recorded.
+        notes: What is missing from the trace, one line each.
+        reasons: Why processes of the job could not record, one line each.
+        harmed: Whether the trace was lost, or no process could record, for a reason outside the
+            job, such as a full disk.
     """
 
     exit_status: int
@@ -57,23 +57,23 @@ class JobResult:
 
 
 def prepare_directory(directory: Path, *, force: bool) -> None:
-    """Makes a trace directory that holds nothing but a `RUN_FILE` that says nothing yet.
+    """Creates a trace directory that holds only an initial `RUN_FILE`.
 
     Args:
-        directory: Where the trace goes.
-        force: Whether a trace that stands there may be deleted.
+        directory: The trace directory.
+        force: Whether to delete a trace that is there.
 
     Raises:
-        UsageError: Something stands there and must not, or cannot, be replaced.
-        UnwritableError: The disk does not let us.
+        UsageError: The directory exists and must not, or cannot, be replaced.
+        UnwritableError: The file system refuses.
     """
     from ddltrace.tracer.trace.run_files import write_run
     from ddltrace.tracer.trace.run_info import RunInfo
     from ddltrace.tracer.trace.trace_files import RUN_FILE
 
     make_empty(directory, marker=RUN_FILE, kind="trace", force=force)
-    # Of two launchers that start at once only one can make this file, and the other looks once
-    # more. The run's own file cannot serve: whoever reads the trace must never see it empty.
+    # When two launchers start at the same time, only one of them can create this file; the other
+    # checks again. RUN_FILE cannot serve as the lock: readers must never see it empty.
     claim = directory / ".claim"
     try:
         claim.open("x").close()
@@ -96,15 +96,15 @@ def run_job(
 
     Args:
         command: The job's command line.
-        config: How to record; its directory is one that `prepare_directory` has made.
-        labels: What the trace is to say of itself.
+        config: How to record; its directory was created by `prepare_directory`.
+        labels: Entries to add to the run's labels.
 
     Returns:
-        How the job ended; its trace is final.
+        How the job ended. The trace is finalized.
 
     Raises:
         UsageError: The command cannot be started.
-        UnwritableError: Nothing can be written to the directory; the job was not started.
+        UnwritableError: The directory is not writable; the job was not started.
     """
     from importlib.metadata import version
 
@@ -128,35 +128,33 @@ def run_job(
     try:
         write_run(config.directory, run)
     except OSError as error:
-        raise UnwritableError(
-            f"{config.directory} cannot be written to: {error.strerror}"
-        ) from error
+        raise UnwritableError(f"{config.directory} is not writable: {error.strerror}") from error
     reserve_space(config.directory / RUN_FILE)
     reasons: list[str] = []
     ends: dict[str, End] = {}
-    with _place_for_words() as words:
+    with _reports_directory() as reports:
         try:
-            environment = environment_of_job(replace(config, words=words))
+            environment = environment_of_job(replace(config, reports_directory=reports))
             run.exit_status = _supervise(command, environment, _watching(config.directory, ends))
         except UsageError:
             remove_unrecorded(config.directory)
             raise
         with contextlib.suppress(OSError):
-            reasons = words_in(Path(words)) if words else []
+            reasons = read_reports(Path(reports)) if reports else []
     run.ended_unix_ns = time.time_ns()
     status = run.exit_status
     try:
         run = finalize(config.directory, run, ends)
-        reasons += words_in(config.directory)
+        reasons += read_reports(config.directory)
     except Exception as error:  # noqa: BLE001 - the status is the job's, whatever happened
         if not config.directory.exists():
-            note = f"{config.directory} vanished while the job ran"
+            note = f"{config.directory} was deleted while the job ran"
             return JobResult(status, 0, (note,), (note,), harmed=True)
-        note = f"the trace could not be finished ({error}); what there is of it can be read"
+        note = f"the trace could not be finalized ({error}); the recorded part can be read"
         return JobResult(status, len(run.ranks), (note,), (note,), harmed=True)
     except KeyboardInterrupt:
-        # What a rank wrote is readable at any moment; only the compact files are missing.
-        note = "interrupted before the trace was finished; it can be read as it is"
+        # The streams of the ranks are readable as they are; only the compact files are missing.
+        note = "interrupted before the trace was finalized; it can be read as it is"
         return JobResult(status, len(run.ranks), (note,), (note,))
     num_ranks = len({info.rank for info in run.ranks})
     return JobResult(status, num_ranks, tuple(run.notes), tuple(reasons), harmed=bool(reasons))
@@ -164,16 +162,16 @@ def run_job(
 
 @contextlib.contextmanager
 def _watching(directory: Path, ends: dict[str, End]) -> Iterator[None]:
-    """Watches the ranks that record into a directory; the job goes on if that cannot be.
+    """Watches the ranks of a trace; the job runs on if watching is not possible.
 
     Args:
-        directory: The trace's.
-        ends: Gets the end of each process, by its segment.
+        directory: The trace directory.
+        ends: Receives the end of each process, by its segment.
     """
     from ddltrace.tracer.launch.rank_ends import RankEnds
 
     watch = None
-    with contextlib.suppress(OSError, RuntimeError):  # there are no more descriptors or threads
+    with contextlib.suppress(OSError, RuntimeError):  # out of file descriptors or threads
         watch = RankEnds(directory)
         watch.start()
     try:
@@ -185,29 +183,29 @@ def _watching(directory: Path, ends: dict[str, End]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _place_for_words() -> Iterator[str]:
-    """A directory for words of processes of other users, who may not write to the trace's.
+def _reports_directory() -> Iterator[str]:
+    """Creates a directory in which processes of other users can report why they do not record.
 
     Yields:
-        It; empty if the job cannot have any, or there is no room.
+        Its path; empty if it cannot be created.
     """
-    place = ""
+    path = ""
     if os.geteuid() == 0:
         with contextlib.suppress(OSError):
-            place = tempfile.mkdtemp(prefix="ddltrace-")
-            os.chmod(place, 0o1733)
+            path = tempfile.mkdtemp(prefix="ddltrace-")
+            os.chmod(path, 0o1733)
     try:
-        yield place
+        yield path
     finally:
-        if place:
-            shutil.rmtree(place, ignore_errors=True)
+        if path:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def run_untraced(command: Sequence[str]) -> int:
-    """Runs a command as it is.
+    """Runs a command without tracing it.
 
     Returns:
-        Its status, 128 + n when killed by signal n.
+        Its exit status; 128 + n if signal n killed it.
 
     Raises:
         UsageError: The command cannot be started.
@@ -216,7 +214,7 @@ def run_untraced(command: Sequence[str]) -> int:
 
 
 def environment_of_job(config: CaptureConfig) -> dict[str, str]:
-    """The environment in which a job and all processes below it are traced."""
+    """Environment variables under which a job and all its child processes are traced."""
     environment = {**os.environ, **config.to_environment()}
     inherited = environment.get("PYTHONPATH")
     paths = [str(_BOOTSTRAP), *([inherited] if inherited else [])]
@@ -229,12 +227,12 @@ def _supervise(
     environment: dict[str, str],
     watching: AbstractContextManager[None] | None = None,
 ) -> int:
-    """Runs the command to its end, passing on signals.
+    """Runs the command to its end and forwards signals to it.
 
-    Threads are to be started by `watching`: after the fork, and with the signals blocked.
+    `watching` must start its threads itself: after the fork, with the signals blocked.
 
-    The child stays in the launcher's process group, so that it has the terminal: a Ctrl-C then
-    reaches it without us, and only signals that somebody sent to us alone are forwarded.
+    The child stays in the launcher's process group and so keeps the terminal. A Ctrl-C reaches it
+    directly; only signals that were sent to the launcher alone are forwarded.
     """
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
 
@@ -269,14 +267,14 @@ def _wait(child: subprocess.Popen[bytes]) -> int:
 
 
 def _forget_pending() -> None:
-    """Drops signals that were meant for the job, which has ended: the trace is to be finished."""
+    """Discards signals that were meant for the job, so that the trace is still finalized."""
     if hasattr(signal, "sigtimedwait"):
         while signal.sigtimedwait({*_FORWARDED, signal.SIGCHLD}, 0) is not None:
             pass
 
 
 def _wait_with_handlers(child: subprocess.Popen[bytes]) -> int:
-    """Without the sender of a signal in sight: a Ctrl-C may reach the job twice."""
+    """For platforms that hide the sender of a signal: the job may receive a Ctrl-C twice."""
     for number in _FORWARDED:
         signal.signal(number, lambda n, _: child.send_signal(n))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)

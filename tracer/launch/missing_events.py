@@ -10,14 +10,14 @@ from typing import Final
 
 _IN_CODE: Final = "add `import ddltrace.tracer; ddltrace.tracer.install()` to the top of the script"
 _CLEANERS: Final = {
-    "sudo": "sudo cleans the environment: use `sudo -E`, or put ddltrace run behind it",
-    "su": "su may clean the environment: put ddltrace run behind it",
-    "ssh": "ssh carries no environment: put ddltrace run behind it, on the other host",
-    "docker": "a container has an environment of its own: put ddltrace run inside it",
-    "podman": "a container has an environment of its own: put ddltrace run inside it",
-    "kubectl": "a pod has an environment of its own: put ddltrace run inside it",
-    "singularity": "a container may clean the environment: put ddltrace run inside it",
-    "apptainer": "a container may clean the environment: put ddltrace run inside it",
+    "sudo": "sudo clears the environment: use `sudo -E`, or run sudo ddltrace run -- COMMAND",
+    "su": "su may clear the environment: start ddltrace run inside su",
+    "ssh": "ssh does not pass the environment on: start ddltrace run on the other host",
+    "docker": "a container has its own environment: start ddltrace run inside it",
+    "podman": "a container has its own environment: start ddltrace run inside it",
+    "kubectl": "a pod has its own environment: start ddltrace run inside it",
+    "singularity": "a container may clear the environment: start ddltrace run inside it",
+    "apptainer": "a container may clear the environment: start ddltrace run inside it",
 }
 
 
@@ -53,20 +53,20 @@ def _seen_in_command(command: Sequence[str]) -> Iterator[str]:
     if not names:
         return
     if names[0] == "env" and {"-", "-i", "--ignore-environment"} & set(command[1:]):
-        yield "env -i cleans the environment: put ddltrace run behind it (env -i ... ddltrace run)"
+        yield "env -i clears the environment: use env -i ... ddltrace run -- COMMAND"
     if names[0] in _CLEANERS:
         yield _CLEANERS[names[0]]
     yield from _isolating_flags(_shebang(command[0]), f"{command[0]} starts Python with")
 
 
 def _isolating_flags(arguments: Sequence[str], how: str) -> Iterator[str]:
-    """Flags before the script that keep Python from looking at PYTHONPATH, or from `site`."""
+    """Finds flags before the script that make Python ignore PYTHONPATH or skip `site`."""
     for word in arguments:
         if not word.startswith("-") or word in ("-", "-c", "-m"):
             return
         for flag in "IES":
             if not word.startswith("--") and flag in word:
-                yield f"{how} -{flag}, which keeps the tracer out: leave it away, or {_IN_CODE}"
+                yield f"{how} -{flag}, which keeps the tracer out: remove the flag, or {_IN_CODE}"
                 return
 
 

@@ -1,8 +1,8 @@
-"""Sees from outside when each rank's process ends, and of what.
+"""Observes from the launcher when and how each rank's process ends.
 
-A rank that is killed cannot tell so, and those that waited for it end soon after it: which was
-first is known only to who watches them all. The launcher is told by the kernel, through a file
-descriptor of each process, and need not ask.
+A killed rank cannot report its death, and ranks that waited for it end soon after. Only an
+observer of all of them can tell which one was first. The kernel notifies the launcher through a
+file descriptor per process (pidfd), without polling.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 _SHORTEST_S: Final = 0.05
 _LONGEST_S: Final = 0.5
 _EAGER_S: Final = 30.0
-"""How long new processes are looked for often: some die as soon as they have begun."""
+"""For how long new processes are looked up frequently: some die right after their start."""
 _PATIENCE_S: Final = 5.0
-_STATE: Final = 0  # of the fields of /proc/PID/stat behind the name
+_STATE: Final = 0  # index among the fields of /proc/PID/stat after the name
 _EXIT_CODE: Final = 49
-# Linux's `ioctl` of a process's descriptor that fills a `struct pidfd_info`; the flag for the
-# status of a process that somebody has waited for (since 6.15); where flags and status are in it.
+# Linux's `ioctl` of a pidfd that fills a `struct pidfd_info`; the flag for the exit status of a
+# process that was already waited for (since Linux 6.15); the offsets of flags and status in it.
 _PIDFD_GET_INFO: Final = 0xC040FF0B
 _PIDFD_INFO_EXIT: Final = 1 << 3
 _PIDFD_INFO: Final = struct.Struct("=Q52xi")
@@ -46,8 +46,8 @@ class End(NamedTuple):
     """The end of a process.
 
     Attributes:
-        ended_ns: When, on its monotonic clock.
-        exit_status: 128 + n when signal n killed it; None if it is not known.
+        ended_ns: Time, on the process's monotonic clock.
+        exit_status: 128 + n if signal n killed it; None if unknown.
     """
 
     ended_ns: int
@@ -58,10 +58,10 @@ class RankEnds(threading.Thread):
     """Watches the processes of this host that record into a directory.
 
     Args:
-        directory: The trace's.
+        directory: The trace directory.
 
     Attributes:
-        ends: Of each process that has ended, by the name of its segment.
+        ends: The end of each process that has ended, by the name of its segment.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -77,15 +77,15 @@ class RankEnds(threading.Thread):
         self.ends: dict[str, End] = {}
 
     def run(self) -> None:
-        """Watches until it is stopped; what it cannot see, nobody is told of."""
+        """Watches until it is stopped. An end that cannot be observed is left out."""
         with contextlib.suppress(Exception):
             self._watch()
         for descriptor in (*self._watched, self._told):
             os.close(descriptor)
 
     def stop(self) -> None:
-        """Ends it; what has ended by now is known, unless the disk does not answer."""
-        with contextlib.suppress(OSError, RuntimeError):  # it has ended, or has not begun
+        """Stops watching. All ends so far are known then, unless the file system hangs."""
+        with contextlib.suppress(OSError, RuntimeError):  # already stopped, or never started
             os.write(self._tell, b"x")
             self.join(_PATIENCE_S)
         os.close(self._tell)
@@ -94,7 +94,7 @@ class RankEnds(threading.Thread):
         pause_s, goes_on = _SHORTEST_S, True
         eager_until_s = time.monotonic() + _EAGER_S
         while goes_on:
-            # New ones come when the job begins, and when it begins again.
+            # Ranks appear when the job starts, and again after a restart.
             found = self._find()
             ready = {descriptor for descriptor, _ in self._poll.poll(pause_s * 1e3)}
             if found or ready:
@@ -106,7 +106,7 @@ class RankEnds(threading.Thread):
                 self._note_end(descriptor)
 
     def _find(self) -> bool:
-        """Begins to watch processes that are new. Returns whether there were any."""
+        """Starts to watch new processes; returns whether there were any."""
         names = [
             entry.name
             for entry in os.scandir(self._directory)
@@ -127,7 +127,7 @@ class RankEnds(threading.Thread):
         try:
             descriptor = os.pidfd_open(info.pid)
         except ProcessLookupError:
-            # It has died since we last looked, unless it was here before us.
+            # It died since the last look-up, unless it existed before this launcher.
             if info.clock.get("monotonic_ns", 0) > self._began_ns and info.status == "running":
                 self.ends[info.segment] = End(time.monotonic_ns(), None)
             return
@@ -135,7 +135,7 @@ class RankEnds(threading.Thread):
         self._poll.register(descriptor, select.POLLIN)
 
     def _note_end(self, descriptor: int) -> None:
-        """Notes the end of a process."""
+        """Records the end of a process."""
         now = time.monotonic_ns()
         segment, pid = self._watched.pop(descriptor)
         self.ends[segment] = End(now, _exit_status(pid, descriptor))
@@ -144,11 +144,11 @@ class RankEnds(threading.Thread):
 
 
 def _exit_status(pid: int, descriptor: int) -> int | None:
-    """How a process ended, which somebody may have waited for just now.
+    """The exit status of a process that has ended and may have been waited for.
 
     Args:
         pid: The process.
-        descriptor: The process's.
+        descriptor: Its pidfd.
     """
     for ask, of in ((_of_zombie, pid), (_of_reaped, descriptor)):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -159,16 +159,16 @@ def _exit_status(pid: int, descriptor: int) -> int | None:
 
 
 def _of_zombie(pid: int) -> int | None:
-    """What ``wait`` will tell of a process that has ended; None if somebody has asked."""
+    """The status of a process that nobody has waited for yet; None if somebody has."""
     if os.geteuid() not in (0, os.stat(f"/proc/{pid}").st_uid):
-        return None  # it would read as 0
+        return None  # its status would read as 0
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     values = fields.rpartition(")")[2].split()
     return int(values[_EXIT_CODE]) if values[_STATE] == "Z" else None
 
 
 def _of_reaped(descriptor: int) -> int | None:
-    """What ``wait`` has told of a process; None if nobody has asked."""
+    """The status of a process that was waited for; None if the kernel does not keep it."""
     info = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, 0))
     fcntl.ioctl(descriptor, _PIDFD_GET_INFO, info)
     given, wait_status = _PIDFD_INFO.unpack(info)

@@ -1,9 +1,9 @@
-"""When gradients became ready, as taken down without Python.
+"""Records in C++ when gradients become ready.
 
-A function of Python for each parameter takes the interpreter between two layers of the backward
-pass, with none of its code in a cache: a hundred of them in a step cost more than all layers. So
-`native/gradients.cpp` takes down the times, and the writer's thread brings them to where the
-functions would have put them; or whoever asks which gradients are ready.
+A Python hook for each parameter takes the interpreter lock between two layers of the backward
+pass, with cold caches: a hundred of them in a step cost more than all layers. Instead,
+`native/gradients.cpp` stores the times. The writer's thread, or whichever caller first asks which
+gradients are ready, moves them to where Python hooks would have put them.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from ddltrace.tracer.native.library import NativeLibrary
     from ddltrace.tracer.record.recorder import Recorder
 
-# Of NativeLibrary.gradient_control.
+# Indices in NativeLibrary.gradient_control.
 _WRITTEN: Final = 0
 _MISSED: Final = 1
 _PAUSED: Final = 2
 _NEWEST_NS: Final = 3
-# Of NativeLibrary.gradients.
+# Columns of NativeLibrary.gradients.
 _NONE: Final = -1
 
 
 class NativeGradients:
-    """Watches leaves without Python, and collects what was seen of them.
+    """Watches leaves in C++ and collects the recorded times.
 
     Args:
-        library: What watches.
-        recorder: Where the rows go.
-        ready: Where the parameters are noted as ready.
-        detailed: Whether there are rows at all.
+        library: The C++ library that watches.
+        recorder: Receives the rows.
+        ready: Receives the parameters that became ready.
+        detailed: Whether to write rows at all.
     """
 
     def __init__(
@@ -55,29 +55,29 @@ class NativeGradients:
         self._taken = self._control[_WRITTEN]
         self._noted = self._taken
         self._missed = self._control[_MISSED]
-        # The ids for which each is: a leaf may hold several parameters.
+        # The parameter ids of each leaf: a leaf may hold several parameters.
         self._watched: WeakIdentityMap[torch.Tensor, list[int]] = WeakIdentityMap()
         self._backward_began = self._step_ended = self._taken
-        # Reentrant: a signal handler of the job may train in the middle of our code. Two, for the
-        # job's thread is not to wait for all that the writer's does.
+        # Reentrant: a signal handler of the job may train while this code runs. Two locks, so that
+        # the job's thread does not wait for all of the writer's work.
         self._collecting = threading.RLock()
         self._noting = threading.RLock()
         self._abandoned = False
 
     def watch(self, tensor: int, leaf: torch.Tensor, site: int) -> bool:
-        """Takes down from now on when the gradient of a leaf is ready.
+        """Starts to record when the gradient of a leaf becomes ready.
 
         Args:
             tensor: The leaf's id.
             leaf: A parameter.
-            site: Where its gradients are recorded.
+            site: The recording site of its gradients.
 
         Returns:
-            Whether it does; else a function of Python has to.
+            Whether the leaf is watched in C++; if not, it needs a Python hook.
         """
         import torch
 
-        # Subclasses have a way of their own to be called.
+        # Subclasses of Tensor call hooks in their own way.
         if type(leaf) not in (torch.nn.Parameter, torch.Tensor) or leaf.device.type != "cpu":
             return False
         if not self._watch(leaf._cdata, site):
@@ -86,39 +86,39 @@ class NativeGradients:
         return True
 
     def forget(self, leaf: torch.Tensor) -> list[int]:
-        """Lets go of a leaf, whose one hook is to be another.
+        """Stops watching a leaf, whose single post-accumulate hook will be replaced.
 
         Args:
             leaf: Any tensor.
 
         Returns:
-            The ids that it was watched for.
+            The ids for which it was watched.
         """
         return self._watched.pop(leaf) or []
 
     def remember(self, leaf: torch.Tensor, tensors: list[int]) -> None:
-        """Takes up a leaf again whose hook it still has.
+        """Resumes watching a leaf that still has its hook.
 
         Args:
-            leaf: What `forget` was given.
-            tensors: What it returned.
+            leaf: The argument of `forget`.
+            tensors: The result of `forget`.
         """
         if tensors:
             self._watched.set(leaf, tensors)
 
     def moved(self) -> list[torch.Tensor]:
-        """Leaves that have left the CPU since: of them, the device's time is told, too."""
+        """Leaves that were moved off the CPU: for these the device's time is recorded as well."""
         return [leaf for leaf in self._watched.things() if leaf.device.type != "cpu"]
 
     def begin_backward(self, *, paused: bool) -> None:
-        """A backward pass begins, in which nothing is ready yet.
+        """Notes the start of a backward pass, in which nothing is ready yet.
 
         Args:
-            paused: Nothing is to be taken down in it.
+            paused: Whether to record nothing in it.
         """
         control = self._control
         if control[_WRITTEN] - self._taken > self._room // 2:
-            self.collect()  # the writer does not come to it
+            self.collect()  # the writer does not get to it in time
         with self._noting:
             self._ready.in_backward.clear()
             self._backward_began = control[_WRITTEN]
@@ -126,30 +126,30 @@ class NativeGradients:
         control[_NEWEST_NS] = 0
 
     def end_step(self) -> None:
-        """Forgets what is ready now."""
+        """Forgets which gradients are ready."""
         with self._noting:
             self._ready.latest.clear()
             self._step_ended = self._control[_WRITTEN]
 
     @property
     def newest_ns(self) -> int:
-        """When the newest gradient of this backward pass became ready; 0 if none has."""
+        """Time of the newest ready gradient of this backward pass; 0 if there is none."""
         newest_ns: int = self._control[_NEWEST_NS]
         return newest_ns
 
     @property
     def has_news(self) -> bool:
-        """Whether something became ready since the last `collect`."""
+        """Whether a gradient became ready since the last `collect`."""
         return bool(self._control[_WRITTEN] != self._noted)
 
     def filled(self) -> float:
-        """Which share of the ring is used."""
+        """The used fraction of the ring buffer."""
         return (self._control[_WRITTEN] - self._taken) / self._room
 
     def collect(self) -> None:
-        """Brings the gradients that became ready since the last call to recorder and `ready`."""
+        """Moves gradients that became ready since the last call to the recorder and `ready`."""
         if not self.has_news:
-            return  # and no other thread is at it
+            return  # nothing is new and no other thread is collecting
         with self._collecting:
             while not self._abandoned and self._control[_WRITTEN] != self._taken:
                 begin = self._taken % self._room
@@ -168,11 +168,11 @@ class NativeGradients:
                 self._noted = self._taken
 
     def _note(self, first: int, sites: list[int]) -> None:
-        """Notes as ready what is.
+        """Adds gradients to `ready`.
 
         Args:
-            first: The number of the first among all.
-            sites: Of all from there.
+            first: The running number of the first of them.
+            sites: The recording site of each, in order.
         """
         recorder, ready = self._recorder, self._ready
         if self._detailed:
@@ -187,7 +187,7 @@ class NativeGradients:
             ready.in_backward.extend(tensors[max(0, self._backward_began - first) :])
 
     def abandon(self) -> None:
-        """In a forked child: another thread may have been at it when the fork came."""
+        """Resets the locks in a forked child: another thread may have held them at the fork."""
         self._abandoned = True
         self._collecting = threading.RLock()
         self._noting = threading.RLock()

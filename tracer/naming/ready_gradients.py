@@ -1,4 +1,4 @@
-"""Which parameters' gradients are ready."""
+"""Tracks which parameters' gradients are ready."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ class ReadyGradients:
     """Ids of parameters whose gradients are ready, in the order in which they became ready.
 
     Attributes:
-        latest: Since they were last looked up, or since the step began.
+        latest: Since the last look-up, or since the step began.
         in_backward: Since the backward pass began.
-        trained: All that ever had a gradient.
+        trained: All ids that ever had a gradient.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Names for what the job trains: modules by identity, parameters and gradients by address."""
+"""Identifies what the job trains: modules by identity, parameters and gradients by address."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from ddltrace.tracer.naming.gradient_ready_times import NativeGradients
 
-# Modules that wrap one other module, and the attribute that holds it: their own name would
-# only stand in the way of the names that the user knows.
+# Modules that wrap one other module, and the attribute that holds it. Their names are left out of
+# qualified names, so that users see the names that they gave.
 _WRAPPERS = {
     "DistributedDataParallel": "module",
     "DataParallel": "module",
@@ -39,37 +39,36 @@ _GRADIENTS_TOO: Final = 2
 
 
 class _Carried(threading.local):
-    """What the messages are about that a thread begins.
+    """The subject of the messages that a thread launches now.
 
     Attributes:
-        now: Their name and their parameters, if it was said.
+        now: The messages' name and parameters; None if not declared.
     """
 
     now: tuple[str | None, list[int] | None] | None = None
 
 
 class Registry:
-    """Knows the job's modules and parameters.
+    """The job's modules and parameters.
 
     Args:
-        recorder: Where modules record.
-        ready: Which gradients are ready; by default new.
-        native: What notes first that gradients are ready, in C++; None if only Python does. It
-            notes them in `ready`.
+        recorder: Allocates the modules' recording sites.
+        ready: The ready gradients; by default a new object.
+        native: Records ready gradients in C++ and adds them to `ready`; None if only Python does.
 
     Attributes:
-        layer_site: Recording site of a module, by ``id(module)``; entries leave with their
-            module, since an id can be given to another object later.
-        tensors: Every parameter seen, in order of its id.
-        changed: Set when `tensors` has grown since it was last written out.
+        layer_site: Recording site of a module, by ``id(module)``. An entry is removed with its
+            module, since the id can be reused for another object.
+        tensors: Every parameter seen, in the order of the ids.
+        changed: Set when `tensors` has grown since it was last written.
         ready: Ids of parameters whose gradients became ready since the last look-up.
         ready_in_backward: The same since the backward pass began.
         trained: Ids of parameters that ever had a gradient.
-        carried: What the messages are about that a thread begins now.
-        frozen: Parameters that wanted no gradient when last seen, by id.
-        unnamed: Parameters beyond those that are kept; messages do not name them.
-        native: See above.
-        access: Who may look at gradients.
+        carried: The subject of the messages that a thread launches now.
+        frozen: Parameters that did not require a gradient when last seen, by id.
+        unnamed: Number of parameters beyond the limit; messages do not name them.
+        native: The argument.
+        access: Decides which threads may read gradients.
     """
 
     def __init__(
@@ -94,25 +93,25 @@ class Registry:
         self.ready = ready.latest
         self.ready_in_backward = ready.in_backward
         self._by_address: dict[int, int] = {}
-        self._scanned = _NOTHING  # what was indexed of all parameters in this step
+        self._scanned = _NOTHING  # parameters and gradients that `_scan` indexed in this step
         self.trained = ready.trained
         self.frozen: dict[int, weakref.ref[torch.Tensor]] = {}
         self.carried = _Carried()
         self._shards: WeakIdentityMap[torch.Tensor, bool] = WeakIdentityMap()
 
     def is_known(self, module: nn.Module) -> bool:
-        """Whether the module was registered as a root or inside one."""
+        """Whether the module was registered, as a root or inside one."""
         return id(module) in self._modules
 
     def is_root(self, module: nn.Module) -> bool:
-        """Whether the module's own tree has been registered through it."""
+        """Whether the module was registered as a root."""
         return id(module) in self._roots
 
     def add_model(self, model: nn.Module) -> list[tuple[int, torch.Tensor]]:
         """Registers a module tree under its qualified names.
 
         Args:
-            model: An outermost module: what the job calls.
+            model: An outermost module, which the job calls.
 
         Returns:
             The parameters that were not known before, with their ids.
@@ -130,8 +129,8 @@ class Registry:
     ) -> list[tuple[int, torch.Tensor]]:
         """Registers parameters; known ones keep their first name.
 
-        One that comes when another of the same name, shape and type is gone takes its place: a
-        job that copies or builds its model again and again does not make us grow.
+        A new parameter takes the id of a deleted one with the same name, shape and type. So a job
+        that copies or rebuilds its model repeatedly does not make the registry grow.
 
         Returns:
             The parameters that were not known before, with their ids.
@@ -149,7 +148,7 @@ class Registry:
         return new
 
     def _place(self, name: str, parameter: torch.Tensor) -> int | None:
-        """The id for a new parameter: of one that is gone, or the next; None if all are taken."""
+        """An id for a new parameter: that of a deleted one, or the next; None at the limit."""
         info = TensorInfo(
             id=len(self.tensors),
             name=name,
@@ -180,10 +179,10 @@ class Registry:
         return self._id_of.get(parameter)
 
     def let_go(self, parameter: torch.Tensor) -> int | None:
-        """Refers no longer to a parameter, not even weakly, until `refer_to`.
+        """Drops the weak reference to a parameter until `refer_to`.
 
         Returns:
-            Its id; None if it is none that is known.
+            Its id; None if the parameter is not known.
         """
         self._shards.pop(parameter)
         number = self._id_of.pop(parameter)
@@ -193,7 +192,7 @@ class Registry:
         return number
 
     def refer_to(self, parameter: torch.Tensor, tensor: int) -> None:
-        """Refers to a parameter, weakly."""
+        """Refers weakly to a parameter."""
         self._id_of.set(parameter, tensor)
         self._parameters[tensor] = weakref.ref(parameter)
         self._scanned = _NOTHING
@@ -213,10 +212,10 @@ class Registry:
     def carry(
         self, name: str | None, tensors: Sequence[int | None]
     ) -> tuple[str | None, list[int] | None]:
-        """What is `carried` by messages about some parameters.
+        """Builds a value of `carried` for messages about some parameters.
 
         Args:
-            name: The messages' name; by default after the parameters.
+            name: The messages' name; by default derived from the parameters.
             tensors: Ids; None for a parameter that is not registered.
         """
         known = [t for t in tensors if t is not None]
@@ -224,20 +223,20 @@ class Registry:
         return name or (self.name_of(whole) if whole else None), whole
 
     def name_of(self, tensors: Sequence[int]) -> str:
-        """A name for some parameters together: the first one's, and how many more."""
+        """A common name of some parameters: the name of the first, and the number of the others."""
         first = self.tensors[tensors[0]].name
         return f"{first} +{len(tensors) - 1}" if len(tensors) > 1 else first
 
     def add_shard(self, parameter: torch.Tensor) -> None:
-        """Notes a parameter that is only a part, whose gradient comes after its reduction."""
+        """Notes that a parameter is a shard, whose gradient appears after its reduction."""
         self._shards.set(parameter, True)
 
     def is_shard(self, parameter: torch.Tensor) -> bool:
-        """Whether it was noted as a part of a parameter."""
+        """Whether the parameter was noted as a shard."""
         return self._shards.get(parameter) is not None
 
     def set_shape(self, tensor: int, shape: tuple[int, ...]) -> None:
-        """Says how large a parameter is of which only a part was seen."""
+        """Sets the full shape of a parameter of which only a shard was seen."""
         info = self.tensors[tensor]
         parameter = self._parameters[tensor]()
         if parameter is None or info.shape == shape:
@@ -247,22 +246,22 @@ class Registry:
         self.changed = True
 
     def model_is_trained(self, model: nn.Module) -> bool:
-        """Whether a gradient of one of the model's parameters was ever seen."""
+        """Whether any parameter of the model ever had a gradient."""
         self.collect_ready()
         return any(self.tensor_id(p) in self.trained for p in model.parameters())
 
     def tensors_at(
         self, tensors: Sequence[torch.Tensor], at: tuple[int, int] | None = None
     ) -> list[int] | None:
-        """Which parameters' values or gradients lie in these tensors, by address.
+        """Finds the parameters whose values or gradients lie in tensors, by address.
 
         Args:
-            tensors: What a message holds.
-            at: Where the elements of the only tensor lie, and where its memory begins, if known.
+            tensors: The tensors of a message.
+            at: Addresses of the elements and of the storage of a single tensor, if known.
 
         Returns:
-            Ids, or None if any of the tensors holds something else, or a gradient that this
-            thread must not look at.
+            Ids; None if a tensor holds anything else, or a gradient that this thread must not
+            read.
         """
         by_address = self._by_address
         if (
@@ -270,11 +269,11 @@ class Registry:
             and at[0] not in by_address
             and at[1] not in by_address
             and self._scanned == _GRADIENTS_TOO
-            # In this order: what was news is ready before it is none any more.
+            # In this order: an entry becomes ready before it stops being new.
             and (self.native is None or not self.native.has_news)
             and not self.ready
         ):
-            return None  # on the way of most launches: nothing can have changed
+            return None  # the usual case: nothing can have changed
         found = []
         at_ready = self.access.may_look_at_ready()
         if at_ready:
@@ -290,18 +289,18 @@ class Registry:
         return found or None
 
     def collect_ready(self) -> None:
-        """Notes as ready what is: to be called before anybody looks."""
+        """Updates the ready gradients from C++; call it before reading them."""
         if self.native is not None:
             self.native.collect()
 
     def note_ready(self, tensors: Sequence[int]) -> None:
-        """Gradients have become ready, in this order."""
+        """Adds gradients that became ready, in this order."""
         self.ready.extend(tensors)
         self.ready_in_backward.extend(tensors)
         self.trained.update(tensors)
 
     def begin_backward(self) -> None:
-        """A new backward pass begins."""
+        """Notes the start of a backward pass."""
         if self.native is None:
             self.ready_in_backward.clear()
         else:
@@ -311,7 +310,7 @@ class Registry:
             self.forget_gradients()  # a job without messages never looks them up
 
     def forget_gradients(self) -> None:
-        """Gradients may be freed and their memory reused: at the end of a step."""
+        """Forgets gradient addresses at the end of a step: their memory may be freed and reused."""
         self._by_address.clear()
         if self.native is None:
             self.ready.clear()
@@ -322,13 +321,13 @@ class Registry:
     def _find(
         self, tensor: torch.Tensor, addresses: tuple[int, int], *, at_ready: bool
     ) -> int | None:
-        """The parameter in whose value or gradient a tensor lies, as a whole or a part."""
+        """The parameter whose value or gradient contains a tensor."""
         for address in addresses:
             number = self._by_address.get(address)
             parameter = None if number is None else self._parameters[number]()
             if parameter is None:
                 continue
-            # Memory can be given to others: what lies there now must be the parameter's.
+            # Memory can be reused: the object there must still be the parameter's.
             for own in (parameter.grad if at_ready else None, parameter):
                 if own is not None and address == _address(own) and _fits(tensor, own):
                     return number
@@ -341,13 +340,13 @@ class Registry:
             parameter = self._parameters[number]()
             if parameter is not None and parameter.grad is not None:
                 self._by_address[_address(parameter.grad)] = number
-        self._by_address.pop(0, None)  # of tensors without elements
+        self._by_address.pop(0, None)  # tensors without elements
 
     def _scan(self) -> bool:
-        """Indexes every parameter and gradient: once a step, for messages not foreseen.
+        """Indexes all parameters and gradients, once per step, for messages not foreseen.
 
         Returns:
-            Whether anything that this thread may look at was not indexed before.
+            Whether it indexed anything new that this thread may read.
         """
         gradients = self.access.may_look()
         wanted = _GRADIENTS_TOO if gradients else _VALUES
@@ -379,23 +378,23 @@ class Registry:
 
 
 def _nobody() -> None:
-    """What is left of a parameter that is gone."""
+    """Stands for a deleted parameter."""
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Where a tensor's elements lie; 0 if it has none."""
+    """The address of a tensor's elements; 0 if it has none."""
     local = getattr(tensor, "_local_tensor", tensor)  # a DTensor has no memory of its own
     return (local._values() if local.is_sparse else local).data_ptr()
 
 
 def _addresses(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where a tensor's elements lie, and where its memory begins."""
+    """The addresses of a tensor's elements and of its storage."""
     address = _address(tensor)
     return address, address if tensor.is_sparse else tensor.untyped_storage().data_ptr()
 
 
 def _fits(tensor: torch.Tensor, own: torch.Tensor) -> bool:
-    """Whether a tensor at the address of another is no more than that."""
+    """Whether a tensor at the address of another does not extend beyond it."""
     if tensor.is_sparse or own.is_sparse:
         return tensor.is_sparse and own.is_sparse
     local = getattr(own, "_local_tensor", own)
@@ -403,6 +402,6 @@ def _fits(tensor: torch.Tensor, own: torch.Tensor) -> bool:
 
 
 def _plain(name: str) -> str:
-    """A qualified name without the parts that wrappers inside the model put into it."""
+    """A qualified name without the parts that wrappers inside the model add."""
     hidden = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
     return ".".join(part for part in name.split(".") if part not in hidden)

@@ -1,4 +1,4 @@
-"""A mapping by identity, whose entries leave with their keys."""
+"""A mapping keyed by object identity, whose entries disappear with their keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _Value = TypeVar("_Value")
 
 
 class _Entry(weakref.ref[_Key], Generic[_Key, _Value]):
-    """A reference to an object, and what is known of it."""
+    """A weak reference to an object, with its value."""
 
     __slots__ = ("key", "value")
     key: int
@@ -18,35 +18,35 @@ class _Entry(weakref.ref[_Key], Generic[_Key, _Value]):
 
 
 class WeakIdentityMap(Generic[_Key, _Value]):
-    """What is known of objects of the job, for as long as the job keeps them.
+    """Maps objects of the job to values for as long as the objects exist.
 
-    The library's own compares its keys, and tensors compare by their elements. An object's id can
-    be given to another when it is gone: an entry counts only while its object is the one there.
+    `weakref.WeakKeyDictionary` compares keys, and tensors compare elementwise. An id can be reused
+    after its object is deleted: an entry counts only while its own object exists.
     """
 
     def __init__(self) -> None:
         entries: dict[int, _Entry[_Key, _Value]] = {}
 
         def forget(gone: _Entry[_Key, _Value]) -> None:
-            if entries.get(gone.key) is gone:  # the id may have come back
+            if entries.get(gone.key) is gone:  # the id may be in use again
                 del entries[gone.key]
 
         self._entries = entries
         self._forget = forget
 
     def set(self, thing: _Key, value: _Value) -> None:
-        """Notes what is known of an object."""
+        """Sets the value of an object."""
         entry = _Entry(thing, self._forget)
         entry.key, entry.value = id(thing), value
         self._entries[entry.key] = entry
 
     def get(self, thing: _Key) -> _Value | None:
-        """What is known of an object; None if nothing is."""
+        """The value of an object; None if it has none."""
         entry = self._entries.get(id(thing))
         return entry.value if entry is not None and entry() is thing else None
 
     def pop(self, thing: _Key) -> _Value | None:
-        """The same, and forgets it."""
+        """Removes an object; returns its value or None."""
         entry = self._entries.get(id(thing))
         if entry is None or entry() is not thing:
             return None
@@ -54,6 +54,6 @@ class WeakIdentityMap(Generic[_Key, _Value]):
         return entry.value
 
     def things(self) -> list[_Key]:
-        """The objects of which something is known."""
+        """The objects that have a value."""
         things = [entry() for entry in list(self._entries.values())]
         return [thing for thing in things if thing is not None]

@@ -1,1 +1,1 @@
-"""What is recorded in C++, without the interpreter: it is compiled on the machine of the job."""
+"""Recording in C++, without the interpreter lock; compiled on the machine of the job."""

@@ -1,7 +1,7 @@
-"""Compiles the sources in this folder for the PyTorch that is installed, once.
+"""Compiles the C++ sources in this folder for the installed PyTorch, once.
 
-PyTorch's C++ interface changes from version to version, so what is compiled serves only the
-very library that it was compiled for; it lies in the user's cache under a name that says so.
+PyTorch's C++ interface changes between versions, so a library fits only the build of PyTorch that
+it was compiled for. It is kept in the user's cache under a name that identifies that build.
 Nothing here imports torch.
 """
 
@@ -22,17 +22,17 @@ from typing import Final
 from ddltrace.tracer.errors import MissingCapabilityError
 
 SWITCH: Final = "DDLTRACE_NATIVE"
-"""Environment variable; 0 leaves out what is compiled."""
+"""Environment variable; 0 turns the library off."""
 
 _FOLDER: Final = Path(__file__).parent
 _SOURCES: Final = sorted(_FOLDER.glob("*.cpp"))
 _COMPILERS: Final = ("c++", "g++", "clang++")
-_STANDARDS: Final = ("c++20", "c++17")  # newer PyTorch needs the first, older compilers the other
+_STANDARDS: Final = ("c++20", "c++17")  # newer PyTorch needs the first, older compilers the second
 _TIMEOUT_S: Final = 120
 
 
 def installed() -> Path | None:
-    """What was built for this interpreter's PyTorch; None if nothing was or it is switched off."""
+    """The library for this interpreter's PyTorch; None if it is not built or turned off."""
     if os.environ.get(SWITCH) == "0":
         return None
     try:
@@ -44,7 +44,7 @@ def installed() -> Path | None:
 
 
 def is_wanted() -> bool:
-    """Whether it is to be built: it may be, was not, and no earlier try has failed."""
+    """Whether to build the library: possible, not done yet, and no earlier attempt failed."""
     if os.environ.get(SWITCH) == "0" or sys.platform != "linux" or compiler() is None:
         return False
     try:
@@ -59,13 +59,13 @@ def compiler() -> str | None:
 
 
 def build() -> Path | None:
-    """Compiles, unless another process does so right now.
+    """Compiles the library, unless another process is compiling it.
 
     Returns:
-        What was built; None if another process is at it.
+        Its path; None if another process is compiling it.
 
     Raises:
-        MissingCapabilityError: It cannot be compiled here; a later `is_wanted` knows it.
+        MissingCapabilityError: It cannot be compiled here. `is_wanted` is false from then on.
     """
     with_what = compiler()
     if with_what is None:
@@ -107,21 +107,21 @@ def _compile(with_what: str, stem: Path) -> Path:
             complaint = complaint or _first_error(done.stderr)
     with contextlib.suppress(OSError):
         _failure(stem).write_text(complaint, encoding="utf-8")
-    raise MissingCapabilityError(f"the part in C++ does not compile: {complaint}")
+    raise MissingCapabilityError(f"the C++ library does not compile: {complaint}")
 
 
 def _first_error(output: str) -> str:
-    lines = output.strip().splitlines() or ["no word of why"]
+    lines = output.strip().splitlines() or ["the compiler gave no reason"]
     return next((line for line in lines if "error" in line), lines[0])[:200]
 
 
 def _stem() -> Path:
-    """Where what is compiled of this very source for this very PyTorch lies; its name begins so.
+    """The library's path without its suffix: a hash of the sources and of the PyTorch build.
 
     Raises:
-        MissingCapabilityError: There is no PyTorch.
-        OSError: Its files cannot be looked at.
-        RuntimeError: The user has no home.
+        MissingCapabilityError: PyTorch is not installed.
+        OSError: Its files cannot be read.
+        RuntimeError: The user has no home directory.
     """
     torch = _torch_folder()
     version = (torch / "version.py").read_bytes()
@@ -141,25 +141,25 @@ def _failure(stem: Path) -> Path:
 
 
 def _is_ours(library: Path) -> bool:
-    """Whether nobody else can have put it there: it is code that will run in the job."""
+    """Whether only this user can have written the file: its code will run in the job."""
     entries = [library.stat(), library.parent.stat()]
     return all(e.st_uid == os.geteuid() and not e.st_mode & 0o022 for e in entries)
 
 
 def _is_whole(library: Path) -> bool:
-    """Whether it is what the compiler wrote: a piece of a library can end the job that loads it."""
+    """Whether the file is complete: a truncated library can crash the job that loads it."""
     return library.stem.endswith(_digest(library.read_bytes()))
 
 
 def _torch_folder() -> Path:
     found = importlib.util.find_spec("torch")
     if found is None or not found.submodule_search_locations:
-        raise MissingCapabilityError("there is no PyTorch here")
+        raise MissingCapabilityError("PyTorch is not installed here")
     return Path(found.submodule_search_locations[0])
 
 
 def _string_abi(torch: Path) -> list[str]:
-    """The flag for the layout of strings that this PyTorch was compiled with."""
+    """The compiler flag for the string ABI of this PyTorch."""
     flag = "-D_GLIBCXX_USE_CXX11_ABI="
     with contextlib.suppress(OSError):
         settings = (torch / "share/cmake/Torch/TorchConfig.cmake").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The library that is compiled of the sources here: its functions, and the memory it shares."""
+"""The compiled C++ library: its functions, and the memory that it shares with Python."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import Any, Final
 
 
 class NativeLibrary:
-    """What `build.build` made, loaded.
+    """The loaded library.
 
     Args:
-        path: Where it lies.
+        path: The file that `build.build` made.
 
     Attributes:
         control: Six integers; see `Control` in `gloo_messages.cpp`.
         slots: The times of messages, `SLOT_FIELDS` integers each; see `Slot`.
-        ring: What C++ has recorded of messages, `RING_FIELDS` integers each; see `Message`. The
-            first slots are theirs, in the same order.
-        collectives: Of each group that C++ counts for: how many collectives it has had.
+        ring: The messages recorded in C++, `RING_FIELDS` integers each; see `Message`. The first
+            slots belong to them, in the same order.
+        collectives: Number of collectives of each group for which C++ counts.
         gradient_control: Four integers; see `Control` in `gradients.cpp`.
-        gradients: What became ready, a row of `Recorder.flat` each; see there.
+        gradients: The gradients that became ready, as rows of `Recorder.flat`.
 
     Raises:
-        OSError: It does not fit this PyTorch.
+        OSError: The library does not fit this PyTorch.
     """
 
     SLOT_FIELDS: Final = 4
     RING_FIELDS: Final = 8
     OFFERED: Final = 0
     NOTHING: Final = -1
-    UNRECORDED: Final = -2  # the launch is offered, but is to pass by as if untraced
+    UNRECORDED: Final = -2  # the launch is offered, but passes as if the job were not traced
 
     def __init__(self, path: Path) -> None:
-        # The interpreter stays ours during a call: what is only read and written under it is safe.
+        # Calls keep the interpreter lock: memory that is only used under it needs no other lock.
         library = ctypes.PyDLL(str(path))
         try:
             self.begin_launch = _typed(library.ddltrace_begin_launch, ctypes.c_int, 2)
@@ -49,23 +49,23 @@ class NativeLibrary:
             self.watch_gradient = _typed(library.ddltrace_watch_gradient, ctypes.c_int, 2)
             memory, gradient_memory = library.ddltrace_memory, library.ddltrace_gradient_memory
         except AttributeError as error:
-            raise OSError(f"{path} is not what was built: {error}") from error
+            raise OSError(f"{path} is not the library that was built: {error}") from error
         self.control, self.slots, self.ring, self.collectives = _pieces(memory, 4)
         self.gradient_control, self.gradients = _pieces(gradient_memory, 2)
 
     def offered(self) -> memoryview:
-        """Where this thread says what it launches next, and what is then known of it.
+        """The memory in which this thread offers its next launch and finds the launch time.
 
         Returns:
             Seven integers; see `Offer` in `gloo_messages.cpp`. The first is `OFFERED`, `UNRECORDED`
-            or `NOTHING`; once launched, the time as a negative number.
+            or `NOTHING`; after the launch, the time as a negative number.
         """
         length = ctypes.c_int64()
         return _integers_at(self._offered(ctypes.byref(length)), length.value)
 
 
 def _pieces(function: Any, count: int) -> list[memoryview]:
-    """The pieces of memory that a function of the library tells of."""
+    """The blocks of memory that a function of the library returns."""
     pieces, lengths = (ctypes.c_void_p * count)(), (ctypes.c_int64 * count)()
     function(pieces, lengths)
     return [_integers_at(piece, length) for piece, length in zip(pieces, lengths, strict=True)]
