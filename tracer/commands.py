@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from ddltrace.tracer.trace.trace_parts import Part
 
 
+_STRATEGY_PLUGIN: Final = "ddltrace.experiments.engine.plugin"
+"""What puts a strategy into a job: loaded by its name, for nothing here may import it."""
+
+
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     epilog="""\b
@@ -30,6 +35,7 @@ Examples:
   ddltrace run -o first-trace --level comm -- python -m torch.distributed.run train.py
   ddltrace run -o shared/trace -- torchrun --nnodes 2 --node-rank 0 ... train.py
   mpirun -n 4 ddltrace run -o trace -- python train.py
+  ddltrace run --strategy p3 --steps 100 -- torchrun --nproc-per-node 2 train.py
 
 The exit status is the job's own; 1 if the job succeeded but nothing could be recorded.""",
 )
@@ -63,6 +69,18 @@ The exit status is the job's own; 1 if the job succeeded but nothing could be re
     help="Alternate recording on and off over STEPS steps, starting at step 200, to measure the "
     "overhead. Half of these steps are missing from the trace.  [default: record every step]",
 )
+@click.option(
+    "--strategy",
+    metavar="SPEC",
+    help="Train with this communication strategy in place of DistributedDataParallel's own; "
+    "see: ddltrace experiment list",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="End the job, with status 0, after N optimizer steps.",
+)
 @click.option("--force", is_flag=True, help="Overwrite an existing trace.")
 @click.option(
     "--part",
@@ -76,6 +94,8 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     level: str,
     op_steps: str,
     measure_cost: int,
+    strategy: str | None,
+    steps: int | None,
     force: bool,
     part: str | None,
     command: tuple[str, ...],
@@ -96,6 +116,10 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     )
 
     window = _step_range(op_steps)
+    plugin_options = {"strategy": strategy, "steps": steps}
+    uses_plugin = strategy is not None or steps is not None
+    if uses_plugin:
+        importlib.import_module(_STRATEGY_PLUGIN).check(plugin_options)
     found = Part(part_name(part), None) if part else part_of_job(command, dict(os.environ))
     whole = output or Path(_default_name(found))
     directory = whole
@@ -105,12 +129,20 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
         else:
             prepare_directory(directory, force=force)
         config = CaptureConfig(
-            directory=directory.resolve(), level=level, op_steps=window, measure_cost=measure_cost
+            directory=directory.resolve(),
+            level=level,
+            op_steps=window,
+            measure_cost=measure_cost,
+            plugin=_STRATEGY_PLUGIN if uses_plugin else "",
+            plugin_options=plugin_options,
         )
         _build_native()
         result = run_job(command, config, {PART_LABEL: found.name} if found else {})
     except UnwritableError as error:
-        # The job runs anyway: it may have waited long for its machines.
+        # The job runs anyway: it may have waited long for its machines. But without the tracer
+        # nothing would apply its strategy.
+        if uses_plugin:
+            raise
         click.echo(f"ddltrace: nothing is recorded, the job runs untraced: {error}", err=True)
         return run_untraced(command)
     if result.num_ranks == 0:

@@ -8,9 +8,9 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ddltrace.tracer.errors import UsageError
 
@@ -54,6 +54,9 @@ class CaptureConfig:
         reports_directory: A directory that every user may write to; empty if there is none. A
             process that cannot record reports why there, if it cannot write to the trace
             directory.
+        plugin: Full name of a module that every rank loads when it has joined its process
+            group, to call the module's ``install(plugin_options)``; empty for none.
+        plugin_options: What `plugin` is given.
     """
 
     directory: Path
@@ -63,6 +66,8 @@ class CaptureConfig:
     flush_interval_s: float = 0.8
     buffer_rows: int = 100_000
     reports_directory: str = ""
+    plugin: str = ""
+    plugin_options: dict[str, Any] = field(default_factory=dict)
 
     def to_environment(self) -> dict[str, str]:
         """The environment variable that holds the whole configuration."""

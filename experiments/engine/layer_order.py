@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
@@ -34,6 +37,7 @@ class LayerOrder:
             before_layer: Called with the indices of the parameters that a layer needs.
         """
         self._model = model
+        self._names = {id(module): name for name, module in model.named_modules()}
         self._before_layer = before_layer
         self._index_of = {id(parameter): index for index, parameter in enumerate(parameters)}
         self._holders: dict[str, list[int]] = {}
@@ -45,18 +49,17 @@ class LayerOrder:
             ]
             if held:
                 self._holders[name] = held
+        self._indices: dict[int, list[int]] = {}
         self._stack: list[str] = []
         self._called: dict[str, list[int]] = {}  # parameters first used inside, by module
         self._used: dict[int, None] = {}  # in the order of use
         self._mode: _Watching | None = None
-        self._hooks: list[RemovableHandle] = []
-        for name, module in model.named_modules():
-            self._hooks += [
-                module.register_forward_pre_hook(functools.partial(self._enter, name)),
-                module.register_forward_hook(
-                    functools.partial(self._leave, name), always_call=True
-                ),
-            ]
+        # Hooks for all modules of the process, not hooks of the modules: those would be copied
+        # and pickled with the model.
+        self._hooks: list[RemovableHandle] = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
 
     def uses(self) -> list[int]:
         """The place of each parameter in the order of use, by the first forward passes."""
@@ -71,11 +74,12 @@ class LayerOrder:
         """From now on calls `before_layer`, by what was seen till now."""
         needed = self._needed()
         self.close()
-        self._hooks = [
-            module.register_forward_pre_hook(functools.partial(self._call, needed[name]))
+        self._indices = {
+            id(module): needed[name]
             for name, module in self._model.named_modules()
             if name in needed
-        ]
+        }
+        self._hooks = [register_module_forward_pre_hook(self._call)]
 
     def close(self) -> None:
         """Takes the hooks off the model."""
@@ -99,16 +103,22 @@ class LayerOrder:
             needed.setdefault(around, {}).update(dict.fromkeys(left))
         return {name: list(indices) for name, indices in needed.items() if indices}
 
-    def _enter(self, name: str, module: nn.Module, inputs: object) -> None:
-        del module, inputs
+    def _enter(self, module: nn.Module, inputs: object) -> None:
+        del inputs
+        name = self._names.get(id(module))
+        if name is None:
+            return
         if not self._stack:
             self._mode = _Watching(self._note_use)
             self._mode.__enter__()  # type: ignore[no-untyped-call]
         self._stack.append(name)
         self._called.setdefault(name, [])
 
-    def _leave(self, name: str, module: nn.Module, inputs: object, output: object) -> None:
-        del module, inputs, output
+    def _leave(self, module: nn.Module, inputs: object, output: object) -> None:
+        del inputs, output
+        name = self._names.get(id(module))
+        if name is None:
+            return
         # A module that raised may have left others behind.
         while self._stack and self._stack.pop() != name:
             pass
@@ -122,9 +132,11 @@ class LayerOrder:
             self._used[index] = None
             self._called[self._stack[-1]].append(index)
 
-    def _call(self, indices: list[int], module: nn.Module, inputs: object) -> None:
-        del module, inputs
-        self._before_layer(indices)
+    def _call(self, module: nn.Module, inputs: object) -> None:
+        del inputs
+        indices = self._indices.get(id(module))
+        if indices is not None:
+            self._before_layer(indices)
 
 
 class _Watching(TorchFunctionMode):

@@ -18,15 +18,17 @@ from ddltrace.experiments.engine.communicators import (
     ThreadedCommunicator,
 )
 from ddltrace.experiments.engine.deferred_update import DeferredUpdate
-from ddltrace.experiments.engine.gradient_access import (
-    raw_gradient,
-    set_gradient,
-    wait_no_more,
-    wait_when_read,
-)
 from ddltrace.experiments.engine.groups import new_group_like
 from ddltrace.experiments.engine.layer_order import LayerOrder
 from ddltrace.experiments.engine.message_exchange import MessageExchange
+from ddltrace.experiments.engine.parameter_access import (
+    raw_gradient,
+    set_gradient,
+    update_when_read,
+    updated,
+    wait_no_more,
+    wait_when_read,
+)
 from ddltrace.experiments.engine.payloads import Payloads
 from ddltrace.experiments.engine.step_in_progress import (
     Flight,
@@ -131,6 +133,8 @@ class ModelExchange:
             wait_no_more(self._parameters[index])
             set_gradient(self._parameters[index], None)
             self._deferred[index] = update
+        if due:
+            update_when_read(self, self.settle)
 
     def close(self) -> None:
         """Waits for what is under way, applies it, and takes all hooks off the model."""
@@ -379,6 +383,8 @@ class ModelExchange:
         for update, gradients in updates.values():
             with optimizer_phase():
                 update.apply(gradients)
+        if not self._deferred:
+            updated(self)
 
 
 def _gradients_of(message: Message) -> list[int]:

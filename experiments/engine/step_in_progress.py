@@ -71,8 +71,9 @@ class SparseFlight:
         """The average, sparse and coalesced."""
         assert self._work is not None
         self._work.wait()
-        result = self._work.result() if hasattr(self._work, "result") else None
-        return (result[0] if result else self._averaged).coalesce()
+        # Gloo leaves the sum of sparse tensors in its result, not in place.
+        averaged: torch.Tensor = self._work.get_future().value()[0]
+        return averaged.coalesce()
 
 
 class Usage:

@@ -86,7 +86,6 @@ class TakenOver:
             policy,
             create_optimizer_rule(strategy),
         )
-        self._watch_checkpoints()
         # The reducer's hooks go with the reducer: nothing of it may stay behind.
         ddp.reducer._remove_autograd_hooks()
         ddp.logger = _NoLogger()
@@ -97,19 +96,6 @@ class TakenOver:
         self.updates.settle()
         self.updates.close()
         self.exchange.close()
-        for hook in self._checkpoint_hooks:
-            hook.remove()
-
-    def _watch_checkpoints(self) -> None:
-        """Has a checkpoint wait for updates that are still to come."""
-
-        def settle(*_: object) -> None:
-            self.updates.settle()
-
-        self._checkpoint_hooks = [
-            module.register_state_dict_pre_hook(settle)  # type: ignore[no-untyped-call]
-            for module in self.ddp.modules()
-        ]
 
 
 def _check(ddp: Any, strategy: Strategy) -> None:

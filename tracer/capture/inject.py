@@ -9,6 +9,7 @@ workers stay as they were.
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from types import ModuleType
 from typing import Any, Final
@@ -18,6 +19,7 @@ from ddltrace.tracer.interpose.import_hooks import after_import
 
 _TARGET: Final = "torch.distributed.distributed_c10d"
 _RPC: Final = "torch.distributed.rpc"
+_loaded: Final[set[str]] = set()
 
 
 def arm(config: CaptureConfig | None = None) -> None:
@@ -43,6 +45,7 @@ def _wrap_init_process_group(module: ModuleType, config: CaptureConfig) -> None:
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         _start(config)
+        _load_plugin(config)
         return result
 
     init_process_group._ddltrace_original = original  # type: ignore[attr-defined]
@@ -52,6 +55,7 @@ def _wrap_init_process_group(module: ModuleType, config: CaptureConfig) -> None:
         package.init_process_group = init_process_group  # type: ignore[attr-defined]
     if module.is_initialized():
         _start(config)
+        _load_plugin(config)
 
 
 def _wrap_init_rpc(module: ModuleType, config: CaptureConfig) -> None:
@@ -80,6 +84,16 @@ def _join_rpc() -> None:
     session = current_session()
     if session is not None:
         rpc.join(sys.modules[f"{_RPC}.api"], session.context, session.waits)
+
+
+def _load_plugin(config: CaptureConfig) -> None:
+    """Calls the plug-in, if there is one, once in a process.
+
+    Its errors are the job's: the user asked for a job with the plug-in, not without it.
+    """
+    if config.plugin and config.plugin not in _loaded:
+        _loaded.add(config.plugin)
+        importlib.import_module(config.plugin).install(config.plugin_options)
 
 
 def _start(config: CaptureConfig) -> None:

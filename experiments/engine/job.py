@@ -1,0 +1,120 @@
+"""Puts a strategy into a job that knows nothing of it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import inspect
+import sys
+from typing import Any, Final
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from ddltrace.experiments.engine.refusal import refuse
+from ddltrace.experiments.engine.take_over import TakenOver, runs_on_reducer
+from ddltrace.experiments.engine.update_control import before_step, install_hooks
+from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
+from ddltrace.experiments.strategy.spec import Strategy
+
+_FSDP: Final = "torch.distributed.fsdp"
+
+
+class JobStrategy:
+    """Takes over every model that the job wraps in DistributedDataParallel.
+
+    A job to which the strategy cannot be applied ends before its first optimizer step.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._on_reducer = runs_on_reducer(strategy)
+        self._models: list[TakenOver] = []
+        self._found = False
+
+    def install(self) -> None:
+        """Patches DistributedDataParallel; models that exist already stay as they are."""
+        ddp: Any = DistributedDataParallel
+        ddp.__init__ = self._wrapping(ddp.__init__)
+        # A copied or unpickled wrapper builds its reducer here.
+        ddp.__setstate__ = self._wrapping(ddp.__setstate__)
+        for name in ("register_comm_hook", "_register_builtin_comm_hook", "_register_fused_optim"):
+            if hasattr(ddp, name):
+                setattr(ddp, name, self._refusing(name, getattr(ddp, name)))
+        dist.destroy_process_group = self._settling(dist.destroy_process_group)
+        atexit.register(self._settle_at_exit)
+        before_step.append(self._check)
+        install_hooks()
+
+    def _wrapping(self, original: Any) -> Any:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def build(ddp: Any, *args: Any, **kwargs: Any) -> None:
+            if "bucket_cap_mb" in signature.parameters:
+                bound = signature.bind(ddp, *args, **kwargs)
+                self._set_bucket_size(bound.arguments)
+                args, kwargs = bound.args[1:], bound.kwargs
+            original(ddp, *args, **kwargs)
+            # A subclass that calls two constructors is one model.
+            if any(model.ddp is ddp for model in self._models):
+                return
+            self._found = True
+            if not self._on_reducer:
+                self._models.append(TakenOver(ddp, self._strategy))
+
+        return build
+
+    def _set_bucket_size(self, arguments: dict[str, Any]) -> None:
+        schedule = self._strategy.schedule
+        if self._on_reducer and isinstance(schedule, DdpBuckets) and schedule.bucket_mb is not None:
+            arguments["bucket_cap_mb"] = schedule.bucket_mb
+
+    def _refusing(self, name: str, original: Any) -> Any:
+        @functools.wraps(original)
+        def register(ddp: Any, *args: Any, **kwargs: Any) -> Any:
+            if any(model.ddp is ddp for model in self._models):
+                refuse(
+                    self._strategy.spec,
+                    f"the job registers a communication hook of its own ({name}); "
+                    "remove it, or run the job without --strategy",
+                )
+            return original(ddp, *args, **kwargs)
+
+        return register
+
+    def _settling(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+            self._settle()
+            return original(*args, **kwargs)
+
+        return destroy_process_group
+
+    def _settle(self) -> None:
+        for model in self._models:
+            model.updates.settle()
+
+    def _settle_at_exit(self) -> None:
+        # Other ranks may still wait for messages that this one has yet to start. After an
+        # error they would wait in vain, and so would this rank.
+        if getattr(sys, "last_value", None) is None and dist.is_initialized():
+            with contextlib.suppress(Exception):
+                self._settle()
+
+    def _check(self, optimizer: Optimizer) -> None:
+        """Before every optimizer step: ends a job in which there is nothing to take over."""
+        if self._found:
+            return
+        kinds = {type(p).__name__ for group in optimizer.param_groups for p in group["params"]}
+        if _FSDP in sys.modules and ("DTensor" in kinds or "FlatParameter" in kinds):
+            refuse(
+                self._strategy.spec,
+                "the job shards its model with FSDP; strategies apply to DistributedDataParallel",
+            )
+        refuse(
+            self._strategy.spec,
+            "the job has no model in DistributedDataParallel before its first optimizer step",
+        )

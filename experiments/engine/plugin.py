@@ -1,0 +1,41 @@
+"""What ``ddltrace run --strategy`` has the tracer load into every rank.
+
+The tracer knows this module by its name only. `check` runs in the launcher and `install` in
+each rank, when it has joined its process group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def check(options: dict[str, Any]) -> None:
+    """Checks the options before the job starts.
+
+    Args:
+        options: ``strategy``: a spec, or None to leave communication as it is; ``steps``: after
+            how many optimizer steps the job ends, or None.
+
+    Raises:
+        ddltrace.tracer.errors.UsageError: The strategy's spec is wrong.
+    """
+    from ddltrace.experiments.strategy.spec import parse
+
+    if options.get("strategy"):
+        parse(options["strategy"])
+
+
+def install(options: dict[str, Any]) -> None:
+    """Has this process train with the strategy.
+
+    Args:
+        options: As for `check`.
+    """
+    from ddltrace.experiments.engine.job import JobStrategy
+    from ddltrace.experiments.engine.step_limit import StepLimit
+    from ddltrace.experiments.strategy.spec import parse
+
+    if options.get("strategy"):
+        JobStrategy(parse(options["strategy"])).install()
+    if options.get("steps"):
+        StepLimit(int(options["steps"])).install()

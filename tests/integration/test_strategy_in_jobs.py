@@ -1,0 +1,106 @@
+"""``ddltrace run --strategy`` on jobs that know nothing of strategies."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from support.jobs import DDLTRACE, JOBS, Done, on_ranks, run, torchrun, traced
+
+from ddltrace.analyzer.trace.opened_trace import open_trace
+
+LOSSLESS = [
+    "fifo",
+    "wfbp",
+    "wfbp:wait=layer",
+    "fusion:cycle_ms=1",
+    "bytescheduler:partition_mb=0.0001,credit_mb=0.001",
+    "tictac",
+]
+
+
+def trained(directory: Path, spec: str | None) -> list[object]:
+    """What both ranks of the job found: losses, norms and checkpoints to the last bit."""
+    directory.mkdir()
+    command = on_ranks("under_strategy.py", str(directory / "found"))
+    if spec is not None:
+        command = traced(directory / "trace", command, "--strategy", spec)
+    done = run(command, cwd=directory, timeout=150)
+    assert done.status == 0, done.stderr[-3000:]
+    return [json.loads((directory / f"found.{rank}").read_text()) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
+    return trained(tmp_path_factory.mktemp("plain") / "job", None)
+
+
+def test_slices_by_priority_train_to_plain_ddps_bits(plain: list[object], tmp_path: Path) -> None:
+    assert trained(tmp_path / "job", "p3:slice=50") == plain
+    # Slices and their priorities can be read in the trace.
+    table = open_trace(tmp_path / "job" / "trace").events(0)
+    names = {str(name) for name in table.column("name").to_pylist()}
+    assert any("embedding.weight[0:50] priority 0" in name for name in names), names
+    assert any(name.startswith("before ") for name in names)
+
+
+def test_a_lossless_strategy_trains_to_plain_ddps_bits(plain: list[object], tmp_path: Path) -> None:
+    seed = int(os.environ.get("STRATEGY_SEED", random.SystemRandom().randrange(1 << 30)))
+    spec = random.Random(seed).choice(LOSSLESS)
+    print(f"STRATEGY_SEED={seed}: {spec}")
+    assert trained(tmp_path / "job", spec) == plain
+
+
+@pytest.mark.parametrize("script", ["with_lightning.py", "with_transformers.py"])
+def test_frameworks_train_to_the_same_losses(script: str, tmp_path: Path) -> None:
+    pytest.importorskip(script.removesuffix(".py").removeprefix("with_"))
+    starts_ranks = "lightning" in script
+    command = [sys.executable, str(JOBS / script)] if starts_ranks else torchrun(script)
+    plain = run(command, cwd=tmp_path)
+    done = run(traced(tmp_path / "trace", command, "--strategy", "p3:slice=100"), cwd=tmp_path)
+    assert (plain.status, done.status) == (0, 0), done.stderr[-3000:]
+    assert done.losses() == plain.losses()
+    assert done.losses()
+
+
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        ("hook", "communication hook of its own"),
+        ("fsdp", "FSDP"),
+        ("none", "no model in DistributedDataParallel"),
+        ("lbfgs", "LBFGS updates all parameters together"),
+    ],
+)
+def test_what_cannot_be_applied_ends_the_job_with_one_line(
+    case: str, says: str, tmp_path: Path
+) -> None:
+    ranks = 2 if case == "hook" else 1
+    command = on_ranks("not_for_strategies.py", case, ranks=ranks)
+    done = run(traced(tmp_path / "t", command, "--strategy", "p3"), cwd=tmp_path)
+    told = [line for line in done.stderr.splitlines() if "cannot be applied" in line]
+    assert done.status == 1
+    assert len(told) == 1
+    assert told[0].startswith("ddltrace: strategy p3 cannot be applied: ")
+    assert says in told[0]
+    assert "Traceback" not in done.stderr
+    assert "trained" not in done.stdout
+
+
+def test_steps_end_the_job(tmp_path: Path) -> None:
+    command = on_ranks("under_strategy.py", str(tmp_path / "found"))
+    done: Done = run(traced(tmp_path / "t", command, "--steps", "5"), cwd=tmp_path)
+    assert done.status == 0, done.stderr[-3000:]
+    assert not (tmp_path / "found.0").exists()
+    assert open_trace(tmp_path / "t").analyze().to_json()["trace"]["steps"] == 5
+
+
+def test_a_wrong_spec_starts_no_job(tmp_path: Path) -> None:
+    done = run([*DDLTRACE, "run", "--strategy", "p9", "--", "touch", "started"], cwd=tmp_path)
+    assert done.status == 2
+    assert "there is no 'p9'" in done.stderr
+    assert list(tmp_path.iterdir()) == []
