@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -41,6 +41,7 @@ from ddltrace.analyzer.measures.hangs import find_hangs, find_standstill, has_la
 from ddltrace.analyzer.measures.idle import idle_row, idle_shares
 from ddltrace.analyzer.measures.job_facts import job_facts
 from ddltrace.analyzer.measures.path_parts import path_copies, path_parts, path_totals
+from ddltrace.analyzer.measures.root_causes import RootCauseFinder
 from ddltrace.analyzer.measures.savings import SavingsFinder
 from ddltrace.analyzer.measures.slow_steps import slow_steps
 from ddltrace.analyzer.measures.steps import Steps, find_steps
@@ -51,13 +52,17 @@ from ddltrace.analyzer.model import (
     Analysis,
     ClockFacts,
     CopyTimes,
+    PathPart,
     RankClockFacts,
     RankRow,
+    RootCause,
+    Savings,
     StepRow,
     StepTimes,
     StragglerRow,
     Summary,
     TraceFacts,
+    Waiting,
 )
 from ddltrace.analyzer.recent_cache import RecentCache
 from ddltrace.analyzer.report.advice import find_findings
@@ -128,15 +133,14 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
     with ThreadPoolExecutor(1) as beside:
         tensors = beside.submit(tensor_rows, trace, scans, steady)
         paths = find_paths(trace, scans, joined, steps)
-    stragglers = straggler_rows(joined, steady_collectives, rank_steps, window, residual)
-    parts = path_parts([paths[number] for number in steady.tolist()])
-    savings = None
-    if len(steady):
-        finder = SavingsFinder(scans, joined, find_graph(scans, joined), steps)
-        savings = finder.by_category()
-        stragglers = _with_savings(stragglers, finder)
-        alone = finder.by_part(parts, [paths[number] for number in steady.tolist()])
-        parts = tuple(replace(part, alone_us=us) for part, us in zip(parts, alone, strict=True))
+    steady_paths = [paths[number] for number in steady.tolist()]
+    causes = _find_causes(
+        scans,
+        joined,
+        steps,
+        straggler_rows(joined, steady_collectives, rank_steps, window, residual),
+        steady_paths,
+    )
     analysis = Analysis(
         trace=_trace_facts(trace, scans, steps, portion),
         clock=_clock_facts(trace, residual),
@@ -155,15 +159,17 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
         ),
         steps=_step_rows(steps, rank_steps, paths, origin_ns),
         collectives=collective_rows(joined, chosen, residual),
-        stragglers=stragglers,
+        stragglers=causes.stragglers,
         tensors=tensors.result()[0],
         tensor_course=tensors.result()[1],
         p2p=p2p,
         cost_fits=cost_fits(trace, scans, joined, chosen),
         message_sizes=size_bins(joined, chosen_messages),
         traffic=traffic_rows(joined, p2p, chosen),
-        critical_path=parts,
-        savings=savings,
+        critical_path=causes.parts,
+        savings=causes.savings,
+        waiting=causes.waiting,
+        root_causes=causes.root_causes,
         hangs=hangs,
         failure=failure,
         standstill=None if hangs else find_standstill(trace, scans),
@@ -182,18 +188,53 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
         rank_steps=rank_steps,
     )
     path = None if PARTS_LABEL in trace.run.labels else trace.path
-    updates = tuple(part.name for part in parts if part.category == "update" and part.name)
+    updates = tuple(part.name for part in causes.parts if part.category == "update" and part.name)
     facts = job_facts(trace, scans, joined, steady, updates)
     analysis = replace(analysis, findings=find_findings(analysis, facts, path))
     return Analyzed(analysis, joined, paths)
 
 
-def _with_savings(
-    rows: tuple[StragglerRow, ...], finder: SavingsFinder
-) -> tuple[StragglerRow, ...]:
-    """The stragglers with what a step would save without each; of very many, the worst."""
-    saved = finder.by_rank([row.rank for row in rows[:_STRAGGLERS_REPLAYED]])
-    return tuple(replace(row, saves_us=saved.get(row.rank)) for row in rows)
+class _Causes(NamedTuple):
+    """What the dependencies between ranks tell."""
+
+    stragglers: tuple[StragglerRow, ...]
+    parts: tuple[PathPart, ...]
+    savings: Savings | None
+    waiting: Waiting
+    root_causes: tuple[RootCause, ...]
+
+
+def _find_causes(
+    scans: Mapping[int, RankScan],
+    joined: Joined,
+    steps: Steps,
+    stragglers: tuple[StragglerRow, ...],
+    paths: Sequence[Path],
+) -> _Causes:
+    """Follows waiting back to its causes, and replays the steady steps without them.
+
+    Args:
+        scans: Rank -> its scan.
+        joined: All messages.
+        steps: All steps.
+        stragglers: Rows that lack what they could save; of very many, the worst get it.
+        paths: The critical paths of the steady steps.
+    """
+    graph = find_graph(scans, joined)
+    delayed = RootCauseFinder(scans, joined, graph, steps)
+    parts = path_parts(paths)
+    if not paths:
+        return _Causes(stragglers, parts, None, delayed.waiting(), delayed.causes(None))
+    finder = SavingsFinder(scans, joined, graph, steps)
+    saved = finder.by_rank([row.rank for row in stragglers[:_STRAGGLERS_REPLAYED]])
+    alone = finder.by_part(parts, paths)
+    return _Causes(
+        stragglers=tuple(replace(row, saves_us=saved.get(row.rank)) for row in stragglers),
+        parts=tuple(replace(part, alone_us=us) for part, us in zip(parts, alone, strict=True)),
+        savings=finder.by_category(),
+        waiting=delayed.waiting(),
+        root_causes=delayed.causes(finder),
+    )
 
 
 def _origin(scans: Mapping[int, RankScan]) -> int:

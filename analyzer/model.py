@@ -673,6 +673,93 @@ class Savings:
 
 
 @dataclass(frozen=True)
+class RankWaiting:
+    """Waiting of one rank, and waiting that began on it.
+
+    Attributes:
+        rank: Global rank.
+        waits_us: How long it is blocked on messages for which another rank has still to come.
+        causes_us: How much of all ranks' waiting began on it: the direct and propagated waiting
+            of its root causes.
+    """
+
+    rank: int
+    waits_us: float
+    causes_us: float
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Time in which ranks are blocked on messages for which another rank has still to come.
+
+    All are sums over ranks, means per steady step; without steps, of the whole trace.
+
+    Attributes:
+        total_us: All waiting: the sum of `waits_us`, and of `causes_us`, over ranks.
+        p2p_us: How much of it is at sends and receives.
+        unknown_us: Beside it, time in which ranks are blocked on messages of which nobody knows
+            for whom they wait.
+        ranks: By rank.
+    """
+
+    total_us: float
+    p2p_us: float
+    unknown_us: float
+    ranks: tuple[RankWaiting, ...]
+
+    @property
+    def is_point_to_point(self) -> bool:
+        """Whether most waiting is at sends and receives."""
+        return self.p2p_us > self.total_us / 2
+
+
+@dataclass(frozen=True)
+class RootCause:
+    """Where waiting began: an activity that took a rank longer than those that waited for it.
+
+    When a rank waits for another, both have worked since they last had a message in common.
+    What the other spent longer in that time on compute, update, data, copy, host code or on
+    transfers is what the waiting is due to, in proportion. What it waited longer itself is
+    followed back to what that was due to (delay propagation, as in Scalasca's root-cause
+    analysis). All times are sums over ranks, means per steady step; without steps, of the whole
+    trace.
+
+    Attributes:
+        rank: Where it began.
+        activity: ``compute``, ``update``, ``data``, ``copy``, ``host``, or ``transfer``: a message
+            to that rank took longer.
+        peer: Of a transfer between two ranks, where the message came from; else None.
+        name: Layer, operation or kernel in which the rank spent most more than other ranks; None
+            where that has no name, for transfers and for small causes.
+        direct_us: Waiting of ranks that waited for this rank.
+        propagated_us: Waiting of ranks that waited for those.
+        slower_us: Of a transfer between two ranks: what blocked receives took longer than is
+            usual for their size on other links. That is no waiting for a rank.
+        share: Of all waiting, direct and propagated.
+        saves_us: What a step could get shorter at most without the excess, a bound as those of
+            `Savings`: if in each step the rank took no longer at that activity than the rank
+            that is fastest at it; where that explains little, if it took no longer where others
+            wait for it than they do; of a transfer, if it took as long as is usual. None for
+            small causes and without steps.
+    """
+
+    rank: int
+    activity: str
+    peer: int | None
+    name: str | None
+    direct_us: float
+    propagated_us: float
+    slower_us: float
+    share: float
+    saves_us: float | None
+
+    @property
+    def cost_us(self) -> float:
+        """All that it costs."""
+        return self.direct_us + self.propagated_us + self.slower_us
+
+
+@dataclass(frozen=True)
 class Hang:
     """A collective that some ranks entered and that never completed, or a send or receive
     whose other side never came.
@@ -832,6 +919,9 @@ class Analysis:
         traffic: Bytes by pair of ranks.
         critical_path: The largest parts of the critical paths of the steady steps.
         savings: What a step could get shorter by category; null without steps.
+        waiting: How long ranks wait for each other.
+        root_causes: Where that began, what costs most first. Their direct and propagated waiting
+            sum to all waiting.
         hangs: Collectives that never completed, causes first.
         failure: Which rank ended first, in a job that failed; null if nobody saw it.
         standstill: Where all ranks are that have fallen silent; null if some go on, or if the job
@@ -859,6 +949,8 @@ class Analysis:
     traffic: tuple[TrafficRow, ...]
     critical_path: tuple[PathPart, ...]
     savings: Savings | None
+    waiting: Waiting
+    root_causes: tuple[RootCause, ...]
     hangs: tuple[Hang, ...]
     failure: Failure | None
     standstill: Standstill | None

@@ -141,7 +141,7 @@ def _joins(joined: Joined) -> tuple[IntArray, IntArray, IntArray]:
     begins = np.flatnonzero(new)
     # What waits for one other rank only has a join of its own: itself and that rank's message.
     # So has what waits for nobody: itself.
-    other = _other_side(joined)
+    other = other_sides(joined)
     alone = (joined.releaser == messages.rank) & (joined.released != NULL_NS)
     own = np.flatnonzero((join == NULL) & (alone | (other != NULL)))
     join[own] = len(begins) + np.arange(len(own))
@@ -152,8 +152,8 @@ def _joins(joined: Joined) -> tuple[IntArray, IntArray, IntArray]:
     return join, rows.astype(np.int64), first.astype(np.int64)
 
 
-def _other_side(joined: Joined) -> IntArray:
-    """For messages that wait for one other rank: that rank's message; `NULL` for none."""
+def other_sides(joined: Joined) -> IntArray:
+    """For messages that wait for another rank: that rank's message; `NULL` for none."""
     messages, releaser = joined.messages, joined.releaser
     other = np.full(len(messages), NULL)
     waits = (joined.released != NULL_NS) & (releaser != NULL) & (releaser != messages.rank)

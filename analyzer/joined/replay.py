@@ -38,13 +38,11 @@ class Scenario:
 
     Attributes:
         work: Rank -> the instants of its own work that take no time.
-        part: Of the instants of `work`, the part that is taken out, 0 to 1.
         transfers: For each message, how much of its transfer is taken out, ns; None for nothing.
         balanced: All ranks of a collective come when the first one does.
     """
 
     work: Mapping[int, Spans] = field(default_factory=dict)
-    part: float = 1.0
     transfers: IntArray | None = None
     balanced: bool = False
 
@@ -318,8 +316,7 @@ class Replay:
             spans = scenario.work.get(ranks[place])
             if spans is None or not len(spans.start):
                 return None
-            whole = length_before(spans, times)
-            return whole if scenario.part == 1 else (whole * scenario.part).astype(np.int64)
+            return length_before(spans, times)
 
         return before
 

@@ -67,7 +67,7 @@ class SavingsFinder:
         work = {rank: own_work(scan) for rank, scan in self._scans.items()}
         scenarios = [Scenario({rank: parts[name] for rank, parts in work.items()}) for name in _OWN]
         scenarios += [Scenario(transfers=self._transfer), Scenario(balanced=True)]
-        saved = self._saved(scenarios)
+        saved = self.saved(scenarios)
         return Savings(
             step_us=self._mean_us,
             **{f"{name}_us": us for name, us in zip(_OWN, saved, strict=False)},
@@ -78,7 +78,7 @@ class SavingsFinder:
     def by_rank(self, ranks: Sequence[int]) -> dict[int, float]:
         """What it would save if no rank ever waited for one of these, by rank."""
         scenarios = [Scenario({rank: unblocked(self._scans[rank])}) for rank in ranks]
-        return dict(zip(ranks, self._saved(scenarios), strict=True))
+        return dict(zip(ranks, self.saved(scenarios), strict=True))
 
     def by_part(self, parts: Sequence[PathPart], paths: Sequence[Path]) -> list[float]:
         """What each part of the critical path costs on its rank alone."""
@@ -94,7 +94,7 @@ class SavingsFinder:
                 scenarios.append(
                     Scenario({part.rank: union(start, end) if spans is None else spans})
                 )
-        saved = self._saved(scenarios)
+        saved = self.saved(scenarios)
         # Of waiting that nothing explains nobody knows what it depends on.
         return [
             part.us if part.category == "wait" else us
@@ -137,7 +137,8 @@ class SavingsFinder:
                 found[number] = union(time[bounded], time[bounded + 1])
         return found
 
-    def _saved(self, scenarios: Sequence[Scenario]) -> list[float]:
+    def saved(self, scenarios: Sequence[Scenario]) -> list[float]:
+        """What each scenario saves, us per step."""
         return [min(ns / 1e3, self._mean_us) for ns in self._replay.saved(scenarios)]
 
 

@@ -28,6 +28,7 @@ from ddltrace.analyzer.model import (
     CollectiveRow,
     Finding,
     PathPart,
+    RootCause,
     Savings,
     StragglerRow,
 )
@@ -77,6 +78,11 @@ _COPY_FIXES: Final = {
     "fill": "use zero_grad(set_to_none=True), and torch.empty where all values are overwritten",
     "other": "look at the largest copies in the table of the critical path's parts",
 }
+_FIX_OF: Final = {name: name for name in ("compute", "data", "copy", "host", "update")} | {
+    "transfer": "network"
+}
+_LINK_FIX: Final = "look at the link between these ranks: its port, its route, what else uses it"
+_SHOWN_CAUSES: Final = 2
 _FIX_ON_ONE_HOST: Final = (
     "look for what takes its core from that rank's communication: other work on the host, more "
     "threads than cores (OMP_NUM_THREADS)"
@@ -172,6 +178,9 @@ def _finding(
 
 
 def _straggler(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
+    if analysis.waiting.is_point_to_point:
+        yield from _root_causes(analysis, savings)
+        return
     share = analysis.summary.sync_overhead_share
     if not share or not analysis.stragglers:
         return
@@ -196,6 +205,33 @@ def _straggler(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
         advice,
         unsure=worst.unsure,
     )
+
+
+def _root_causes(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
+    """What makes ranks wait at sends and receives."""
+    known = [cause for cause in analysis.root_causes if cause.saves_us]
+    for cause in sorted(known, key=lambda row: -(row.saves_us or 0.0))[:_SHOWN_CAUSES]:
+        waiting = cause.direct_us + cause.propagated_us
+        evidence = (
+            f"ranks wait {time_text(waiting)} a step, summed over them, because "
+            f"{root_cause_text(cause)}"
+        )
+        if cause.propagated_us:
+            evidence += f"; {time_text(cause.propagated_us)} of it through other ranks"
+        advice = _LINK_FIX if cause.peer is not None else _FIXES[_FIX_OF.get(cause.activity)]
+        if cause.activity == "compute":
+            advice += "; in a pipeline, move layers from its stage to others"
+        yield _finding(savings, "straggler", cause.saves_us or 0.0, evidence, advice)
+
+
+def root_cause_text(cause: RootCause) -> str:
+    """What a root cause is, as a clause. Safe to print."""
+    if cause.peer is not None:
+        return f"messages from rank {cause.peer} to rank {cause.rank} take longer than others"
+    if cause.activity == "transfer":
+        return f"rank {cause.rank} is longer in collectives of other ranks"
+    name = "" if cause.name is None else f" ({shorten(printable(cause.name), _MAX_NAME)})"
+    return f"{cause.activity}{name} on rank {cause.rank} takes longer than on those that wait"
 
 
 def _lateness(analysis: Analysis, row: StragglerRow) -> str:

@@ -36,6 +36,7 @@ _ASSETS: Final = "ddltrace.analyzer.report"
 TENSORS_SHOWN: Final = 25
 """Rows of the table of exposed tensors."""
 
+_CAUSES_SHOWN: Final = 12
 MAX_PIECES: Final = 20_000
 """Pieces of critical paths that the file holds, over all steps that can be chosen."""
 
@@ -126,6 +127,8 @@ def render(analyzed: Analyzed, trace: Trace, sources: Sequence[Path] | None = No
         idle=idle_text(analysis.summary),
         fits=analysis.cost_fits,
         findings=analysis.findings,
+        waiting=analysis.waiting,
+        root_causes=[row for row in analysis.root_causes[:_CAUSES_SHOWN] if row.share >= 0.01],
         ranks=analysis.ranks,
         sentences=sentences(analysis)[-3:],  # a hang, if there is one, has a box of its own
         tiles=_tiles(analysis.summary),

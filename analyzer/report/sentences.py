@@ -15,7 +15,7 @@ from ddltrace.analyzer.model import (
     Summary,
     stuck_ranks,
 )
-from ddltrace.analyzer.report.advice import cause_text, path_shares
+from ddltrace.analyzer.report.advice import cause_text, path_shares, root_cause_text
 from ddltrace.tracer.exit_status import signal_name, status_text
 
 _NAMES = {
@@ -29,6 +29,8 @@ _NAMES = {
     "idle": "idle",
 }
 _SHOWN_PARTS = 3
+_WAITING_WORTH_SAYING = 0.02
+_MAIN_CAUSE = 0.25
 _WORTH_SAYING = 0.1
 _APART = 1.05  # ranks whose steps lie this far apart: say so
 _SHOWN_RANKS = 8
@@ -184,6 +186,10 @@ def _in_flight(analysis: Analysis) -> str:
 
 
 def _cause(analysis: Analysis) -> str:
+    if analysis.waiting.is_point_to_point:
+        began = _where_waiting_began(analysis)
+        if began:
+            return began
     worst = analysis.stragglers[0] if analysis.stragglers else None
     sync = analysis.summary.sync_overhead_share or 0.0
     if worst is not None and sync >= 0.02 and not worst.unsure:
@@ -221,6 +227,23 @@ def _cause(analysis: Analysis) -> str:
             f"{row.count} of them, {time_text(row.transfer_us_total)} in all."
         )
     return "No rank holds the others up, and no collective was completed by all its ranks."
+
+
+def _where_waiting_began(analysis: Analysis) -> str:
+    """The root causes of waiting at sends and receives; empty where none is worth a word."""
+    mean = analysis.summary.step_us.mean
+    whole = None if mean is None else mean * len(analysis.trace.ranks)
+    if whole and analysis.waiting.total_us < _WAITING_WORTH_SAYING * whole:
+        return ""
+    cost = sum(cause.cost_us for cause in analysis.root_causes)
+    main = [cause for cause in analysis.root_causes[:2] if cause.cost_us >= _MAIN_CAUSE * cost]
+    if not main:
+        return ""
+    waiting = f"Ranks wait for each other {time_text(analysis.waiting.total_us)} a step in all"
+    if whole:
+        waiting += f" ({share_text(analysis.waiting.total_us / whole)} of their time)"
+    told = [f"{share_text(cause.share)} because {root_cause_text(cause)}" for cause in main]
+    return f"{waiting}: {' and '.join(told)}."
 
 
 def _others(analysis: Analysis) -> str:

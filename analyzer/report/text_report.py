@@ -34,6 +34,7 @@ _MAX_NOTES: Final = 8
 _MAX_RANKS: Final = 16
 _MAX_ROWS: Final = 8
 _MAX_SLOW: Final = 5
+_LEAST_CAUSE: Final = 0.01
 
 
 def render_report(analysis: Analysis) -> str:
@@ -51,6 +52,7 @@ def render_report(analysis: Analysis) -> str:
         _cost(analysis),
         _p2p(analysis),
         _stragglers(analysis),
+        _root_causes(analysis),
         _tensors(analysis),
         _findings(analysis),
         _clock(analysis),
@@ -325,6 +327,36 @@ def _stragglers(analysis: Analysis) -> list[str]:
         "a step",
     ]
     return ["Stragglers (steady steps)", *render(header, cells, WIDTH)]
+
+
+def _root_causes(analysis: Analysis) -> list[str]:
+    whole = sum(cause.cost_us for cause in analysis.root_causes)
+    causes = [cause for cause in analysis.root_causes if cause.cost_us >= _LEAST_CAUSE * whole]
+    if not causes or not analysis.waiting.total_us:
+        return []
+    cells = [
+        [
+            f"rank {cause.rank}",
+            cause.activity if cause.peer is None else f"transfer from rank {cause.peer}",
+            cause.name or "",
+            time_text(cause.direct_us),
+            time_text(cause.propagated_us),
+            time_text(cause.slower_us) if cause.peer is not None else "",
+            share_text(cause.share),
+            time_text(cause.saves_us),
+        ]
+        for cause in causes[:_MAX_ROWS]
+    ]
+    header = [
+        "waiting began on", "in", "most in", "direct", "passed on", "slower", "of all", "saves",
+    ]  # fmt: skip
+    total = time_text(analysis.waiting.total_us)
+    over = "a step" if analysis.summary.steps else "in all"
+    return [
+        *_wrapped(f"Root causes of waiting (sums over ranks; {total} of waiting {over})"),
+        *render(header, cells, WIDTH),
+        *_more(len(analysis.root_causes), len(cells)),
+    ]
 
 
 def _tensors(analysis: Analysis) -> list[str]:

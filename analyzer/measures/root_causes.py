@@ -1,0 +1,369 @@
+"""The ranks and activities where waiting began, and what each costs; see `joined/delays.py`.
+
+A link that is slow makes its receiver wait in the transfer, for which no rank comes late. So of
+each transfer between two ranks, what it takes longer than transfers of its size on the other
+links of the job counts beside the waiting that it causes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
+from ddltrace.analyzer.events.interval_sets import (
+    Spans,
+    intersect,
+    length_before,
+    lengths_within,
+    union,
+)
+from ddltrace.analyzer.events.own_work import own_work
+from ddltrace.analyzer.events.rank_scan import RankScan
+from ddltrace.analyzer.events.rank_timeline import CATEGORY
+from ddltrace.analyzer.joined.delays import CAUSES, find_delays
+from ddltrace.analyzer.joined.dependencies import Graph
+from ddltrace.analyzer.joined.join import Joined
+from ddltrace.analyzer.joined.replay import Scenario
+from ddltrace.analyzer.measures.savings import SavingsFinder
+from ddltrace.analyzer.measures.steps import Steps
+from ddltrace.analyzer.model import RankWaiting, RootCause, Waiting
+
+FloatArray = npt.NDArray[np.float64]
+
+_TRANSFER: Final = CAUSES.index("transfer")
+_MOST_OF_IT: Final = 0.5
+_REPLAYED: Final = 16
+"""So many causes, those that cost most, are named and replayed."""
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """What each cause costs, by rank, activity and other side of the link.
+
+    Attributes:
+        rank: The rank.
+        cause: Index in `CAUSES`.
+        peer: The other side; `NULL` for none.
+        direct: Waiting that it causes itself, ns.
+        propagated: Waiting that comes to others through those.
+        slower: Transfer beyond what is usual.
+    """
+
+    rank: IntArray
+    cause: IntArray
+    peer: IntArray
+    direct: FloatArray
+    propagated: FloatArray
+    slower: FloatArray
+
+
+class RootCauseFinder:
+    """Follows the waiting of a run back to where it began.
+
+    Args:
+        scans: Rank -> its scan.
+        joined: All messages.
+        graph: What depends on what.
+        steps: All steps; the steady ones count, or all of the trace where there are none.
+    """
+
+    def __init__(
+        self, scans: Mapping[int, RankScan], joined: Joined, graph: Graph, steps: Steps
+    ) -> None:
+        self._scans, self._joined, self._graph = scans, joined, graph
+        self._work = {rank: own_work(scan) for rank, scan in scans.items()}
+        steady = steps.number[steps.steady]
+        self._numbers = np.unique(
+            np.concatenate([np.empty(0, np.int64), *(scan.step for scan in scans.values())])
+        )
+        self._least_of: dict[int, IntArray] = {}
+        self._steps = max(len(steady), 1)
+        self._windows = _steady_windows(scans, steady)
+        self._counted = _counted(graph, self._windows, everything=not len(steady))
+        self._delays = find_delays(graph, joined, self._work, self._counted)
+        self._slower = _slower_transfers(joined)
+        self._sums = self._sum_up()
+
+    def waiting(self) -> Waiting:
+        """How long ranks wait, and for whom."""
+        blocks, delays = self._graph.blocks, self._delays
+        released = np.append(self._joined.released, NULL_NS)[blocks.message]
+        unknown = self._counted & ((blocks.message == NULL) | (released == NULL_NS))
+        place = np.searchsorted(blocks.ranks, delays.rank)
+        waits = np.bincount(place, weights=delays.waiting, minlength=len(blocks.ranks))
+        caused = np.zeros(len(blocks.ranks))
+        sums = self._sums
+        np.add.at(caused, np.searchsorted(blocks.ranks, sums.rank), sums.direct + sums.propagated)
+        return Waiting(
+            total_us=self._us(float(delays.waiting.sum())),
+            p2p_us=self._us(float(delays.waiting[self._is_p2p()].sum())),
+            unknown_us=self._us(float((blocks.end - blocks.start)[unknown].sum())),
+            ranks=tuple(
+                RankWaiting(rank=rank, waits_us=self._us(own), causes_us=self._us(of))
+                for rank, own, of in zip(blocks.ranks, waits.tolist(), caused.tolist(), strict=True)
+            ),
+        )
+
+    def causes(self, finder: SavingsFinder | None) -> tuple[RootCause, ...]:
+        """The causes, what costs most first.
+
+        Args:
+            parts: Tell what the activity is, of each rank.
+            finder: Replays the steps without a cause; None without steps.
+        """
+        sums = self._sums
+        cost = sums.direct + sums.propagated + sums.slower
+        order = np.argsort(-cost, kind="stable")
+        order = order[cost[order] > 0]
+        saved: list[float | None] = [None] * len(order)
+        if finder is not None:
+            chosen = order[:_REPLAYED].tolist()
+            found = finder.saved(
+                [self._without(index) for index in chosen] + [self._as_others(i) for i in chosen]
+            )
+            pairs = zip(found[: len(chosen)], found[len(chosen) :], strict=True)
+            saved[: len(chosen)] = [
+                whole if whole > _MOST_OF_IT * waited_for else waited_for
+                for waited_for, whole in pairs
+            ]
+        names = self._names(order[:_REPLAYED])
+        total = float(self._delays.waiting.sum())
+        rows = []
+        for index, saves in zip(order.tolist(), saved, strict=True):
+            rank, activity = int(sums.rank[index]), CAUSES[sums.cause[index]]
+            peer = int(sums.peer[index])
+            own = float(sums.direct[index] + sums.propagated[index])
+            rows.append(
+                RootCause(
+                    rank=rank,
+                    activity=activity,
+                    peer=None if peer == NULL else peer,
+                    name=names.get(index),
+                    direct_us=self._us(float(sums.direct[index])),
+                    propagated_us=self._us(float(sums.propagated[index])),
+                    slower_us=self._us(float(sums.slower[index])),
+                    share=own / total if total else 0.0,
+                    saves_us=saves,
+                )
+            )
+        return tuple(rows)
+
+    def _is_p2p(self) -> BoolArray:
+        """Whether each wait is at a send or receive."""
+        row = self._graph.blocks.message[self._delays.block]
+        return np.asarray(self._joined.messages.is_p2p[row])
+
+    def _names(self, chosen: IntArray) -> dict[int, str]:
+        """What the activity of some causes is: where the rank was longer than the other ranks.
+
+        That is the name in which it spent most more than the median of those ranks that have it;
+        of a name that no other rank has, all counts.
+        """
+        found: dict[int, str] = {}
+        for cause in np.unique(self._sums.cause[chosen]).tolist():
+            if cause == _TRANSFER:
+                continue
+            spent = {
+                rank: _time_by_name(scan, CAUSES[cause], self._windows.get(rank))
+                for rank, scan in self._scans.items()
+                if scan.timeline is not None
+            }
+            for index in chosen[self._sums.cause[chosen] == cause].tolist():
+                own = spent.get(int(self._sums.rank[index]), {})
+                others = [times for times in spent.values() if times is not own]
+                more = {}
+                for name, time in own.items():
+                    theirs = [times[name] for times in others if name in times]
+                    more[name] = time - (float(np.median(theirs)) if theirs else 0.0)
+                if more:
+                    found[index] = max(more, key=lambda name: more[name])
+        return found
+
+    def _us(self, ns: float) -> float:
+        return ns / 1e3 / self._steps
+
+    def _sum_up(self) -> _Sums:
+        delays, blocks = self._delays, self._graph.blocks
+        causes = len(CAUSES)
+        ranks = np.repeat(delays.cause_rank, causes)
+        cause = np.tile(np.arange(causes), len(delays))
+        peer = np.where(cause == _TRANSFER, np.repeat(delays.link, causes), NULL)
+        # Slower transfers that ranks are blocked on.
+        row = blocks.message
+        held = self._counted & (row != NULL)
+        late = np.append(self._slower, 0)[row]
+        released = np.append(self._joined.released, NULL_NS)[row]
+        moving = blocks.end - np.clip(released, blocks.start, blocks.end)
+        some = np.flatnonzero(held & (late > 0) & (released != NULL_NS))
+        messages = self._joined.messages
+        keys = np.stack(
+            [
+                np.concatenate([ranks, messages.rank[row[some]]]),
+                np.concatenate([cause, np.full(len(some), _TRANSFER)]),
+                np.concatenate([peer, messages.peer[row[some]]]),
+            ]
+        )
+        found, which = np.unique(keys, axis=1, return_inverse=True)
+        none = np.zeros(len(some))
+
+        def summed(values: FloatArray, more: FloatArray) -> FloatArray:
+            weights = np.concatenate([values, more])
+            sums = np.bincount(which, weights=weights, minlength=found.shape[1])
+            return sums.astype(np.float64)
+
+        return _Sums(
+            rank=found[0],
+            cause=found[1],
+            peer=found[2],
+            direct=summed(delays.direct.ravel(), none),
+            propagated=summed(delays.propagated.ravel(), none),
+            slower=summed(np.zeros(len(cause)), np.minimum(late[some], moving[some])),
+        )
+
+    def _least(self, cause: int) -> IntArray:
+        """In each step, what the rank that is fastest at an activity spends on it, ns."""
+        if cause not in self._least_of:
+            least = np.full(len(self._numbers), np.iinfo(np.int64).max)
+            for rank, scan in self._scans.items():
+                spent = lengths_within(
+                    self._work[rank][CAUSES[cause]], scan.step_start, scan.step_end
+                )
+                np.minimum.at(least, np.searchsorted(self._numbers, scan.step), spent)
+            self._least_of[cause] = least
+        return self._least_of[cause]
+
+    def _as_others(self, index: int) -> Scenario:
+        """The run with a rank no longer at an activity than the rank that is fastest at it.
+
+        So what made nobody wait, as the last stage of a pipeline going backward, is shorter, too.
+        """
+        rank, cause = int(self._sums.rank[index]), int(self._sums.cause[index])
+        if cause == _TRANSFER:
+            return Scenario()
+        scan, work = self._scans[rank], self._work[rank][CAUSES[cause]]
+        own = lengths_within(work, scan.step_start, scan.step_end)
+        more = own - self._least(cause)[np.searchsorted(self._numbers, scan.step)]
+        part = np.append(np.maximum(more, 0) / np.maximum(own, 1), 0.0)
+        # Work is cut where messages are handed over, and of each piece the end is taken out: as
+        # much of it as of the step.
+        messages = self._graph.handed_over[self._joined.rows(rank)]
+        time = np.unique(np.concatenate([work.start, work.end, messages]))
+        start, end = time[:-1], time[1:]
+        mine = lengths_within(work, start, end) > 0
+        start, end = start[mine], end[mine]
+        place = np.searchsorted(scan.step_start, start, side="right") - 1
+        inside = (place >= 0) & (start < np.append(scan.step_end, 0)[place])
+        gone = (end - start) * np.where(inside, part[place], 0.0)
+        return Scenario({rank: union(end - np.rint(gone).astype(np.int64), end)})
+
+    def _without(self, index: int) -> Scenario:
+        """The run without what one cause took longer where others waited for it."""
+        sums, delays = self._sums, self._delays
+        rank, cause = int(sums.rank[index]), int(sums.cause[index])
+        if cause == _TRANSFER:
+            messages = self._joined.messages
+            link = (messages.rank == rank) & (messages.peer == sums.peer[index])
+            return Scenario(transfers=np.where(link & messages.is_p2p, self._slower, 0))
+        mine = np.flatnonzero((delays.cause_rank == rank) & (delays.excess[:, cause] > 0))
+        work = self._work[rank][CAUSES[cause]]
+        came = delays.came[mine]
+        done = length_before(work, came)
+        return Scenario(
+            {rank: intersect(work, union(_when(work, done - delays.excess[mine, cause]), came))}
+        )
+
+
+def _when(spans: Spans, done: IntArray) -> IntArray:
+    """When so much of a set of instants had passed."""
+    if not len(spans.start):
+        return np.zeros(len(done), dtype=np.int64)
+    sums = np.append(0, np.cumsum(spans.end - spans.start))
+    place = np.clip(np.searchsorted(sums, done, side="right") - 1, 0, len(spans.start) - 1)
+    return np.asarray(spans.start[place] + np.maximum(done, 0) - sums[place])
+
+
+def _steady_windows(scans: Mapping[int, RankScan], steady: IntArray) -> dict[int, tuple[int, int]]:
+    """From the start of the first to the end of the last steady step, of each rank that has any."""
+    found = {}
+    for rank, scan in scans.items():
+        mine = np.isin(scan.step, steady)
+        if mine.any():
+            found[rank] = (int(scan.step_start[mine].min()), int(scan.step_end[mine].max()))
+    return found
+
+
+def _counted(
+    graph: Graph, windows: Mapping[int, tuple[int, int]], *, everything: bool
+) -> BoolArray:
+    """Which blocks begin within the window of their rank, or all."""
+    blocks = graph.blocks
+    counted = np.full(len(blocks), everything)
+    for place, rank in enumerate(blocks.ranks):
+        if rank in windows:
+            begin, end = windows[rank]
+            start = blocks.start[blocks.of(place)]
+            counted[blocks.of(place)] = (start >= begin) & (start < end)
+    return counted
+
+
+def _time_by_name(
+    scan: RankScan, activity: str, window: tuple[int, int] | None
+) -> dict[str, float]:
+    """What a rank spent on each name of an activity, ns."""
+    line = scan.timeline
+    if line is None:
+        return {}
+    time, category, name = line.segments
+    rows = np.flatnonzero((category[:-1] == CATEGORY[activity]) & (name[:-1] != NULL))
+    begin, end = time[rows], time[rows + 1]
+    if window is not None:
+        begin, end = np.clip(begin, *window), np.clip(end, *window)
+    sums = np.bincount(name[rows], weights=end - begin, minlength=len(line.names))
+    return {called: total for called, total in zip(line.names, sums.tolist(), strict=True) if total}
+
+
+def _slower_transfers(joined: Joined) -> IntArray:
+    """Of each receive, what its transfer takes longer than usual on the other links, ns.
+
+    Usual is the median, over the other links, of the median transfer of messages of about that
+    size (the same power of two). 0 where there is no other link to compare with.
+    """
+    messages = joined.messages
+    slower = np.zeros(len(messages), dtype=np.int64)
+    rows = np.flatnonzero(
+        messages.op_is("recv") & (joined.partner != NULL) & (messages.end != NULL_NS)
+    )
+    if not len(rows):
+        return slower
+    wait, transfer = joined.wait_and_transfer()
+    rows = rows[(wait[rows] != NULL) & (transfer[rows] >= 0)]
+    size = np.maximum(messages.bytes[joined.partner[rows]], messages.out_bytes[rows])
+    power = np.frexp(np.maximum(size, 1).astype(np.float64))[1]
+    keys = np.stack([power, messages.peer[rows], messages.rank[rows]])
+    links, which = np.unique(keys, axis=1, return_inverse=True)
+    order = np.lexsort((transfer[rows], which))
+    bounds = np.searchsorted(which[order], np.arange(links.shape[1] + 1))
+    middle = (bounds[:-1] + bounds[1:] - 1) // 2
+    typical = transfer[rows][order][middle]
+    usual = np.full(links.shape[1], np.iinfo(np.int64).max)
+    for size_class in np.unique(links[0]).tolist():
+        mine = np.flatnonzero(links[0] == size_class)
+        if len(mine) > 1:
+            usual[mine] = _median_of_others(typical[mine])
+    slower[rows] = np.maximum(transfer[rows] - usual[which], 0)
+    return slower
+
+
+def _median_of_others(values: IntArray) -> IntArray:
+    """For each value the (lower) median of all others."""
+    order = np.argsort(values, kind="stable")
+    rank = np.empty(len(values), dtype=np.int64)
+    rank[order] = np.arange(len(values))
+    middle = (len(values) - 2) // 2
+    place = np.where(rank <= middle, middle + 1, middle)
+    return values[order[place]]
