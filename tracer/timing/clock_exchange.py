@@ -1,18 +1,18 @@
-"""Exchanges of times with rank 0, from which the offset of this clock to rank 0's is found.
+"""Exchanges timestamps with rank 0 to find the offset between its clock and this rank's.
 
-Rank 0 answers on a TCP port whose addresses it publishes through the job's own store; ranks
-must reach each other by TCP anyway. Everything runs on threads of the tracer, with a store
-client of their own, so that no call of the job's ever waits for it. One exchange is
+Rank 0 answers on a TCP port and publishes its addresses through the job's own store; ranks must be
+able to reach each other by TCP anyway. Everything runs on threads of the tracer, with store
+clients of their own, so that no call of the job waits for it. One exchange is
 
     this rank  t0 --------> t1  rank 0
                t3 <-------- t2
 
-and the offset that added to this clock gives rank 0's is ((t1 - t0) + (t2 - t3)) / 2, wrong by
-at most half the round trip (t3 - t0) - (t2 - t1) (RFC 5905, section 8). Of a burst of exchanges
-the one with the shortest round trip is kept.
+The offset to add to this rank's clock is ((t1 - t0) + (t2 - t3)) / 2; its error is at most half the
+round trip (t3 - t0) - (t2 - t1) (RFC 5905, section 8). Of a burst of exchanges, the one with the
+shortest round trip is kept.
 
-Every rank exchanges at its start: that shows whether it shares rank 0's clock indeed. Of each
-other clock, one rank goes on until the end.
+Every rank exchanges at its start, which shows whether it really shares rank 0's clock. Of each
+other clock, one rank continues until the end.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _TOKEN_BYTES: Final = 16
 _ASK: Final = struct.Struct("!Q")
 _ANSWER: Final = struct.Struct("!Qqq")
 _LAST_CALL: Final = (1 << 64) - 1
-"""Sent by rank 0 in place of an answer: it is about to end."""
+"""Rank 0 sends this instead of an answer when it is about to end."""
 
 _BURST: Final = 10
 _LONG_BURST: Final = 50
-"""How often is asked at most while every answer takes longer than it did before."""
+"""The most requests of a burst while every round trip is longer than the one before."""
 _EARLY_ROUNDS_S: Final = (1.0, 2.0, 5.0)
 _PERIOD_S: Final = 10.0
 _ANSWER_TIMEOUT_S: Final = 1.0
@@ -60,7 +60,7 @@ Sample = dict[str, int]
 
 
 class _Store(Protocol):
-    """What is used of a ``torch.distributed.Store``."""
+    """The part of ``torch.distributed.Store`` that is used."""
 
     def set(self, key: str, value: str) -> None: ...
     def get(self, key: str) -> bytes: ...
@@ -69,16 +69,16 @@ class _Store(Protocol):
 
 
 def start(info: RankInfo, save: Save, fault: Fault) -> Callable[[float], object] | None:
-    """Begins to exchange times, or to answer those of others on rank 0.
+    """Starts to exchange timestamps, or on rank 0 to answer.
 
     Args:
-        info: This rank; its ``clock["samples"]`` is filled.
-        save: Brings `info` to disk.
-        fault: Told of what goes wrong.
+        info: This rank; ``clock["samples"]`` is filled in.
+        save: Writes `info` to disk.
+        fault: Called with errors.
 
     Returns:
-        Ends the exchange after a last one, given the seconds that it may take; None if this
-        job has no second rank or no store to find each other through.
+        A function that makes a last exchange within the given number of seconds and stops; None if
+        the job has no second rank, or no store through which ranks find each other.
     """
     if info.world_size < 2:
         return None
@@ -90,19 +90,19 @@ def start(info: RankInfo, save: Save, fault: Fault) -> Callable[[float], object]
         party = Responder(info, store, fault) if info.rank == 0 else Asker(info, store, save, fault)
         os.register_at_fork(after_in_child=quiet(party.close_after_fork, fault))
         party.start()
-    except Exception as error:  # noqa: BLE001 - clocks stay unsure, the job goes on
+    except Exception as error:  # noqa: BLE001 - the job goes on; clocks stay uncertain
         fault("clock exchange", error)
         return None
     return party.stop
 
 
 class Responder(threading.Thread):
-    """Rank 0: tells its time to whoever asks.
+    """Rank 0: answers with its time.
 
     Args:
         info: Rank 0.
-        store: The job's store, through a client of our own.
-        fault: Told of what goes wrong.
+        store: A client of the job's store, used by no other thread.
+        fault: Called with errors.
     """
 
     def __init__(self, info: RankInfo, store: _Store, fault: Fault) -> None:
@@ -119,7 +119,7 @@ class Responder(threading.Thread):
         self._deadline: float | None = None
 
     def run(self) -> None:
-        """Publishes the addresses, then answers until stopped."""
+        """Publishes the addresses and answers until stopped."""
         try:
             try:
                 self._publish()
@@ -128,12 +128,12 @@ class Responder(threading.Thread):
                 for connection in (*self._askers, *self._strangers):
                     _shut(connection)
                 self._listener.close()
-        except Exception as error:  # noqa: BLE001 - clocks stay unsure, the job goes on
+        except Exception as error:  # noqa: BLE001 - the job goes on; clocks stay uncertain
             if not _is_of_ended_store(error):
                 self._fault("clock responder", error)
 
     def stop(self, timeout_s: float) -> bool:
-        """Gives the ranks still connected the time for a last exchange."""
+        """Stops; ranks that are still connected may make a last exchange within the time-out."""
         self._deadline = time.monotonic() + min(timeout_s, _LINGER_S)
         with contextlib.suppress(OSError):
             self._waker.send(b"x")
@@ -141,7 +141,7 @@ class Responder(threading.Thread):
         return not self.is_alive()
 
     def close_after_fork(self) -> None:
-        """In a forked child: lets go of the sockets, which stay the parent's."""
+        """In a forked child: closes its copies of the sockets, which belong to the parent."""
         for open_socket in (self._listener, self._wake, self._waker, *self._askers):
             with contextlib.suppress(OSError):
                 open_socket.close()
@@ -155,7 +155,7 @@ class Responder(threading.Thread):
             "domain": self._info.clock_domain,
         }
         self._store.set(_key("rank0", self._info), json.dumps(record))
-        # Its connection must not outlive the store's server, which may be in another process.
+        # This connection must not outlive the store's server, which may run in another process.
         self._store = None
 
     def _serve(self) -> None:
@@ -184,7 +184,7 @@ class Responder(threading.Thread):
             self._answer(ready)
         elif ready in self._strangers:
             self._strangers.discard(ready)
-            # Sent in one piece by an asker: what comes in pieces is none.
+            # A request is sent in one piece: anything shorter is not a request.
             if secrets.compare_digest(_receive(ready, _TOKEN_BYTES), self._token):
                 self._askers.add(ready)
             else:
@@ -213,13 +213,13 @@ class Responder(threading.Thread):
 
 
 class Asker(threading.Thread):
-    """Any other rank: asks rank 0 for its time, first often, then every ten seconds.
+    """Every other rank: asks rank 0 for its time, frequently at first, then every ten seconds.
 
     Args:
-        info: This rank; its ``clock["samples"]`` is filled.
-        store: The job's store, through a client of our own.
-        save: Brings `info` to disk.
-        fault: Told of what goes wrong.
+        info: This rank; ``clock["samples"]`` is filled in.
+        store: A client of the job's store, used by no other thread.
+        save: Writes `info` to disk.
+        fault: Called with errors.
     """
 
     def __init__(self, info: RankInfo, store: _Store, save: Save, fault: Fault) -> None:
@@ -237,7 +237,7 @@ class Asker(threading.Thread):
         info.clock["samples"] = self._samples
 
     def run(self) -> None:
-        """Exchanges until stopped, or until one exchange has said all there is to say."""
+        """Exchanges until stopped, or once if another rank continues for this clock."""
         try:
             try:
                 if self._find() and self._connect():
@@ -245,12 +245,12 @@ class Asker(threading.Thread):
             finally:
                 if self._connection is not None:
                     _shut(self._connection)
-        except Exception as error:  # noqa: BLE001 - clocks stay unsure, the job goes on
+        except Exception as error:  # noqa: BLE001 - the job goes on; clocks stay uncertain
             if not _is_of_ended_store(error):
                 self._fault("clock exchange", error)
 
     def stop(self, timeout_s: float) -> bool:
-        """Makes a last exchange."""
+        """Makes a last exchange and stops."""
         self._stopping.set()
         with contextlib.suppress(OSError):
             self._waker.send(b"x")
@@ -261,18 +261,18 @@ class Asker(threading.Thread):
         return not self.is_alive()
 
     def close_after_fork(self) -> None:
-        """In a forked child: lets go of the sockets, which stay the parent's."""
+        """In a forked child: closes its copies of the sockets, which belong to the parent."""
         for open_socket in (self._wake, self._waker, self._connection):
             if open_socket is not None:
                 with contextlib.suppress(OSError):
                     open_socket.close()
 
     def _find(self) -> bool:
-        """Waits until rank 0 has said where it is."""
+        """Waits until rank 0 has published its addresses."""
         assert self._store is not None
         key = _key("rank0", self._info)
         deadline = time.monotonic() + _PUBLISH_TIMEOUT_S
-        # Polled, since a `get` that times out makes PyTorch print a warning.
+        # Polled: PyTorch prints a warning when a `get` times out.
         while not self._store.check([key]):
             if self._pause(_POLL_S) or time.monotonic() > deadline:
                 return False
@@ -283,7 +283,7 @@ class Asker(threading.Thread):
         return True
 
     def _is_first(self) -> bool:
-        """Whether this is the first rank of its clock: the one that goes on exchanging."""
+        """Whether this is the first rank of its clock, which continues to exchange."""
         assert self._store is not None
         domain = hashlib.sha256(self._info.clock_domain.encode()).hexdigest()[:16]
         return self._store.add(_key(f"leader/{domain}", self._info), 1) == 1
@@ -300,7 +300,7 @@ class Asker(threading.Thread):
                 connection.settimeout(_ANSWER_TIMEOUT_S)
                 connection.sendall(bytes.fromhex(self._record["token"]))
                 self._connection = connection
-                # Only rank 0 answers: whoever else listens at that address hangs up or is mute.
+                # Only rank 0 answers correctly: another program at that address does not.
                 if self._ask() is not None:
                     return True
             except OSError:
@@ -329,9 +329,9 @@ class Asker(threading.Thread):
         """Waits for the next round.
 
         Returns:
-            Whether it is the last one: this rank or rank 0 is about to end.
+            Whether the next round is the last: this rank or rank 0 is about to end.
         """
-        # Not `Event.wait`: where a library replaces the clock, as the tests of drift do, it
+        # Not `Event.wait`: under a library that replaces the clock, as in the tests of drift, it
         # would wait for a time on another clock.
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake, selectors.EVENT_READ)
@@ -340,13 +340,13 @@ class Asker(threading.Thread):
             return bool(selector.select(seconds))
 
     def _contradicts(self) -> bool:
-        """Whether a clock that should be shared with rank 0 is not, as the exchange shows."""
+        """Whether the exchange contradicts the assumption that rank 0's clock is shared."""
         shares = self._info.clock_domain == self._record["domain"]
         best = min(self._samples, key=lambda sample: sample["rtt_ns"])
         return shares and abs(best["offset_ns"]) > best["rtt_ns"] / 2 + _READING_NS
 
     def _burst(self) -> bool:
-        """Exchanges several times and keeps the best.
+        """Exchanges repeatedly and keeps the sample with the shortest round trip.
 
         Returns:
             Whether rank 0 still answers.
@@ -364,7 +364,7 @@ class Asker(threading.Thread):
         if best is None:
             return False
         if len(self._samples) >= _MAX_SAMPLES:
-            # Of each two neighbours the better: the whole time of the job stays covered.
+            # Keep the better of each two neighbors, so that samples cover the whole job.
             pairs = zip(self._samples[::2], self._samples[1::2], strict=False)
             self._samples[:] = [min(pair, key=lambda s: s["rtt_ns"]) for pair in pairs]
         self._samples.append(best)
@@ -396,7 +396,7 @@ class Asker(threading.Thread):
 
 
 def _own_client() -> _Store | None:
-    """A client of the job's store that no other thread uses."""
+    """A client of the job's store for one thread of the tracer."""
     import torch.distributed as dist
 
     c10d: Any = dist
@@ -405,7 +405,7 @@ def _own_client() -> _Store | None:
     except (AttributeError, ValueError):
         return None
     if store is None:
-        return None  # MPI has none
+        return None  # MPI has no store
     client: _Store | None = None
     if hasattr(store, "clone"):
         try:
@@ -413,7 +413,7 @@ def _own_client() -> _Store | None:
         except RuntimeError as error:
             if "pure virtual" not in str(error):
                 raise
-            # A store of Python's that leaves it out, as that of the backend that sends nothing.
+            # A store in Python may not implement it, such as that of the fake backend.
         return client
     while isinstance(store, c10d.PrefixStore):
         store = store.underlying_store
@@ -425,7 +425,7 @@ def _own_client() -> _Store | None:
 
 
 def _is_of_ended_store(error: Exception) -> bool:
-    """Whether the store's server has ended: a short job does, before its ranks have met."""
+    """Whether the store's server has ended, as in jobs that are over before their ranks meet."""
     import torch.distributed as dist
 
     return isinstance(error, dist.DistError)
@@ -445,7 +445,7 @@ def _listen() -> socket.socket:
 
 
 def _own_addresses(ipv6: bool) -> list[str]:
-    """Addresses under which other ranks may reach this host, the likeliest first."""
+    """Addresses at which other ranks may reach this host, the most likely first."""
     found = [*_ipv4_of_interfaces(), *(_ipv6_of_interfaces() if ipv6 else [])]
     with contextlib.suppress(OSError):
         kind = socket.SOCK_STREAM
@@ -464,7 +464,7 @@ def _ipv4_of_interfaces() -> list[str]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name[:15].encode())
-            with contextlib.suppress(OSError):  # an interface without such an address
+            with contextlib.suppress(OSError):  # the interface has no such address
                 answer = fcntl.ioctl(probe.fileno(), 0x8915, request)  # SIOCGIFADDR
                 addresses.append(socket.inet_ntoa(answer[20:24]))
     return addresses
@@ -483,7 +483,7 @@ def _ipv6_of_interfaces() -> list[str]:
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
-    """Reads so many bytes, fewer if the other side hung up or fell silent."""
+    """Reads up to `size` bytes; fewer if the peer closes the connection or stops sending."""
     received = b""
     try:
         while len(received) < size:
@@ -497,7 +497,8 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 
 def _shut(connection: socket.socket) -> None:
-    # A forked child of the job may hold the descriptor, too: closing ours alone tells nobody.
+    # A forked child of the job may hold the descriptor, too: closing this copy alone does not
+    # end the connection.
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()

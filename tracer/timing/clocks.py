@@ -1,8 +1,8 @@
-"""Which clock a process's times are on.
+"""Identifies the clock of a process.
 
-All times are ``CLOCK_MONOTONIC``. Linux keeps one such clock per boot of a host, a time
-namespace shifts it, and a preloaded library can put its own in its place. Only processes of
-which none of this differs are said to share a clock; the exchanges with rank 0 then check it.
+All times are ``CLOCK_MONOTONIC``. Linux keeps one such clock per boot of a host, a time namespace
+shifts it, and a preloaded library can replace it. Processes are assumed to share a clock only if
+all of these are equal; the exchanges with rank 0 verify it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _GRANULARITY_NS: Final = 1_000
 def clock_domain() -> str:
     """Identifies the monotonic clock of this process.
 
-    Processes with the same value share one clock. A process whose clock is not the kernel's
-    own shares it with nobody.
+    Processes with the same value share one clock. A process under a library that replaces the
+    kernel's clock shares it with no other process.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -42,7 +42,7 @@ def clock_domain() -> str:
 
 
 def is_clock_interposed() -> bool:
-    """Whether something between this process and the kernel changes its monotonic clock."""
+    """Whether a library between this process and the kernel changes the monotonic clock."""
     try:
         if "libfaketime" in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"):
             return True
@@ -55,7 +55,7 @@ def is_clock_interposed() -> bool:
 
 
 def paired_reading() -> dict[str, int]:
-    """The monotonic and the wall clock, read together as closely as can be had."""
+    """Reads the monotonic and the wall clock as closely together as possible."""
     best: tuple[int, int, int] | None = None
     for _ in range(5):
         before = time.monotonic_ns()
@@ -75,7 +75,7 @@ def _agree(kernel_ns: Callable[[], int]) -> bool:
 
 
 def _kernel_clock() -> Callable[[], int] | None:
-    """Reads the kernel's clock by a bare system call, past any library in between."""
+    """A function that reads the kernel's clock by a system call, past any library."""
     number = _GETTIME_SYSCALL.get(platform.machine())
     if number is None or platform.system() != "Linux" or ctypes.sizeof(ctypes.c_long) != 8:
         return None
@@ -84,7 +84,7 @@ def _kernel_clock() -> Callable[[], int] | None:
 
     def kernel_ns() -> int:
         if syscall(number, _CLOCK_MONOTONIC, ctypes.byref(reading)) != 0:
-            return time.monotonic_ns()  # a sandbox forbids the call: nothing to compare with
+            return time.monotonic_ns()  # a sandbox forbids the call: there is no reference
         return int(reading[0]) * 1_000_000_000 + int(reading[1])
 
     return kernel_ns

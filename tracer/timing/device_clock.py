@@ -1,14 +1,14 @@
-"""When work really ran on a device, on the host's clock, without making anybody wait.
+"""Times the work of a device on the host's clock, without synchronization.
 
-The host only launches device work. What the launching thread can do cheaply is to record an
-event into the stream before and after; the device stamps it when it gets there. Here such
-pairs are resolved off the hot path: an event that has passed is read against an *anchor*, an
-event whose host time is known within a bracket. Nothing here synchronizes a stream or the
-device: events are only queried.
+The host only launches device work. Its cheapest way to time the work is to record an event into the
+stream before and after it; the device stamps an event when it reaches it. This module resolves
+such pairs outside the hot path: it relates a completed event to an *anchor*, an event whose host
+time is known within a bracket. Streams and devices are never synchronized; events are only
+queried.
 
-CUDA gives the time between two events as a float32 of milliseconds, whose step grows with the
-distance: 0.06 us at one second, 1 us at ten. So anchors are renewed often, which also
-follows the drift of the two clocks.
+CUDA gives the time between two events as a float32 in milliseconds, whose resolution decreases
+with the distance: 0.06 us at one second, 1 us at ten. Therefore anchors are renewed often, which
+also follows the drift between the two clocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ddltrace.tracer.record.recorder import Recorder
 
 _ANCHOR_PERIOD_NS: Final = 500_000_000
 _ANCHOR_TRIES: Final = 5
-# Looking again and again competes with the job's threads for the interpreter.
+# Frequent polling would compete with the job's threads for the interpreter lock.
 _ANCHOR_TIMEOUT_NS: Final = 2_000_000
 _ANCHOR_RETRY_NS: Final = 100_000_000
 _MAX_UNRESOLVED: Final = 1 << 16
@@ -32,13 +32,13 @@ _POLL_S: Final = 0.005
 
 
 class DeviceEvent(Protocol):
-    """What is used of ``torch.cuda.Event(enable_timing=True)``."""
+    """The part of ``torch.cuda.Event(enable_timing=True)`` that is used."""
 
     def record(self, stream: Any = None) -> None:
-        """Puts the event into a stream, by default the current one."""
+        """Records the event into a stream, by default the current one."""
 
     def query(self) -> bool:
-        """Whether the device has passed the event."""
+        """Whether the device has completed the event."""
 
     def elapsed_time(self, end: Any) -> float:
         """Milliseconds from this event to a later one."""
@@ -46,11 +46,11 @@ class DeviceEvent(Protocol):
 
 @dataclass(frozen=True)
 class Mark:
-    """A place in a stream.
+    """A position in a stream.
 
     Attributes:
-        event: The event that was recorded there.
-        stream: Number of the stream.
+        event: The event recorded there.
+        stream: The stream's number.
     """
 
     event: DeviceEvent
@@ -63,8 +63,8 @@ class Anchor:
 
     Attributes:
         event: The event.
-        host_ns: The middle of the bracket in which it passed.
-        error_ns: Half the bracket.
+        host_ns: Midpoint of the interval in which the event completed.
+        error_ns: Half the length of that interval.
     """
 
     event: DeviceEvent
@@ -76,14 +76,14 @@ class DeviceClock:
     """Relates a device's events to the host's monotonic clock.
 
     Args:
-        new_event: Makes a timing event.
-        record_idle: Records an event into a stream that nothing else uses, so that the device
-            passes it at once.
+        new_event: Creates a timing event.
+        record_idle: Records an event into an otherwise unused stream, so that the device completes
+            it at once.
         now: The host's clock.
 
     Attributes:
-        max_error_ns: How far a time may be off: the largest half bracket of an anchor, and by
-            how much an anchor was off when the next one took its place.
+        max_error_ns: The largest possible error of a time: the largest `error_ns` of an anchor, or
+            the largest correction when an anchor was replaced.
     """
 
     def __init__(
@@ -101,14 +101,14 @@ class DeviceClock:
 
     @property
     def is_set(self) -> bool:
-        """Whether there is an anchor to use."""
+        """Whether an anchor exists."""
         return self._anchor is not None
 
     def renew(self) -> bool:
-        """Takes a new anchor if the present one is old.
+        """Replaces the anchor if it is old.
 
         Returns:
-            Whether there is an anchor to use.
+            Whether an anchor exists.
         """
         now, former = self._now(), self._anchor
         if now < self._retry_ns or (former and now - former.host_ns < _ANCHOR_PERIOD_NS):
@@ -129,7 +129,7 @@ class DeviceClock:
         return True
 
     def host_ns(self, event: DeviceEvent) -> int:
-        """The host's time at which the device passed an event that has passed."""
+        """The host time at which the device completed an event."""
         anchor = self._anchor
         assert anchor is not None
         return anchor.host_ns + round(anchor.event.elapsed_time(event) * 1e6)
@@ -139,32 +139,32 @@ class DeviceClock:
         before = self._now()
         self._record_idle(event)
         deadline = before + _ANCHOR_TIMEOUT_NS
-        # The device passes the event after the last look that did not see it has begun, and before
-        # the first that does has ended.
+        # The event completes after the start of the last query that returned false and before the
+        # end of the first query that returned true.
         asked = before
         while not event.query():
             before, asked = asked, self._now()
             if asked > deadline:
-                return None  # the device is too busy to be asked just now
+                return None  # the device is too busy for a useful bracket
         after = self._now()
         return Anchor(event, (before + after) // 2, (after - before) // 2)
 
 
 class DeviceTimer:
-    """Records when one device did what the host launched.
+    """Records when one device executed the work that the host launched.
 
     Args:
-        recorder: Where resolved intervals go, as events of a stream's lane.
+        recorder: Receives resolved intervals, as events of a stream's lane.
         clock: Relates events to the host's clock.
-        new_event: Makes a timing event, when the pool is empty.
-        current_stream: The stream of this device that work is launched into now, and a number
-            for it.
+        new_event: Creates a timing event when the pool is empty.
+        current_stream: Returns the device's current stream and its number.
         device: The device's index.
-        may_record: Whether events may be put into the current stream: not while it is captured.
+        may_record: Whether events may be recorded into the current stream: not during capture.
 
     Attributes:
         device: The device's index.
-        unresolved: Intervals given up because the device never passed their events in time.
+        unresolved: Intervals that were given up because the device did not complete their events
+            in time.
     """
 
     def __init__(
@@ -190,15 +190,15 @@ class DeviceTimer:
 
     @property
     def num_pending(self) -> int:
-        """Intervals that the device has not been seen to pass."""
+        """Number of intervals that are not known to be complete."""
         return len(self._pending)
 
     def mark(self) -> Mark | None:
         """Records an event into the current stream.
 
         Returns:
-            Where it is; None if the stream is being captured: what is launched into it then
-            becomes part of a graph, and does not run. A capture can begin at any time.
+            Its position; None if the stream is being captured: launched work then becomes part of
+            a graph and does not run. A capture can begin at any time.
         """
         if not self._may_record():
             return None
@@ -212,20 +212,20 @@ class DeviceTimer:
         return Mark(event, number)
 
     def forget(self, mark: Mark) -> None:
-        """Gives back a mark that is not needed after all; not to be used again."""
+        """Returns an unused mark to the pool."""
         self._pool.append(mark.event)
 
     def interval(self, site: int | Callable[[int, int], None], start: Mark | None) -> bool:
         """Ends an interval in the current stream.
 
         Args:
-            site: What it is, a number from `Recorder.site`; or what to call with its start and
-                end when the device has passed them, instead of recording it.
-            start: What `mark` gave; not to be used again. If that was in another stream, what
-                lies between the two is no work of either, and nothing is recorded.
+            site: A number from `Recorder.site`, or a function to call with start and end when the
+                device has completed both, instead of recording an event.
+            start: A result of `mark`, consumed by this call. If it lies in another stream, nothing
+                is recorded: the time between the two belongs to neither stream.
 
         Returns:
-            Whether it will be recorded or called.
+            Whether the interval will be recorded, or the function called.
         """
         if start is None:
             return False
@@ -243,13 +243,13 @@ class DeviceTimer:
         return True
 
     def passed_ns(self, mark: Mark) -> int | None:
-        """When the device passed a mark, on the host's clock; never blocks, from any thread.
+        """The host time at which the device completed a mark; never blocks, callable by any thread.
 
         Args:
-            mark: What `mark` gave; not to be used again.
+            mark: A result of `mark`, consumed by this call.
 
         Returns:
-            The time; None if the device has not passed it, or the clock cannot tell yet.
+            The time; None if the mark is not completed, or there is no anchor yet.
         """
         try:
             if not self._clock.is_set or not mark.event.query():
@@ -259,17 +259,17 @@ class DeviceTimer:
             self.forget(mark)
 
     def resolve(self) -> int:
-        """Turns the intervals that the device has passed into events.
+        """Turns completed intervals into events.
 
         Returns:
-            How many were resolved.
+            Number of resolved intervals.
         """
         if self._used:
             self._used = False
             self._clock.renew()
         resolved = 0
-        # In order of launch: what one stream has not passed holds back the others a little,
-        # which costs time but no truth.
+        # In launch order: a stream that lags delays the resolution of the others, but does not
+        # change their times.
         while self._pending and self._pending[0][2].event.query():
             if not self._clock.renew():
                 break
@@ -284,11 +284,11 @@ class DeviceTimer:
         return resolved
 
     def abandon(self, *, lost_at_ns: int | None = None) -> None:
-        """Counts what will not be resolved any more.
+        """Gives up all pending intervals and counts them.
 
         Args:
-            lost_at_ns: When the device failed, where that is why: whoever waits to be called is
-                called with that as the end, since nobody will know better.
+            lost_at_ns: Time at which the device failed, if it did: pending functions are called
+                with it as the end, because no better time will be known.
         """
         pending = list(self._pending)
         self._pending.clear()
@@ -302,16 +302,16 @@ class DeviceTimer:
 
 
 def stream_lane(stream: int) -> int:
-    """The lane number of a stream in the recorder's rows: thread idents are positive."""
+    """The lane number of a stream in the recorder's rows; thread idents are positive."""
     return -1 - stream
 
 
 class ResolverThread(threading.Thread):
-    """Resolves intervals now and then until it is stopped.
+    """Resolves intervals periodically until it is stopped.
 
     Args:
-        timer: What to resolve.
-        on_fault: Told when the device's events fail, which ends the thread and the timing.
+        timer: The timer to resolve.
+        on_fault: Called when the device's events fail; the thread and the timing end then.
         prepare: Called in the thread before anything else.
     """
 
@@ -338,7 +338,7 @@ class ResolverThread(threading.Thread):
             self._timer.abandon(lost_at_ns=time.monotonic_ns())
 
     def stop(self, timeout_s: float) -> bool:
-        """Gives the device the time-out to pass the last events, then gives up the rest.
+        """Waits up to the time-out for the device to complete the last events, then gives up.
 
         Returns:
             Whether the thread has ended.

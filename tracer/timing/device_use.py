@@ -1,4 +1,4 @@
-"""Whether this process computes on a device, and what times its work there."""
+"""The device of this process, and the timer of its work."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 class DeviceUse:
-    """The one device of this process whose work is timed, once the job is seen to use it.
+    """The one device of this process that is timed, from its first use by the job.
 
     Args:
-        on_start: Is called when the job is first seen to use a device.
+        on_start: Called at the first use.
 
     Attributes:
-        timer: Times the device's work; None while no device is used, or after a failure.
-        failed: Whether timing failed: it is not tried again.
+        timer: Times the device's work; None before the first use and after a failure.
+        failed: Whether timing failed; it is not tried again.
     """
 
     def __init__(self, on_start: Callable[[], None]) -> None:
@@ -26,14 +26,14 @@ class DeviceUse:
         self.failed = False
 
     def start(self, timer: DeviceTimer) -> None:
-        """The job uses a device."""
+        """Starts timing: the job uses a device."""
         self.timer = timer
         self._on_start()
 
     def fail(self) -> None:
-        """Timing failed: no device times from now on."""
+        """Stops timing for good after a failure."""
         self.timer, self.failed = None, True
 
     def forget(self) -> None:
-        """In a forked child, which cannot use its parent's device."""
+        """Stops timing in a forked child, which cannot use its parent's device."""
         self.timer = None
