@@ -63,8 +63,8 @@ _SWITCH_THEME: Final = """(clicks) => {
     return theme;
 }"""
 
-# As dcc.Link does it. dcc.Location cannot: it holds an address without what the timeline has
-# written behind the #, and goes back to that.
+# Navigates as dcc.Link does. dcc.Location cannot: it keeps an address without the part after #,
+# which the timeline writes, and would go back to it.
 _GO: Final = """(address) => {
     if (!address) return;
     history.pushState({}, "", address);
@@ -75,12 +75,12 @@ _PAGES: Final = (("/", "Overview"), ("/timeline", "Timeline"), ("/compare", "Com
 
 
 def create_app(workspace: Workspace, *, loopback: bool = True) -> dash.Dash:
-    """Makes the dashboard of some traces.
+    """Creates the dashboard of some traces.
 
     Args:
         workspace: The traces.
-        loopback: The server is bound to this machine only: requests that name another host
-            are refused (a web page elsewhere could have its name point here).
+        loopback: Whether the server is bound to this machine only. If so, requests that name
+            another host are refused (DNS rebinding).
 
     Returns:
         The Dash app; its ``server`` is the WSGI application.
@@ -162,13 +162,13 @@ def _shell(workspace: Workspace) -> html.Div:
 
 
 def _number(search: str | None, key: str, default: int) -> int:
-    """A whole number from the address; the default where it is something else."""
+    """An integer of the address; the default if it is missing or malformed."""
     text = parse_qs((search or "").lstrip("?")).get(key, [""])[0]
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else default
 
 
 def _trace(search: str | None) -> int:
-    """The trace that pages of one trace show; the comparison keeps it for them."""
+    """The number of the trace that the address names; the comparison page keeps it, too."""
     return _number(search, "trace", _number(search, "a", 0))
 
 
@@ -223,7 +223,7 @@ def _add_shell_callbacks(app: dash.Dash, workspace: Workspace) -> None:
 
 
 def _add_choice_callbacks(app: dash.Dash, num_traces: int) -> None:
-    """Keeps the address and the lists of traces in step."""
+    """Keeps the address and the selection of traces consistent."""
     app.clientside_callback(_GO, Input("go", "data"))
 
     def show_choice(pathname: str | None, search: str | None) -> tuple[int | None, bool]:
@@ -292,7 +292,7 @@ def _make_figure(workspace: Workspace, name: str, search: str | None) -> go.Figu
         pair = (workspace.get(_number(search, "a", 0)), workspace.get(_number(search, "b", 1)))
         return make(pair)
     except TraceError:
-        return None  # the page itself says so
+        return None  # the page shows the reason
 
 
 def _add_timeline_callbacks(app: dash.Dash, workspace: Workspace) -> None:
@@ -340,7 +340,7 @@ def _add_timeline_callbacks(app: dash.Dash, workspace: Workspace) -> None:
 
 
 def _secure(app: dash.Dash, *, loopback: bool) -> None:
-    """Refuses strange hosts, and tells the browser to load nothing from anywhere else."""
+    """Refuses foreign hosts, and lets the browser load resources from this server only."""
     digest = base64.b64encode(hashlib.sha256(_EARLY_SCRIPT.encode()).digest()).decode()
     scripts = " ".join(["'self'", f"'sha256-{digest}'", *app.csp_hashes()])
     policy = (

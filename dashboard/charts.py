@@ -1,6 +1,7 @@
-"""Figures that the HTML report does not have: breakdown, tensors, and two traces compared.
+"""Figures that only the dashboard shows: breakdown, tensors, and comparisons of two traces.
 
-Like the report's they carry roles, not colours; `ddltrace.dashboard.theme.dress` colours them.
+Like the report's figures they carry roles instead of colors; `ddltrace.dashboard.theme.dress`
+colors them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def breakdown(
 
     Args:
         breakdowns: One per rank.
-        beside: Another run's, shown in another figure on the same scale.
+        beside: The breakdowns of another figure that is to have the same scale.
     """
     if not breakdowns:
         return None
@@ -54,7 +55,7 @@ def breakdown(
 
 
 def breakdown_of_runs(runs: Sequence[tuple[str, Sequence[Breakdown]]]) -> go.Figure | None:
-    """The same as means over the ranks of whole runs, one bar per run (ms)."""
+    """Mean time per step of whole runs, over their ranks, one bar per run (ms)."""
     known = [(title, rows) for title, rows in runs if rows]
     if not known:
         return None
@@ -99,7 +100,7 @@ def _stacked(
 
 
 def exposed_tensors(analysis: Analysis) -> go.Figure | None:
-    """The tensors whose communication holds a step up most, with their sizes (ms per step)."""
+    """The tensors with the most exposed communication, with their sizes (ms per step)."""
     rows = [row for row in analysis.tensors if row.exposed_us]
     rows = sorted(rows, key=lambda row: row.exposed_us or 0, reverse=True)[:_MAX_TENSORS]
     if not rows:
@@ -111,7 +112,7 @@ def exposed_tensors(analysis: Analysis) -> go.Figure | None:
         orientation="h",
         meta={"role": "exposed"},
         text=[bytes_text(row.bytes) for row in rows],
-        textposition="outside",  # inside, a size that has no room would not be shown
+        textposition="outside",  # a label inside is hidden where it does not fit
         cliponaxis=False,
         customdata=[
             [time_text(row.ready_us), time_text(row.complete_us), row.bucket or "?"] for row in rows
@@ -128,7 +129,7 @@ def exposed_tensors(analysis: Analysis) -> go.Figure | None:
 
 
 def step_distributions(runs: Sequence[tuple[str, Sequence[float]]]) -> go.Figure | None:
-    """Wall times of the steady steps of two runs (ms), one box with its points per run."""
+    """Wall times of the steady steps of two runs (ms), as a box plot with all points."""
     if not any(values for _, values in runs):
         return None
     figure = base_figure(height=104 + 76 * len(runs))

@@ -20,7 +20,7 @@ from ddltrace.tracer.optional_packages import require_extra
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on. Beyond this machine, everyone who reaches it can read the traces.",
+    help="Address to listen on. Everyone who can reach it can read the traces.",
 )
 @click.option(
     "--port",
@@ -29,10 +29,9 @@ from ddltrace.tracer.optional_packages import require_extra
 )
 @click.option("--no-browser", is_flag=True, help="Do not open a browser.")
 def dashboard(traces: tuple[str, ...], host: str, port: int | None, no_browser: bool) -> None:
-    """Show TRACEs in the browser: overview, timeline, comparison.
+    """Show traces in the browser: overview, timeline, comparison.
 
-    Serves until interrupted with Ctrl-C. Everything comes from this machine; no network is
-    needed.
+    Serves until interrupted with Ctrl-C. All files come from this machine; no network is needed.
     """
     require_extra("dashboard", "ddltrace dashboard")
     from ddltrace.analyzer.trace.opened_trace import open_trace

@@ -1,4 +1,4 @@
-"""Which hosts a request to the dashboard may name."""
+"""Checks the host that a request to the dashboard names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address reaches this machine only."""
+    """Whether a host name or address refers to this machine only."""
     if host == "localhost":
         return True
     try:
@@ -28,13 +28,13 @@ def host_of(header: str) -> str:
 
 
 def check_host() -> Response | None:
-    """Refuses a request that names another machine.
+    """Refuses a request that names another host.
 
-    A page elsewhere can let its own name point at 127.0.0.1 and so read what a local server
-    says (DNS rebinding). The browser then still sends the page's name.
+    A foreign page can let its own name resolve to 127.0.0.1 and so read from a local server (DNS
+    rebinding). The browser then still sends the foreign name.
 
     Returns:
-        None where the request is in order, else an answer with status 403.
+        None if the request is allowed, else a response with status 403.
     """
     from flask import Response, request
 

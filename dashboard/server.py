@@ -1,4 +1,4 @@
-"""Serving the dashboard until interrupted."""
+"""Serves the dashboard until interrupted."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _BACKLOG: Final = 64
 
 
 def bind(host: str, port: int | None) -> socket.socket:
-    """A listening socket.
+    """Opens a listening socket.
 
     Args:
         host: Name or address of the interface.
-        port: The port; None takes the first free one from `FIRST_PORT` on.
+        port: The port; None for the first free one, starting at `FIRST_PORT`.
 
     Raises:
         UsageError: The host is not this machine's, or the port is taken or not allowed.
@@ -73,7 +73,7 @@ def _why_not(host: str, port: int, error: OSError) -> str:
 
 
 def url_of(server: socket.socket) -> str:
-    """The address under which a browser on this machine reaches a socket."""
+    """The address at which a browser on this machine reaches a socket."""
     host, port = server.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1"
@@ -82,7 +82,7 @@ def url_of(server: socket.socket) -> str:
 
 @contextmanager
 def running(app: Flask, listening: socket.socket) -> Iterator[str]:
-    """Answers requests in the background while the context lasts.
+    """Serves in the background for the duration of the context.
 
     Args:
         app: The WSGI application.
@@ -94,9 +94,9 @@ def running(app: Flask, listening: socket.socket) -> Iterator[str]:
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class QuietHandler(WSGIRequestHandler):
-        """Answers without a line per request."""
+        """Serves without a log line per request."""
 
-        protocol_version = "HTTP/1.1"  # connections stay open: a pan asks for frame on frame
+        protocol_version = "HTTP/1.1"  # connections stay open: panning requests many frames
 
         def log(self, type: str, message: str, *args: Any) -> None:
             if type == "error":
@@ -104,7 +104,7 @@ def running(app: Flask, listening: socket.socket) -> Iterator[str]:
 
     host, port = listening.getsockname()[:2]
     with closing(listening):
-        # With a socket of ours: werkzeug ends the process when a port is taken.
+        # With the caller's socket: werkzeug exits the process when a port is taken.
         server = make_server(
             host, port, app, threaded=True, request_handler=QuietHandler, fd=listening.fileno()
         )
@@ -118,14 +118,14 @@ def running(app: Flask, listening: socket.socket) -> Iterator[str]:
 
 
 def serve(app: Flask, listening: socket.socket, ready: Callable[[str], None]) -> None:
-    """Serves until SIGINT or SIGTERM, then returns.
+    """Serves until SIGINT or SIGTERM.
 
     Args:
         app: The WSGI application.
         listening: A listening socket, see `bind`.
-        ready: Called with the address when requests are answered.
+        ready: Called with the address once requests are served.
     """
-    # Not an event: a handler that comes inside the event's own wait would lock itself out.
+    # Not an event: a handler that interrupts the event's own wait would deadlock.
     stopping: SimpleQueue[int] = SimpleQueue()
     former = {
         number: signal.signal(number, lambda number, _: stopping.put(number))
@@ -141,7 +141,7 @@ def serve(app: Flask, listening: socket.socket, ready: Callable[[str], None]) ->
 
 
 def open_browser(url: str) -> None:
-    """Opens a graphical browser if there is one; a text browser would take the terminal."""
+    """Opens a graphical browser if there is one; a text browser would occupy the terminal."""
     if sys.platform.startswith("linux") and not (
         os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     ):

@@ -1,4 +1,4 @@
-"""What the dashboard adds to the palette: its font, and colours for its figures."""
+"""The dashboard's font, and the colors of its figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FONT: Final = (
 GRAPH_CONFIG: Final = {
     "displaylogo": False,
     "responsive": True,
-    # Without this a button of every figure posts its data to a cloud.
+    # Otherwise a button of every figure uploads its data to a cloud service.
     "showSendToCloud": False,
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
 }
@@ -29,7 +29,7 @@ _MODE_BAR_WIDTH: Final = 40
 
 
 def parse_theme(value: object) -> Theme:
-    """The theme that a browser asks for; light for anything unknown."""
+    """The theme that a browser requests; light for unknown values."""
     return "dark" if value == "dark" else DEFAULT_THEME
 
 
@@ -39,14 +39,14 @@ def style_sheet() -> str:
 
 
 def dress(figure: go.Figure, theme: Theme) -> go.Figure:
-    """Colours a figure whose traces name their roles in ``meta``.
+    """Colors a figure whose traces name their roles in ``meta``.
 
     Args:
         figure: The figure; it is not changed.
         theme: Light or dark.
 
     Returns:
-        A coloured copy.
+        A colored copy.
     """
     figure = copy.deepcopy(figure)
     roles, surfaces = ROLES[theme], SURFACES[theme]
@@ -63,7 +63,7 @@ def dress(figure: go.Figure, theme: Theme) -> go.Figure:
         else:
             trace.line.color = roles[role]
         if trace.type == "box":
-            trace.fillcolor = "rgba(128, 128, 128, 0.12)"  # its points are drawn over it
+            trace.fillcolor = "rgba(128, 128, 128, 0.12)"  # the points are drawn on top
     figure.update_layout(
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
@@ -73,7 +73,7 @@ def dress(figure: go.Figure, theme: Theme) -> go.Figure:
             "bordercolor": surfaces["strong-line"],
             "font": {"color": surfaces["ink"], "size": 12},
         },
-        # Beside the figure: above it is the legend.
+        # At the side: the legend is above the figure.
         modebar={"bgcolor": "rgba(0,0,0,0)", "color": surfaces["soft"], "orientation": "v"},
         margin_r=_MODE_BAR_WIDTH,
     )

@@ -17,7 +17,7 @@ _OPEN_NOTES: Final = 4
 
 
 def card(title: str, *children: Any, hint: str = "", wide: bool = False) -> Component:
-    """A titled box; `hint` says in one line how to read it."""
+    """A titled box; `hint` explains in one line how to read it."""
     head: list[Any] = [html.H2(title)]
     if hint:
         head.append(html.P(hint, className="hint"))
@@ -25,11 +25,11 @@ def card(title: str, *children: Any, hint: str = "", wide: bool = False) -> Comp
 
 
 def graph(name: str, height: float) -> Component:
-    """The place of a figure; the callback of its page fills it.
+    """A placeholder for a figure, which the page's callback fills.
 
     Args:
-        name: Under which name the callback knows it.
-        height: Its height in px, so that nothing moves when it comes.
+        name: The name under which the callback finds it.
+        height: Height in px, reserved so that the layout does not move.
     """
     return html.Div(
         dcc.Loading(
@@ -48,21 +48,21 @@ def graph(name: str, height: float) -> Component:
 
 
 def empty(title: str, *lines: Any) -> Component:
-    """What a page or card shows when there is nothing to show."""
+    """Shown in place of a page or card without content."""
     return html.Div([html.H2(title), *(html.P(line) for line in lines)], className="empty")
 
 
 def failed(message: str) -> Component:
-    """A page that could not be made, with the reason."""
+    """A page that failed, with the reason."""
     return html.Main(empty("This trace cannot be shown", message), className="page")
 
 
 def notes_box(notes: Sequence[str], *, of: str = "") -> Component:
-    """What to know before believing a page's numbers; open while it is short.
+    """Limitations of the trace that affect a page's numbers; expanded if there are few.
 
     Args:
         notes: One or more.
-        of: Which trace they are of, where a page shows several.
+        of: The trace they belong to, on pages that show more than one.
     """
     count = "1 thing to know" if len(notes) == 1 else f"{len(notes)} things to know"
     return html.Details(
@@ -76,7 +76,7 @@ def notes_box(notes: Sequence[str], *, of: str = "") -> Component:
 
 
 def tiles(values: Sequence[tuple[str, str, str]]) -> Component:
-    """Numbers at the top of a page: name, value, and what it means."""
+    """Key numbers at the top of a page: name, value and meaning."""
     return html.Div(
         [
             html.Div([html.Span(name), html.Strong(value)], className="tile", title=hint)

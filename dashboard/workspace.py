@@ -1,4 +1,4 @@
-"""The traces that one dashboard shows, loaded once and safe to use from many requests."""
+"""The traces of one dashboard, loaded once and shared by concurrent requests."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ T = TypeVar("T")
 
 _MAX_HITS: Final = 1000
 _TIMES_MORE: Final = 4
-"""What a timeline takes of memory, to what an analysis does: measured, 320 bytes an event to 70."""
+"""Memory of a timeline relative to an analysis: measured 320 bytes per event against 70."""
 _KEPT_SEARCHES: Final = 4
 _STEP_QUERY: Final = re.compile(r"step\s*(\d{1,9})\Z")
 
 
 @dataclass(frozen=True)
 class Search:
-    """What a query found.
+    """The result of a search.
 
     Attributes:
-        rows: For each row of the timeline what of it matches; None where nothing does.
-        total: How many events match.
-        hits: The first ones in time, as dicts that the timeline component understands.
+        rows: For each row of the timeline, the matching events; None if there are none.
+        total: Number of matching events.
+        hits: The first matches in time, as dicts that the timeline component understands.
     """
 
     rows: list[Row | None]
@@ -55,7 +55,7 @@ class Search:
 
 
 class Lazy(Generic[T]):
-    """A value that is made when it is first asked for, once, whoever asks."""
+    """A value that is computed once, on first use, by any thread."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -63,7 +63,7 @@ class Lazy(Generic[T]):
         self._value: T | None = None
 
     def get(self) -> T:
-        """The value; whoever comes while it is made waits for it."""
+        """The value; concurrent callers wait until it is computed."""
         if self._value is None:
             with self._lock:
                 if self._value is None:
@@ -74,13 +74,13 @@ class Lazy(Generic[T]):
 class OpenTrace:
     """One trace of the dashboard: its events, its timeline, its analysis.
 
-    Each is made on first use and apart from the others: the timeline answers while a long
-    analysis is under way.
+    Each of these is created on first use, independently: the timeline responds while a long
+    analysis is running.
 
     Attributes:
-        number: Its place on the command line, from 0; what URLs call it.
-        title: How the dashboard calls it, unique among its traces.
-        trace: The trace itself; of one too long to be held, its last steps.
+        number: Position on the command line, from 0; identifies the trace in URLs.
+        title: Name in the dashboard, unique among its traces.
+        trace: The trace; if it is too long for memory, its last steps.
     """
 
     def __init__(self, number: int, title: str, trace: Trace) -> None:
@@ -119,7 +119,7 @@ class OpenTrace:
 
     @property
     def notes(self) -> list[str]:
-        """What to know before believing the numbers, fit to be shown; it takes the analysis."""
+        """Limitations of the trace that affect its numbers; requires the analysis."""
         trace = self.analysis.trace
         notes = notes_of(self.analysis)
         if trace.status != "complete" or trace.exit_status:
@@ -128,14 +128,14 @@ class OpenTrace:
 
     @property
     def path_lane(self) -> PathLane:
-        """The lane of the critical paths; it takes the analysis."""
+        """The lane of the critical paths; requires the analysis."""
         return self._path_lane.get()
 
     def row(self, number: int) -> Row:
-        """A row of the timeline, or, behind those, of the lane of the critical paths.
+        """A row of the timeline, or, after those, of the lane of the critical paths.
 
         Raises:
-            ValueError: There is no such row.
+            ValueError: The row does not exist.
         """
         count = len(self.timeline.rows)
         if 0 <= number < count:
@@ -146,9 +146,9 @@ class OpenTrace:
         return rows[number - count]
 
     def row_of_event(self, rank: int, event: int) -> tuple[int, int] | None:
-        """Number of the row that shows an event, and the event's position in it.
+        """The row that shows an event, and the event's position in it.
 
-        Of `NO_RANK` an event is a piece of a critical path.
+        For `NO_RANK` an event is a piece of a critical path.
         """
         if rank != NO_RANK:
             return self.timeline.row_of_event(rank, event)
@@ -161,7 +161,7 @@ class OpenTrace:
 
     @property
     def breakdowns(self) -> list[Breakdown]:
-        """Where each rank's steady steps went, for the ranks that tell."""
+        """The breakdown of each rank's steady steps, for ranks that have any."""
         return self._breakdowns.get()
 
     def _break_down(self) -> list[Breakdown]:
@@ -170,7 +170,7 @@ class OpenTrace:
         return [breakdown for breakdown in found if breakdown is not None]
 
     def figure(self, name: str, make: Callable[[OpenTrace], go.Figure | None]) -> go.Figure | None:
-        """A figure of this trace; None where the trace has nothing for it."""
+        """A figure of this trace; None if the trace has no data for it."""
         if name not in self._figures:
             self._figures[name] = make(self)
         return self._figures[name]
@@ -179,20 +179,20 @@ class OpenTrace:
         """A rank's events.
 
         Raises:
-            TraceError: The trace has no such rank.
+            TraceError: The rank does not exist.
         """
         return self.trace.events(rank)
 
     def frame(self, window: Window, rows: list[int], query: str = "") -> bytes:
-        """The intervals to draw for a window of some rows.
+        """The intervals to draw in a window of some rows.
 
         Args:
-            window: Time and width.
-            rows: Numbers of rows.
-            query: Also what matches it, as a second layer.
+            window: Time range and width.
+            rows: Row numbers.
+            query: Adds the matching events as a second layer.
 
         Raises:
-            ValueError: There is no such row.
+            ValueError: A row does not exist.
         """
         layers = [[(number, self.row(number)) for number in rows]]
         if query:
@@ -202,7 +202,7 @@ class OpenTrace:
         return encode_frame(window, layers)
 
     def search(self, query: str) -> Search:
-        """Events whose label, or a tensor of whose, contains a text."""
+        """Finds events whose label or tensor names contain a text."""
         query = query.strip().casefold()
         with self._search_lock:
             if query not in self._searches:
@@ -246,17 +246,17 @@ class OpenTrace:
         return Search(rows, total, [dict(zip(keys, h, strict=True)) for h in hits[:_MAX_HITS]])
 
     def _events_with_tensor(self, rank: int, query: str) -> Bools | None:
-        """Which events of a rank concern a tensor whose name contains a text."""
+        """Marks the events of a rank that concern a tensor whose name contains a text."""
         wanted = [t.id for t in self.trace.tensors(rank) if query in t.name.casefold()]
         if not wanted:
             return None
         return self.timeline.indexes[rank].with_tensors(wanted)
 
     def names(self, numbers: list[int]) -> dict[int, str]:
-        """Labels by their numbers, fit to be shown.
+        """Labels by their numbers, escaped for display.
 
         Raises:
-            ValueError: There is no such label.
+            ValueError: A label does not exist.
         """
         names = self.timeline.names
         if any(not 0 <= number < len(names) for number in numbers):
@@ -264,10 +264,10 @@ class OpenTrace:
         return {number: printable(names[number]) for number in numbers}
 
     def neighbor(self, row_number: int, event: int, direction: int) -> dict[str, Any] | None:
-        """The event that stands before (-1) or after (1) another one in its row.
+        """The event before (-1) or after (1) another one in its row.
 
         Raises:
-            ValueError: There is no such row, or the event is not in it.
+            ValueError: The row does not exist, or the event is not in it.
         """
         row = self.row(row_number)
         here = np.flatnonzero(row.event == event)
@@ -285,7 +285,7 @@ class OpenTrace:
         }
 
     def layout(self) -> dict[str, Any]:
-        """What the timeline component has to know before its first frame."""
+        """The data that the timeline component needs before its first frame."""
         timeline = self.timeline
         return {
             "title": printable(self.title),
@@ -311,19 +311,19 @@ class OpenTrace:
         }
 
     def path_layout(self) -> dict[str, Any]:
-        """What the component has to know of the lane of the critical paths, once it is there."""
+        """The data that the component needs about the lane of the critical paths."""
         lane = self.path_lane
         return {"row": lane.first_row, "rows": len(lane.rows), "used": _roles_in(lane.rows)}
 
     def minimap(self, pixels: int) -> dict[str, Any]:
-        """How busy each rank is with compute and communication, over the whole trace.
+        """The activity of each rank over the whole trace.
 
         Args:
-            pixels: How many columns there are to be.
+            pixels: Number of columns.
 
         Returns:
-            Shares of 0..255 per column: ``compute`` and ``communication``, one list per rank,
-            in the order of ``ranks``.
+            Values of 0..255 per column: ``compute`` and ``communication``, one list per rank, in
+            the order of ``ranks``.
         """
         timeline = self.timeline
         edges = Window(0, max(1, timeline.span_ns), pixels).edges()
@@ -353,14 +353,14 @@ class Workspace:
         """A trace by its number.
 
         Raises:
-            TraceError: There is no such trace.
+            TraceError: The trace does not exist.
         """
         if not 0 <= number < len(self.traces):
             raise TraceError(f"this dashboard has no trace {number}: it shows {len(self.traces)}")
         return self.traces[number]
 
     def warm_up(self, report: Callable[[str], None]) -> None:
-        """Loads everything, so that the first pages open at once; faults are reported."""
+        """Loads everything, so that the first pages open at once; reports errors."""
         for opened in self.traces:
             try:
                 _ = opened.timeline
@@ -377,7 +377,7 @@ def _unique_titles(traces: list[Trace]) -> list[str]:
 
 
 def _roles_in(rows: list[Row]) -> list[str]:
-    """The names of the roles that occur."""
+    """The names of the roles that occur in some rows."""
     present = sum((np.bincount(row.role, minlength=len(Role)) for row in rows), np.zeros(len(Role)))
     return sorted(role.name.lower() for role in Role if present[role])
 

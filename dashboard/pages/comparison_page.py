@@ -1,4 +1,4 @@
-"""The compare page: two traces side by side, on one axis."""
+"""The compare page: two traces side by side, on a common time axis."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def steady_times(analysis: Analysis) -> list[float]:
 
 
 def _lettered(pair: Pair) -> list[tuple[str, OpenTrace]]:
-    """The traces with titles that differ even if somebody compares a trace with itself."""
+    """The traces with distinct titles, even if a trace is compared with itself."""
     return [
         (f"{letter}: {opened.title}", opened) for letter, opened in zip("AB", pair, strict=True)
     ]
@@ -48,7 +48,7 @@ FIGURES: Final[dict[str, Callable[[Pair], go.Figure | None]]] = {
     "compare-ranks-0": lambda pair: charts.breakdown(pair[0].breakdowns, beside=pair[1].breakdowns),
     "compare-ranks-1": lambda pair: charts.breakdown(pair[1].breakdowns, beside=pair[0].breakdowns),
 }
-"""Name of a figure -> how it is made; None where the traces have nothing for it."""
+"""Name of a figure -> the function that makes it; None if the traces have no data for it."""
 
 
 def compare_page(workspace: Workspace, first: int, second: int) -> Component:
@@ -56,8 +56,8 @@ def compare_page(workspace: Workspace, first: int, second: int) -> Component:
 
     Args:
         workspace: All traces.
-        first: Number of the trace that is the basis.
-        second: Number of the trace that is compared with it.
+        first: Number of the baseline trace.
+        second: Number of the trace to compare with the baseline.
 
     Raises:
         TraceError: One of them cannot be analyzed.
@@ -142,7 +142,7 @@ def _chooser(workspace: Workspace, pair: Pair) -> Component:
 
 
 def _verdict(pair: Pair, step: Difference) -> Component:
-    """One sentence: which is faster, and whether the steps can tell."""
+    """States which trace is faster, and whether the difference is significant."""
     notes = [notes_box(side.notes, of=title) for title, side in _lettered(pair) if side.notes]
     if step.change is None or step.low is None or step.high is None or not step.before:
         text = f"Too few steady steps to compare step times: each trace needs {MIN_STEPS}."
@@ -245,8 +245,8 @@ _MEASURES: Final[tuple[tuple[str, _Read, _Show, bool | None, str], ...]] = (
     ("Ranks", lambda a: len(a.trace.ranks), _number_text, None, ""),
     ("Steps", lambda a: a.analysis.trace.steps, _number_text, None, ""),
 )
-"""Name, value, how it is written, whether less of it is better (None: neither is), and the name
-under which a comparison judges it, where one does."""
+"""Name, value, format, whether less is better (None: neither), and the name of the comparison's
+verdict, if it has one."""
 
 
 def _change(

@@ -1,4 +1,4 @@
-"""Everything that is known of one event, and of the same message on the other ranks."""
+"""Details of one event, and of the same message on the other ranks."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _OPPOSITE: Final = {"send": "recv", "recv": "send"}
 
 @dataclass(frozen=True)
 class Part:
-    """One rank's part in a message.
+    """One rank's part of a message.
 
     Attributes:
         rank: Global rank.
         event: Row in that rank's events.
         arrival_ns: When the rank entered it, since the trace's first event.
-        end_ns: When it completed there; None if that was not seen.
-        wait_ns: Time until the last rank arrived; None if a member's record is missing, who may
-            have arrived later.
-        transfer_ns: Time from the last arrival to the end; None if either is not known, or the
+        end_ns: When it completed there; None if that was not observed.
+        wait_ns: Time until the last rank arrived; None if the record of a member is missing, which
+            may have arrived later.
+        transfer_ns: Time from the last arrival to the end; None if either is unknown, or the
             message did not complete here.
         lateness_ns: Arrival minus the median arrival.
-        is_last: Whether the others waited for this rank, as far as that is known.
-        is_completed: Whether it completed there, be it at a time that is not known.
+        is_last: Whether this rank arrived last, among the known arrivals.
+        is_completed: Whether it completed there, possibly at an unknown time.
     """
 
     rank: int
@@ -66,16 +66,16 @@ class TensorLine:
 
 @dataclass(frozen=True)
 class Details:
-    """What the details panel shows of one event.
+    """The content of the details panel for one event.
 
     Attributes:
         title: The event's label.
         kind: Its kind in the trace's schema.
-        facts: Label and value, both fit to be shown.
-        tensors: Tensors that it concerns.
-        num_tensors: How many there are; `tensors` may be cut.
-        parts: For a message: what it was on every rank of which it is known, by rank.
-        missing_ranks: Members of its group of which nothing is known.
+        facts: Labels and values, escaped for display.
+        tensors: The tensors that it concerns.
+        num_tensors: Their number; `tensors` may be truncated.
+        parts: For a message: its part on every rank that recorded it, by rank.
+        missing_ranks: Members of its group without a record of it.
     """
 
     rank: int
@@ -90,15 +90,15 @@ class Details:
 
 
 def describe(opened: OpenTrace, rank: int, event: int) -> Details:
-    """Looks one event up.
+    """Looks up one event.
 
     Args:
         opened: The trace.
-        rank: Whose event it is.
+        rank: The event's rank.
         event: Its row in the rank's events.
 
     Raises:
-        TraceError: The trace has no such rank or event.
+        TraceError: The rank or the event does not exist.
     """
     row = _row(opened, rank, event)
     known = {tensor.id: tensor for tensor in opened.trace.tensors(rank)}
@@ -126,7 +126,7 @@ def describe(opened: OpenTrace, rank: int, event: int) -> Details:
 
 
 def _row(opened: OpenTrace, rank: int, event: int) -> dict[str, Any]:
-    """An event; only what is no message takes the rank's whole table."""
+    """An event as a dict. Only events other than messages read the rank's whole table."""
     index = opened.timeline.indexes.get(rank)
     message = index.message(event) if index else None
     if message is not None:
@@ -189,14 +189,14 @@ def _facts(opened: OpenTrace, rank: int, row: dict[str, Any]) -> list[tuple[str,
 
 
 def _waits_for(waits: pa.Table, message: int) -> int | None:
-    """How long the host waited for a message, in ns; None if no wait was seen."""
+    """How long the host waited for a message, in ns; None if no wait was recorded."""
     found = waits.filter(pc.fill_null(pc.equal(waits["parent"], message), False))
     ended = [w for w in found.to_pylist() if w["end_ns"] is not None]
     return sum(w["end_ns"] - w["start_ns"] for w in ended) if ended else None
 
 
 def _parts(opened: OpenTrace, rank: int, row: dict[str, Any]) -> tuple[list[Part], list[int]]:
-    """A message on all its ranks, and the members of which nothing is known."""
+    """A message on all its ranks, and the members without a record of it."""
     if row["seq"] is None or row["group"] is None:
         return [], []
     if row["op"] in P2P_OPS:
@@ -220,7 +220,7 @@ def _parts(opened: OpenTrace, rank: int, row: dict[str, Any]) -> tuple[list[Part
 
 
 def _part(rank: int, row: dict[str, Any], origin: int, last: int | None, median: float) -> Part:
-    """A rank's part; `last` is when the last member arrived, None if that is not known."""
+    """A rank's part; `last` is the arrival of the last member, None if unknown."""
     arrival, end = row["start_ns"], row["end_ns"]
     completed = row["status"] not in ("open", "failed")
     return Part(
@@ -239,7 +239,7 @@ def _part(rank: int, row: dict[str, Any], origin: int, last: int | None, median:
 def _same_message(
     opened: OpenTrace, member: int, rank: int, row: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """A rank's part in a message."""
+    """Finds a rank's part of a message."""
     messages = opened.timeline.indexes[member].messages
     mask = pc.and_(pc.equal(messages["seq"], row["seq"]), pc.equal(messages["group"], row["group"]))
     for other in messages.filter(pc.fill_null(mask, False)).to_pylist():

@@ -1,4 +1,4 @@
-"""The overview page: where the time went, at a glance."""
+"""The overview page: where the time of a trace goes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FIGURES: Final[dict[str, Callable[[OpenTrace], go.Figure | None]]] = {
     "bandwidth": lambda opened: figures.bandwidth_against_size(opened.analysis),
     "traffic": lambda opened: figures.traffic(opened.analysis),
 }
-"""Name of a figure -> how it is made; None where the trace has nothing for it."""
+"""Name of a figure -> the function that makes it; None if the trace has no data for it."""
 
 _CARDS: Final = (
     ("steps", "Step times", "Each bar is a step's wall time, split along its critical path.", True),

@@ -1,4 +1,4 @@
-"""What was clicked in the lane of the critical paths: where it is, and under which event."""
+"""Details of a piece of a critical path, and the event that contains it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _WORK: Final = ("compute", "device", "steps")
 
 @dataclass(frozen=True)
 class PieceDetails:
-    """What the details panel shows of a piece of a critical path.
+    """The content of the details panel for a piece of a critical path.
 
     Attributes:
-        title: What the piece is.
-        facts: Label and value, both fit to be shown.
-        rank: Whose time it is; of a message: who waits for it.
-        event: Row in that rank's events of what it is a part of; None where nothing is seen.
+        title: The activity of the piece.
+        facts: Labels and values, escaped for display.
+        rank: The rank whose time it is; for a message, the rank that waits for it.
+        event: Row of the containing event in that rank's events; None if nothing was recorded.
     """
 
     title: str
@@ -35,10 +35,10 @@ class PieceDetails:
 
 
 def describe_piece(opened: OpenTrace, number: int) -> PieceDetails:
-    """Looks one piece of the critical paths up.
+    """Looks up one piece of the critical paths.
 
     Raises:
-        ValueError: There is no such piece.
+        ValueError: The piece does not exist.
     """
     lane = opened.path_lane
     step, path, piece = lane.piece(number)

@@ -1,4 +1,4 @@
-"""What each rank's time went into: parts that are disjoint and sum to its steps."""
+"""The time of each rank, split into disjoint parts that sum to its steps."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Breakdown:
     """Mean per step of one rank's time, in microseconds.
 
     Attributes:
-        rank: Whose it is.
-        steps: How many steps it is a mean over; 0: the whole trace, which has no steps.
-        parts_us: `PARTS` -> time. ``compute`` is computing without communication, less the
-            optimizer's ``update``; ``overlap`` computing and communication at once;
-            ``exposed`` communication alone; ``copies``, then ``data`` what nothing before it
-            covers; ``idle`` the rest. They sum to the mean duration of a step.
+        rank: Global rank.
+        steps: Number of steps in the mean; 0 for the whole trace, if it has no steps.
+        parts_us: `PARTS` -> time. ``compute`` is compute without communication and without the
+            optimizer's ``update``; ``overlap`` is compute and communication at once; ``exposed`` is
+            communication alone; ``copies`` and then ``data`` cover time that no earlier part
+            covers; ``idle`` is the rest. The parts sum to the mean duration of a step.
         messages: Mean number of messages that start in a step.
-        message_bytes: Mean per step of their input bytes; of a receive, none.
+        message_bytes: Mean per step of their input bytes; a receive counts as zero.
     """
 
     rank: int
@@ -49,14 +49,14 @@ class Breakdown:
 
 
 def read_activity(table: pa.Table) -> Activity:
-    """A rank's activity as the analyzer defines it."""
+    """A rank's activity, by the analyzer's definitions."""
     columns = Columns(table)
     messages = read_messages(columns)
     return measure_activity(columns, messages, read_waits(columns, messages))
 
 
 def exposed(activity: Activity) -> Spans:
-    """Communication while the rank does not compute; nothing where compute is not known."""
+    """Communication while the rank does not compute; empty if its compute is unknown."""
     return EMPTY if activity.compute is None else subtract(activity.comm, activity.compute)
 
 
@@ -64,12 +64,12 @@ def break_down(rank: int, table: pa.Table, steady: Collection[int]) -> Breakdown
     """Splits a rank's time into `PARTS`.
 
     Args:
-        rank: Whose events they are.
-        table: The events.
-        steady: Numbers of the steps to look at; empty: the whole trace.
+        rank: Global rank.
+        table: The rank's events.
+        steady: Numbers of the steps to include; empty for the whole trace.
 
     Returns:
-        The breakdown, or None where the trace does not tell when the rank computes.
+        The breakdown; None if the trace does not record when the rank computes.
     """
     columns = Columns(table)
     messages = read_messages(columns)

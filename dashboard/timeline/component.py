@@ -1,4 +1,4 @@
-"""The timeline as Dash sees it; the component itself is ``assets/timeline.js``."""
+"""The Dash side of the timeline component, which is implemented in ``assets/timeline.js``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Timeline(Component):
     Keyword Args:
         id: Dash id.
         trace: Number of the trace.
-        link: Key under which the address keeps the view; without it, it does not.
-        sync: Timelines of one name show the same window of time.
-        sync_follower: Of synchronized timelines: keys are for the others unless it has focus.
-        compact: Shown beside another one, with no panel for what is selected or measured.
-        selected: What the user clicked: ``{rank, row, event}``.
-        range: What the user measured: start and end in ns.
+        link: Key under which the address keeps the view; without it, the address does not.
+        sync: Timelines with the same value show the same window of time.
+        sync_follower: Whether keys go to the other synchronized timelines unless this has focus.
+        compact: Whether to leave out the panels for selection and measurement.
+        selected: The event that the user clicked: ``{rank, row, event}``.
+        range: The interval that the user measured: start and end in ns.
         flow: Intervals to connect: ``[{row, event, start, end, last}]``.
         goto: An interval to show: ``{rank, row, event, start, end}``.
     """

@@ -1,7 +1,7 @@
-"""What of a rank's events is kept at hand, because a click or a search asks for it.
+"""The columns of a rank's events that clicks and searches need, kept in memory.
 
-A trace keeps only its most recent ranks in memory, and reading one again takes seconds where
-it has millions of events.
+A trace keeps only its most recently used ranks in memory, and reading a rank with millions of
+events again takes seconds.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ class EventIndex:
     """A rank's messages, its waits, and the tensors of all its events.
 
     Attributes:
-        messages: Their columns, and in ``event`` their rows in the rank's events, ascending.
-        waits: Some of their columns.
-        tensors: Ids of the tensors of every event, a list for each.
+        messages: Columns of the messages, and in ``event`` their rows among the rank's events,
+            ascending.
+        waits: Some columns of the waits.
+        tensors: The ids of the tensors of every event, one list per event.
     """
 
     messages: pa.Table
@@ -32,7 +33,7 @@ class EventIndex:
     tensors: pa.ListArray
 
     def message(self, event: int) -> dict[str, Any] | None:
-        """The message in a row of the rank's events; None where another event stands there."""
+        """The message in a row of the rank's events; None if the row holds another event."""
         rows = self.messages["event"].to_numpy()
         at = int(np.searchsorted(rows, event))
         if at == len(rows) or rows[at] != event:
@@ -41,7 +42,7 @@ class EventIndex:
         return row
 
     def with_tensors(self, ids: list[int]) -> npt.NDArray[np.bool_]:
-        """Which events concern one of some tensors, shape (events,)."""
+        """Marks the events that concern one of some tensors, shape (events,)."""
         parents = pc.list_parent_indices(self.tensors).to_numpy(zero_copy_only=False)
         hit = np.isin(pc.list_flatten(self.tensors).to_numpy(zero_copy_only=False), ids)
         touched = np.zeros(len(self.tensors), dtype=bool)
@@ -50,7 +51,7 @@ class EventIndex:
 
 
 def index_events(table: pa.Table) -> EventIndex:
-    """Takes out of a rank's events what is kept."""
+    """Extracts the kept columns from a rank's events."""
     messages, waits = (_rows_of(table, kind) for kind in ("message", "wait"))
     return EventIndex(
         messages=table.take(messages).append_column("event", messages).combine_chunks(),

@@ -1,9 +1,9 @@
-"""A frame: the intervals that one drawing of the timeline needs, as bytes.
+"""The binary encoding of a frame: the intervals for one drawing of the timeline.
 
 Little-endian: a header of 32 bytes (magic, number of intervals n as uint32; window start and
-end in ns as float64; pixels and a zero as uint32), then one column after the other: start and
-end (float64, ns since the trace's first event; exact up to 104 days), name, event, count and
-row (uint32), role, cover (share of the pixel that is busy, of 255) and match (uint8).
+end in ns as float64; pixels and a zero as uint32), followed by the columns: start and end (float64,
+ns since the trace's first event; exact up to 104 days), name, event, count and row (uint32), role,
+cover (busy share of the pixel, in 1/255) and match (uint8).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _MAX_TIME: Final = 1 << 53
 
 @dataclass(frozen=True)
 class Window:
-    """What a frame is to show.
+    """The window of a frame.
 
     Attributes:
         start_ns: Start of the window, since the trace's first event.
         end_ns: End of the window.
-        pixels: How many pixels it is wide.
+        pixels: Width in pixels.
     """
 
     start_ns: int
@@ -43,7 +43,7 @@ class Window:
             raise ValueError("a window is 1 to 16384 pixels wide")
 
     def edges(self) -> I64:
-        """Edges of the pixels in ns, strictly increasing; a pixel is never under 1 ns."""
+        """Edges of the pixels in ns, strictly increasing; a pixel is at least 1 ns wide."""
         width = self.end_ns - self.start_ns
         pixels = min(self.pixels, width)
         whole, rest = divmod(width, pixels)
@@ -55,9 +55,9 @@ def encode_frame(window: Window, layers: list[list[tuple[int, Row]]]) -> bytes:
     """Reduces rows to a window and encodes the result.
 
     Args:
-        window: What to show.
-        layers: Rows with their numbers; first the rows themselves, then, where somebody
-            searches, the same rows with only what matches.
+        window: The window.
+        layers: Rows with their numbers: first all of them, then, during a search, the same rows
+            with the matching intervals only.
 
     Returns:
         The frame.

@@ -1,12 +1,12 @@
-"""Level of detail: one row of intervals, reduced to at most one interval per pixel.
+"""Level of detail: reduces a row of intervals to at most one interval per pixel.
 
-A row is a sequence of intervals that do not overlap, so its starts *and* its ends are sorted
-and a window is found by binary search. For each pixel the longest interval that starts in it
-wins. Which one that is comes from tables made once: within blocks, the longest interval up to
-and from each place; over blocks, the longest of every run whose length is a power of two (a
-sparse table: Bender and Farach-Colton, The LCA Problem Revisited, 2000). Any range is the end
-of one block, two overlapping runs, and the beginning of another block, so that the work of a
-reduction grows with the number of pixels and not with the number of intervals.
+The intervals of a row do not overlap, so both starts and ends are sorted and binary search finds a
+window. Of the intervals that start in a pixel, the longest is kept. It is looked up in tables that
+are computed once: within blocks, the longest interval up to and from each position; over blocks,
+the longest of every run whose length is a power of two (a sparse table: Bender and Farach-Colton,
+The LCA Problem Revisited, 2000). Any range consists of the end of one block, two overlapping runs
+and the beginning of another block, so the cost of a reduction grows with the number of pixels, not
+with the number of intervals.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ BLOCK: Final = 64
 """Intervals per block."""
 
 _CHUNK: Final = 1 << 14
-"""Blocks that are looked at together while the tables are made: bounds the memory for it."""
+"""Blocks that are processed together while the tables are computed: bounds the memory."""
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """The intervals of one row that stand for a window, in order of start.
+    """The intervals of one row that represent a window, in order of start.
 
     Attributes:
         position: Positions in the row, shape (m,).
-        count: How many intervals each one stands for, shape (m,): those that start in the
+        count: Number of intervals that each one represents, shape (m,): those that start in the
             same pixel, itself included.
         cover: Share of its pixel that the row's intervals cover, 0..1, shape (m,); 1 for an
-            interval that stands for itself only.
+            interval that represents only itself.
     """
 
     position: I64
@@ -48,8 +48,8 @@ class RowIndex:
 
     Attributes:
         start: Starts in ns, shape (n,), sorted.
-        covered: Sum of the durations of all intervals before position i, shape (n + 1,).
-            It holds the durations, too: two arrays tell start, end and coverage.
+        covered: Sum of the durations of all intervals before position i, shape (n + 1,). It
+            contains the durations, so two arrays give start, end and coverage.
     """
 
     def __init__(self, start: I64, end: I64) -> None:
@@ -82,7 +82,7 @@ class RowIndex:
         return durations
 
     def covered_until(self, times: I64) -> I64:
-        """Time in ns that the row's intervals cover before each of some times."""
+        """Time in ns that the row's intervals cover before each of the given times."""
         return self._covered_until(times, np.searchsorted(self.start, times))
 
     def _covered_until(self, times: I64, first: I64) -> I64:
@@ -94,15 +94,15 @@ class RowIndex:
         return covered
 
     def reduce(self, edges: I64) -> Reduction:
-        """Picks the intervals to draw in a window.
+        """Selects the intervals to draw in a window.
 
         Args:
-            edges: Pixel edges in ns, shape (pixels + 1,), increasing. They are int64 like
-                the starts: a float key would make numpy cast the whole row at any zoom.
+            edges: Pixel edges in ns, shape (pixels + 1,), increasing; int64 like the starts,
+                because a float key would make numpy convert the whole row.
 
         Returns:
-            At most one interval for each pixel in which an interval starts (the longest; the
-            first of equals), and before them the one that runs into the window, if any.
+            At most one interval for each pixel in which an interval starts (the longest; the first
+            of equals), preceded by the interval that extends into the window, if any.
         """
         assert edges.dtype == np.int64
         first = np.searchsorted(self.start, edges)
@@ -134,7 +134,7 @@ class RowIndex:
         return best
 
     def _look_through(self, low: I64, high: I64) -> I64:
-        """The same, by looking at all intervals of the ranges: quicker while they are few."""
+        """`_longest` by scanning all intervals of the ranges, faster while they are few."""
         if not len(low):
             return low
         duration = np.diff(self.covered[low[0] : high[-1] + 1])
@@ -145,7 +145,7 @@ class RowIndex:
         return found
 
     def _look_up(self, low: I64, last: I64) -> I64:
-        """The same for ranges that begin in one block and end in a later one."""
+        """`_longest` for ranges that begin in one block and end in a later one."""
         best: I64 = low + self._from[low]
         begin, count = low // BLOCK + 1, last // BLOCK - low // BLOCK - 1
         some = np.flatnonzero(count > 0)
@@ -157,12 +157,12 @@ class RowIndex:
         return self._longer(best, last - self._until[last])
 
     def _longer(self, former: I64, latter: I64) -> I64:
-        """The longer interval of each pair; the former of equals."""
+        """The longer interval of each pair; the first of equals."""
         longer: I64 = np.where(self.duration(latter) > self.duration(former), latter, former)
         return longer
 
     def _look_at_all(self, low: I64, high: I64) -> I64:
-        """The same for short ranges, by looking at each of their intervals."""
+        """`_longest` for short ranges, by scanning their intervals."""
         length = high - low
         offset = np.cumsum(length) - length
         position = np.arange(int(length.sum())) - np.repeat(offset - low, length)
@@ -177,12 +177,12 @@ class RowIndex:
 def _within_blocks(
     duration: I64,
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-    """Where the longest interval of a block is, up to each place and from it on.
+    """Finds the longest interval of each block, up to and from each position.
 
     Returns:
-        For each interval: how far before it the longest of its block up to it stands; how far
-        behind it the longest of its block from it on stands; and for each block the position
-        of its longest interval. Of equals it is always the first.
+        For each interval, the distance back to the longest interval of its block up to it, and the
+        distance forward to the longest from it on; for each block the position of its longest
+        interval. Always the first of equals.
     """
     blocks = -(-len(duration) // BLOCK)
     until = np.zeros((blocks, BLOCK), dtype=np.uint8)
@@ -194,14 +194,14 @@ def _within_blocks(
         padded = np.full((last - first, BLOCK), -1, dtype=np.int64)
         part = duration[first * BLOCK : last * BLOCK]
         padded.reshape(-1)[: len(part)] = part
-        # Going forward, a new longest one is longer than all before it ...
+        # Forward: a new longest interval is longer than all before it ...
         most = np.maximum.accumulate(padded, axis=1)
         is_new = np.ones(padded.shape, dtype=bool)
         is_new[:, 1:] = most[:, 1:] > most[:, :-1]
         at = np.maximum.accumulate(np.where(is_new, place, 0), axis=1).astype(np.uint8)
         until[first:last] = place - at
         longest[first:last] = at[:, -1] + np.arange(first, last) * BLOCK
-        # ... going backward, it is as long as all behind it.
+        # ... backward: it is at least as long as all after it.
         most = np.maximum.accumulate(padded[:, ::-1], axis=1)[:, ::-1]
         at = np.where(padded == most, place, BLOCK)[:, ::-1]
         at = np.minimum.accumulate(at, axis=1)[:, ::-1].astype(np.uint8)
@@ -210,7 +210,7 @@ def _within_blocks(
 
 
 def _runs_of_blocks(longest: npt.NDArray[np.int32], duration: I64) -> npt.NDArray[np.int32]:
-    """Position of the longest interval of 2**k blocks from block b on, at [k, b]."""
+    """Position of the longest interval of the 2**k blocks that start at block b, at [k, b]."""
     powers = max(1, len(longest).bit_length())
     runs = np.zeros((powers, len(longest)), dtype=np.int32)
     runs[0] = longest

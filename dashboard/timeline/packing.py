@@ -1,4 +1,4 @@
-"""Packing of intervals into rows, so that those that overlap do not hide each other."""
+"""Packs intervals into rows so that overlapping intervals do not hide each other."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import numpy.typing as npt
 I64 = npt.NDArray[np.int64]
 
 MAX_ROWS: Final = 24
-"""Rows of one lane; what overlaps more than this shares the last row."""
+"""Rows of one lane; intervals that need more share the last row."""
 
 
 def pack(start: I64, end: I64, max_rows: int = MAX_ROWS) -> npt.NDArray[np.int32]:
-    """Gives each interval the lowest row that is free when it starts.
+    """Assigns each interval the lowest row that is free when it starts.
 
-    Intervals of one thread nest, and then the row is the depth of the call. Messages may
-    overlap in any way; they stack.
+    Intervals of one thread nest, and their row is the depth of the call. Messages may overlap
+    arbitrarily; they stack.
 
     Args:
-        start: Starts in ns, sorted; of equal starts the longer interval comes first.
+        start: Starts in ns, sorted; of equal starts the longer interval first.
         end: Ends in ns.
-        max_rows: How many rows there may be; the rest goes to the last one.
+        max_rows: Maximum number of rows; further intervals go to the last one.
 
     Returns:
         The row of each interval, shape (n,), from 0.
     """
     if not len(start):
         return np.zeros(0, dtype=np.int32)
-    # An instant takes its place, too.
+        # An interval of zero length occupies a row as well.
     end = np.maximum(end, start + 1)
     # While intervals nest, an interval's depth is the number of those that still run.
     row = np.arange(len(start)) - np.searchsorted(np.sort(end), start, side="right")
@@ -72,7 +72,7 @@ def _pack_greedily(start: I64, end: I64) -> I64:
 
 
 def cut_overlaps(start: I64, end: I64) -> I64:
-    """Ends of intervals cut where the next one starts, for a row that has to be shared."""
+    """Shortens intervals to the start of the next one, for a row that has to be shared."""
     if not len(start):
         return end
     return np.append(np.minimum(end[:-1], start[1:]), end[-1])

@@ -1,8 +1,8 @@
-"""The lane above all ranks: the critical path of every step, piece after piece.
+"""The lane above all ranks: the critical path of every step, piece by piece.
 
-Steps of which the next begins before the one has ended on all ranks stand in rows of their
-own. A piece is known by its number: its place in the paths of all steps, one after the other.
-All times here are nanoseconds since the trace's first event.
+Steps that overlap, because one rank starts the next step before another ends the last one, have
+rows of their own. A piece is identified by its number: its position in the concatenated paths of
+all steps. All times here are nanoseconds since the trace's first event.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     pass
 
 NO_RANK: Final = -1
-"""Stands for the rank of what belongs to none."""
+"""The rank of intervals that belong to no rank."""
 
 _ROLE: Final = np.array([Role[category.upper()] for category in CATEGORIES], dtype=np.uint8)
 _MAX_ROWS: Final = 4
@@ -36,11 +36,11 @@ class PathLane:
 
     Attributes:
         rows: Its rows; the event of an interval is the number of its piece.
-        first_row: The number of the first one, behind the rows of the timeline.
+        first_row: The number of its first row, after the rows of the timeline.
         steps: Numbers of the steps, in the order of their starts.
         paths: Their critical paths.
-        first: Number of the first piece of each path, and of how many there are in all.
-        origin_ns: Of the trace.
+        first: Number of the first piece of each path, then the total number of pieces.
+        origin_ns: Time of the trace's first event.
     """
 
     rows: list[Row]
@@ -51,10 +51,10 @@ class PathLane:
     origin_ns: int
 
     def piece(self, number: int) -> tuple[int, Path, PathPiece]:
-        """The step of a piece, its path, and the piece itself, its times on the trace's clock.
+        """The step of a piece, its path, and the piece itself, on the trace's clock.
 
         Raises:
-            ValueError: There is no such piece.
+            ValueError: The piece does not exist.
         """
         if not 0 <= number < int(self.first[-1]):
             raise ValueError(f"the critical paths have {int(self.first[-1])} pieces")
@@ -66,12 +66,12 @@ class PathLane:
 def build_path_lane(
     paths_of_steps: Mapping[int, Path], timeline: Timeline, origin_ns: int
 ) -> PathLane:
-    """Makes the lane; its labels are added to the timeline's.
+    """Builds the lane and adds its labels to the timeline's.
 
     Args:
         paths_of_steps: Step -> its critical path.
         timeline: The timeline of the same trace.
-        origin_ns: The trace's first event.
+        origin_ns: Time of the trace's first event.
     """
     found = sorted(
         ((path, step) for step, path in paths_of_steps.items() if len(path)),
@@ -99,12 +99,12 @@ def build_path_lane(
 def _columns(
     paths: list[Path], timeline: Timeline
 ) -> tuple[I64, I64, npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-    """Start, end, role and label of all pieces. A label says where, too: the path wanders."""
+    """Start, end, role and label of all pieces. A label includes the rank, which changes."""
     start, end, rank, category, name = (
         np.concatenate([getattr(path, column) for path in paths]).astype(np.int64)
         for column in ("start", "end", "rank", "category", "name")
     )
-    names = [*paths[0].names, *CATEGORIES]  # what has no name is called by its category
+    names = [*paths[0].names, *CATEGORIES]  # a piece without a name shows its category
     called = np.where(name >= 0, name, len(names) - len(CATEGORIES) + category)
     pairs, which = np.unique(rank * len(names) + called, return_inverse=True)
     texts = [f"rank {pair // len(names)}: {names[pair % len(names)]}" for pair in pairs.tolist()]

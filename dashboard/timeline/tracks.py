@@ -1,7 +1,7 @@
-"""The timeline's tracks: a trace's events, sorted into rows that can be drawn.
+"""The timeline's tracks: the events of a trace, arranged in rows for drawing.
 
-Each rank has tracks (steps, compute per thread, gradients, waits, communication per lane,
-device streams), each track has rows, and in a row no two intervals overlap. All times here are
+Each rank has tracks (steps, compute per thread, gradients, waits, communication per lane, device
+streams), each track has rows, and the intervals of a row do not overlap. All times here are
 nanoseconds since the trace's first event.
 """
 
@@ -33,7 +33,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Role(IntEnum):
-    """What an interval is, which is what its colour says."""
+    """The role of an interval, which determines its color."""
 
     STEP = 0
     FORWARD = 1
@@ -58,7 +58,7 @@ class Role(IntEnum):
 
 
 NO_EVENT: Final = -1
-"""Stands for the event of an interval that was computed, not recorded."""
+"""The event of an interval that was computed, not recorded."""
 
 
 _ROLE_OF_KIND: Final = {
@@ -91,9 +91,9 @@ class Row:
     """One row of a track.
 
     Attributes:
-        index: The intervals, ready to be reduced.
+        index: The intervals, indexed for reduction.
         event: Row of each interval in the rank's event table.
-        name: Number of each interval's label in `Timeline.names`; of a step: its number.
+        name: Number of each interval's label in `Timeline.names`; for a step, the step number.
         role: `Role` of each interval.
     """
 
@@ -108,13 +108,13 @@ class Track:
     """One track: a kind of activity of one rank.
 
     Attributes:
-        rank: Whose it is.
+        rank: Global rank.
         kind: ``steps``, ``compute``, ``gradients``, ``waits``, ``communication``,
             ``exposed``, ``device``.
-        label: What stands before it: the lane's name, or the kind's.
+        label: Shown before the track: the name of the lane or of the kind.
         first_row: Number of its first row in `Timeline.rows`.
-        num_rows: How many rows it has.
-        crowded: Its last row is shared by intervals that overlap, drawn shortened.
+        num_rows: Number of its rows.
+        crowded: Whether overlapping intervals share the last row and are drawn shortened.
     """
 
     rank: int
@@ -127,16 +127,16 @@ class Track:
 
 @dataclass
 class Timeline:
-    """A trace, ready to be drawn.
+    """A trace, arranged for drawing.
 
     Attributes:
         tracks: From top to bottom.
         rows: All rows of all tracks, in the same order.
         names: Labels of intervals.
         span_ns: Time from the first start to the last end.
-        num_events: How many events the rows hold.
+        num_events: Number of events in the rows.
         busy: Rank -> its compute and communication, each as disjoint intervals.
-        indexes: Rank -> what of its events is kept at hand.
+        indexes: Rank -> the columns of its events that are kept in memory.
     """
 
     tracks: list[Track] = field(default_factory=list)
@@ -149,7 +149,7 @@ class Timeline:
     _number_of_name: dict[str, int] = field(default_factory=dict)
 
     def intern(self, labels: list[str]) -> npt.NDArray[np.int32]:
-        """Numbers of some labels; new ones are added to `names`."""
+        """Numbers of labels; new labels are added to `names`."""
         numbers = np.empty(len(labels), dtype=np.int32)
         for i, label in enumerate(labels):
             number = self._number_of_name.setdefault(label, len(self.names))
@@ -159,7 +159,7 @@ class Timeline:
         return numbers
 
     def row_of_event(self, rank: int, event: int) -> tuple[int, int] | None:
-        """Number of the row that shows an event, and the event's position in it."""
+        """The row that shows an event, and the event's position in it."""
         for track in self.tracks:
             if track.rank == rank:
                 for number in range(track.first_row, track.first_row + track.num_rows):
@@ -170,7 +170,7 @@ class Timeline:
 
 
 def build_timeline(trace: Trace) -> Timeline:
-    """Sorts a trace's events into tracks; the work is linear in the number of events."""
+    """Arranges a trace's events in tracks, in time linear in the number of events."""
     timeline = Timeline()
     for rank in trace.ranks:
         _RankTracks(timeline, trace, rank).add()
@@ -188,12 +188,12 @@ class _RankTracks:
         start = self._ints("start_ns")
         self._origin = trace.origin_ns
         self._start: I64 = start - self._origin
-        # What had not ended when the trace did is drawn to the end of what is known.
+        # Events that were still open at the end of the trace are drawn up to that end.
         ends = self._ints("end_ns", missing=-sys.maxsize)
         known = ends != -sys.maxsize
         last = int(max(start.max(initial=0), ends[known].max(initial=0)))
         self._end: I64 = np.maximum(np.where(known, ends, last), start) - self._origin
-        # Times that no machine has been up for are damage, and would squeeze all others.
+        # Times beyond any machine's uptime are damage, and would compress all others.
         self._shown: Bools = (self._start >= 0) & (self._end < _LONGEST_NS)
         self._kinds = self._codes("kind")
         self._lanes = self._codes("lane")
@@ -283,7 +283,7 @@ class _RankTracks:
         return cast(I64, values.to_numpy(zero_copy_only=False).astype(np.int64, copy=False))
 
     def _codes(self, column: str) -> tuple[npt.NDArray[np.int32], list[str]]:
-        """A dictionary-coded column as codes (-1 for null) and what they stand for."""
+        """A dictionary-coded column as codes (-1 for null) and values."""
         coded = self._table[column].combine_chunks()
         codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
         return codes, coded.dictionary.to_pylist()
@@ -294,7 +294,7 @@ class _RankTracks:
         return np.flatnonzero(np.isin(codes, wanted) & self._shown).astype(np.int64)
 
     def _by_lane(self, *kinds: str) -> Iterator[tuple[str, I64]]:
-        """Events of some kinds, lane by lane, in the order of the lanes' first events."""
+        """Events of some kinds, by lane, in the order of the lanes' first events."""
         which = self._of_kind(*kinds)
         codes, words = self._lanes
         lanes, first = np.unique(codes[which], return_index=True)
@@ -328,7 +328,7 @@ class _RankTracks:
         timeline = self._timeline
         names, name_words = self._codes("name")
         kinds, kind_words = self._kinds
-        # What has no name is called by its kind.
+        # Events without a name show their kind.
         plain = timeline.intern([*name_words, *kind_words])
         label = plain[np.where(names >= 0, names, len(name_words) + kinds)]
         self._label_messages(label)
