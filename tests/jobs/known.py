@@ -12,7 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddltrace.tracer.capture.session import current_session
+from ddltrace.tracer.native.layout import CONTROL
 
+LAUNCHED = CONTROL["launched"]
 WAY, STEPS = sys.argv[1], int(sys.argv[2])
 
 
@@ -39,7 +41,7 @@ def keep_full(session, step):
         session._writer.pause()
     elif step == STEPS - 200:
         session._writer.resume()
-        while session.known._taken < session.known._control[3]:
+        while session.known._taken < session.known._control[LAUNCHED]:
             time.sleep(0.01)
 
 
@@ -94,7 +96,7 @@ def main():
             if step > 12:
                 fork(torch.ones(4, requires_grad=True))
     if known is not None:
-        sys.stdout.write(f"without Python {known._control[3]}\n")
+        sys.stdout.write(f"without Python {known._control[CONTROL['launched']]}\n")
     dist.barrier()
     dist.destroy_process_group()
 

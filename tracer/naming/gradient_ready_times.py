@@ -13,6 +13,7 @@ from array import array
 from typing import TYPE_CHECKING, Final
 
 from ddltrace.tracer.naming.weak_identity import WeakIdentityMap
+from ddltrace.tracer.native.layout import GRADIENT, GRADIENT_CONTROL
 from ddltrace.tracer.record.recorder import FLAT_CELLS
 
 if TYPE_CHECKING:
@@ -22,13 +23,12 @@ if TYPE_CHECKING:
     from ddltrace.tracer.native.library import NativeLibrary
     from ddltrace.tracer.record.recorder import Recorder
 
-# Indices in NativeLibrary.gradient_control.
-_WRITTEN: Final = 0
-_MISSED: Final = 1
-_PAUSED: Final = 2
-_NEWEST_NS: Final = 3
-# Columns of NativeLibrary.gradients.
-_NONE: Final = -1
+_WRITTEN: Final = GRADIENT_CONTROL["written"]
+_MISSED: Final = GRADIENT_CONTROL["missed"]
+_PAUSED: Final = GRADIENT_CONTROL["paused"]
+_NEWEST_NS: Final = GRADIENT_CONTROL["newest_ns"]
+_NONE: Final = -1  # in the place of a site
+assert len(GRADIENT) == FLAT_CELLS, "what C++ notes is copied as it is"
 
 
 class NativeGradients:

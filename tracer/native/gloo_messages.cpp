@@ -26,7 +26,7 @@
 //
 // Called by gloo_times.py, known_messages.py and interpose/launches.py.
 
-#include "shared.h"
+#include "layout.h"
 
 #include <ATen/core/stack.h>
 #include <ATen/record_function.h>
@@ -46,8 +46,12 @@
 
 namespace {
 
+using ddltrace::Control;
+using ddltrace::Message;
 using ddltrace::now_ns;
+using ddltrace::Offer;
 using ddltrace::Shared;
+using ddltrace::Slot;
 
 constexpr int64_t kRingSize = 1 << 12;
 constexpr int64_t kNumSlots = 1 << 14;
@@ -57,38 +61,11 @@ constexpr int64_t kMostPassed = kRingSize / 2;
 
 enum State : int64_t { kOpen = 0, kOk = 1, kFailed = 2, kGone = 3 };
 
-// The times of a message. The first slots are those of the ring's messages.
-struct Slot {
-  Shared owner;
-  Shared began_ns;
-  Shared ended_ns;
-  Shared state;
-};
-
 // What is new of a message that is known; `what` is one of these, or from kFirst on what it is;
 // under way is what the writer has taken up and is not over.
 enum What : int64_t { kFree = 0, kLaunching = 1, kLeftOut = 2, kUnderWay = 3, kFirst = 4 };
-struct Message {
-  Shared what;
-  Shared enqueue_ns;
-  Shared number; // among the collectives of its group
-  Shared bytes; // of the input
-  Shared out_bytes;
-  Shared root; // or the other side
-  Shared id; // as Python numbers it; or one of these
-  Shared passed; // the number of the launch that came next here, and one, if it took another place
-};
 constexpr int64_t kOfCpp = -1; // C++ has launched it
 constexpr int64_t kOfPython = -2; // Python will number it
-
-struct Control {
-  Shared backward_thread; // whose all-reduces may be known: it runs a backward pass
-  Shared broadcast_thread; // the same of broadcasts: it is inside of `_broadcast_coalesced`
-  Shared paused; // known messages are to be counted only
-  Shared launched; // messages of the ring so far
-  Shared buckets; // all-reduces among them
-  Shared taken; // how many of the launched the writer has taken up, or passed over
-};
 
 Control control;
 Shared collectives[kMaxGroups]; // of each group: how many it has had
@@ -405,17 +382,16 @@ constexpr int64_t kOnOffer = 0;
 constexpr int64_t kNothing = -1;
 constexpr int64_t kUnrecorded = -2; // it is only to pass Python's kernel by
 
+// Nothing is offered.
+constexpr Offer no_offer() {
+  Offer offer;
+  offer.state = kNothing;
+  offer.place = -1;
+  return offer;
+}
+
 // What a thread launches for Python, which reads this memory: it would have to ask each tensor.
-struct Offer {
-  int64_t state = kNothing; // or another of these; once launched: when, as a negative number
-  int64_t waited_once = 0; // whether it is over only when whoever holds it has waited for it
-  int64_t bytes = 0; // of its input; of its only tensors if it has no output besides
-  int64_t out_bytes = 0;
-  int64_t address = 0; // where the elements of its input lie; 0 if it has several tensors, or none
-  int64_t storage = 0; // where the memory of that begins
-  int64_t place = -1; // in the ring; -1 if it is unrecorded
-};
-thread_local Offer offered;
+thread_local Offer offered = no_offer();
 
 bool is_offered() {
   return offered.state == kOnOffer || offered.state == kUnrecorded;
@@ -605,6 +581,11 @@ void kernel(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) 
 } // namespace
 
 extern "C" {
+
+// The layout of that memory.
+const char* ddltrace_layout() {
+  return ddltrace::kLayout;
+}
 
 // The memory shared with Python, and how many integers of 64 bits each piece has.
 void ddltrace_memory(void* pieces[4], int64_t lengths[4]) {

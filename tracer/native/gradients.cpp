@@ -8,7 +8,7 @@
 //
 // Called by gradients.py.
 
-#include "shared.h"
+#include "layout.h"
 
 #include <torch/csrc/autograd/function_hook.h>
 
@@ -32,28 +32,13 @@ __attribute__((weak)) TORCH_API std::unique_ptr<PostAccumulateGradHook>& post_ac
 namespace {
 
 using ddltrace::now_ns;
-using ddltrace::Shared;
+using Row = ddltrace::Gradient;
 
 constexpr int64_t kRingSize = 1 << 15;
 
-struct Control {
-  Shared written; // gradients so far
-  Shared missed; // those that found no room
-  Shared paused; // nothing is to be taken down
-  Shared newest_ns; // when the newest became ready
-};
-
-// As a row of `Recorder.flat`: an instant.
-struct Row {
-  Shared site; // the leaf's; kNone: it is not written yet, or has been read
-  Shared start_ns;
-  Shared end_ns;
-  Shared thread;
-};
-
 constexpr int64_t kNone = -1;
 
-Control control;
+ddltrace::GradientControl control;
 Row rows[kRingSize]; // of each gradient, at its number modulo the size
 
 const bool emptied = [] {

@@ -6,6 +6,8 @@ import ctypes
 from pathlib import Path
 from typing import Any, Final
 
+from ddltrace.tracer.native.layout import TEXT
+
 
 class NativeLibrary:
     """The loaded library.
@@ -14,20 +16,19 @@ class NativeLibrary:
         path: The file that `build.build` made.
 
     Attributes:
-        control: Six integers; see `Control` in `gloo_messages.cpp`.
-        slots: The times of messages, `SLOT_FIELDS` integers each; see `Slot`.
-        ring: The messages recorded in C++, `RING_FIELDS` integers each; see `Message`. The first
-            slots belong to them, in the same order.
+        control: The state of `gloo_messages.cpp`, laid out as `layout.CONTROL`.
+        slots: The times of messages, each laid out as `layout.SLOT`.
+        ring: The messages recorded in C++, each laid out as `layout.MESSAGE`. The first slots
+            belong to them, in the same order.
         collectives: Number of collectives of each group for which C++ counts.
-        gradient_control: Four integers; see `Control` in `gradients.cpp`.
-        gradients: The gradients that became ready, as rows of `Recorder.flat`.
+        gradient_control: The state of `gradients.cpp`, laid out as `layout.GRADIENT_CONTROL`.
+        gradients: The gradients that became ready, each laid out as `layout.GRADIENT`, which is a
+            row of `Recorder.flat`.
 
     Raises:
         OSError: The library does not fit this PyTorch.
     """
 
-    SLOT_FIELDS: Final = 4
-    RING_FIELDS: Final = 8
     OFFERED: Final = 0
     NOTHING: Final = -1
     UNRECORDED: Final = -2  # the launch is offered, but passes as if the job were not traced
@@ -47,9 +48,12 @@ class NativeLibrary:
             self.forget = _typed(library.ddltrace_forget, None, 0)
             self.next_collective = _typed(library.ddltrace_next_collective, ctypes.c_int64, 1)
             self.watch_gradient = _typed(library.ddltrace_watch_gradient, ctypes.c_int, 2)
+            layout = _typed(library.ddltrace_layout, ctypes.c_char_p, 0)
             memory, gradient_memory = library.ddltrace_memory, library.ddltrace_gradient_memory
         except AttributeError as error:
             raise OSError(f"{path} is not the library that was built: {error}") from error
+        if layout() != TEXT.encode():
+            raise OSError(f"{path} was compiled from another layout.h")
         self.control, self.slots, self.ring, self.collectives = _pieces(memory, 4)
         self.gradient_control, self.gradients = _pieces(gradient_memory, 2)
 
@@ -57,8 +61,8 @@ class NativeLibrary:
         """The memory in which this thread offers its next launch and finds the launch time.
 
         Returns:
-            Seven integers; see `Offer` in `gloo_messages.cpp`. The first is `OFFERED`, `UNRECORDED`
-            or `NOTHING`; after the launch, the time as a negative number.
+            Integers laid out as `layout.OFFER`. The first is `OFFERED`, `UNRECORDED` or `NOTHING`;
+            after the launch, the time as a negative number.
         """
         length = ctypes.c_int64()
         return _integers_at(self._offered(ctypes.byref(length)), length.value)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,11 +19,19 @@ from ddltrace.tracer.record.recorder import (
     Message,
     Site,
     Taken,
-    or_null,
 )
 from ddltrace.tracer.trace import arrow_arrays
 from ddltrace.tracer.trace.arrow_arrays import Integers
-from ddltrace.tracer.trace.schema import EVENTS, KINDS, OPS, PHASES, STATUSES
+from ddltrace.tracer.trace.schema import (
+    EVENTS,
+    KINDS,
+    MESSAGE_FIELDS,
+    OPS,
+    OWN_FIELDS,
+    PHASES,
+    SHARED_FIELDS,
+    STATUSES,
+)
 
 _KEPT_CHANGES: Final = 4096
 _OVERFLOW: Final = "(too many names)"
@@ -38,17 +47,25 @@ _STORED_TYPES: Final = [
 ]
 
 
-def _rows_of(names: str) -> list[int]:
-    return [_ROW_OF[name] for name in names.split()]
+_FLAT_COLUMNS: Final = [
+    _ROW_OF[name] for name in ("start_ns", "end_ns", "kind", "name", "lane", "bytes", "out_bytes")
+]
+_REPEAT_COLUMNS: Final = [_ROW_OF[name] for name in OWN_FIELDS]
 
+# Tensors are lists: they go beside the table.
+_MESSAGE_NAMES: Final = [name for name in MESSAGE_FIELDS if name != "tensors"]
+_PATTERN_NAMES: Final = [name for name in SHARED_FIELDS if name != "tensors"]
+_PATTERN_COLUMNS: Final = [_ROW_OF[name] for name in (*_PATTERN_NAMES, "kind", "lane", "phase")]
+_values_of_message: Final = attrgetter(*_MESSAGE_NAMES)
+_values_of_pattern: Final = attrgetter(*_PATTERN_NAMES)
 
-_FLAT_COLUMNS: Final = _rows_of("start_ns end_ns kind name lane bytes out_bytes")
-_MESSAGE_COLUMNS: Final = _rows_of(
-    "start_ns end_ns kind name lane step phase id op group seq peer tag bytes out_bytes dtype "
-    "enqueue_ns status"
-)
-_REPEAT_COLUMNS: Final = [_ROW_OF[name] for name in REPEAT_FIELDS[1:]]
-_PATTERN_COLUMNS: Final = _rows_of("kind name lane phase op group tag dtype")
+_FIRST_WORDS: Final = {
+    "kind": KINDS,
+    "lane": ("main",),
+    "phase": PHASES,
+    "op": OPS,
+    "status": STATUSES,
+}
 
 _SITE_FIELDS: Final = ("kind", "name", "tensor", "bytes", "out_bytes")
 
@@ -125,16 +142,12 @@ class BatchBuilder:
     def __init__(self, sites: Sequence[Site], patterns: Sequence[Message] = ()) -> None:
         self._sites = sites
         self._patterns = patterns
-        self._names = Vocabulary("name")
-        self._lanes = Vocabulary("lane", ["main"])
-        self._groups = Vocabulary("group")
-        self._ops = Vocabulary("op", OPS)
-        self._dtypes = Vocabulary("dtype")
-        self._fixed = {
-            "kind": arrow_arrays.strings(KINDS),
-            "phase": arrow_arrays.strings(PHASES),
-            "status": arrow_arrays.strings(STATUSES),
+        self._words = {
+            field.name: Vocabulary(field.name, _FIRST_WORDS.get(field.name, ()))
+            for field in _INTEGER_FIELDS
+            if pa.types.is_dictionary(field.type)
         }
+        self._names, self._lanes = self._words["name"], self._words["lane"]
         self._steps = History(-1)
         self._phases = History(PHASES.index("other"))
         self._threads = {threading.main_thread().ident or 0: "main"}
@@ -153,8 +166,8 @@ class BatchBuilder:
         """
         self._steps.extend(taken.step_changes)
         self._phases.extend(taken.phase_changes)
-        messages = [(message, self._message_row(message)) for message in taken.ended]
-        messages += _still_open(taken.open, self._message_row)
+        messages = [(message, _values_of_message(message)) for message in taken.ended]
+        messages += _still_open(taken.open)
         if not taken.flat and not messages and not taken.waits and not taken.repeats:
             return None
         rows = np.frombuffer(taken.flat, np.int64).reshape(-1, FLAT_CELLS)
@@ -172,17 +185,27 @@ class BatchBuilder:
 
     def _columns_of_patterns(self) -> Integers:
         """Of every pattern what its messages have in common, in the order of the columns."""
-        new = [self._pattern_row(like) for like in self._patterns[len(self._pattern_columns) :]]
+        new = self._patterns[len(self._pattern_columns) :]
         if new:
-            self._pattern_columns = np.concatenate([self._pattern_columns, np.array(new, np.int64)])
+            values = zip(*map(_values_of_pattern, new), strict=True)
+            columns = [self._codes(*column) for column in zip(_PATTERN_NAMES, values, strict=True)]
+            columns.append(np.full(len(new), _MESSAGE))
+            columns.append(self._lanes_of_groups([like.group for like in new]))
+            columns.append(np.full(len(new), BY_TIME))
+            columns.append(np.array([len(like.tensors or ()) for like in new]))
+            rows = np.stack(columns, axis=1)
+            self._pattern_columns = np.concatenate([self._pattern_columns, rows])
         return self._pattern_columns
 
-    def _pattern_row(self, like: Message) -> tuple[int, ...]:
-        """What messages have in common: their `_PATTERN_COLUMNS`; how many tensors they carry."""
-        lane, group = self._codes_of_group(like.group)
-        name, op = self._names.code(like.name), self._ops.code(like.op)
-        own = or_null(like.tag), self._code_of_dtype(like)
-        return _MESSAGE, name, lane, BY_TIME, op, group, *own, len(like.tensors or ())
+    def _codes(self, column: str, values: Sequence[Any]) -> Integers:
+        """A column's values as integers: words by their number, -1 for None."""
+        words = self._words.get(column)
+        if words is None or column == "phase":  # which is a number already
+            return np.array([-1 if value is None else value for value in values], np.int64)
+        return np.array([-1 if value is None else words.code(value) for value in values], np.int64)
+
+    def _lanes_of_groups(self, groups: Sequence[str]) -> Integers:
+        return np.array([self._lanes.code(f"comm/{group}") for group in groups], np.int64)
 
     def _lane(self, ident: int) -> int:
         code = self._lane_of_thread.get(ident)
@@ -196,7 +219,7 @@ class BatchBuilder:
     def _batch(
         self,
         flat: Integers,
-        messages: list[tuple[Message, tuple[int, ...]]],
+        messages: list[tuple[Message, tuple[Any, ...]]],
         repeats: Integers,
         waits: Integers,
     ) -> pa.RecordBatch:
@@ -209,8 +232,12 @@ class BatchBuilder:
         columns, about = self._columns_of_flat(flat)
         table[_FLAT_COLUMNS, :first_message] = columns
         if messages:
-            rows = np.array([row for _, row in messages], np.int64)
-            table[_MESSAGE_COLUMNS, first_message:first_repeat] = rows.T
+            values = zip(*(row for _, row in messages), strict=True)
+            for name, column in zip(_MESSAGE_NAMES, values, strict=True):
+                table[_ROW_OF[name], first_message:first_repeat] = self._codes(name, column)
+            table[_ROW_OF["kind"], first_message:first_repeat] = _MESSAGE
+            groups = [message.group for message, _ in messages]
+            table[_ROW_OF["lane"], first_message:first_repeat] = self._lanes_of_groups(groups)
         if len(repeats):
             *common, counts = self._columns_of_patterns()[repeats[:, 0]].T
             table[_REPEAT_COLUMNS, first_repeat:first_wait] = repeats.T[1:]
@@ -259,65 +286,24 @@ class BatchBuilder:
         unique, inverse = np.unique(threads, return_inverse=True)
         return np.array([self._lane(int(t)) for t in unique], np.int64)[inverse]
 
-    def _message_row(self, message: Message) -> tuple[int, ...]:
-        """A message's values in the order of `_MESSAGE_COLUMNS`."""
-        lane, group = self._codes_of_group(message.group)
-        return (
-            message.start_ns,
-            or_null(message.end_ns),
-            _MESSAGE,
-            self._names.code(message.name),
-            lane,
-            or_null(message.step),
-            message.phase,
-            message.id,
-            self._ops.code(message.op),
-            group,
-            or_null(message.seq),
-            or_null(message.peer),
-            or_null(message.tag),
-            or_null(message.bytes),
-            or_null(message.out_bytes),
-            self._code_of_dtype(message),
-            message.enqueue_ns,
-            STATUSES.index(message.status),
-        )
-
-    def _codes_of_group(self, group: str) -> tuple[int, int]:
-        return self._lanes.code(f"comm/{group}"), self._groups.code(group)
-
-    def _code_of_dtype(self, message: Message) -> int:
-        return -1 if message.dtype is None else self._dtypes.code(message.dtype)
-
     def _arrow_columns(self, table: Integers) -> list[pa.Array]:
-        words = {
-            **self._fixed,
-            "name": self._names.array(),
-            "lane": self._lanes.array(),
-            "group": self._groups.array(),
-            "op": self._ops.array(),
-            "dtype": self._dtypes.array(),
-        }
         columns = arrow_arrays.integer_columns(table, _STORED_TYPES)
         return [
             column
-            if (own := words.get(name)) is None
-            else pa.DictionaryArray.from_arrays(column, own, safe=False)
+            if (words := self._words.get(name)) is None
+            else pa.DictionaryArray.from_arrays(column, words.array(), safe=False)
             for name, column in zip(_ROW_OF, columns, strict=True)
         ]
 
 
-def _still_open(
-    messages: Iterable[Message], row_of: Callable[[Message], tuple[int, ...]]
-) -> list[tuple[Message, tuple[int, ...]]]:
-    """Messages that are open with a row of each that says so.
+def _still_open(messages: Iterable[Message]) -> list[tuple[Message, tuple[Any, ...]]]:
+    """Messages that are open, each with its values.
 
-    One that was open when it was taken and has ended since comes as ended: with a second row here
-    it would be two. It may end at any moment, so it is asked after its row was made.
+    A message that was open when it was taken and has ended since comes as ended: with a second
+    row here it would be two. It may end at any moment, so it is asked after its values were read.
 
     Args:
-        messages: Some that were open.
-        row_of: Makes the row.
+        messages: Messages that were open when they were taken.
     """
-    rows = [(message, row_of(message)) for message in messages]
+    rows = [(message, _values_of_message(message)) for message in messages]
     return [(message, row) for message, row in rows if message.end_ns is None]

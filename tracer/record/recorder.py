@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from ddltrace.tracer.trace.schema import KINDS, PHASES
+from ddltrace.tracer.trace.schema import KINDS, MESSAGE_FIELDS, OWN_FIELDS, PHASES
 
 if TYPE_CHECKING:
     from ddltrace.tracer.trace.arrow_arrays import Integers
@@ -36,30 +36,17 @@ BY_TIME: Final = -1
 
 
 class Message:
-    """One collective, send or receive of this rank, from enqueue to completion."""
+    """One collective, send or receive of this rank, from enqueue to completion.
 
-    __slots__ = (
-        "bytes",
-        "dtype",
-        "end_ns",
-        "enqueue_ns",
-        "group",
-        "id",
-        "name",
-        "op",
-        "out_bytes",
-        "peer",
-        "phase",
-        "seq",
-        "settle",
-        "shown_open",
-        "slot",
-        "start_ns",
-        "status",
-        "step",
-        "tag",
-        "tensors",
-    )
+    It has an attribute for each of `MESSAGE_FIELDS`; see there.
+
+    Attributes:
+        settle: Called at its end: puts in times that somebody else knows better.
+        slot: Where Gloo's threads note its times; -1 if they do not.
+        shown_open: Whether a row of it was taken while it was open.
+    """
+
+    __slots__ = (*MESSAGE_FIELDS, "settle", "shown_open", "slot")
 
     def __init__(
         self,
@@ -85,9 +72,8 @@ class Message:
         self.out_bytes: int | None = None
         self.dtype: str | None = None
         self.status = "open"
-        # Puts in, at its end, what somebody else knows better: the device, or Gloo.
         self.settle: Callable[[Message], None] | None = None
-        self.slot = -1  # where Gloo's threads note its times; -1 if they do not
+        self.slot = -1
         self.tensors: list[int] | None = None
         self.step = step
         self.phase = phase
@@ -120,10 +106,7 @@ class Launched:
 Site: TypeAlias = tuple[int, str, int, int, int]
 """A place that records: kind code, name, tensor id or -1, bytes and out_bytes or -1."""
 
-REPEAT_FIELDS: Final = (
-    *("pattern", "id", "enqueue_ns", "start_ns", "end_ns", "seq", "bytes", "out_bytes", "peer"),
-    "status",
-)
+REPEAT_FIELDS: Final = ("pattern", *OWN_FIELDS)
 """What a row of `Recorder.repeats` holds, -1 for null; pattern and status by their numbers."""
 
 

@@ -7,7 +7,7 @@ not seen is null, never zero.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -55,30 +55,56 @@ def _coded(index: pa.DataType) -> pa.DictionaryType:
     return pa.dictionary(index, pa.string())
 
 
+class Column(NamedTuple):
+    """One column of an event file.
+
+    Attributes:
+        name: Its name, and that of the attribute of `Message` that it comes from.
+        type: Its Arrow type.
+        message: How a message has a value for it: ``own``, each its own; ``shared``, messages
+            that the job sends again and again have it in common; ``time``, the value that held
+            when the message was enqueued, unless it has its own; None, not at all or derived.
+        nullable: Whether it may be null.
+    """
+
+    name: str
+    type: pa.DataType
+    message: Literal["own", "shared", "time"] | None = None
+    nullable: bool = True
+
+
+COLUMNS: Final = (
+    Column("start_ns", pa.int64(), "own", nullable=False),
+    Column("end_ns", pa.int64(), "own"),
+    Column("kind", _coded(pa.int8()), nullable=False),
+    Column("name", _coded(pa.int32()), "shared"),
+    Column("lane", _coded(pa.int16())),
+    Column("step", pa.int32(), "time"),
+    Column("phase", _coded(pa.int8()), "time"),
+    Column("id", pa.int64(), "own"),
+    Column("parent", pa.int64()),
+    Column("op", _coded(pa.int8()), "shared"),
+    Column("group", _coded(pa.int16()), "shared"),
+    Column("seq", pa.int64(), "own"),
+    Column("peer", pa.int32(), "own"),
+    Column("tag", pa.int32(), "shared"),
+    Column("bytes", pa.int64(), "own"),
+    Column("out_bytes", pa.int64(), "own"),
+    Column("wire_bytes", pa.int64()),
+    Column("dtype", _coded(pa.int8()), "shared"),
+    Column("enqueue_ns", pa.int64(), "own"),
+    Column("status", _coded(pa.int8()), "own"),
+    Column("tensors", pa.list_(pa.int32()), "shared"),
+)
+"""Every column, in order. What the recorder, the batches and the ring of repeated messages hold
+of a message is derived from these."""
+
+OWN_FIELDS: Final = tuple(column.name for column in COLUMNS if column.message == "own")
+SHARED_FIELDS: Final = tuple(column.name for column in COLUMNS if column.message == "shared")
+MESSAGE_FIELDS: Final = tuple(column.name for column in COLUMNS if column.message)
+
 EVENTS: Final = pa.schema(
-    [
-        pa.field("start_ns", pa.int64(), nullable=False),
-        pa.field("end_ns", pa.int64()),
-        pa.field("kind", _coded(pa.int8()), nullable=False),
-        pa.field("name", _coded(pa.int32())),
-        pa.field("lane", _coded(pa.int16())),
-        pa.field("step", pa.int32()),
-        pa.field("phase", _coded(pa.int8())),
-        pa.field("id", pa.int64()),
-        pa.field("parent", pa.int64()),
-        pa.field("op", _coded(pa.int8())),
-        pa.field("group", _coded(pa.int16())),
-        pa.field("seq", pa.int64()),
-        pa.field("peer", pa.int32()),
-        pa.field("tag", pa.int32()),
-        pa.field("bytes", pa.int64()),
-        pa.field("out_bytes", pa.int64()),
-        pa.field("wire_bytes", pa.int64()),
-        pa.field("dtype", _coded(pa.int8())),
-        pa.field("enqueue_ns", pa.int64()),
-        pa.field("status", _coded(pa.int8())),
-        pa.field("tensors", pa.list_(pa.int32())),
-    ],
+    [pa.field(column.name, column.type, nullable=column.nullable) for column in COLUMNS],
     metadata={b"ddltrace.schema": SCHEMA_NAME.encode()},
 )
 """The columns of an event file, in order."""

@@ -18,24 +18,24 @@ from ddltrace.tracer.interpose.c10d import known_messages
 from ddltrace.tracer.interpose.c10d.gloo_times import GlooTimes
 from ddltrace.tracer.interpose.c10d.groups import Group
 from ddltrace.tracer.interpose.c10d.known_messages import KnownMessages
+from ddltrace.tracer.native.layout import CONTROL, MESSAGE, SLOT
 from ddltrace.tracer.record.batches import BatchBuilder
 from ddltrace.tracer.record.recorder import Launched, Message, Recorder
 
 SIZE = 8
 OPEN, OK, FAILED, GONE = range(4)
 LAUNCHING, UNDER_WAY, FIRST = 1, 3, 4
+LAUNCHED, TAKEN = CONTROL["launched"], CONTROL["taken"]
 LIKE = ("reduce", "fc.weight", torch.float16, (4,), None)
 
 
 class PlayedLibrary:
     """What C++ would share, and what it would do."""
 
-    RING_FIELDS, SLOT_FIELDS = 8, 4
-
     def __init__(self) -> None:
-        self.control = memoryview(array("q", [0] * 6))
-        self.ring = memoryview(array("q", [0] * (SIZE * self.RING_FIELDS)))
-        self.slots = memoryview(array("q", [0] * (2 * SIZE * self.SLOT_FIELDS)))
+        self.control = memoryview(array("q", [0] * len(CONTROL)))
+        self.ring = memoryview(array("q", [0] * (SIZE * len(MESSAGE))))
+        self.slots = memoryview(array("q", [0] * (2 * SIZE * len(SLOT))))
         self.collectives = memoryview(array("q", [0] * 4))
         self.known = 0
 
@@ -65,37 +65,52 @@ class PlayedLibrary:
     def end_launch(self) -> None:
         pass
 
+    def at(self, slot: int, field: str) -> int:
+        """Where a field of the ring is."""
+        return slot * len(MESSAGE) + MESSAGE[field]
+
+    def what(self, slot: int) -> int:
+        """What is at a place of the ring."""
+        return self.ring[self.at(slot, "what")]
+
     def place(self) -> int | None:
         """The place of the next message in the ring; None if there is none."""
-        for position in range(self.control[3], self.control[5] + SIZE):
-            what = self.ring[position % SIZE * self.RING_FIELDS]
+        for position in range(self.control[LAUNCHED], self.control[TAKEN] + SIZE):
+            what = self.what(position % SIZE)
             if what != UNDER_WAY:
                 return position % SIZE if what == 0 else None
         return None
 
     def launch(self, pattern: int, now: int, number: int) -> int:
         """A known message is launched; returns its slot."""
-        return self._put([FIRST + pattern, now, number, 400, 400, 0, -1])
+        return self._put(now, number, FIRST + pattern, id=-1, root=0, out_bytes=400)
 
     def launch_for_python(self, now: int) -> int:
         """A message is launched of which Python is to say what it is; returns its slot."""
-        return self._put([LAUNCHING, now, 77, 400, 200, 77, -2])  # 77: what another has left there
+        # 77: what another has left there
+        return self._put(now, 77, LAUNCHING, id=-2, root=77, out_bytes=200)
 
-    def _put(self, row: list[int]) -> int:
+    def _put(self, now: int, number: int, what: int, **values: int) -> int:
         slot = self.place()
         assert slot is not None, "no room"
-        at = slot * self.RING_FIELDS
-        while self.control[3] % SIZE != slot:
-            self.ring[self.control[3] % SIZE * self.RING_FIELDS + 7] = self.control[3] + 1
-            self.control[3] += 1
-        self.slots[4 * slot : 4 * slot + 4] = memoryview(array("q", [1, 0, 0, OPEN]))
-        self.ring[at : at + len(row)] = memoryview(array("q", row))
-        self.control[3] += 1
+        while self.control[LAUNCHED] % SIZE != slot:
+            passed = self.control[LAUNCHED]
+            self.ring[self.at(passed % SIZE, "passed")] = passed + 1
+            self.control[LAUNCHED] += 1
+        self._write_slot(slot, owner=1, began_ns=0, ended_ns=0, state=OPEN)
+        values |= {"enqueue_ns": now, "number": number, "bytes": 400, "what": what}
+        for name, value in values.items():
+            self.ring[self.at(slot, name)] = value
+        self.control[LAUNCHED] += 1
         return slot
 
     def end(self, slot: int, began: int, ended: int, state: int) -> None:
         """Gloo's thread tells the end of a message."""
-        self.slots[4 * slot + 1 : 4 * slot + 4] = memoryview(array("q", [began, ended, state]))
+        self._write_slot(slot, began_ns=began, ended_ns=ended, state=state)
+
+    def _write_slot(self, slot: int, **values: int) -> None:
+        for name, value in values.items():
+            self.slots[slot * len(SLOT) + SLOT[name]] = value
 
 
 class Rank:
@@ -284,7 +299,7 @@ def test_one_whose_end_nobody_will_tell_is_not_left_to_the_ring() -> None:
     rank.library.end(slot, 0, 0, GONE)
     assert say(rank, slot, 100) is None
     assert rank.rows() == []
-    assert rank.library.ring[slot * PlayedLibrary.RING_FIELDS] == 0  # the place is free
+    assert rank.library.what(slot) == 0  # the place is free
 
 
 def test_one_that_goes_on_and_on_is_passed_over() -> None:
@@ -313,7 +328,7 @@ def test_one_that_goes_on_and_on_is_passed_over() -> None:
     expected = {now: now + 5 for now in range(200, 200 + 30 * SIZE, 10)}
     assert ends == {100: 105, **expected}
     assert not rank.known._over
-    assert rank.library.ring[endless * PlayedLibrary.RING_FIELDS] == 0
+    assert rank.library.what(endless) == 0
 
 
 def test_one_that_is_passed_over_while_the_writer_is_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,7 +445,7 @@ def test_one_that_nobody_will_wait_for_stays_open_and_holds_no_place(looks_befor
     rank.library.end(slot, 0, 0, GONE)
     (row,) = shown + rank.rows()
     assert times(row) == (100, 100, None, "open")
-    assert rank.library.ring[slot * PlayedLibrary.RING_FIELDS] == 0
+    assert rank.library.what(slot) == 0
     rank.known.waited(one, 160, failed=False)  # another may be there by now
     rank.known.stop(5.0)
     assert rank.rows() == []

@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ddltrace.tracer.native.library import NativeLibrary
+from ddltrace.tracer.native.layout import MESSAGE, SLOT
 from ddltrace.tracer.record.recorder import Message, Recorder
 from ddltrace.tracer.trace.schema import STATUSES
 
 if TYPE_CHECKING:
+    from ddltrace.tracer.native.library import NativeLibrary
     from ddltrace.tracer.trace.arrow_arrays import Booleans, Integers
 
-_FIELDS: Final = NativeLibrary.SLOT_FIELDS  # owner, began, ended, state
-_BEGAN: Final = 1
-_ENDED: Final = 2
-_STATE: Final = 3
+_FIELDS: Final = len(SLOT)
+_BEGAN: Final = SLOT["began_ns"]
+_ENDED: Final = SLOT["ended_ns"]
+_STATE: Final = SLOT["state"]
+# What stands at `_STATE`; see `State` in `gloo_messages.cpp`.
 _OPEN: Final = 0
 _OK: Final = 1
 _FAILED: Final = 2
@@ -53,7 +55,7 @@ class GlooTimes:
         self._slots = library.slots
         self._slot_table = np.frombuffer(library.slots, np.int64).reshape(-1, _FIELDS)
         # Those before are taken by C++.
-        self._first_slot = len(library.ring) // library.RING_FIELDS
+        self._first_slot = len(library.ring) // len(MESSAGE)
         self._num_slots = len(library.slots) // _FIELDS - self._first_slot
         self.listens = False
         self._recorder = recorder
@@ -196,7 +198,7 @@ class GlooTimes:
     def _told(self, slot: int, enqueue_ns: int) -> tuple[int, int] | None:
         """Start and end of a message, if its end was told."""
         at = slot * _FIELDS
-        _, began, ended, _ = self._slots[at : at + _FIELDS]
+        began, ended = self._slots[at + _BEGAN], self._slots[at + _ENDED]
         return (int(started(began, enqueue_ns, ended)), ended) if ended else None
 
 

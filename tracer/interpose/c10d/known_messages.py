@@ -23,15 +23,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from ddltrace.tracer.interpose.c10d.arguments import name_of
+from ddltrace.tracer.native.layout import CONTROL, MESSAGE
 from ddltrace.tracer.record.recorder import (
     BUCKET,
     BY_TIME,
+    REPEAT_FIELDS,
     Launched,
     Message,
     Recorder,
     or_null,
     value_of,
 )
+from ddltrace.tracer.trace.schema import OWN_FIELDS, SHARED_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
@@ -43,28 +46,33 @@ if TYPE_CHECKING:
     from ddltrace.tracer.native.library import NativeLibrary
     from ddltrace.tracer.trace.arrow_arrays import Integers
 
-# Of NativeLibrary.control.
-_BACKWARD_THREAD: Final = 0
-_BROADCAST_THREAD: Final = 1
-_PAUSED: Final = 2
-_LAUNCHED: Final = 3
-_BUCKETS: Final = 4
-_TAKEN: Final = 5
-# Of NativeLibrary.ring, and of what is passed on to Python.
-_WHAT: Final = 0
-_ENQUEUE: Final = 1
-_NUMBER: Final = 2
-_BYTES: Final = 3
-_OUT_BYTES: Final = 4
-_ROOT: Final = 5
-_ID: Final = 6
-_PASSED: Final = 7
+_BACKWARD_THREAD: Final = CONTROL["backward_thread"]
+_BROADCAST_THREAD: Final = CONTROL["broadcast_thread"]
+_PAUSED: Final = CONTROL["paused"]
+_LAUNCHED: Final = CONTROL["launched"]
+_BUCKETS: Final = CONTROL["buckets"]
+_TAKEN: Final = CONTROL["taken"]
+_WHAT: Final = MESSAGE["what"]
+_ENQUEUE: Final = MESSAGE["enqueue_ns"]
+_NUMBER: Final = MESSAGE["number"]
+_BYTES: Final = MESSAGE["bytes"]
+_OUT_BYTES: Final = MESSAGE["out_bytes"]
+_ROOT: Final = MESSAGE["root"]
+_ID: Final = MESSAGE["id"]
+_PASSED: Final = MESSAGE["passed"]
+# What stands at `_WHAT`; see `What` in `gloo_messages.cpp`.
 _FREE: Final = 0
 _LAUNCHING: Final = 1
 _LEFT_OUT: Final = 2
 _UNDER_WAY: Final = 3
 _FIRST: Final = 4
 _UNKNOWN: Final = 0
+
+_SAME_IN_RING: Final = {name: MESSAGE[name] for name in OWN_FIELDS if name in MESSAGE.fields}
+_ENQUEUE_OF_REPEAT: Final = REPEAT_FIELDS.index("enqueue_ns")
+_KNOWN_BEFORE_THE_END: Final = [
+    name for name in OWN_FIELDS if name not in {"id", "enqueue_ns", "start_ns", "end_ns", "status"}
+]
 
 _OF_CPP: Final = -1  # in the place of an id
 _NULL: Final = -1
@@ -109,9 +117,9 @@ class KnownMessages:
         self._library = library
         self._control = library.control
         self._ring = library.ring
-        self._ring_table = np.frombuffer(library.ring, np.int64).reshape(-1, library.RING_FIELDS)
-        self._fields = library.RING_FIELDS
-        self._size = len(library.ring) // library.RING_FIELDS
+        self._ring_table = np.frombuffer(library.ring, np.int64).reshape(-1, len(MESSAGE))
+        self._fields = len(MESSAGE)
+        self._size = len(library.ring) // len(MESSAGE)
         self._times = times
         self._recorder = recorder
         self._sees = False
@@ -401,13 +409,11 @@ class KnownMessages:
             if kind.over_with is not None and end_ns[row] != _NULL:
                 end_ns[row] = self._end_of(int(positions[row]), kind, int(end_ns[row]))
                 start_ns[row] = min(start_ns[row], end_ns[row])
-        repeats = np.stack(
-            [
-                *(patterns, rows[:, _ID], rows[:, _ENQUEUE], start_ns, end_ns),
-                *(rows[:, _NUMBER], rows[:, _BYTES], rows[:, _OUT_BYTES], peers, status),
-            ],
-            axis=1,
-        )
+        told = {"pattern": patterns, "start_ns": start_ns, "end_ns": end_ns, "status": status}
+        told |= {"peer": peers, "seq": rows[:, _NUMBER]}
+        told |= {name: rows[:, place] for name, place in _SAME_IN_RING.items()}
+        unknown = np.full(len(rows), _NULL)
+        repeats = np.stack([told.get(name, unknown) for name in REPEAT_FIELDS], axis=1)
         self._recorder.add_repeats(repeats[is_over])
         self._ring_table[slots[is_over], _WHAT] = _FREE
         for row in np.flatnonzero(~is_over).tolist():
@@ -422,13 +428,16 @@ class KnownMessages:
             kind: Of its pattern.
             repeat: Its row of `REPEAT_FIELDS`.
         """
-        pattern, number, enqueue_ns, _, _, seq, *num_bytes, peer, _ = repeat.tolist()
-        like = self._recorder.patterns[pattern]
-        message = self._recorder.new_message(like.op, like.group, enqueue_ns, value_of(number))
+        values = dict(zip(REPEAT_FIELDS, map(value_of, repeat.tolist()), strict=True))
+        like = self._recorder.patterns[int(repeat[0])]
+        message = self._recorder.new_message(
+            like.op, like.group, int(repeat[_ENQUEUE_OF_REPEAT]), values["id"]
+        )
         message.step, message.phase = None, BY_TIME
-        message.name, message.tensors, message.dtype = like.name, like.tensors, like.dtype
-        message.tag, message.seq, message.peer = like.tag, value_of(seq), value_of(peer)
-        message.bytes, message.out_bytes = [value_of(count) for count in num_bytes]
+        for name in SHARED_FIELDS:
+            setattr(message, name, getattr(like, name))
+        for name in _KNOWN_BEFORE_THE_END:
+            setattr(message, name, values[name])
         self._times.adopt(slot, message, waited_once=kind.waited_once)
         message.settle = functools.partial(self._settle, kind, position)
         self._ring[slot * self._fields + _WHAT] = _UNDER_WAY

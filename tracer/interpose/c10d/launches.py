@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ddltrace.tracer.interpose.c10d.arguments import flatten, name_of
 from ddltrace.tracer.interpose.c10d.c10d_operators import OPERATORS
+from ddltrace.tracer.native.layout import OFFER
 from ddltrace.tracer.native.library import NativeLibrary
 from ddltrace.tracer.record.recorder import Launched, Message
 from ddltrace.tracer.trace.schema import P2P_OPS
@@ -79,7 +81,10 @@ def install(context: PatchContext, observer: Observer) -> Offering | None:
     return offering
 
 
-_WAITED_ONCE: Final = 1  # of `NativeLibrary.offered`
+_WAITED_ONCE: Final = OFFER["waited_once"]
+_take_offer: Final = itemgetter(
+    *(OFFER[name] for name in ("state", "bytes", "out_bytes", "address", "storage", "place"))
+)
 _OPTIONS: Final = ("opts",)
 _ABSENT: Final = object()
 
@@ -180,7 +185,7 @@ class Offering:
         Returns:
             What stands for it; None if it is only counted. Nobody tells the end of a `Message`.
         """
-        launched, _, num_bytes, out_bytes, address, storage, place = known
+        launched, num_bytes, out_bytes, address, storage, place = _take_offer(known)
         if tag is None:
             seq: int | None = group.next_collective()
         else:
