@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from ddltrace.analyzer.formatting.units import bytes_text, time_text
 from ddltrace.analyzer.model import Analysis
 from ddltrace.analyzer.report.figures import base_figure, label
-from ddltrace.dashboard.timeline.activity_bars import PARTS, Breakdown
+from ddltrace.dashboard.rank_breakdowns import PARTS, Breakdown
 
 TITLES: Final = {
     "compute": "compute",

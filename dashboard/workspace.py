@@ -14,7 +14,7 @@ import pyarrow as pa
 from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.formatting.units import printable
 from ddltrace.analyzer.report.notes import notes_of, state_text
-from ddltrace.dashboard.timeline.activity_bars import Breakdown, break_down
+from ddltrace.dashboard.rank_breakdowns import Breakdown, rank_breakdowns
 from ddltrace.dashboard.timeline.frame import Window, encode_frame
 from ddltrace.dashboard.timeline.lod import I64, RowIndex
 from ddltrace.dashboard.timeline.path_lane import NO_RANK, PathLane, build_path_lane
@@ -97,7 +97,7 @@ class OpenTrace:
         self._path_lane = Lazy(
             lambda: build_path_lane(self.analyzed.paths, self.timeline, trace.origin_ns)
         )
-        self._breakdowns = Lazy(self._break_down)
+        self._breakdowns = Lazy(lambda: rank_breakdowns(self.analyzed))
         self._figures: dict[str, go.Figure | None] = {}
         self._searches: OrderedDict[str, Search] = OrderedDict()
         self._search_lock = threading.Lock()
@@ -163,11 +163,6 @@ class OpenTrace:
     def breakdowns(self) -> list[Breakdown]:
         """The breakdown of each rank's steady steps, for ranks that have any."""
         return self._breakdowns.get()
-
-    def _break_down(self) -> list[Breakdown]:
-        steady = [row.step for row in self.analysis.steps if row.steady]
-        found = (break_down(rank, self.events(rank), steady) for rank in self.trace.ranks)
-        return [breakdown for breakdown in found if breakdown is not None]
 
     def figure(self, name: str, make: Callable[[OpenTrace], go.Figure | None]) -> go.Figure | None:
         """A figure of this trace; None if the trace has no data for it."""

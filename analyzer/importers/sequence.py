@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ddltrace.analyzer.events.event_columns import memory_of
 from ddltrace.analyzer.importers.communication import first_mismatch
-from ddltrace.analyzer.importers.imported_columns import integers
+from ddltrace.tracer.trace.arrow_arrays import integers
 from ddltrace.tracer.trace.schema import EVENTS, P2P_OPS
 
 _MAX_NOTES: Final = 8

@@ -26,6 +26,7 @@ from ddltrace.analyzer.events.event_columns import NULL_NS, IntArray
 from ddltrace.analyzer.events.interval_sets import (
     EMPTY,
     Spans,
+    intersect,
     lengths_within,
     merge,
     subtract,
@@ -51,6 +52,7 @@ FIELDS: Final = (
     "blocked_ns",
     "data_ns",
     "update_ns",
+    "update_alone_ns",
     "host_ns",
     "exposed_wait_ns",
     "exposed_transfer_ns",
@@ -60,8 +62,10 @@ FIELDS: Final = (
     "idle_host_ns",
     "idle_unknown_ns",
 )
-"""What `measure_windows` gives; `host_ns` is what is none of compute, data, update, copies,
-blocked and, on a rank whose device is seen, communication."""
+"""What `measure_windows` gives; `update_alone_ns` is the part of compute without communication
+that the optimizer's phases on the host take, nothing where the device is seen; `host_ns` is what
+is none of compute, data, update, copies, blocked and, on a rank whose device is seen,
+communication."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,9 @@ class RankSets:
         exposed_waiting: The rank does nothing but wait inside of messages.
         exposed_transfer: Some message in flight has all its ranks, and this rank does not compute.
         idle: The idle instants by cause.
+        extra_copies: Copies while the rank neither computes nor communicates.
+        update_alone: The optimizer computes on the host, without communication.
+        busy_host: The instants that count as nothing else of the host's.
         joined: Whether the others' part of any message is known.
     """
 
@@ -86,6 +93,7 @@ class RankSets:
     exposed_transfer: Spans
     idle: IdleSets
     extra_copies: Spans
+    update_alone: Spans
     busy_host: Spans
     joined: bool
 
@@ -113,6 +121,11 @@ def rank_sets(scan: RankScan, joined: Joined) -> RankSets:
         exposed_transfer=subtract(transfer, compute),
         idle=idle_sets(scan, joined),
         extra_copies=subtract(activity.copies, merge(compute, activity.comm)),
+        update_alone=(
+            EMPTY
+            if activity.device
+            else intersect(subtract(compute, activity.comm), activity.update)
+        ),
         busy_host=merge(
             compute,
             activity.data,
@@ -161,6 +174,7 @@ def measure_windows(sets: RankSets, start: IntArray, end: IntArray) -> dict[str,
         "blocked_ns": within(activity.blocked),
         "data_ns": within(activity.data),
         "update_ns": within(activity.update),
+        "update_alone_ns": within(sets.update_alone),
         "host_ns": wall - within(sets.busy_host) if computes else unknown,
         "exposed_wait_ns": within(sets.exposed_waiting) if sets.joined and computes else unknown,
         "exposed_transfer_ns": (

@@ -127,7 +127,7 @@ def _one_of_each(rows: pa.Table, name: str, best: np.ufunc) -> pa.Table:
     order = np.argsort(keys, kind="stable")
     firsts = np.flatnonzero(np.diff(keys[order], prepend=-1))
     found = best.reduceat(times[order], firsts) if len(rows) else firsts
-    first_rows, time = (integers(values, pa.int64()) for values in (order[firsts], found))
+    first_rows, time = (integers(values) for values in (order[firsts], found))
     return rows.select(_KEY).take(first_rows).append_column("time", time)
 
 
@@ -211,7 +211,7 @@ def _messages(info: RankInfo, events: pa.Table, generation: int) -> pa.Table:
     members = strings(list(named.values())).take(pc.index_in(group, value_set=strings(list(named))))
     rows = pa.table(
         {
-            "generation": integers(np.full(events.num_rows, generation), pa.int64()),
+            "generation": integers(np.full(events.num_rows, generation)),
             "group": group,
             "members": pc.coalesce(members, _NO_WORD),
             "op": pc.if_else(p2p, scalar("p2p"), op),

@@ -18,9 +18,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddltrace.analyzer.events.interval_sets import EMPTY, Spans
+from ddltrace.analyzer.events.event_columns import Columns
+from ddltrace.analyzer.events.interval_sets import EMPTY, Spans, subtract
+from ddltrace.analyzer.events.rank_activity import measure_activity
+from ddltrace.analyzer.events.rank_messages import read_messages, read_waits
 from ddltrace.analyzer.formatting.units import bytes_text
-from ddltrace.dashboard.timeline.activity_bars import exposed, read_activity
 from ddltrace.dashboard.timeline.event_index import EventIndex, index_events
 from ddltrace.dashboard.timeline.lod import I64, RowIndex
 from ddltrace.dashboard.timeline.packing import MAX_ROWS, cut_overlaps, pack
@@ -213,8 +215,12 @@ class _RankTracks:
         for lane, which in self._by_lane("message"):
             self._add_track("communication", lane, which)
         timeline.indexes[self._rank] = index_events(self._table)
-        activity = read_activity(self._table)
-        self._add_exposed(self._since_origin(exposed(activity)))
+        columns = Columns(self._table)
+        messages = read_messages(columns)
+        activity = measure_activity(columns, messages, read_waits(columns, messages))
+        # Where compute is not known, neither is the communication that it does not hide.
+        exposed = EMPTY if activity.compute is None else subtract(activity.comm, activity.compute)
+        self._add_exposed(self._since_origin(exposed))
         for lane, which in self._by_lane(*_DEVICE_KINDS):
             self._add_track("device", lane, which)
         timeline.busy[self._rank] = (

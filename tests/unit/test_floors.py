@@ -150,7 +150,17 @@ ORDER = {
         *("exchange_commands", "commands", "__init__"),
     ),
     "dashboard": (
-        *("hosts", "theme", "timeline", "widgets", "charts", "workspace", "server", "pages"),
+        *(
+            "hosts",
+            "theme",
+            "timeline",
+            "widgets",
+            "rank_breakdowns",
+            "charts",
+            "workspace",
+            "server",
+            "pages",
+        ),
         *("app", "commands", "__init__"),
     ),
 }

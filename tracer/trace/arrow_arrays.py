@@ -1,7 +1,8 @@
-"""Arrow arrays made from their buffers.
+"""Arrow arrays made from NumPy's memory.
 
-``pyarrow.array`` imports pandas where that is installed, to see whether it was given one of
-its objects: seconds and tens of megabytes in a job that never asked for it.
+``pyarrow.array`` imports pandas where that is installed, to see whether it was given one of its
+objects. That takes longer than reading a trace of a hundred thousand events, and tens of megabytes
+in a job that never asked for it.
 """
 
 from __future__ import annotations
@@ -19,12 +20,29 @@ Booleans: TypeAlias = npt.NDArray[np.bool_]
 
 
 def strings(words: Sequence[str]) -> pa.Array:
-    """Strings; what UTF-8 cannot hold (lone surrogates) is replaced."""
+    """A column of text; what UTF-8 cannot hold (lone surrogates) is replaced."""
     encoded = [word.encode("utf-8", "replace") for word in words]
     offsets = np.zeros(len(encoded) + 1, np.int32)
     np.cumsum([len(word) for word in encoded], out=offsets[1:])
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
     return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
+
+
+def integers(
+    values: npt.NDArray[Any], missing: Booleans | None = None, kind: pa.DataType | None = None
+) -> pa.Array:
+    """A column of integers.
+
+    Args:
+        values: One per row, of any size that the type can hold.
+        missing: True where the row is null; by default nowhere.
+        kind: The Arrow type; 64 bits by default.
+    """
+    kind = pa.int64() if kind is None else kind
+    if missing is None or not missing.any():
+        return _column(values, kind)
+    bitmap = pa.py_buffer(np.packbits(~missing, bitorder="little"))
+    return _column(values, kind, bitmap, int(np.count_nonzero(missing)))
 
 
 def integer_columns(values: Integers, types: Sequence[pa.DataType]) -> list[pa.Array]:
@@ -38,55 +56,56 @@ def integer_columns(values: Integers, types: Sequence[pa.DataType]) -> list[pa.A
     nulls = values.shape[1] - np.count_nonzero(valid, axis=1)
     bitmaps = np.packbits(valid, axis=1, bitorder="little")
     return [
-        integers(column, type_, pa.py_buffer(bitmap) if count else None, int(count))
-        for column, type_, bitmap, count in zip(values, types, bitmaps, nulls, strict=True)
+        _column(column, kind, pa.py_buffer(bitmap) if count else None, int(count))
+        for column, kind, bitmap, count in zip(values, types, bitmaps, nulls, strict=True)
     ]
 
 
 def scalar(value: str | int) -> pa.Scalar:
     """A string or an integer, as `pyarrow.compute` takes it beside a column."""
-    if isinstance(value, str):
-        return strings([value])[0]
-    return integers(np.array([value]), pa.int64())[0]
+    return (strings([value]) if isinstance(value, str) else integers(np.array([value])))[0]
 
 
-def lists(values: Integers, lengths: Integers, type_: pa.DataType) -> pa.Array:
-    """Lists of integers; one without items is null.
+def lists(
+    values: npt.NDArray[Any],
+    lengths: npt.NDArray[Any],
+    kind: pa.DataType,
+    missing: Booleans | None = None,
+) -> pa.Array:
+    """A column of lists of integers.
 
     Args:
         values: The items of all lists, end to end.
         lengths: How many of them each list has.
-        type_: The Arrow list type.
+        kind: The Arrow list type.
+        missing: True where the row is null; by default where the list has no items.
     """
+    missing = lengths == 0 if missing is None else missing
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    valid = lengths > 0
-    nulls = len(lengths) - int(np.count_nonzero(valid))
-    bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
-    items = integers(values, type_.value_type)
+    nulls = int(np.count_nonzero(missing))
+    bitmap = pa.py_buffer(np.packbits(~missing, bitorder="little")) if nulls else None
+    items = _column(values, kind.value_type)
     buffers = [bitmap, pa.py_buffer(offsets)]
-    return pa.Array.from_buffers(type_, len(lengths), buffers, nulls, children=[items])
+    return pa.Array.from_buffers(kind, len(lengths), buffers, nulls, children=[items])
 
 
-def integers(
-    values: Integers,
-    type_: pa.DataType,
-    bitmap: pa.Buffer | None = None,
-    nulls: int = 0,
+def _column(
+    values: npt.NDArray[Any], kind: pa.DataType, bitmap: pa.Buffer | None = None, nulls: int = 0
 ) -> pa.Array:
-    """Integers.
+    """A column of integers.
 
     Args:
-        values: Of any size that the type can hold.
-        type_: The Arrow type.
+        values: One per row.
+        kind: The Arrow type.
         bitmap: Which are valid, as Arrow has it; by default all.
-        nulls: How many are not.
+        nulls: Number of rows that are not.
     """
-    column = values.astype(_numpy_type(type_))
-    return pa.Array.from_buffers(type_, len(column), [bitmap, pa.py_buffer(column)], nulls)
+    data = np.ascontiguousarray(values, dtype=_numpy_type(kind))
+    return pa.Array.from_buffers(kind, len(data), [bitmap, pa.py_buffer(data)], nulls)
 
 
 @functools.cache
-def _numpy_type(type_: pa.DataType) -> np.dtype[Any]:
-    found: np.dtype[Any] = np.dtype(type_.to_pandas_dtype())
+def _numpy_type(kind: pa.DataType) -> np.dtype[Any]:
+    found: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
     return found
