@@ -61,7 +61,7 @@ for _ in range(300):
 SPARSE = """
 import time
 import torch, torch.distributed as dist
-from ddltrace.tracer.interpose.c10d.collectives import Observer
+from ddltrace.tracer.interpose.c10d.c10d_kernels import Observer
 describe = Observer.describe
 def late(*args, **kwargs):
     time.sleep(0.05)  # so that Gloo is done before

@@ -122,6 +122,21 @@ def test_rooms_are_inside_the_package_only(installed: Path, tmp_path: Path) -> N
         assert not Path(file).is_relative_to(ROOT), "this is the checkout, not what was installed"
 
 
+def test_nothing_in_a_clone_shadows_the_package(installed: Path) -> None:
+    """Python started in the clone's folder has that folder first on its path."""
+    program = (
+        "import json, sys\n"
+        "import ddltrace, ddltrace.analyzer.trace.opened_trace, ddltrace.tracer.config\n"
+        "ours = {n: m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'ddltrace'}\n"
+        "print(json.dumps({'path': sys.path[0], 'ours': ours}))\n"
+    )
+    found = json.loads(run(installed, "-B", "-c", program, cwd=ROOT))
+    assert found["path"] == ""
+    assert len(found["ours"]) > 10
+    for name, file in found["ours"].items():
+        assert not Path(file).is_relative_to(ROOT), f"{name} is the clone's: {file}"
+
+
 def test_every_module_imports(installed: Path, sources: Path, tmp_path: Path) -> None:
     """Also those of the packages that pyproject.toml has to list one by one."""
     modules = sorted(

@@ -61,7 +61,7 @@ MODULES = [
     "interpose.c10d.reaper",
     "capture.overhead_probe",
     "capture.session",
-    "record.steps",
+    "record.step_tracker",
     "trace.json_files",
     "trace.liveness",
     "trace.run_files",
@@ -85,7 +85,7 @@ LEFT_OUT = (
     # They call PyTorch, and set one attribute before.
     *(
         "interpose.c10d.observer:Observer.collecting",
-        "interpose.c10d.launches:Offering.passing_by",
+        "interpose.c10d.python_launches:Offering.passing_by",
     ),
     # They are what catches the faults of others.
     "interpose.c10d.functional:_Pending._waited",

@@ -20,9 +20,9 @@ from ddltrace.tracer.interpose.backward_pass import BackwardPass
 from ddltrace.tracer.interpose.c10d.gloo_times import GlooTimes
 from ddltrace.tracer.interpose.c10d.groups import Groups
 from ddltrace.tracer.interpose.c10d.known_messages import KnownMessages
-from ddltrace.tracer.interpose.ddp_buckets import DdpBuckets
 from ddltrace.tracer.interpose.install import install
 from ddltrace.tracer.interpose.patch_context import PatchContext
+from ddltrace.tracer.interpose.reducer_buckets import DdpBuckets
 from ddltrace.tracer.naming.gradient_ready_times import NativeGradients
 from ddltrace.tracer.naming.ready_gradients import ReadyGradients
 from ddltrace.tracer.naming.registry import Registry
@@ -30,7 +30,7 @@ from ddltrace.tracer.native import build
 from ddltrace.tracer.native.library import NativeLibrary
 from ddltrace.tracer.record.rank_record import RankRecord
 from ddltrace.tracer.record.recorder import Recorder
-from ddltrace.tracer.record.steps import Steps
+from ddltrace.tracer.record.step_tracker import Steps
 from ddltrace.tracer.record.watchdog import Watchdog
 from ddltrace.tracer.record.writer import WriterThread
 from ddltrace.tracer.timing import clock_exchange

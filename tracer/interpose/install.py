@@ -28,13 +28,13 @@ def install(context: PatchContext) -> Waits | None:
         optimizers,
         swaps,
     )
-    from ddltrace.tracer.interpose.c10d import collectives
+    from ddltrace.tracer.interpose.c10d import c10d_kernels
 
     waits = None
     try:
-        waits = collectives.install(context)
+        waits = c10d_kernels.install(context)
     except Exception as error:  # noqa: BLE001 - see above
-        context.fault(f"install {collectives.__name__}", error)
+        context.fault(f"install {c10d_kernels.__name__}", error)
     patches = [autograd, swaps, optimizers, data_loader, modules, ddp, fsdp]
     if context.config.level == "op":
         patches.append(operators)

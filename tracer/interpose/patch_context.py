@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from ddltrace.tracer.interpose.c10d.gloo_times import GlooTimes
     from ddltrace.tracer.interpose.c10d.groups import Groups
     from ddltrace.tracer.interpose.c10d.known_messages import KnownMessages
-    from ddltrace.tracer.interpose.ddp_buckets import DdpBuckets
+    from ddltrace.tracer.interpose.reducer_buckets import DdpBuckets
     from ddltrace.tracer.naming.registry import Registry
     from ddltrace.tracer.native.library import NativeLibrary
     from ddltrace.tracer.record.rank_record import RankRecord
     from ddltrace.tracer.record.recorder import Recorder
-    from ddltrace.tracer.record.steps import Steps
+    from ddltrace.tracer.record.step_tracker import Steps
     from ddltrace.tracer.timing.device_use import DeviceUse
 
 

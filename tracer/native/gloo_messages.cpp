@@ -24,7 +24,7 @@
 // what the message is; and leaves to the kernels here what lies between: the launch, its time, how
 // many bytes there are and where they lie.
 //
-// Called by gloo_times.py, known_messages.py and interpose/launches.py.
+// Called by gloo_times.py, known_messages.py and interpose/c10d/python_launches.py.
 
 #include "layout.h"
 

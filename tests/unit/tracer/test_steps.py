@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from ddltrace.tracer.record.recorder import FLAT_CELLS, Recorder
-from ddltrace.tracer.record.steps import Steps
+from ddltrace.tracer.record.step_tracker import Steps
 
 HERE = threading.get_ident()
 

@@ -1,10 +1,10 @@
-"""Functional collectives: ``torch.distributed._functional_collectives``.
+"""Records waits for functional collectives, which return a tensor instead of a handle.
 
-They give a tensor instead of a handle, and whoever uses it first waits for it. Below them lie
-the ``c10d`` operators, where their messages are recorded; what is added here is the wait.
+The first use of that tensor waits for the message. The message itself is recorded at the ``c10d``
+operators below ``torch.distributed._functional_collectives``.
 
-What Python calls on the CPU goes past all kernels of Python's, see `launches.py`: here it is the
-function behind ``torch.ops`` that offers a launch.
+Calls by Python on the CPU bypass all kernels in Python, see `python_launches.py`: here the function
+behind ``torch.ops`` offers the launch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from ddltrace.tracer.interpose.c10d.c10d_operators import Operator
     from ddltrace.tracer.interpose.c10d.groups import Group
-    from ddltrace.tracer.interpose.c10d.launches import Offering
     from ddltrace.tracer.interpose.c10d.observer import Observer
+    from ddltrace.tracer.interpose.c10d.python_launches import Offering
     from ddltrace.tracer.interpose.patch_context import PatchContext
 
 _now = time.monotonic_ns
@@ -92,7 +92,7 @@ def install(context: PatchContext, observer: Observer, offering: Offering | None
 
 
 class _ByOperator:
-    """The launches by one operator, see `launches.Launches`.
+    """The launches by one operator, see `python_launches.Launches`.
 
     Args:
         offering: Offers them.

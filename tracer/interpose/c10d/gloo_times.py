@@ -1,9 +1,9 @@
-"""When Gloo began and ended each message, told by Gloo's own threads.
+"""Takes start and end of messages from Gloo's threads: a waiting thread would wake up for each.
 
-A thread of Python that waits for a message wakes up some five times until it is complete, and
-each time takes a core and the interpreter from the job. `native/gloo_messages.cpp` takes down the
-same two times where they happen, wakes nobody, and knows what Python cannot: when a message left
-Gloo's queue. Without them (no compiler, another PyTorch) there are the reapers.
+A Python thread that waits for a message wakes up about five times until it is complete, and each
+time takes a core and the interpreter lock from the job. `native/gloo_messages.cpp` notes both times
+where they happen and wakes nobody. It also knows when a message left Gloo's queue. Without it (no
+compiler, or another PyTorch) the reapers of `reaper.py` learn the end.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""Messages that C++ launches again and again, recorded without Python.
+"""Records repeated messages without Python: a call to Python costs more than their recording.
 
-DistributedDataParallel sends the same buckets and buffers in every step. To call Python for each
-of them costs the job more than all else that is recorded: between two layers the code is in no
-cache any more. So a message that Python has recorded once is made known to
-`native/gloo_messages.cpp`, which from then on takes down only what is new of it, when it was
-launched and its number; the writer's thread makes the rest here, a row of integers for each
-that has ended by then.
+DistributedDataParallel sends the same buckets and buffers in every step. Between two layers none
+of the tracer's Python code is in a cache, so a call to it for each message is the most expensive
+part of recording. A message that Python has recorded once is therefore made known to
+`native/gloo_messages.cpp`, which from then on notes only its launch time and its number. The
+writer's thread makes the rest here, as one row of integers for each message that has ended.
 
-What Python launches past its own kernels (`interpose/launches.py`) goes the same way: C++ takes
-down the launch, and Python then says which of the known ones it is like. An object for each
-message, which lives until it is written, is memory in no cache, and work for the garbage collector.
+Launches by Python that bypass its own kernels (`python_launches.py`) use the same ring: C++ notes
+the launch, and Python then tells which pattern it has. An object for each message, which lives
+until it is written, would be memory in no cache and work for the garbage collector.
 """
 
 from __future__ import annotations

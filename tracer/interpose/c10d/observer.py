@@ -1,4 +1,4 @@
-"""Turns the calls of ``c10d`` operators into messages; see `collectives.py`."""
+"""Turns the calls of ``c10d`` operators into messages; see `c10d_kernels.py`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Process groups that a job has written in Python: subclasses of ``ProcessGroup``.
+"""Records process groups written in Python: their messages pass no operator of PyTorch.
 
-What such a group sends comes past no operator of PyTorch's, so the methods with which it sends are
-recorded, from when its class is made. Many only pass on to groups of PyTorch's, which are recorded
-themselves and know the times better: where that is seen, the inner message is the one.
+The methods that send are wrapped when the subclass of ``ProcessGroup`` is made. Most such groups
+only forward to a group of PyTorch's. Its messages are recorded by other means and have better
+times, so where messages are recorded below a method, the method itself is not recorded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.tracer.interpose.c10d.arguments import first_tensor
 from ddltrace.tracer.interpose.c10d.c10d_operators import OPERATORS
-from ddltrace.tracer.interpose.c10d.launches import METHODS
+from ddltrace.tracer.interpose.c10d.python_launches import METHODS
 
 if TYPE_CHECKING:
     from ddltrace.tracer.interpose.c10d.c10d_operators import Operator
@@ -111,7 +111,7 @@ def _around(
             except Exception as error:  # noqa: BLE001 - the job goes on
                 context.fault("end a message of a group in Python", error)
 
-    # As in `launches.py`: who calls its base class is known by the name of the calling code.
+    # As in `python_launches.py`: who calls its base class is known by the name of the calling code.
     code: Any = method
     code.__code__ = code.__code__.replace(co_name=original.__name__)
     return method

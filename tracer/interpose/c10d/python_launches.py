@@ -1,11 +1,10 @@
-"""Collectives that Python launches, recorded around the method that launches them.
+"""Records at methods of ``ProcessGroup``: a kernel in Python costs more than the launch.
 
-The kernels of `collectives.py` see every call, but those in Python are not cheap: PyTorch makes
-Python objects of all arguments for them, and takes them apart again for what lies below. Where
-Gloo tells the times, a collective on the CPU needs no such kernel: the method of `ProcessGroup` has
-all its arguments at hand, and `native/gloo_messages.cpp` launches it past the kernel, measures its
-tensors on the way, and gives it a place in the ring of `known_messages.py`. Whatever is not as
-plain as that goes through the kernel as before.
+For a kernel in Python, PyTorch converts all arguments to Python objects and back for the kernel
+below it. Where Gloo's threads tell the times, a collective on the CPU needs no such kernel: the
+method of ``ProcessGroup`` has all arguments at hand, and `native/gloo_messages.cpp` launches it past
+the kernel, measures its tensors and gives it a place in the ring of `known_messages.py`. All other
+launches go through the kernels of `c10d_kernels.py`.
 """
 
 from __future__ import annotations

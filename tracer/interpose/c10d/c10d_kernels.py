@@ -1,19 +1,20 @@
-"""Every collective, send and receive: the ``c10d`` operators of PyTorch's dispatcher.
+"""Records at ``c10d`` operators: every collective, send and receive passes one of them.
 
-Whoever communicates (``torch.distributed``, DDP's reducer in C++, FSDP, DTensor, functional
-collectives) goes through one of these operators. A kernel at the ``BackendSelect`` key sees
-each call once, on the thread that makes it, just before the backend does. Unlike the autograd
-key, ``BackendSelect`` is also passed under ``inference_mode`` and ``no_grad``. Tracing stops above
-it; tensors that only have a shape come to it, and are passed over.
+`torch.distributed`, DDP's reducer in C++, FSDP, DTensor and functional collectives all call these
+operators. A kernel at the ``BackendSelect`` key sees each call once, on the calling thread, right
+before the backend does. Unlike the autograd key, ``BackendSelect`` is also used under
+``inference_mode`` and ``no_grad``. Tracing and compiling stop above it; tensors without memory
+reach it and are not recorded.
 
-The kernels are Python's, and each costs more than all that it records. So what Python launches on
-the CPU goes past them, if it is plain; see `launches.py`.
+A kernel in Python costs more than the recording itself, so plain launches by Python on the CPU
+bypass these kernels; see `python_launches.py`.
 
-Completion is learned where it is cheapest: from Gloo's own threads, where that can be had; else
-a blocking call's from its own ``wait``, an asynchronous collective's from a reaper. A send's or
-receive's comes from the ``wait`` of its user (Gloo runs it nowhere else, and a second waiter
-would disturb the first); so does a reduce-scatter's, which Gloo makes of other collectives: each
-wait for it writes its output, which the job may have changed since its own.
+The end of a message comes from the cheapest source that knows it: from Gloo's own threads where
+`gloo_times.py` works; else from the ``wait`` of a blocking call, or from a reaper for an
+asynchronous one. The end of a send or receive comes from the job's own ``wait``: Gloo runs it
+nowhere else, and a second waiter would disturb the first. The same holds for a reduce-scatter,
+which Gloo makes of other collectives: each wait for it writes its output, which the job may have
+changed since its own wait.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ddltrace.tracer.fault_barrier import quiet
-from ddltrace.tracer.interpose.c10d import functional, launches, python_groups
+from ddltrace.tracer.interpose.c10d import functional, python_groups, python_launches
 from ddltrace.tracer.interpose.c10d.c10d_operators import OPERATORS
 from ddltrace.tracer.interpose.c10d.observer import Observer
 
@@ -49,7 +50,7 @@ def install(context: PatchContext) -> Waits:
     for name, operator in OPERATORS.items():
         if hasattr(torch.ops.c10d, name):
             library.impl(name, observer.kernel(name, operator), "BackendSelect", with_keyset=True)
-    offering = launches.install(context, observer)
+    offering = python_launches.install(context, observer)
     python_groups.install(context, observer)
     context.on_close(observer.stop)
     os.register_at_fork(after_in_child=quiet(observer.abandon, context.fault))
