@@ -2,7 +2,7 @@
 
 For a kernel in Python, PyTorch converts all arguments to Python objects and back for the kernel
 below it. Where Gloo's threads tell the times, a collective on the CPU needs no such kernel: the
-method of ``ProcessGroup`` has all arguments at hand, and `native/gloo_messages.cpp` launches it past
+method of ``ProcessGroup`` has all arguments, and `native/gloo_messages.cpp` launches it past
 the kernel, measures its tensors and gives it a place in the ring of `known_messages.py`. All other
 launches go through the kernels of `c10d_kernels.py`.
 """
