@@ -1,6 +1,5 @@
-"""Every patch of other people's code, one file per thing patched.
+"""Patches of PyTorch, one module per patched interface.
 
-A patch calls the original exactly once, with the arguments it was given, and lets its result and
-its exceptions through. If the tracer's own code around that call fails, the failure is noted and
-the job goes on.
+A patch calls the original exactly once, with its original arguments, and passes its result and its
+exceptions on. An error in the tracer's own code around that call is recorded and the job goes on.
 """

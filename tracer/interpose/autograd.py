@@ -1,7 +1,7 @@
-"""Backward passes and the readiness of gradients.
+"""Records backward passes and the readiness of gradients.
 
-``register_post_accumulate_grad_hook`` tells when a parameter's gradient is ready without
-touching the graph; full backward hooks would insert functions into it.
+``register_post_accumulate_grad_hook`` reports that a parameter's gradient is ready without changing
+the autograd graph; full backward hooks would insert functions into it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def install(context: PatchContext) -> None:
 
 
 def _watch_without_python(context: PatchContext, gradients: NativeGradients) -> None:
-    """Has C++ take down when gradients become ready, where a parameter has no hook of the job's."""
+    """Lets C++ record when gradients become ready, for parameters without hooks of the job."""
     import torch
 
     context.recorder.collectors.append(gradients.collect)
@@ -64,7 +64,7 @@ def _watch_without_python(context: PatchContext, gradients: NativeGradients) -> 
 
 
 def _begin_gradients(context: PatchContext) -> None:
-    """A backward pass begins: what became ready until now is not of it."""
+    """Starts a backward pass: gradients that became ready earlier do not belong to it."""
     registry = context.registry
     registry.begin_backward()
     context.backward.last_gradient_ns = 0
@@ -100,8 +100,8 @@ def _timed(
         known = 0 if context.known is None else context.known.end_backward(end_ns)
         recorder.leave_phase(end_ns)
         if state.bucket_messages and context.device.timer is None:
-            # The reducer has waited for its buckets; a reaper that was kept from running would
-            # only learn of it later.
+            # The reducer has waited for its buckets. A reaper thread that did not get to run would
+            # observe their end later.
             for message in list(recorder.open.values()):
                 if message.enqueue_ns >= start and message.name.startswith(BUCKET):
                     recorder.complete(message, end_ns)
@@ -142,9 +142,9 @@ def _timed(
 
 
 def _time_on_device(context: PatchContext, gradient_site: int, device: torch.device) -> None:
-    """Ends the device's work for one gradient and begins that for the next.
+    """Ends the device's work for one gradient and starts that for the next.
 
-    The gradients of one device become ready on one thread; those of others are passed over.
+    The gradients of one device become ready on one thread; other devices are ignored.
     """
     timer, state, recorder = context.device.timer, context.backward, context.recorder
     try:
@@ -180,24 +180,24 @@ def watch_gradients(context: PatchContext, parameters: Iterable[tuple[int, torch
 
 
 def watch_again(context: PatchContext, tensor: int, parameter: torch.Tensor) -> None:
-    """Records the gradients of a parameter whose contents were replaced, and with them its hooks.
+    """Records the gradients of a parameter whose contents, and so its hooks, were replaced.
 
     Args:
         context: The parts of the recording rank.
         tensor: The parameter's id.
-        parameter: It.
+        parameter: The parameter.
     """
     kept: Any = parameter
     hooks = getattr(kept, "_post_accumulate_grad_hooks", None)
     if not hooks:
         watch_gradients(context, [(tensor, parameter)])
     elif all(getattr(hook, "__module__", None) == __name__ for hook in hooks.values()):
-        kept._post_accumulate_grad_hooks = hooks  # PyTorch has kept the list, and calls none
-    # Else those of the job would be called again, too, as they are not without us.
+        kept._post_accumulate_grad_hooks = hooks  # PyTorch keeps the list but calls no hook in it
+    # Otherwise the job's hooks would be called again, unlike in an untraced job.
 
 
 def _watch_with_python(context: PatchContext, tensor: int, parameter: torch.Tensor) -> None:
-    """Has a function of Python record when a parameter's gradient is ready."""
+    """Registers a Python hook that records when a parameter's gradient is ready."""
     recorder, registry, state = context.recorder, context.registry, context.backward
     flat, emit, ident = recorder.flat, recorder.emit, threading.get_ident
     detailed = context.config.level != "comm"
@@ -214,23 +214,23 @@ def _watch_with_python(context: PatchContext, tensor: int, parameter: torch.Tens
             else:
                 recorder.dropped += 1
         registry.access.note_gradient()
-        registry.collect_ready()  # what came before it
+        registry.collect_ready()  # earlier gradients, recorded by C++
         state.last_gradient_ns = now
         registry.note_ready(this)
         if state.device_mark is not None:
             _time_on_device(context, site, parameter.device)
 
     handle: Any = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-    # Before those of the job, which may send the gradient: then it is to be known whose it is.
-    if registry.access.may_look():  # else the engine may be about to call them
+    # Before the job's hooks: one of them may send the gradient, whose parameter must be known then.
+    if registry.access.may_look():  # otherwise the engine may be about to call the hooks
         _put_first(parameter, handle.id)
 
 
 def _put_first(parameter: torch.Tensor, key: int) -> None:
-    """Has one of a parameter's hooks called before the others."""
+    """Moves one of a parameter's hooks before the others."""
     hooks: Any = getattr(parameter, "_post_accumulate_grad_hooks", None)
     if not isinstance(hooks, dict) or key not in hooks:
-        return  # a subclass may keep them in its own way
-    # The engine goes by the order of insertion, also where the dictionary has another.
+        return  # a subclass may store hooks differently
+    # The engine calls hooks in the order of insertion, whatever the order of the dictionary.
     for other in [other for other in hooks if other != key]:
         hooks[other] = hooks.pop(other)

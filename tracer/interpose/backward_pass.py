@@ -1,4 +1,4 @@
-"""The state of the backward pass that runs, which several patches share."""
+"""The state of the current backward pass, shared by several patches."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ if TYPE_CHECKING:
 
 
 class BackwardPass:
-    """The state of the backward pass that runs.
+    """The state of the current backward pass.
 
     Attributes:
-        depth: How many engine calls are nested; checkpointing calls backward in backward.
+        depth: Number of nested engine calls; checkpointing calls backward inside backward.
         started: Number of outermost backward passes so far.
-        last_gradient_ns: When the newest gradient became ready, of those that Python has seen.
-        bucket_messages: Messages that DDP's reducer launched in this pass and waits for at
-            its end, of those that Python recorded.
-        device_mark: Where the device's work for the next gradient begins; None if it is not timed.
+        last_gradient_ns: When the newest gradient that Python recorded became ready.
+        bucket_messages: Messages recorded by Python that DDP's reducer launched in this pass and
+            waits for at its end.
+        device_mark: Start of the device's work for the next gradient; None if it is not timed.
     """
 
     def __init__(self) -> None:

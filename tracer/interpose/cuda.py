@@ -1,7 +1,7 @@
-"""Device time of what the host launches on a CUDA device, by events on the job's own streams.
+"""Times the device work of a CUDA device, with events on the job's own streams.
 
-One device is timed in each process: the one that the first model or message on a CUDA device
-uses. What the process launches on others gets no device times, rather than wrong ones.
+Each process times one device: the first that a model or message uses. Work on other devices gets no
+device times, rather than wrong ones.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _UNUSUAL_PRIORITY: Final = -2  # jobs have 0 and -1, process groups -1 or the hi
 
 
 def time_device_of(context: PatchContext, tensors: Iterable[torch.Tensor]) -> None:
-    """Begins to time device work once the job is seen to use a device.
+    """Starts to time device work at the job's first use of a device.
 
     Args:
         context: The parts of the recording rank.
-        tensors: What the job is about to compute with or to send.
+        tensors: Tensors with which the job is about to compute or communicate.
     """
     import torch
 
@@ -45,7 +45,7 @@ def time_device_of(context: PatchContext, tensors: Iterable[torch.Tensor]) -> No
 
 
 class MessageTimer:
-    """When the device comes to the messages that are launched into its streams.
+    """Times when the device reaches the messages that are launched into its streams.
 
     Args:
         context: The parts of the recording rank.
@@ -58,17 +58,17 @@ class MessageTimer:
         self._cuda: Any = torch.cuda
 
     def in_use(self) -> bool:
-        """Whether the job uses devices at all; where not, nothing else is to be asked."""
+        """Whether the job uses a device; if not, the other methods need not be called."""
         return bool(self._cuda.is_initialized())
 
     def begin(self, tensor: torch.Tensor) -> Mark | None:
-        """To be called right before a message is launched.
+        """Marks the current stream right before a message is launched.
 
         Args:
-            tensor: One that it sends or receives.
+            tensor: A tensor that the message sends or receives.
 
         Returns:
-            Where the device comes to it; None where that cannot be seen.
+            The position at which the device reaches the message; None if that cannot be timed.
         """
         if not tensor.is_cuda:
             return None
@@ -80,7 +80,7 @@ class MessageTimer:
         return timer.mark()
 
     def start(self, message: Message, mark: Mark | None) -> None:
-        """Has a message begin where its mark is; its end will be told by somebody else."""
+        """Sets the start of a message to its mark; its end is recorded elsewhere."""
         timer = self._context.device.timer
         if mark is None or timer is None:
             return
@@ -97,12 +97,12 @@ class MessageTimer:
         message.settle = settle
 
     def end_here(self, message: Message) -> None:
-        """Ends a message where the current stream, which waits for it, goes on: no earlier."""
+        """Ends a message where the current stream, which waits for it, continues; no earlier."""
         timer = self._context.device.timer
         self._end(message, None if timer is None else timer.mark(), begins=False)
 
     def end(self, message: Message, mark: Mark | None) -> None:
-        """Ends a message that runs in the current stream, as NCCL's synchronous ones do."""
+        """Ends a message that runs in the current stream, as synchronous NCCL messages do."""
         self._end(message, mark, begins=True)
 
     def _end(self, message: Message, mark: Mark | None, *, begins: bool) -> None:
@@ -114,35 +114,35 @@ class MessageTimer:
             recorder.complete(message, max(end_ns, message.start_ns))
 
         if timer is None or not timer.interval(passed, mark):
-            # Nobody will tell. Left open, it would look as if it hung.
+            # Nothing else records its end. Left open, the message would look like a hang.
             recorder.complete(message, time.monotonic_ns())
 
 
 def is_timed(timer: DeviceTimer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call computes on the timed device: there lies the first of its arguments."""
+    """Whether a call computes on the timed device: whether its first tensor argument is there."""
     first: Any = args[0] if args else next(iter(kwargs.values()), None)
     return getattr(first, "is_cuda", False) is True and bool(first.device.index == timer.device)
 
 
 def can_record() -> bool:
-    """Whether events may be put into the current stream: not while it is captured as a graph."""
+    """Whether events may be recorded into the current stream: not while it is captured."""
     import torch
 
     return not torch.cuda.is_current_stream_capturing()
 
 
 def prepare_thread(device: int) -> None:
-    """Makes a thread of ours fit to ask for the state of events.
+    """Prepares a thread of the tracer for querying events.
 
-    A new thread is on device 0, where its first call would make a context that the job does
-    not want. And an event that is asked for while another thread captures a graph would end
-    that capture in an error, unless the asking thread keeps out of it.
+    A new thread starts on device 0, where its first call would create a context that the job does
+    not want. And querying an event while another thread captures a graph would make that capture
+    fail, unless the querying thread has the thread-local capture mode.
 
     Args:
-        device: The device whose events are asked for.
+        device: The device whose events are queried.
 
     Raises:
-        OSError: The CUDA runtime cannot be told.
+        OSError: The CUDA runtime cannot be called.
     """
     import torch
 
@@ -150,7 +150,7 @@ def prepare_thread(device: int) -> None:
     mode = ctypes.c_int(_CAPTURE_MODE_THREAD_LOCAL)
     try:
         status = ctypes.CDLL(None).cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-    except AttributeError:  # torch came without a shared runtime: the driver knows the same
+    except AttributeError:  # torch has no shared runtime library; the driver has the same function
         driver = ctypes.CDLL("libcuda.so.1")
         status = driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     if status:
@@ -160,11 +160,11 @@ def prepare_thread(device: int) -> None:
 def asking_from_any_thread(
     context: PatchContext, ask: Callable[[Any], bool]
 ) -> Callable[[Any], bool]:
-    """``Work.is_completed`` for threads of ours.
+    """Wraps ``Work.is_completed`` for threads of the tracer.
 
     Args:
         context: The parts of the recording rank.
-        ask: The original.
+        ask: The original method.
     """
     prepared = threading.local()
 
@@ -187,8 +187,8 @@ def _start(context: PatchContext, device: int) -> None:
     def new_event() -> Any:
         return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
-    # PyTorch's streams come from pools, one for each priority, in turn: one of a usual priority
-    # would be a stream of the job's, too, before long.
+    # PyTorch takes streams from pools, one for each priority, in turn: a stream of a common
+    # priority would soon be used by the job as well.
     idle = torch.cuda.Stream(device, priority=_UNUSUAL_PRIORITY)  # type: ignore[no-untyped-call]
     clock = DeviceClock(new_event, lambda event: event.record(idle))
     numbers: dict[int, int] = {}
@@ -206,7 +206,7 @@ def _start(context: PatchContext, device: int) -> None:
             prepare_thread(device)
         except OSError as error:
             context.fault("stream captures", error)
-        # PyTorch asks of a thread's current stream whether it is captured, at every event.
+        # PyTorch checks at every event whether the thread's current stream is captured.
         torch.cuda.set_stream(idle)
 
     def fail(where: str, error: Exception) -> None:
@@ -214,8 +214,8 @@ def _start(context: PatchContext, device: int) -> None:
         context.fault(where, error)
 
     def forget() -> None:
-        context.device.forget()  # a forked child can use no device
-        # Nor can it give back events: these are never to be destroyed there.
+        context.device.forget()  # a forked child cannot use a device
+        # Nor can it destroy events: keep them alive there.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(timer))
 
     timer = DeviceTimer(

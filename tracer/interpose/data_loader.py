@@ -1,4 +1,4 @@
-"""Fetching of batches from ``torch.utils.data.DataLoader``."""
+"""Records the fetching of batches from ``torch.utils.data.DataLoader``."""
 
 from __future__ import annotations
 

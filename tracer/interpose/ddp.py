@@ -1,4 +1,4 @@
-"""DistributedDataParallel: its constructor, communication hooks and waits in C++."""
+"""Patches DistributedDataParallel: its constructor, communication hooks and waits in C++."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def install(context: PatchContext) -> None:
     dist: Any = torch.distributed
     ddp_class: Any = DistributedDataParallel
     ddp_class.__init__ = _registering(context, dist, ddp_class.__init__)
-    # A copied or unpickled wrapper builds its reducer here.
+    # Copied or unpickled wrappers build their reducer here.
     ddp_class.__setstate__ = _registering(context, dist, ddp_class.__setstate__)
     dist._broadcast_coalesced = _waited(context, dist._broadcast_coalesced)
     dist._register_comm_hook = _observed(context, dist._register_comm_hook)
@@ -39,7 +39,7 @@ def install(context: PatchContext) -> None:
 def _registering(
     context: PatchContext, dist: Any, original: Callable[..., None]
 ) -> Callable[..., None]:
-    """A method that builds a reducer, after which the wrapped model is known."""
+    """Wraps a method that builds a reducer, and registers the wrapped model after it."""
 
     @functools.wraps(original)
     def build(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -61,7 +61,7 @@ def _register(context: PatchContext, ddp: Any, initial: _InitialBuckets) -> None
 
 
 def _observed(context: PatchContext, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets the messages of a user's communication hook be known as those of its bucket."""
+    """Attributes the messages of a user's communication hook to the hook's bucket."""
     registry = context.registry
 
     @functools.wraps(original)
@@ -91,8 +91,8 @@ def _waited(context: PatchContext, original: Callable[..., Any]) -> Callable[...
 
     def begin() -> None:
         try:
-            # It copies what it sends together: no use to look for that among the parameters.
-            # As `context.carrying`, whose making in every forward pass takes longer than this.
+            # It copies its tensors into a buffer: no parameter lies at the buffer's address.
+            # Inlined from `context.carrying`, which would cost more than the rest.
             here.now = (None, None)
             if context.known is not None:
                 context.known.begin_broadcasts()
@@ -122,7 +122,7 @@ def _waited(context: PatchContext, original: Callable[..., Any]) -> Callable[...
 
 
 class _InitialBuckets:
-    """While DDP's constructor runs: the bucket assignment that it computes."""
+    """Captures the bucket assignment that DDP's constructor computes."""
 
     def __init__(self, dist: Any) -> None:
         self._dist = dist
@@ -134,7 +134,7 @@ class _InitialBuckets:
         @functools.wraps(self._original)
         def compute(*args: Any, **kwargs: Any) -> Any:
             result = self._original(*args, **kwargs)
-            # The reducer is given them in reverse: gradients come from the last layer first.
+            # The reducer receives them reversed: gradients of the last layers come first.
             with contextlib.suppress(Exception):
                 self.indices = [list(bucket) for bucket in reversed(result[0])]
             return result

@@ -1,9 +1,9 @@
-"""Fully sharded data parallelism: which parameters its messages carry, when gradients are ready.
+"""Fully sharded data parallelism: the parameters of its messages, and when gradients are ready.
 
-FSDP gathers parameters into buffers of its own and reduces gradients from others, so that no
-address tells what a message holds; the functions that fill them know. The parameter that a job
-sees is a shard, and its gradient comes after the reduction: a gradient is ready when the
-gathered parameter's has been accumulated.
+FSDP gathers parameters into its own buffers and reduces gradients from others, so addresses do not
+identify the content of a message; the functions that fill the buffers do. The parameter that a job
+sees is a shard, and its gradient appears after the reduction: here a gradient is ready when that
+of the gathered parameter has been accumulated.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _patch_fsdp1(context: PatchContext, module: Any) -> None:
         tensors = [registry.tensor_id(p) for p in parameters]
         if not known.get(flat) and None not in tensors:
             known.set(flat, True)
-            # What the job sees is this rank's part; the trace tells of the whole.
+            # The job sees this rank's shard; the trace describes the whole parameter.
             shapes = flat._shapes if flat._params else [flat._unpadded_unsharded_size]
             whole = [tensor for tensor in tensors if tensor is not None]
             for tensor, shape in zip(whole, shapes, strict=True):
@@ -106,7 +106,7 @@ def _named(
     original: Callable[..., Any],
     carried: Callable[..., list[int | None]],
 ) -> Callable[..., Any]:
-    """Says what the messages of a function carry."""
+    """Wraps a function and names the parameters that its messages carry."""
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:

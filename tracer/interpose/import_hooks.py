@@ -11,11 +11,11 @@ from types import ModuleType
 
 
 def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
-    """Runs a function with a module: now if it has been imported, else when it is.
+    """Runs a function on a module: at once if it is imported already, else after its import.
 
     Args:
         name: Full name of the module.
-        then: What to run.
+        then: The function.
     """
     module = sys.modules.get(name)
     if module is not None:
@@ -25,7 +25,7 @@ def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Runs a function when one module has been imported, then takes itself away."""
+    """Runs a function after the import of one module, then removes itself."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self._name = name
@@ -46,6 +46,6 @@ class _AfterImport(importlib.abc.MetaPathFinder):
             execute(module)
             self._then(module)
 
-        # The loader belongs to this one spec: nobody else sees the change.
+        # The loader belongs to this spec alone: nothing else sees the change.
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 def install(context: PatchContext) -> Waits | None:
-    """Patches what the level asks for. A patch that fails does not keep out the others.
+    """Installs the patches of the configured level. A patch that fails does not affect the others.
 
     Args:
         context: The parts of the recording rank.
 
     Returns:
-        What records the host's waits; None if that could not be installed.
+        The recorder of the host's waits; None if it could not be installed.
     """
     from ddltrace.tracer.interpose import (
         autograd,

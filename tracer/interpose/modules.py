@@ -1,8 +1,8 @@
-"""Forward passes: of outermost modules as phases, of every module as layers.
+"""Records forward passes: outermost modules as phases, every module as a layer.
 
 ``nn.Module.__call__`` is wrapped once, on the class: no module gets a hook or an attribute, so
-copying, pickling and inspecting models is as before. `torch.compile` is told to take the
-wrapper for the original, so that the compiled graph is the untraced one.
+copying, pickling and inspecting models works as before. `torch.compile` is made to treat the
+wrapper like the original, so that the compiled graph equals the untraced one.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def _wrapped(context: PatchContext, original: Callable[..., Any]) -> Callable[..
     flat, emit, ident = recorder.flat, recorder.emit, threading.get_ident
     only_chooses = _only_chooses(original)
 
-    # The hot path: once per module call. What it touches is in no cache between two layers, so it
-    # is to touch little. Where PyTorch's own function has nothing to do but to choose what runs, it
-    # is chosen here: one call less is a third of what a layer costs.
+    # The hot path, once per module call. Between two layers nothing of it is in a cache, so it must
+    # touch little memory. Where PyTorch's own function only chooses which method runs, the wrapper
+    # makes the choice itself: that saves one call, a third of the cost of a layer.
     @functools.wraps(original)
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not outermost.records:
@@ -91,10 +91,10 @@ def _wrapped(context: PatchContext, original: Callable[..., Any]) -> Callable[..
 
 
 def _only_chooses(call: Callable[..., Any]) -> bool:
-    """Whether a ``nn.Module.__call__`` does no more than to call one of two other methods.
+    """Whether a ``nn.Module.__call__`` does no more than call one of two other methods.
 
-    PyTorch's calls ``_compiled_call_impl``, or ``_call_impl`` where that is None. That of another
-    version, or one that the job has put in its place, may use further names.
+    PyTorch's calls ``_compiled_call_impl``, or ``_call_impl`` if that is None. The function of
+    another version, or a replacement by the job, may use further names.
     """
     code = getattr(call, "__code__", None)
     return code is not None and set(code.co_names) == {"_compiled_call_impl", "_call_impl"}
@@ -158,16 +158,16 @@ def _recording_device(
 
 
 def _hide_from_dynamo(original: Callable[..., Any], wrapper: Any, dynamo: Any) -> None:
-    """Lets Dynamo treat the wrapper as it treats the original, and leave our own code alone.
+    """Makes Dynamo treat the wrapper like the original, and skip the tracer's code.
 
     Args:
-        original: What was ``nn.Module.__call__``.
-        wrapper: What it is now.
+        original: The original ``nn.Module.__call__``.
+        wrapper: Its replacement.
         dynamo: The module ``torch._dynamo``.
     """
     dynamo.eval_frame.skip_code(wrapper.__code__)
     dynamo.trace_rules.add("ddltrace.tracer")
-    # Where a graph goes through the call, because the module has hooks.
+    # For graphs that include the call, because the module has hooks.
     wrapper._torchdynamo_inline = original
     for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
         module = sys.modules.get(name)
@@ -176,13 +176,13 @@ def _hide_from_dynamo(original: Callable[..., Any], wrapper: Any, dynamo: Any) -
 
 
 class _Outermost:
-    """The calls that the job makes itself, not from inside another module.
+    """The calls that the job makes itself, outside of any other module.
 
     Attributes:
-        detailed: Whether layers are to be recorded.
-        running: Whether such a call runs, so that calls below it are layers.
-        records: Whether such a call runs whose layers are recorded.
-        device_running: Whether the device's time of its innermost layers is recorded, too.
+        detailed: Whether to record layers.
+        running: Whether such a call is running, so that calls below it are layers.
+        records: Whether such a call is running whose layers are recorded.
+        device_running: Whether the device time of its innermost layers is recorded as well.
     """
 
     def __init__(self, context: PatchContext) -> None:
@@ -198,9 +198,9 @@ class _Outermost:
         self.device_running = False
 
     def pretends(self) -> bool:
-        """Whether operators are noted instead of run: by `torch.jit.trace` or with fake tensors.
+        """Whether operators are traced instead of run: by `torch.jit.trace` or with fake tensors.
 
-        Whatever we asked of a parameter then would become part of what is noted.
+        Reading a parameter then would become part of the traced graph.
         """
         bindings: Any = self._torch._C
         return (
@@ -209,7 +209,7 @@ class _Outermost:
         )
 
     def register_inner(self, module: nn.Module) -> int:
-        """A module that came to be after its root was registered, or belongs to none."""
+        """Registers a module that was created after its root was registered, or has none."""
         try:
             self._context.registry.add_model(module)
             return self._context.registry.layer_site[id(module)]
@@ -218,10 +218,10 @@ class _Outermost:
             return self._unnamed_site
 
     def begin(self, module: nn.Module, start: int) -> bool:
-        """An outermost call begins.
+        """Starts an outermost call.
 
         Returns:
-            Whether it evaluates a model that is trained elsewhere.
+            Whether the call evaluates a model that is trained elsewhere.
         """
         context = self._context
         registry = context.registry
@@ -243,7 +243,7 @@ class _Outermost:
         return evaluates
 
     def end(self, module: nn.Module, start: int, end: int, evaluates: bool) -> None:
-        """An outermost call has ended."""
+        """Ends an outermost call."""
         context = self._context
         recorder = context.recorder
         recomputes = context.backward.depth > 0

@@ -1,7 +1,7 @@
-"""Single operators and device kernels, by PyTorch's profiler, in a window of steps.
+"""Records single operators and device kernels in a window of steps, with PyTorch's profiler.
 
-The profiler (Kineto) sees everything and costs accordingly, so it runs for a few steps only and
-is off before and after. What it saw is folded into the same rows as everything else.
+The profiler (Kineto) records everything, at a corresponding cost, so it runs for a few steps only.
+Its events become rows of the trace like all others.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 _ROWS_AT_ONCE = 2000
 _PAUSE_S = 0.02
-_OPERATOR_LANES = 1 << 62  # beyond every thread's ident
-_PROFILED_STREAMS = 1000  # the profiler numbers streams in its own way, not as `cuda.py` does
+_OPERATOR_LANES = 1 << 62  # above every thread's ident
+_PROFILED_STREAMS = 1000  # the profiler numbers streams differently from `cuda.py`
 _COPIES = ("Memcpy", "Memset")
 _COMMUNICATION = ("nccl",)
 
 
 def install(context: PatchContext) -> None:
-    """Opens the window when the job's steps reach it.
+    """Registers the window, which opens when the job's steps reach it.
 
     Args:
         context: The parts of the recording rank; its level is ``op``.
@@ -45,10 +45,10 @@ class OperatorWindow:
         self._folding: threading.Thread | None = None
 
     def after_step(self, number: int) -> None:
-        """To be called when a step has ended.
+        """Opens or closes the window after a step.
 
         Args:
-            number: The step's number.
+            number: Index of the step that ended.
         """
         try:
             following = number + 1
@@ -62,7 +62,7 @@ class OperatorWindow:
             self._context.fault("operators", error)
 
     def close(self, timeout_s: float) -> None:
-        """Ends a window that is still open, and waits for the rows."""
+        """Closes the window if it is still open, and waits for the rows."""
         if self._profiler is not None:
             self._fold_in_background()
         if self._folding is not None:
@@ -75,7 +75,7 @@ class OperatorWindow:
         from torch.profiler import ProfilerActivity, profile
 
         if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-            return  # the job profiles itself; the next step may be free
+            return  # the job runs the profiler itself; try again after the next step
         activities = [ProfilerActivity.CPU]
         # Asking whether there is a device would initialize it: see `session.py`.
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -93,11 +93,11 @@ class OperatorWindow:
         self._folding.start()
 
     def _fold(self, profiler: Any) -> None:
-        """Turns the profiler's events into rows, a portion at a time."""
+        """Turns the profiler's events into rows, a batch at a time."""
         try:
             recorder = self._context.recorder
             reading = paired_reading()
-            # Kineto's times are of the wall clock.
+            # Kineto's times are on the wall clock.
             to_monotonic = reading["monotonic_ns"] - reading["unix_ns"]
             for count, event in enumerate(profiler.profiler.kineto_results.events()):
                 if event.is_async() or _is_hidden(event):
@@ -109,28 +109,28 @@ class OperatorWindow:
                 end = start + event.duration_ns()
                 recorder.add(recorder.site(kind, event.name()), start, end, lane)
                 if count % _ROWS_AT_ONCE == _ROWS_AT_ONCE - 1:
-                    time.sleep(_PAUSE_S)  # the job's threads need the interpreter, too
+                    time.sleep(_PAUSE_S)  # leave the interpreter lock to the job's threads
         except Exception as error:  # noqa: BLE001 - the job goes on
             self._context.fault("operators", error)
 
 
 def _kind_and_lane(event: Any) -> tuple[str | None, int]:
-    """Kind and lane of one of the profiler's events; None leaves it out."""
+    """Kind and lane of one of the profiler's events; kind None leaves the event out."""
     on_device = "CPU" not in str(event.device_type())
     if not on_device:
-        # Lanes of their own: clocks read twice are some hundred nanoseconds apart, and rows of
-        # one lane must nest.
+        # Separate lanes: the two clocks differ by some hundred nanoseconds, and rows of one lane
+        # must nest.
         return "host", _OPERATOR_LANES + int(event.start_thread_id())
     name = event.name()
     if any(word in name for word in _COMMUNICATION):
         return None, 0  # recorded as messages
     if event.is_user_annotation():
-        return None, 0  # what the host's markers enclose on the device: idle times, too
+        return None, 0  # device ranges of the host's markers: they include idle time
     kind = "copy" if name.startswith(_COPIES) else "kernel"
     return kind, stream_lane(_PROFILED_STREAMS + event.device_resource_id())
 
 
 def _is_hidden(event: Any) -> bool:
-    # PyTorch 2.6 hides none.
+    # PyTorch 2.6 hides no events.
     ask = getattr(event, "is_hidden_event", None)
     return ask is not None and bool(ask())

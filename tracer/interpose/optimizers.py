@@ -1,4 +1,4 @@
-"""Optimizer steps, through PyTorch's own global hooks: they end the steps of the trace."""
+"""Records optimizer steps, which end the steps of the trace, through PyTorch's global hooks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def install(context: PatchContext) -> None:
 
 
 def _guarded(context: PatchContext, hook: Callable[[Any], None]) -> Callable[..., None]:
-    """A hook whose failures stay ours."""
+    """Wraps a hook so that its errors do not reach the job."""
 
     def guarded(optimizer: Any, args: Any, kwargs: Any) -> None:
         try:
@@ -51,7 +51,7 @@ def _guarded(context: PatchContext, hook: Callable[[Any], None]) -> Callable[...
 
 
 def _steps_on_stack() -> int:
-    """How many steps of optimizers run on this thread; to be called below a hook's function."""
+    """Number of optimizer steps running on this thread; call it below a hook's function."""
     frame: FrameType | None = sys._getframe(3)  # PyTorch's function around every step
     assert frame is not None
     code, count = frame.f_code, 0
@@ -91,7 +91,7 @@ class _Observer:
 
     def after(self, optimizer: Any) -> None:
         """Hook after a step."""
-        # A step that raised left its entry behind: everything above ours goes with it.
+        # A step that raised left its entry behind: all entries above this one are removed as well.
         while self._running and self._running[-1] != id(optimizer):
             self._running.pop()
         if self._running:
@@ -113,13 +113,13 @@ class _Observer:
             context.save_info()
 
     def _forget_raised(self, running: int) -> None:
-        """Drops the steps that raised, whose ends no hook tells: fewer run than were begun."""
+        """Drops steps that raised, whose end no hook reports: fewer are running than were begun."""
         if running == 0:
             self._context.recorder.leave_phase(_now())
         del self._running[running:]
 
     def _register_parameters(self, optimizer: Any) -> None:
-        """Names parameters that belong to no module that was called."""
+        """Names the parameters that belong to no module that was called."""
         self._known.set(optimizer, True)
         new = self._context.registry.add_parameters(
             (f"param_groups.{g}.{i}", parameter)

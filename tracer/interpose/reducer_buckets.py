@@ -1,8 +1,8 @@
-"""Which parameters the buckets of DistributedDataParallel carry.
+"""Determines which parameters the buckets of DistributedDataParallel carry.
 
-The reducer is written in C++ and tells the contents of its buckets only after some iterations.
-Until then they are inferred: the reducer launches a bucket, in order, when its last gradient is
-ready, and the size of the bucket is known. An inference is used only if the sizes agree.
+The reducer is written in C++ and reveals the contents of its buckets only after some iterations.
+Until then they are inferred: the reducer launches buckets in order, each when its last gradient is
+ready, and the size of a bucket is known. An inference is used only if the sizes agree.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from ddltrace.tracer.naming.registry import Registry
     from ddltrace.tracer.record.recorder import Message
 
-# The reducer logs its first ten iterations; one that does not rebuild its buckets (unused
-# parameters may change) never tells.
+# The reducer logs its first ten iterations. One that never rebuilds its buckets (unused parameters
+# may change) never logs them.
 _MAX_QUESTIONS: Final = 12
 
 
 class _Bucket(NamedTuple):
-    """What one message of a reducer carries.
+    """The content of one message of a reducer.
 
     Attributes:
-        indices: Of its parameters, among the model's.
-        numel: Elements of them all.
-        tensors: Their ids; None if one of them is not registered.
+        indices: Indices of its parameters in the model.
+        numel: Total number of elements.
+        tensors: Ids of the parameters; None if one of them is not registered.
     """
 
     indices: list[int]
@@ -42,7 +42,7 @@ class _Bucket(NamedTuple):
 
 
 class _Model:
-    """One wrapped model and what is known of its buckets."""
+    """One wrapped model and its buckets, as far as known."""
 
     def __init__(
         self, ddp: Any, group: str, parameters: Sequence[torch.Tensor], ids: list[int | None]
@@ -55,10 +55,10 @@ class _Model:
         self.buckets: list[_Bucket] | None = None
         self.settled = False
         self.asked = 0
-        self.backward = -1  # number of the backward pass that `launched` counts in
+        self.backward = -1  # number of the backward pass to which `launched` refers
         self.launched: list[_Bucket] = []
         self.ready_order: list[int] | None = None
-        self.known: list[int] = []  # places of its first buckets among the known messages
+        self.known: list[int] = []  # positions of its first buckets among the known messages
 
     def bucket(self, indices: list[int]) -> _Bucket:
         """The bucket of some parameters."""
@@ -67,7 +67,7 @@ class _Model:
         return _Bucket(indices, numel, ids if len(ids) == len(indices) else None)
 
     def lasting(self, tensors: list[int] | None) -> int | None:
-        """Which bucket of every backward pass from now on has this very list of tensors."""
+        """The bucket that will have exactly these tensors in every further backward pass."""
         if self.settled and self.buckets is not None and tensors is not None:
             for number, bucket in enumerate(self.buckets):
                 if bucket.tensors is tensors:
@@ -76,7 +76,7 @@ class _Model:
 
 
 class DdpBuckets:
-    """Tells which parameters an all-reduce of DDP's reducer carries.
+    """Determines the parameters that an all-reduce of DDP's reducer carries.
 
     Args:
         registry: The ids of parameters, and which gradients are ready.
@@ -175,13 +175,13 @@ class DdpBuckets:
         return None
 
     def make_known(self, known: KnownMessages, message: Message, group: Group) -> None:
-        """Has a bucket recorded without Python from now on, if it will be sent again as it is.
+        """Lets C++ record a bucket from now on, if every backward pass will send the same.
 
-        All buckets of a model or none: the others are named by their order.
+        All buckets of a model or none: the others are identified by their order.
 
         Args:
-            known: What records it.
-            message: The bucket's, which this thread is launching.
+            known: Records known messages.
+            message: The bucket's message, which this thread is launching.
             group: Its group.
         """
         for model in self._models:
@@ -198,7 +198,7 @@ class DdpBuckets:
             return
 
     def _senders(self, group: str) -> list[_Model]:
-        """The models whose reducer may send now: a gradient of theirs has just become ready."""
+        """The models whose reducer may send now, since one of their gradients became ready."""
         ready = self._registry.ready_in_backward
         newest: list[_Model] = []
         others: list[_Model] = []
@@ -206,11 +206,11 @@ class DdpBuckets:
             if model.group == group and model.ddp() is not None:
                 sends = ready and ready[-1] in model.index_of_tensor
                 (newest if sends else others).append(model)
-        # At the end of backward a reducer also sends what got no gradient.
+        # At the end of backward a reducer also sends parameters that got no gradient.
         return newest or [m for m in others if any(t in m.index_of_tensor for t in ready)]
 
     def _match(self, model: _Model, tensor: torch.Tensor) -> _Bucket | None:
-        """The parameters whose sizes add up to the bucket's, by the surest source first."""
+        """The parameters whose sizes add up to the bucket's; the most reliable source first."""
         numel = tensor.numel()
         known = None
         if model.buckets is not None and len(model.launched) < len(model.buckets):
@@ -218,7 +218,7 @@ class DdpBuckets:
         fits = known is not None and known.numel == numel
         if fits and model.settled:
             return known
-        # All that has become ready and was not sent yet.
+        # All gradients that are ready and not sent yet.
         sent = {index for bucket in model.launched for index in bucket.indices}
         ready = model.bucket(
             [

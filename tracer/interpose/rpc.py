@@ -1,9 +1,9 @@
-"""``torch.distributed.rpc``: calls of functions on other ranks.
+"""Records ``torch.distributed.rpc``: function calls on other ranks.
 
-Its agent (TensorPipe) lies outside ``c10d``, and every call from Python goes through one of six
-functions of ``torch.distributed.rpc.api``. A call is recorded as a message with operation
-``rpc``: its peer is the callee, its bytes are the request's (the pickled function and its
-arguments, with the tensors among them), and it is complete when its answer has come.
+Its agent (TensorPipe) does not use ``c10d``; every call from Python goes through one of six
+functions of ``torch.distributed.rpc.api``. A call is recorded as a message with operation ``rpc``:
+its peer is the callee, its bytes are those of the request (the pickled function and its arguments,
+including tensors), and it is complete when the response has arrived.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def join(module: Any, context: PatchContext, waits: Waits | None) -> None:
     Args:
         module: ``torch.distributed.rpc.api``.
         context: The parts of the recording rank.
-        waits: What records the host's waits; None if that could not be installed.
+        waits: The recorder of the host's waits; None if it could not be installed.
     """
     workers = module._get_current_rpc_agent().get_worker_infos()
     ids = {worker.name: worker.id for worker in workers}
     calls = getattr(module, "_ddltrace_calls", None)
-    if calls is not None:  # it had left and joins again
+    if calls is not None:  # it left the group earlier and joins again
         calls.ids = ids
         return
     ranks = tuple(sorted(ids.values()))
@@ -57,10 +57,10 @@ def join(module: Any, context: PatchContext, waits: Waits | None) -> None:
 
 
 class _Calls:
-    """Records calls and their answers.
+    """Records calls and their responses.
 
     Attributes:
-        ids: Number of each worker, by its name.
+        ids: Number of each worker, by name.
     """
 
     def __init__(self, context: PatchContext, waits: Waits | None, ids: dict[str, int]) -> None:
@@ -69,7 +69,7 @@ class _Calls:
         self.ids = ids
 
     def observed(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """One of the functions that call, with its calls recorded."""
+        """Wraps one of the calling functions so that its calls are recorded."""
         pickled = name.endswith("python_udf")
         remote = name.startswith("_invoke_remote")
 
@@ -81,7 +81,7 @@ class _Calls:
                 if pickled:
                     message.bytes = len(args[0]) + _num_bytes(args[1])
                 else:
-                    # How much goes out is known to the C++ pickler only.
+                    # Only the C++ pickler knows the size of the request.
                     message.name = str(args[0])
             except Exception as error:  # noqa: BLE001 - the job goes on
                 self._context.fault(name, error)
@@ -96,7 +96,7 @@ class _Calls:
         return call
 
     def fetching(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``RRef.to_here``: a copy of a value is fetched from its owner."""
+        """Wraps ``RRef.to_here``, which fetches a copy of a value from its owner."""
 
         @functools.wraps(original)
         def to_here(reference: Any, *args: Any, **kwargs: Any) -> Any:
@@ -142,7 +142,7 @@ class _Calls:
             try:
                 answer.value()
                 status = "ok"
-            except Exception:  # noqa: BLE001 - the job sees the same error at its own wait
+            except Exception:  # noqa: BLE001 - the job gets the same error from its own wait
                 status = "failed"
             try:
                 recorder.complete(message, end, status)

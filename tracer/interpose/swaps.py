@@ -1,7 +1,8 @@
-"""``torch.utils.swap_tensors``, by which modules convert parameters that cannot be set in place.
+"""Supports ``torch.utils.swap_tensors``, with which modules convert parameters out of place.
 
-It refuses tensors that somebody refers to, even weakly, as we do. So what is known of them is put
-aside while it runs. Hooks for gradients go with the contents, the name stays with the object.
+It refuses tensors that have any reference, even a weak one, and the tracer holds such references.
+They are released while it runs. Gradient hooks move with the contents; the name stays with the
+object.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class _PutAside(NamedTuple):
-    """What is known of a tensor.
+    """The tracer's record of a tensor.
 
     Attributes:
-        tensor: It.
+        tensor: The tensor.
         number: Its id, if it is a parameter.
-        is_shard: Whether it is a part of one.
-        watched: The ids that C++ watches it for.
+        is_shard: Whether it is a shard of a parameter.
+        watched: The ids for which C++ watches it.
     """
 
     tensor: torch.Tensor
@@ -77,7 +78,7 @@ def _take_back(context: PatchContext, aside: list[_PutAside], *, swapped: bool) 
     for each, other in zip(aside, reversed(aside), strict=True):
         if each.is_shard:
             registry.add_shard(each.tensor)
-        # Where both have hooks, the names go with them.
+        # If both have hooks, the names move with them.
         number = other.number if both and swapped else each.number
         if number is None:
             continue
