@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ddltrace.experiments.codecs.description import (
     CodecDescription,
@@ -34,6 +34,7 @@ class Dgc(CodecDescription):
         warmup: Steps in which the density falls from 25 % by a factor of 4, four times.
     """
 
+    takes_momentum: ClassVar[bool] = True
     density: float = 0.001
     momentum: float = 0.9
     masking: bool = True

@@ -7,7 +7,7 @@ by the mean magnitude and averaged, and there is no vote.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ddltrace.experiments.codecs.description import CodecDescription, ExchangeForm, packed_bytes
 
@@ -22,6 +22,8 @@ class SignSgd(CodecDescription):
     Zero counts as positive. A tie of an even number of ranks gives zero on two ranks, where
     votes are all-gathered, and positive on more, where the vote itself travels in one bit.
     """
+
+    gives_votes: ClassVar[bool] = True
 
     def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
         """One bit an element and one float32 scale, which carries NaN."""

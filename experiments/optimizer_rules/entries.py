@@ -4,6 +4,24 @@ from __future__ import annotations
 
 from typing import Final
 
+from ddltrace.experiments.optimizer_rules.lamb import Lamb
+from ddltrace.experiments.optimizer_rules.lars import Lars
 from ddltrace.experiments.strategy.technique import Technique
 
-TECHNIQUES: Final[tuple[Technique, ...]] = ()
+TECHNIQUES: Final = (
+    Technique(
+        "optimizer",
+        "lars",
+        "SGD with layer-wise rates and warm-up, for large batches",
+        "LARS, arXiv 1708.03888",
+        Lars,
+        needs=("a learning rate of its own: the trust coefficient multiplies it",),
+    ),
+    Technique(
+        "optimizer",
+        "lamb",
+        "Adam with layer-wise rates and warm-up, for large batches",
+        "LAMB, arXiv 1904.00962",
+        Lamb,
+    ),
+)

@@ -23,7 +23,7 @@ class Rule:
         valid: What would be valid instead.
     """
 
-    applies: Callable[[Strategy], bool]
+    applies: Callable[[Strategy], object]
     reason: str
     valid: str
 
@@ -52,6 +52,26 @@ RULES: Final = (
         "the frequency technique exchanges no gradients in backward, so there is nothing that a "
         "schedule could order",
         "leave out the schedule, or choose accumulate:steps= as the frequency",
+    ),
+    Rule(
+        lambda s: _exchanges(s) == "momentum" and (s.codec or s.feedback or s.optimizer_rule),
+        "demo encodes momentum itself and takes the optimizer's place",
+        "leave out the codec and the optimizer rule",
+    ),
+    Rule(
+        lambda s: _exchanges(s) == "parameters" and getattr(s.codec, "takes_momentum", False),
+        "dgc accumulates the momentum of gradients, and the frequency technique exchanges "
+        "parameters",
+        "choose topk+feedback as the codec",
+    ),
+    Rule(
+        lambda s: (
+            _exchanges(s) == "parameters"
+            and getattr(s.codec, "gives_votes", False)
+            and s.feedback is None
+        ),
+        "the vote of signsgd has no scale, and the frequency technique exchanges distances",
+        "add feedback, which sends the scale, too",
     ),
     Rule(
         lambda s: getattr(s.codec, "whole_tensors", False) and s.schedule.cuts_tensors,

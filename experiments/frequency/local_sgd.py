@@ -1,0 +1,34 @@
+"""Local SGD: Stich, ICLR 2019, arXiv 1805.09767."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+
+@dataclass(frozen=True)
+class LocalSgd:
+    """Every rank trains alone; after every `period` updates the parameters are averaged.
+
+    With a codec the ranks exchange, in encoded form, how far each has come since the last
+    average.
+
+    Attributes:
+        period: Updates from one average to the next, H.
+    """
+
+    exchanges: ClassVar[Literal["parameters"]] = "parameters"
+    period: int = 8
+
+    def __post_init__(self) -> None:
+        if self.period < 1:
+            raise ValueError("period must be at least 1")
+
+    def exchanges_gradients(self, step: int) -> bool:
+        """Whether gradients are averaged in update number `step`, from 0: never."""
+        del step
+        return False
+
+    def averages_after(self, step: int) -> bool:
+        """Whether parameters are averaged after update number `step`, from 0."""
+        return (step + 1) % self.period == 0

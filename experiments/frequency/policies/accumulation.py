@@ -1,0 +1,50 @@
+"""Gradient accumulation."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim import Optimizer
+
+from ddltrace.experiments.engine.step_policy import StepContext, StepPolicy
+from ddltrace.experiments.frequency.accumulate import Accumulate
+
+
+class AccumulationPolicy(StepPolicy):
+    """Adds up gradients in backward; the last backward pass of a cycle exchanges their mean.
+
+    In the steps between, the job's optimizer updates nothing.
+    """
+
+    def __init__(self, context: StepContext, frequency: Accumulate) -> None:
+        super().__init__(context)
+        self._frequency = frequency
+        self._step = 0
+        self._sums: dict[torch.nn.Parameter, torch.Tensor] = {}
+
+    def exchanges_gradients(self) -> bool:
+        """In the last step of a cycle."""
+        return self._frequency.updates_after(self._step)
+
+    @torch.no_grad()
+    def gradient_ready(self, parameter: torch.nn.Parameter, *, exchanged: bool) -> None:
+        """Adds the gradient to the sum, or the sum to the gradient."""
+        gradient = parameter.grad
+        assert gradient is not None
+        if not exchanged:
+            known = self._sums.get(parameter)
+            self._sums[parameter] = gradient.clone() if known is None else known.add_(gradient)
+            return
+        known = self._sums.pop(parameter, None)
+        if known is not None:
+            gradient.add_(known)
+        gradient.div_(self._frequency.steps)
+
+    def before_update(self, optimizer: Optimizer) -> bool:
+        """Updates in the last step of a cycle only."""
+        del optimizer
+        return self._frequency.updates_after(self._step)
+
+    def after_update(self, optimizer: Optimizer) -> None:
+        """Counts the step."""
+        del optimizer
+        self._step += 1

@@ -1,0 +1,105 @@
+"""Averages tensors that are no gradients: parameters, or how far they have come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ddltrace.experiments.engine.message_exchange import Handle, MessageExchange
+from ddltrace.experiments.engine.trace_marks import carrying
+from ddltrace.experiments.strategy.message_plan import Gradient, Message, MessagePlan, whole
+
+_MESSAGE_BYTES = 32 << 20
+
+
+@dataclass
+class _Sent:
+    message: Message
+    handle: Handle
+
+
+class ParameterExchange:
+    """Averages one tensor for each parameter of a model, or of a part of it.
+
+    Messages are of one element type and some 32 MiB each, in the order of the parameters.
+    """
+
+    def __init__(
+        self, parameters: Sequence[tuple[str, torch.nn.Parameter]], exchange: MessageExchange
+    ) -> None:
+        """Makes the plan.
+
+        Args:
+            parameters: The parameters with their names, the same on all ranks.
+            exchange: Averages one message. A new one: it keeps state by the place of the
+                parameters in this list.
+        """
+        self._parameters = [parameter for _, parameter in parameters]
+        self._exchange = exchange
+        gradients = [
+            Gradient(
+                index=index,
+                name=name,
+                elements=parameter.numel(),
+                element_bytes=parameter.element_size(),
+                dtype=str(parameter.dtype).removeprefix("torch."),
+                shape=tuple(parameter.shape),
+            )
+            for index, (name, parameter) in enumerate(parameters)
+        ]
+        self._plan = MessagePlan(gradients, [[whole(g) for g in part] for part in _cut(gradients)])
+        exchange.prepare(self._plan.gradients)
+
+    def start(self, tensors: Sequence[torch.Tensor], name: str) -> list[_Sent]:
+        """Starts to average.
+
+        Args:
+            tensors: One for each parameter, of its shape and type; they are not changed.
+            name: What the trace calls the messages.
+
+        Returns:
+            What `finish` needs.
+        """
+        sent = []
+        for message in self._plan.messages:
+            carried = [part.gradient for part in message.slices]
+            payload = torch.cat([tensors[index].reshape(-1) for index in carried])
+            with carrying(name, [self._parameters[index] for index in carried]):
+                sent.append(_Sent(message, self._exchange.start(message, payload)))
+        return sent
+
+    def finish(self, sent: Sequence[_Sent], name: str) -> list[torch.Tensor]:
+        """Waits for the averages.
+
+        Args:
+            sent: From `start`.
+            name: What the trace calls messages of a second pass.
+
+        Returns:
+            One for each parameter, in its shape.
+        """
+        averages: dict[int, torch.Tensor] = {}
+        for entry in sent:
+            carried = [part.gradient for part in entry.message.slices]
+            with carrying(name, [self._parameters[index] for index in carried]):
+                average = entry.handle.wait()
+            at = 0
+            for part in entry.message.slices:
+                flat = average[at : at + part.elements]
+                averages[part.gradient] = flat.view(self._parameters[part.gradient].shape)
+                at += part.elements
+        return [averages[index] for index in range(len(self._parameters))]
+
+
+def _cut(gradients: Sequence[Gradient]) -> list[list[Gradient]]:
+    parts: list[list[Gradient]] = []
+    by_type: dict[str, list[Gradient]] = {}
+    for gradient in gradients:
+        part = by_type.get(gradient.dtype)
+        if part is None or sum(g.bytes for g in part) >= _MESSAGE_BYTES:
+            part = by_type[gradient.dtype] = []
+            parts.append(part)
+        part.append(gradient)
+    return parts

@@ -1,0 +1,211 @@
+"""Two ranks train with every frequency; rank 0 writes what came out.
+
+Started by test_frequency.py: torchrun frequency_job.py OUTPUT
+"""
+
+import copy
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.nn.parallel import DistributedDataParallel
+
+from ddltrace.experiments.engine.attach import attach
+from ddltrace.experiments.frequency.demo import Demo
+from ddltrace.experiments.frequency.policies import decoupled_momentum
+from ddltrace.experiments.strategy.spec import parse
+
+STEPS = 12
+
+
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 9), nn.Tanh(), nn.Linear(9, 3)
+    )
+
+
+def batch(step: int, rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(50 * step + rank)
+    return torch.randn(6, 1, 4, 4, generator=generator)
+
+
+def optimizer_of(model: nn.Module, kind: str) -> torch.optim.Optimizer:
+    if kind == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+    if kind == "momentum":
+        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
+def trained(spec: str, kind: str, steps: int = STEPS) -> tuple[torch.Tensor, list[bool]]:
+    """Final parameters of this rank, and after which steps the replicas were the same."""
+    model = network()
+    optimizer = optimizer_of(model, kind)
+    exchange = attach(model, parse(spec))
+    equal = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        exchange.model(batch(step, dist.get_rank())).square().mean().backward()
+        optimizer.step()
+        equal.append(replicas_equal(model))
+    exchange.close()
+    return flat(model), equal
+
+
+def replicas_equal(model: nn.Module) -> bool:
+    own = flat(model)
+    copies = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(copies, own)
+    return all(torch.equal(other, copies[0]) for other in copies)
+
+
+def distance(left: torch.Tensor, right: torch.Tensor) -> float:
+    return float((left - right).abs().max())
+
+
+def large_batch(steps: int) -> torch.Tensor:
+    """Every update on the mean of `steps` batches of both ranks, without any exchange."""
+    model = network()
+    optimizer = optimizer_of(model, "momentum")
+    for step in range(STEPS):
+        for rank in range(dist.get_world_size()):
+            share = steps * dist.get_world_size()
+            (model(batch(step, rank)).square().mean() / share).backward()
+        if (step + 1) % steps == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return flat(model)
+
+
+def pytorchs_post_local(start: int, period: int) -> torch.Tensor:
+    model = DistributedDataParallel(network())
+    state = post_localSGD_hook.PostLocalSGDState(
+        process_group=None,
+        subgroup=dist.new_group([dist.get_rank()], use_local_synchronization=True),
+        start_localSGD_iter=start,
+        post_local_gradient_allreduce=False,
+    )
+    model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+    optimizer = optimizer_of(model, "momentum")
+    averager = PeriodicModelAverager(period=period, warmup_steps=start)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        model(batch(step, dist.get_rank())).square().mean().backward()
+        optimizer.step()
+        averager.average_parameters(model.parameters())
+    return flat(model)
+
+
+def local_alone(steps: int) -> list[torch.Tensor]:
+    """Parameters of a rank that never communicates, after each step."""
+    model = network()
+    optimizer = optimizer_of(model, "momentum")
+    seen = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(batch(step, dist.get_rank())).square().mean().backward()
+        optimizer.step()
+        seen.append(flat(model))
+    return seen
+
+
+def demo_properties() -> dict[str, float]:
+    """All coefficients kept and one rank: sign-SGD of the momentum; sent + kept is conserved."""
+    demo = Demo(chunk=8, k=5, beta=0.9)
+    conserved, inverse = 0.0, 0.0
+    for shape in ((24, 40), (7,), (), (6, 2, 3, 3), (16, 16)):
+        tensor = torch.randn(shape)
+        coefficients = decoupled_momentum.transformed(tensor, demo)
+        back = decoupled_momentum.transformed_back(coefficients, tensor.shape, demo)
+        inverse = max(inverse, distance(back, tensor))
+        energy = float(coefficients.norm() - tensor.norm())
+        conserved = max(conserved, abs(energy))
+    return {"inverse": inverse, "energy": conserved}
+
+
+def demo_sign(report: dict[str, Any]) -> None:
+    """With all coefficients kept, both ranks move by the sign of their mean gradient."""
+    model = network()
+    before = flat(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
+    reference = copy.deepcopy(model)
+    exchange = attach(model, parse("demo:k=4096,beta=0.5"))
+    mean = torch.zeros_like(before)
+    for rank in range(dist.get_world_size()):
+        reference.zero_grad()
+        reference(batch(0, rank)).square().mean().backward()
+        mean += torch.cat(
+            [p.grad.reshape(-1) for p in reference.parameters() if p.grad is not None]
+        )
+    optimizer.zero_grad()
+    exchange.model(batch(0, dist.get_rank())).square().mean().backward()
+    optimizer.step()
+    expected = before * (1 - 0.1 * 0.5) - 0.1 * mean.sign()
+    clear = mean.abs() > 1e-6  # the sign of a zero is up to rounding
+    report["demo_sign"] = distance(flat(model)[clear], expected[clear])
+    left = max(float(state["decoupled_momentum"].abs().max()) for state in optimizer.state.values())
+    report["demo_left"] = left
+    exchange.close()
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    report: dict[str, Any] = {"distance": {}, "equal": {}}
+    found: dict[str, torch.Tensor] = {}
+    for spec, kind in (
+        *(("ddp", "sgd"), ("localsgd:period=1", "sgd"), ("localsgd:period=3", "momentum")),
+        *(("diloco:period=3,outer_lr=1,outer_momentum=0", "momentum"),),
+        *(("localsgd:period=4+topk:density=1", "adamw"), ("localsgd:period=4", "adamw")),
+        *(("localsgd:period=4+qsgd", "adamw"), ("localsgd:period=3+int8:block=64", "momentum")),
+        *(("diloco:period=4", "adamw"), ("diloco:period=4+topk:density=0.1+feedback", "adamw")),
+        *(("streaming_diloco:period=4,fragments=1,delay=0,alpha=1", "adamw"),),
+        *(("streaming_diloco:period=6,fragments=3,delay=2", "adamw"),),
+        *(("streaming_diloco:period=6,fragments=3,delay=0,alpha=1", "adamw"),),
+        *(("streaming_diloco:period=4,fragments=2+onebit+feedback", "adamw"), ("demo", "sgd")),
+        *(("diloco:period=4,outer_lr=0.5+topk:density=1+feedback", "adamw"),),
+        *(("diloco:period=4,outer_lr=0.5,outer_momentum=0", "adamw"),),
+        *(("accumulate:steps=3", "momentum"), ("accumulate:steps=3+p3:slice=50", "momentum")),
+        *(("postlocalsgd:start=4,period=3", "momentum"),),
+    ):
+        final, equal = trained(spec, kind)
+        found[f"{spec} {kind}"] = final
+        report["equal"][f"{spec} {kind}"] = equal
+    found["large batch"] = large_batch(3)
+    found["post-local of PyTorch"] = pytorchs_post_local(4, 3)
+    for left, right in (
+        ("localsgd:period=1 sgd", "ddp sgd"),
+        ("diloco:period=3,outer_lr=1,outer_momentum=0 momentum", "localsgd:period=3 momentum"),
+        ("localsgd:period=4+topk:density=1 adamw", "localsgd:period=4 adamw"),
+        ("streaming_diloco:period=4,fragments=1,delay=0,alpha=1 adamw", "diloco:period=4 adamw"),
+        ("accumulate:steps=3 momentum", "large batch"),
+        ("accumulate:steps=3+p3:slice=50 momentum", "large batch"),
+        ("postlocalsgd:start=4,period=3 momentum", "post-local of PyTorch"),
+        (
+            "diloco:period=4,outer_lr=0.5+topk:density=1+feedback adamw",
+            "diloco:period=4,outer_lr=0.5,outer_momentum=0 adamw",
+        ),
+    ):
+        report["distance"][f"{left} = {right}"] = distance(found[left], found[right])
+    # Post-local SGD's last average came after step 10 of 0 to 11: replicas differ, as PyTorch's.
+    report["moved"] = distance(found["ddp sgd"], flat(network()))
+    report["demo"] = demo_properties()
+    demo_sign(report)
+    if dist.get_rank() == 0:
+        Path(sys.argv[1]).write_text(json.dumps(report))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

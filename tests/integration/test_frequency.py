@@ -1,0 +1,51 @@
+"""Every frequency on two ranks over Gloo, beside what it has to equal."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+JOB = Path(__file__).parent / "jobs" / "frequency_job.py"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    output = tmp_path_factory.mktemp("frequency") / "report.json"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", str(JOB), str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    value: dict[str, Any] = json.loads(output.read_text())
+    return value
+
+
+def test_frequencies_equal_what_their_papers_reduce_them_to(report: dict[str, Any]) -> None:
+    assert report["moved"] > 0.01  # training does something that could differ
+    for pair, distance in report["distance"].items():
+        assert distance < 2e-6, pair
+
+
+def test_replicas_are_equal_after_each_round_and_only_then(report: dict[str, Any]) -> None:
+    for case, equal in report["equal"].items():
+        spec = case.split()[0]
+        name, _, rest = spec.partition(":")
+        if name in {"localsgd", "diloco"}:
+            period = int(rest.partition("period=")[2].partition(",")[0].partition("+")[0])
+            assert equal == [(step + 1) % period == 0 for step in range(len(equal))], case
+        elif name in {"ddp", "demo", "accumulate"}:
+            assert all(equal), case
+
+
+def test_the_transform_of_demo_is_orthonormal(report: dict[str, Any]) -> None:
+    assert report["demo"]["inverse"] < 1e-5
+    assert report["demo"]["energy"] < 1e-4
+
+
+def test_demo_with_all_coefficients_is_sign_sgd_and_keeps_nothing(report: dict[str, Any]) -> None:
+    assert report["demo_sign"] < 1e-6
+    assert report["demo_left"] < 1e-6

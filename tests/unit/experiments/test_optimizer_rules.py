@@ -1,0 +1,100 @@
+"""LARS and LAMB by the properties of their papers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ddltrace.experiments.optimizer_rules.lars import warmup_share
+from ddltrace.experiments.optimizer_rules.updates import create
+from ddltrace.experiments.strategy.spec import parse
+
+
+def update(spec: str, optimizer: Optimizer) -> None:
+    rule = create(parse(spec).optimizer_rule)
+    for group in optimizer.param_groups:
+        rule.update(optimizer, group, group["params"])
+
+
+def parameter_with(gradient: torch.Tensor, weight: torch.Tensor) -> nn.Parameter:
+    parameter = nn.Parameter(weight.clone())
+    parameter.grad = gradient.clone()
+    return parameter
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (4, 5), (2, 3, 3, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_step_of_lars_is_as_long_as_the_weights_say(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    weight, gradient = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    steps = []
+    for scale in (1.0, 1000.0):
+        parameter = parameter_with(gradient * scale, weight)
+        update("lars:eta=0.02,momentum=0", torch.optim.SGD([parameter], lr=3.0))
+        steps.append((weight - parameter.detach()).float())
+    tolerance = 0.2 if dtype == torch.bfloat16 else 1e-5
+    wanted = 3.0 * 0.02 * weight.float().norm()
+    torch.testing.assert_close(steps[0].norm(), wanted, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(steps[0], steps[1], rtol=tolerance, atol=tolerance)
+
+
+def test_lars_follows_its_formula_with_momentum_and_decay() -> None:
+    weight = torch.randn(6, dtype=torch.float64)
+    parameter = nn.Parameter(weight.clone())
+    optimizer = torch.optim.SGD([parameter], lr=0.5, momentum=0.8, weight_decay=0.01)
+    expected, velocity = weight.clone(), torch.zeros(6, dtype=torch.float64)
+    for _ in range(5):
+        gradient = torch.randn(6, dtype=torch.float64)
+        parameter.grad = gradient
+        update("lars:eta=0.1", optimizer)
+        rate = 0.1 * expected.norm() / (gradient.norm() + 0.01 * expected.norm())
+        velocity = 0.8 * velocity + 0.5 * rate * (gradient + 0.01 * expected)
+        expected = expected - velocity
+    torch.testing.assert_close(parameter.detach(), expected)
+
+
+@pytest.mark.parametrize("spec", ["lars", "lamb"])
+def test_zero_norms_give_finite_updates(spec: str) -> None:
+    for weight, gradient in ((torch.zeros(3), torch.ones(3)), (torch.ones(3), torch.zeros(3))):
+        parameter = parameter_with(gradient, weight)
+        update(spec, torch.optim.SGD([parameter], lr=0.1))
+        assert parameter.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_lamb_with_a_trust_ratio_of_1_is_adamw(dtype: torch.dtype) -> None:
+    settings: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1, "betas": (0.8, 0.95), "eps": 1e-6}
+    ours = nn.Linear(5, 4, dtype=dtype)
+    theirs = copy.deepcopy(ours)
+    own = torch.optim.AdamW(ours.parameters(), **settings)
+    other = torch.optim.AdamW(theirs.parameters(), **settings)
+    for _ in range(20):
+        for left, right in zip(ours.parameters(), theirs.parameters(), strict=True):
+            left.grad = torch.randn_like(left)
+            right.grad = left.grad.clone()
+        update("lamb:trust_min=1,trust_max=1", own)
+        other.step()
+    for left, right in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(left, right)
+
+
+def test_a_step_of_lamb_is_as_long_as_the_weights() -> None:
+    weight = torch.randn(30)
+    parameter = parameter_with(torch.randn(30), weight)
+    update("lamb", torch.optim.AdamW([parameter], lr=0.1, weight_decay=0.0))
+    torch.testing.assert_close((weight - parameter.detach()).norm(), 0.1 * weight.norm())
+
+
+def test_the_warm_up_is_linear() -> None:
+    assert [warmup_share(step, 4) for step in (1, 2, 4, 9)] == [0.25, 0.5, 1.0, 1.0]
+    assert warmup_share(1, 0) == 1.0
+    weight = torch.ones(4)
+    parameter = parameter_with(torch.ones(4), weight)
+    update("lars:eta=1,momentum=0,warmup=10", torch.optim.SGD([parameter], lr=1.0))
+    torch.testing.assert_close(parameter.detach(), weight * 0.9)
