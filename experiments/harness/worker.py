@@ -9,6 +9,7 @@ Started on every rank by torchrun or by `ddltrace.experiments.network.launch`::
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import json
 import time
@@ -36,6 +37,9 @@ def main() -> None:
     try:
         _train(options)
     finally:
+        # A group that something still refers to keeps its threads, and a thread of Gloo that
+        # releases a tensor while the interpreter ends aborts the process.
+        gc.collect()
         dist.destroy_process_group()
 
 
