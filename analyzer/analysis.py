@@ -27,7 +27,7 @@ from ddltrace.analyzer.joined.critical_path import Path, PathFinder, Window
 from ddltrace.analyzer.joined.dependencies import find_graph
 from ddltrace.analyzer.joined.join import Joined, join
 from ddltrace.analyzer.joined.trace_scans import scan_ranks, timeline_of
-from ddltrace.analyzer.measures.bandwidth import cost_fits, size_bins
+from ddltrace.analyzer.measures.bandwidth import cost_fits, link_fits, size_bins
 from ddltrace.analyzer.measures.breakdown import (
     FIELDS,
     FloatArray,
@@ -41,6 +41,7 @@ from ddltrace.analyzer.measures.hangs import find_hangs, find_standstill, has_la
 from ddltrace.analyzer.measures.idle import idle_row, idle_shares
 from ddltrace.analyzer.measures.job_facts import job_facts
 from ddltrace.analyzer.measures.path_parts import path_copies, path_parts, path_totals
+from ddltrace.analyzer.measures.pipelines import pipelines
 from ddltrace.analyzer.measures.root_causes import RootCauseFinder
 from ddltrace.analyzer.measures.savings import SavingsFinder
 from ddltrace.analyzer.measures.slow_steps import slow_steps
@@ -53,6 +54,7 @@ from ddltrace.analyzer.model import (
     ClockFacts,
     CopyTimes,
     PathPart,
+    Pipeline,
     RankClockFacts,
     RankRow,
     RootCause,
@@ -129,7 +131,7 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
         chosen = in_steps(collectives.step, steps.number)
         chosen_messages = in_steps(messages.step, steps.number)
     steady_collectives = in_steps(collectives.step, steady) if len(steps) else chosen
-    p2p = p2p_rows(joined, chosen_messages)
+    p2p = p2p_rows(joined, chosen_messages, residual)
     with ThreadPoolExecutor(1) as beside:
         tensors = beside.submit(tensor_rows, trace, scans, steady)
         paths = find_paths(trace, scans, joined, steps)
@@ -163,11 +165,15 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
         tensors=tensors.result()[0],
         tensor_course=tensors.result()[1],
         p2p=p2p,
-        cost_fits=cost_fits(trace, scans, joined, chosen),
+        cost_fits=(
+            *cost_fits(trace, scans, joined, chosen),
+            *link_fits(trace, scans, joined, chosen_messages),
+        ),
         message_sizes=size_bins(joined, chosen_messages),
         traffic=traffic_rows(joined, p2p, chosen),
         critical_path=causes.parts,
         savings=causes.savings,
+        pipelines=causes.pipelines,
         waiting=causes.waiting,
         root_causes=causes.root_causes,
         hangs=hangs,
@@ -200,6 +206,7 @@ class _Causes(NamedTuple):
     stragglers: tuple[StragglerRow, ...]
     parts: tuple[PathPart, ...]
     savings: Savings | None
+    pipelines: tuple[Pipeline, ...]
     waiting: Waiting
     root_causes: tuple[RootCause, ...]
 
@@ -224,7 +231,7 @@ def _find_causes(
     delayed = RootCauseFinder(scans, joined, graph, steps)
     parts = path_parts(paths)
     if not paths:
-        return _Causes(stragglers, parts, None, delayed.waiting(), delayed.causes(None))
+        return _Causes(stragglers, parts, None, (), delayed.waiting(), delayed.causes(None))
     finder = SavingsFinder(scans, joined, graph, steps)
     saved = finder.by_rank([row.rank for row in stragglers[:_STRAGGLERS_REPLAYED]])
     alone = finder.by_part(parts, paths)
@@ -232,6 +239,7 @@ def _find_causes(
         stragglers=tuple(replace(row, saves_us=saved.get(row.rank)) for row in stragglers),
         parts=tuple(replace(part, alone_us=us) for part, us in zip(parts, alone, strict=True)),
         savings=finder.by_category(),
+        pipelines=pipelines(scans, joined, graph, steps.number[steps.steady]),
         waiting=delayed.waiting(),
         root_causes=delayed.causes(finder),
     )

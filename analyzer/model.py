@@ -517,6 +517,10 @@ class P2PRow:
         wait_us: Sum of the receiver's waiting for the send to begin.
         transfer_us: Sum of receive end - the later of both starts.
         unmatched: How many of `count` were seen on one side only.
+        transfer_us_p50: Median of receive end - the later of both starts.
+        transfer_us_p95: 95th percentile of the same.
+        algbw_gbps: Median over messages of bytes / transfer, gigabits per second.
+        unsure: The transfers are below what the clocks can tell apart.
     """
 
     src: int
@@ -526,6 +530,10 @@ class P2PRow:
     wait_us: float | None
     transfer_us: float | None
     unmatched: int
+    transfer_us_p50: float | None = None
+    transfer_us_p95: float | None = None
+    algbw_gbps: float | None = None
+    unsure: bool = False
 
 
 @dataclass(frozen=True)
@@ -561,6 +569,9 @@ class CostFit:
         disturbed: Some of the samples ran beside compute, which slows them.
         verdict: ``fitted``, or why there is no fit.
         points: What was fitted, by size; the most frequent sizes where there are very many.
+        src: Of sends and receives (`op` is ``send``): the rank that sends, of one link; None for
+            all links together, and for collectives.
+        dst: The rank that receives.
     """
 
     op: str
@@ -576,6 +587,15 @@ class CostFit:
     disturbed: bool
     verdict: str
     points: tuple[SizePoint, ...] = ()
+    src: int | None = None
+    dst: int | None = None
+
+    @property
+    def title(self) -> str:
+        """What it is of: ``all_reduce of 4``, ``send 0 -> 1``."""
+        if self.src is not None:
+            return f"{self.op} {self.src} -> {self.dst}"
+        return f"{self.op}, all links" if self.op == "send" else f"{self.op} of {self.group_size}"
 
 
 @dataclass(frozen=True)
@@ -760,6 +780,55 @@ class RootCause:
 
 
 @dataclass(frozen=True)
+class PipelineStage:
+    """One stage of a pipeline, means per steady step.
+
+    Attributes:
+        rank: Where it runs.
+        stage: Its place in the pipeline, from 0.
+        step_us: Duration of the rank's step.
+        work_us: What it computes.
+        bubble_us: How long it is blocked on receives from its neighbours: the sum of the next two,
+            and of `forward_us` and `backward_us`.
+        waiting_us: Until the neighbour sends.
+        transfer_us: Until what it sends has arrived.
+        forward_us: The bubble of each microbatch at the receive from the stage before it; empty
+            for the first stage.
+        backward_us: The same at the receive from the stage behind it; empty for the last stage.
+    """
+
+    rank: int
+    stage: int
+    step_us: float
+    work_us: float
+    bubble_us: float
+    waiting_us: float
+    transfer_us: float
+    forward_us: tuple[float, ...]
+    backward_us: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Ranks that pass microbatches on to each other in a chain, over the steady steps.
+
+    Attributes:
+        ranks: In the order of the stages.
+        microbatches: How many a step has.
+        bubble_share: Sum of the stages' bubbles over the sum of their steps.
+        ideal_share: What it would be with equal stages and no transfers: (p - 1) / (m + p - 1) for
+            p stages and m microbatches (GPipe and 1F1B).
+        stages: By stage.
+    """
+
+    ranks: tuple[int, ...]
+    microbatches: int
+    bubble_share: float
+    ideal_share: float
+    stages: tuple[PipelineStage, ...]
+
+
+@dataclass(frozen=True)
 class Hang:
     """A collective that some ranks entered and that never completed, or a send or receive
     whose other side never came.
@@ -838,7 +907,7 @@ class Finding:
     """Something to act on, with the number that says so.
 
     Attributes:
-        kind: What it is about: ``communication``, ``straggler``, ``data``, ``copy``,
+        kind: What it is about: ``communication``, ``pipeline``, ``straggler``, ``data``, ``copy``,
             ``host``, ``update`` or ``compute``.
         saves_us: Upper bound on what a step could get shorter.
         share: The same as a share of the step.
@@ -919,6 +988,7 @@ class Analysis:
         traffic: Bytes by pair of ranks.
         critical_path: The largest parts of the critical paths of the steady steps.
         savings: What a step could get shorter by category; null without steps.
+        pipelines: Pipelines of stages that pass microbatches on, with their bubbles.
         waiting: How long ranks wait for each other.
         root_causes: Where that began, what costs most first. Their direct and propagated waiting
             sum to all waiting.
@@ -949,6 +1019,7 @@ class Analysis:
     traffic: tuple[TrafficRow, ...]
     critical_path: tuple[PathPart, ...]
     savings: Savings | None
+    pipelines: tuple[Pipeline, ...]
     waiting: Waiting
     root_causes: tuple[RootCause, ...]
     hangs: tuple[Hang, ...]

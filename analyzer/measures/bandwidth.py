@@ -14,6 +14,8 @@ sizes), which outliers among the sizes do not move.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -34,9 +36,10 @@ _MIN_SPREAD: Final = 4
 _MAX_SIZES: Final = 500
 """All pairs of sizes are compared: with more, the most frequent ones stand for all."""
 
+_MAX_LINKS: Final = 256
 _MAX_OVERLAP: Final = 0.1
 _SHARED: Final = 2.0
-_ROUNDS: Final = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+_ROUNDS: Final = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "send": 1}
 
 
 def cost_fits(
@@ -82,6 +85,66 @@ def cost_fits(
             )
         )
     return tuple(sorted(fits, key=lambda fit: -fit.samples))
+
+
+def link_fits(
+    trace: Trace, scans: Mapping[int, RankScan], joined: Joined, chosen: BoolArray
+) -> tuple[CostFit, ...]:
+    """Fits of sends and receives: one over all links, then one per link, the most used first.
+
+    The transfer of a message is the end of its receive minus the later of both starts.
+
+    Args:
+        trace: Tells the backends of groups.
+        scans: Rank -> its scan.
+        joined: All messages.
+        chosen: Which messages are in the analyzed window.
+    """
+    messages, partner = joined.messages, joined.partner
+    rows = np.flatnonzero(
+        chosen & messages.op_is("recv") & (partner != NULL) & (messages.end != NULL_NS)
+    )
+    size = np.maximum(messages.out_bytes[rows], messages.bytes[partner[rows]])
+    begin = np.maximum(messages.start[rows], messages.start[partner[rows]])
+    kept = (size > 0) & (messages.end[rows] > begin)
+    rows, size, begin = rows[kept], size[kept].astype(np.int64), begin[kept]
+    if not len(rows):
+        return ()
+    end, src, dst = messages.end[rows], messages.peer[rows], messages.rank[rows]
+    links, which = np.unique(np.stack([src, dst]), axis=1, return_inverse=True)
+    beside = np.zeros(len(rows))
+    for rank in np.unique(dst).tolist():
+        compute = scans[rank].activity.compute
+        mine = np.flatnonzero(dst == rank)
+        within = lengths_within(EMPTY if compute is None else compute, begin[mine], end[mine])
+        beside[mine] = within / (end[mine] - begin[mine])
+    order = np.argsort(which, kind="stable")
+    bounds = np.searchsorted(which[order], np.arange(links.shape[1] + 1))
+    of_link = [order[low:high] for low, high in pairwise(bounds)]
+    for mine in of_link:
+        shared = _shares_the_link(begin[mine], end[mine])
+        beside[mine[shared]] = _SHARED
+    us = (end - begin) / 1e3
+
+    def fit(everything: IntArray) -> CostFit:
+        mine = everything[beside[everything] < _SHARED]
+        quiet = mine[beside[mine] <= _MAX_OVERLAP]
+        if _tells(size[quiet]):
+            mine = quiet
+        group = messages.groups[messages.group[rows[everything[0]]]]
+        return _fit(
+            "send",
+            2,
+            trace.group_backend(group),
+            size[mine],
+            us[mine],
+            disturbed=not bool((beside[mine] <= _MAX_OVERLAP).all()),
+            shared=len(everything) - len(mine),
+        )
+
+    busiest = sorted(range(len(of_link)), key=lambda i: -len(of_link[i]))[:_MAX_LINKS]
+    single = [replace(fit(of_link[i]), src=int(links[0, i]), dst=int(links[1, i])) for i in busiest]
+    return (fit(np.arange(len(rows))), *single)
 
 
 def _fit(

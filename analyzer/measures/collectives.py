@@ -89,12 +89,13 @@ def _collective_row(joined: Joined, index: IntArray, residual_ns: float | None) 
     )
 
 
-def p2p_rows(joined: Joined, chosen: IntArray) -> tuple[P2PRow, ...]:
+def p2p_rows(joined: Joined, chosen: IntArray, residual_ns: float | None) -> tuple[P2PRow, ...]:
     """One row per pair of ranks, the largest first.
 
     Args:
         joined: All messages.
         chosen: Which messages are in the analyzed window.
+        residual_ns: What the clocks cannot tell apart; None if that is unknown.
     """
     messages = joined.messages
     wait, transfer = joined.wait_and_transfer()
@@ -109,19 +110,31 @@ def p2p_rows(joined: Joined, chosen: IntArray) -> tuple[P2PRow, ...]:
     size = np.where(matched[rows], messages.bytes[joined.partner[rows]], messages.bytes[rows])
     size = np.where(size == NULL, messages.out_bytes[rows], size)
     pairs, which = np.unique(np.stack([source, target]), axis=1, return_inverse=True)
+    order = np.argsort(which, kind="stable")
+    bounds = np.searchsorted(which[order], np.arange(pairs.shape[1] + 1))
     found = []
     for i, (src, dst) in enumerate(pairs.T.tolist()):
-        mine = rows[which == i]
-        timed = mine[matched[mine] & (wait[mine] != NULL)]
+        places = order[bounds[i] : bounds[i + 1]]
+        mine = rows[places]
+        kept = matched[mine] & (wait[mine] != NULL)
+        timed, took = mine[kept], transfer[mine[kept]]
+        moved = (took > 0) & (size[places[kept]] > 0)
+        gbps = size[places[kept]][moved] * _BITS_PER_BYTE / took[moved]
+        median = float(np.median(took)) if len(took) else None
+        unsure = residual_ns is None or (median is not None and 0 < residual_ns > median)
         found.append(
             P2PRow(
                 src=src,
                 dst=dst,
                 count=len(mine),
-                bytes=int(np.maximum(size[which == i], 0).sum()),
+                bytes=int(np.maximum(size[places], 0).sum()),
                 wait_us=float(wait[timed].sum() / 1e3) if len(timed) else None,
-                transfer_us=float(transfer[timed].sum() / 1e3) if len(timed) else None,
+                transfer_us=float(took.sum() / 1e3) if len(timed) else None,
                 unmatched=int((~matched[mine]).sum()),
+                transfer_us_p50=None if median is None else median / 1e3,
+                transfer_us_p95=float(np.percentile(took, 95)) / 1e3 if len(took) else None,
+                algbw_gbps=float(np.median(gbps)) if len(gbps) else None,
+                unsure=bool(unsure),
             )
         )
     return tuple(sorted(found, key=lambda row: -row.bytes))

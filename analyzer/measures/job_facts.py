@@ -51,8 +51,8 @@ class JobFacts:
             sharded.
         element_bytes: Bytes of one element of the gradients on the wire; None if unknown.
         update_names: Names of what runs in the optimizer, lower case.
-        p2p_bytes: Bytes of sends, mean per step over all ranks.
-        p2p_messages: Sends, mean per step over all ranks.
+        link: Of sends and receives, what the mean link carries in a step: messages, bytes, and
+            the transfers of a receiving rank; None without any.
     """
 
     exchanges: tuple[Exchange, ...] = ()
@@ -60,8 +60,7 @@ class JobFacts:
     replicated: bool = False
     element_bytes: float | None = None
     update_names: tuple[str, ...] = ()
-    p2p_bytes: float = 0.0
-    p2p_messages: float = 0.0
+    link: Exchange | None = None
 
 
 def job_facts(
@@ -98,7 +97,6 @@ def job_facts(
                 ranks=int(collectives.ranks[mine].max()),
             )
         )
-    sends = np.flatnonzero(messages.op_is("send") & in_steps(messages.step, steady))
     ops = {exchange.op for exchange in exchanges if exchange.ranks > 1}
     sharded = bool(ops & set(_SHARDED))
     carried = messages.tensor_count > 0
@@ -110,8 +108,31 @@ def job_facts(
         replicated=not sharded and "all_reduce" in ops and bool(gradients.any()),
         element_bytes=_element_bytes(trace, scans, joined),
         update_names=tuple(name.lower() for name in update_names),
-        p2p_bytes=float(np.maximum(messages.bytes[sends], 0).sum()) / steps,
-        p2p_messages=len(sends) / steps,
+        link=_link(joined, steady),
+    )
+
+
+def _link(joined: Joined, steady: IntArray) -> Exchange | None:
+    """What the mean link carries in a steady step."""
+    messages = joined.messages
+    _, transfer = joined.wait_and_transfer()
+    rows = np.flatnonzero(
+        messages.op_is("recv") & (joined.partner != NULL) & in_steps(messages.step, steady)
+    )
+    rows = rows[transfer[rows] != NULL]
+    if not len(rows):
+        return None
+    steps = max(len(steady), 1)
+    size = np.maximum(messages.out_bytes[rows], messages.bytes[joined.partner[rows]])
+    size = np.maximum(size, 0)
+    links = len(np.unique(np.stack([messages.peer[rows], messages.rank[rows]]), axis=1).T)
+    return Exchange(
+        op="send",
+        count=len(rows) / steps / links,
+        bytes=float(size.sum()) / steps / links,
+        largest=int(size.max()),
+        transfer_us=float(transfer[rows].sum()) / 1e3 / steps / len(np.unique(messages.rank[rows])),
+        ranks=2,
     )
 
 

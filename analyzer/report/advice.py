@@ -105,6 +105,7 @@ def find_findings(
     held = path_shares(analysis)
     found = [
         *_communication(analysis, facts, savings, held),
+        *_pipelines(analysis, savings),
         *_straggler(analysis, savings),
         *_host(analysis, savings, held),
         *_data(analysis, savings, held),
@@ -205,6 +206,29 @@ def _straggler(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
         advice,
         unsure=worst.unsure,
     )
+
+
+def _pipelines(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
+    """More microbatches fill the bubbles of a pipeline."""
+    for pipeline in analysis.pipelines[:1]:
+        stages, count = len(pipeline.stages), pipeline.microbatches
+        if not count:
+            continue
+        # Of m + p - 1 turns of the slowest stage, p - 1 are bubble; half of that with 2 m.
+        slowest = max(stage.work_us for stage in pipeline.stages)
+        saves = slowest / count * (stages - 1) / 2
+        fit = next((fit for fit in analysis.cost_fits if fit.op == "send"), None)
+        latency = 0.0 if fit is None or fit.latency_us is None else fit.latency_us
+        yield _finding(
+            savings,
+            "pipeline",
+            min(max(saves - count * latency, 0.0), savings.step_us),
+            f"stages of the pipeline are blocked {share_text(pipeline.bubble_share)} of their "
+            f"time; {count} microbatches on {stages} equal stages without transfers leave "
+            f"{share_text(pipeline.ideal_share)}",
+            f"cut batches into more microbatches ({2 * count} would halve the time in which the "
+            "pipeline fills and drains), or interleave several stages on each rank",
+        )
 
 
 def _root_causes(analysis: Analysis, savings: Savings) -> Iterable[Finding]:

@@ -74,6 +74,8 @@ def best_proposal(
         if exchange.ranks > 1
         for proposal in _of_exchange(analysis, facts, exchange, exposed_us)
     ]
+    if facts.link is not None:
+        proposals += _of_link(analysis, facts, facts.link, exposed_us)
     best = max(proposals, key=lambda proposal: proposal.saves_us, default=None)
     if best is not None and best.saves_us >= least_us:
         return best
@@ -84,7 +86,7 @@ def _of_exchange(
     analysis: Analysis, facts: JobFacts, exchange: Exchange, exposed_us: float
 ) -> Iterator[Proposal]:
     cost = _cost(analysis, exchange)
-    whole = sum(each.transfer_us for each in facts.exchanges if each.ranks > 1)
+    whole = _whole(facts)
     if not whole or not cost.total_us:
         return
     # Of what steps wait for, the part that is this operation's, split as its transfers are.
@@ -132,6 +134,44 @@ def _of_exchange(
             )
 
 
+def _whole(facts: JobFacts) -> float:
+    """All transfers of a step."""
+    links = 0.0 if facts.link is None else facts.link.transfer_us
+    return links + sum(each.transfer_us for each in facts.exchanges if each.ranks > 1)
+
+
+def _of_link(
+    analysis: Analysis, facts: JobFacts, link: Exchange, exposed_us: float
+) -> Iterator[Proposal]:
+    """What sends and receives could save."""
+    cost, whole = _cost(analysis, link), _whole(facts)
+    if not whole or not cost.total_us:
+        return
+    mine = exposed_us * link.transfer_us / whole
+    latency = mine * cost.latency_us / cost.total_us
+    size = bytes_text(round(link.bytes / link.count))
+    overlap = analysis.summary.overlap_ratio
+    if link.count >= 2:
+        yield Proposal(
+            f"merge messages: a link carries {link.count:.0f} of {size} in each step, of whose "
+            f"transfer {share_text(cost.latency_us / cost.total_us)} is latency; send what goes to "
+            "one rank at a time in one message",
+            latency * (1 - 1 / link.count),
+        )
+    if overlap is not None and overlap < _LOW_OVERLAP:
+        # A first message has nothing to hide behind.
+        yield Proposal(
+            "receive ahead: post irecv for the next message before the work on this one, and "
+            "isend in place of send, so that compute hides the transfers",
+            mine * (1 - 1 / max(link.count, 1.0)),
+        )
+    yield Proposal(
+        f"send less: activations and gradients in half precision halve the messages of {size}, "
+        "if they are in full precision",
+        (mine - latency) / 2,
+    )
+
+
 def _split(exchange: Exchange, cost: _Cost, scale: float) -> Iterator[Proposal]:
     """Smaller buckets: all but the last move while backward still computes."""
     count = max(exchange.count, 1.0)
@@ -157,8 +197,10 @@ def _split(exchange: Exchange, cost: _Cost, scale: float) -> Iterator[Proposal]:
 
 def _none_pays(analysis: Analysis, facts: JobFacts, exposed_us: float) -> Proposal:
     main = next((each for each in facts.exchanges if each.ranks > 1), None)
+    if main is None or (facts.link and facts.link.transfer_us > main.transfer_us):
+        main = facts.link
     if main is None:
-        return Proposal("neither fewer nor smaller messages would pay", exposed_us)
+        return Proposal("no change of this job's messages pays; a faster link would", exposed_us)
     cost = _cost(analysis, main)
     share = cost.latency_us / cost.total_us if cost.total_us else 0.0
     per_step = f"{main.count:.0f} {main.op} of {bytes_text(round(main.bytes / main.count))} a step"
@@ -179,9 +221,15 @@ def _cost(analysis: Analysis, exchange: Exchange) -> _Cost:
     """What latency takes of an operation's transfers in a step."""
     total = exchange.transfer_us
     for fit in analysis.cost_fits:
-        if (fit.op, fit.group_size) == (exchange.op, exchange.ranks) and fit.verdict == "fitted":
-            latency = min(exchange.count * (fit.latency_us or 0.0), total)
-            return _Cost(latency, total - latency, fitted=True)
+        if fit.src is not None or fit.verdict != "fitted":
+            continue
+        if (fit.op, fit.group_size) == (exchange.op, exchange.ranks):
+            each = fit.latency_us or 0.0
+            mean = exchange.bytes / exchange.count
+            slope = 8 / (fit.algbw_gbps * 1e3) if fit.algbw_gbps else 0.0
+            # As the model shares one message of mean size; transfers may be longer than it says.
+            part = each / (each + slope * mean) if each + slope * mean else 1.0
+            return _Cost(total * part, total * (1 - part), fitted=True)
     mean = exchange.bytes / exchange.count if exchange.count else 0.0
     if mean < SMALL_BYTES:
         return _Cost(total, 0.0, fitted=False)

@@ -307,7 +307,7 @@ def cost_fits(analysis: Analysis) -> go.Figure | None:
 
 def _fit_name(fit: CostFit) -> str:
     """What a fit is of: ``all_reduce of 4, gloo``."""
-    return f"{label(fit.op, 20)} of {fit.group_size}, {label(fit.backend or 'backend unknown', 20)}"
+    return f"{label(fit.title, 28)}, {label(fit.backend or 'backend unknown', 20)}"
 
 
 def stragglers(analysis: Analysis) -> go.Figure | None:

@@ -37,6 +37,7 @@ TENSORS_SHOWN: Final = 25
 """Rows of the table of exposed tensors."""
 
 _CAUSES_SHOWN: Final = 12
+_PIPELINES_SHOWN: Final = 8
 MAX_PIECES: Final = 20_000
 """Pieces of critical paths that the file holds, over all steps that can be chosen."""
 
@@ -127,6 +128,7 @@ def render(analyzed: Analyzed, trace: Trace, sources: Sequence[Path] | None = No
         idle=idle_text(analysis.summary),
         fits=analysis.cost_fits,
         findings=analysis.findings,
+        pipelines=analysis.pipelines[:_PIPELINES_SHOWN],
         waiting=analysis.waiting,
         root_causes=[row for row in analysis.root_causes[:_CAUSES_SHOWN] if row.share >= 0.01],
         ranks=analysis.ranks,

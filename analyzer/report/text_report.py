@@ -34,6 +34,7 @@ _MAX_NOTES: Final = 8
 _MAX_RANKS: Final = 16
 _MAX_ROWS: Final = 8
 _MAX_SLOW: Final = 5
+_MAX_PIPELINES: Final = 4
 _LEAST_CAUSE: Final = 0.01
 
 
@@ -51,6 +52,7 @@ def render_report(analysis: Analysis) -> str:
         _collectives(analysis),
         _cost(analysis),
         _p2p(analysis),
+        _pipelines(analysis),
         _stragglers(analysis),
         _root_causes(analysis),
         _tensors(analysis),
@@ -250,7 +252,7 @@ def _cost(analysis: Analysis) -> list[str]:
         told = fit.latency_us is not None
         cells.append(
             [
-                f"{fit.op} of {fit.group_size}, {fit.backend or 'backend unknown'}",
+                f"{fit.title}, {fit.backend or 'backend unknown'}",
                 str(fit.samples),
                 str(fit.sizes),
                 time_text(fit.latency_us),
@@ -284,12 +286,55 @@ def _p2p(analysis: Analysis) -> list[str]:
             bytes_text(row.bytes),
             time_text(row.wait_us),
             time_text(row.transfer_us),
+            time_text(row.transfer_us_p50) + ("?" if row.unsure else ""),
+            time_text(row.transfer_us_p95),
+            bandwidth_text(row.algbw_gbps),
         ]
         for row in analysis.p2p[:_MAX_ROWS]
     ]
-    header = ["send to receive", "count", "bytes", "waiting", "transfer"]
-    lines = ["Point to point (totals)", *render(header, cells, WIDTH)]
+    header = ["send to receive", "count", "bytes", "waiting", "transfer", "p50", "p95", "bandwidth"]
+    lines = ["Point to point (totals; p50, p95 and bandwidth of one)"]
+    lines += render(header, cells, WIDTH)
+    if any(row.unsure for row in analysis.p2p[:_MAX_ROWS]):
+        lines.append("  ? below what the clocks can tell apart")
     return lines + _more(len(analysis.p2p), _MAX_ROWS)
+
+
+def _pipelines(analysis: Analysis) -> list[str]:
+    lines: list[str] = []
+    for pipeline in analysis.pipelines[:_MAX_PIPELINES]:
+        lines += _wrapped(
+            f"Pipeline of {len(pipeline.stages)} stages, {pipeline.microbatches} microbatches: "
+            f"bubbles take {share_text(pipeline.bubble_share)} of the stages' time (equal stages "
+            f"without transfers: {share_text(pipeline.ideal_share)})"
+        )
+        cells = [
+            [
+                str(row.stage),
+                str(row.rank),
+                time_text(row.work_us),
+                time_text(row.bubble_us),
+                time_text(row.waiting_us),
+                time_text(row.transfer_us),
+                _longest(row.forward_us),
+                _longest(row.backward_us),
+            ]
+            for row in pipeline.stages[:_MAX_RANKS]
+        ]
+        header = [
+            "stage", "rank", "computes", "bubble", "waiting", "transfer", "longest forward",
+            "longest backward",
+        ]  # fmt: skip
+        lines += render(header, cells, WIDTH) + _more(len(pipeline.stages), _MAX_RANKS)
+    return lines
+
+
+def _longest(bubbles: tuple[float, ...]) -> str:
+    """The longest bubble and its microbatch: ``30.0 ms, number 0``."""
+    if not any(bubbles):
+        return NOT_KNOWN
+    number = max(range(len(bubbles)), key=lambda each: bubbles[each])
+    return f"{time_text(bubbles[number])}, number {number}"
 
 
 def _late_in(row: StragglerRow, steps: int) -> str:

@@ -1,0 +1,182 @@
+"""Pipelines of stages that pass microbatches on, and the bubbles of each stage.
+
+A pipeline is found by who sends to whom: its ranks form a chain, the first of them sends before
+it receives. What a stage receives from the one before it belongs to forward, what it receives
+from the one behind it to backward. The receives from one side that come without own work between
+them belong to one microbatch; microbatches are numbered from 0 in each step. The *bubble* of a
+microbatch on a stage is the time in which the stage is blocked on these receives: it waits for
+the other stage, or for the transfer.
+
+A ring is no pipeline, nor are interleaved schedules, which have several stages on one rank: the
+last rank sends to the first.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, IntArray
+from ddltrace.analyzer.events.interval_sets import lengths_within
+from ddltrace.analyzer.events.own_work import own_work
+from ddltrace.analyzer.events.rank_scan import RankScan
+from ddltrace.analyzer.joined.dependencies import Graph
+from ddltrace.analyzer.joined.join import Joined
+from ddltrace.analyzer.measures.collectives import in_steps
+from ddltrace.analyzer.model import Pipeline, PipelineStage
+
+FloatArray = npt.NDArray[np.float64]
+
+
+def pipelines(
+    scans: Mapping[int, RankScan], joined: Joined, graph: Graph, steady: IntArray
+) -> tuple[Pipeline, ...]:
+    """The pipelines of a job, by their first rank.
+
+    Args:
+        scans: Rank -> its scan.
+        joined: All messages.
+        graph: Has the times in which ranks are blocked.
+        steady: Numbers of the steady steps, over which means are taken.
+    """
+    messages = joined.messages
+    rows = np.flatnonzero(
+        messages.is_p2p & (joined.partner != NULL) & in_steps(messages.step, steady)
+    )
+    if not len(rows):
+        return ()
+    blocked = _blocked(joined, graph)
+    found = []
+    for chain in _chains(joined, rows):
+        stages = tuple(
+            _stage(scans[rank], joined, blocked, steady, (chain, place))
+            for place, rank in enumerate(chain)
+        )
+        count = max(max(len(stage.forward_us), len(stage.backward_us)) for stage in stages)
+        step = sum(stage.step_us for stage in stages)
+        found.append(
+            Pipeline(
+                ranks=tuple(chain),
+                microbatches=count,
+                bubble_share=sum(stage.bubble_us for stage in stages) / step if step else 0.0,
+                ideal_share=(len(chain) - 1) / (count + len(chain) - 1),
+                stages=stages,
+            )
+        )
+    return tuple(found)
+
+
+def _blocked(joined: Joined, graph: Graph) -> tuple[IntArray, IntArray]:
+    """How long ranks are blocked on each message: waiting for another rank, and in transfer."""
+    blocks = graph.blocks
+    waiting = np.zeros(len(joined.messages), dtype=np.int64)
+    moving = np.zeros(len(joined.messages), dtype=np.int64)
+    known = np.flatnonzero(blocks.message != NULL)
+    row = blocks.message[known]
+    start, end, released = blocks.start[known], blocks.end[known], joined.released[row]
+    came = np.where(released == NULL_NS, end, np.clip(released, start, end))
+    np.add.at(waiting, row, came - start)
+    np.add.at(moving, row, end - came)
+    return waiting, moving
+
+
+def _chains(joined: Joined, rows: IntArray) -> list[list[int]]:
+    """The ranks of each pipeline in the order of its stages."""
+    messages = joined.messages
+    neighbours: dict[int, set[int]] = defaultdict(set)
+    pairs = np.unique(np.stack([messages.rank[rows], messages.peer[rows]]), axis=1)
+    for rank, peer in pairs.T.tolist():
+        if rank != peer:
+            neighbours[rank].add(peer)
+            neighbours[peer].add(rank)
+    sends = messages.op_is("send")
+    ranks, first = np.unique(messages.rank[rows], return_index=True)
+    sends_first = dict(zip(ranks.tolist(), sends[rows[first]].tolist(), strict=True))
+    chains = []
+    for rank in sorted(neighbours):
+        if len(neighbours[rank]) != 1 or not sends_first.get(rank, False):
+            continue
+        chain = [rank]
+        while True:
+            following = neighbours[chain[-1]] - set(chain[-2:])
+            if len(following) != 1:
+                break
+            chain += following
+        whole = not following and all(len(neighbours[each]) <= 2 for each in chain)
+        if whole and len(chain) > 1 and not sends_first.get(chain[-1], True):
+            chains.append(chain)
+    return chains
+
+
+def _stage(
+    scan: RankScan,
+    joined: Joined,
+    blocked: tuple[IntArray, IntArray],
+    steady: IntArray,
+    place: tuple[list[int], int],
+) -> PipelineStage:
+    """One stage, means per steady step.
+
+    Args:
+        scan: Its rank.
+        joined: All messages.
+        blocked: How long ranks wait for, and are in transfer of, each message.
+        steady: Numbers of the steady steps.
+        place: The ranks of the pipeline, and which of them it is.
+    """
+    chain, stage = place
+    mine = in_steps(scan.step, steady)
+    steps = max(int(mine.sum()), 1)
+    start, end = scan.step_start[mine], scan.step_end[mine]
+    work = own_work(scan)
+    sides = []
+    for neighbour in (stage - 1, stage + 1):
+        inside = 0 <= neighbour < len(chain)
+        rows = _receives(joined, scan.rank, chain[neighbour], steady) if inside else None
+        sides.append(
+            np.zeros((2, 0)) if rows is None else _by_microbatch(scan, joined, rows, blocked)
+        )
+    forward, backward = (side / steps / 1e3 for side in sides)
+    return PipelineStage(
+        rank=scan.rank,
+        stage=stage,
+        step_us=float((end - start).sum()) / steps / 1e3,
+        work_us=float(lengths_within(work["compute"], start, end).sum()) / steps / 1e3,
+        bubble_us=float(forward.sum() + backward.sum()),
+        waiting_us=float(forward[0].sum() + backward[0].sum()),
+        transfer_us=float(forward[1].sum() + backward[1].sum()),
+        forward_us=tuple(forward.sum(axis=0).tolist()),
+        backward_us=tuple(backward.sum(axis=0).tolist()),
+    )
+
+
+def _receives(joined: Joined, rank: int, peer: int, steady: IntArray) -> IntArray:
+    """Rows of what a rank receives from another in the steady steps, in the order of their ends."""
+    messages, own = joined.messages, joined.rows(rank)
+    rows = np.arange(own.start, own.stop)
+    rows = rows[messages.op_is("recv")[own] & (messages.peer[own] == peer)]
+    rows = rows[in_steps(messages.step[rows], steady) & (messages.end[rows] != NULL_NS)]
+    return np.asarray(rows[np.argsort(messages.end[rows], kind="stable")])
+
+
+def _by_microbatch(
+    scan: RankScan, joined: Joined, rows: IntArray, blocked: tuple[IntArray, IntArray]
+) -> FloatArray:
+    """Waiting and transfer of each microbatch, summed over steps, ns: shape (2, microbatches)."""
+    messages = joined.messages
+    end, step = messages.end[rows], messages.step[rows]
+    if not len(rows):
+        return np.zeros((2, 0))
+    work = own_work(scan)["compute"]
+    worked = lengths_within(work, end[:-1], end[1:]) > 0
+    new_step = np.append(True, step[1:] != step[:-1])
+    new = new_step | np.append(True, worked)
+    number = np.cumsum(new) - 1
+    begins = np.maximum.accumulate(np.where(new_step, number, 0))
+    which = number - begins
+    return np.stack(
+        [np.bincount(which, weights=times[rows]).astype(np.float64) for times in blocked]
+    )
