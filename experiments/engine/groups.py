@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Final
+
 import torch.distributed as dist
 
+_numbers: Final[dict[str, Iterator[int]]] = defaultdict(lambda: itertools.count(1))
 
-def new_group_like(group: dist.ProcessGroup, backend: str | None = None) -> dist.ProcessGroup:
-    """A further group of the same ranks; only these ranks call this.
+
+def new_group_like(
+    group: dist.ProcessGroup, purpose: str, backend: str | None = None
+) -> dist.ProcessGroup:
+    """A further group of the same ranks; only these ranks call this, all in the same order.
 
     Args:
         group: The group.
+        purpose: What the new group is for; the trace shows its messages on a lane of this name.
         backend: Of the new group; by default that of the group.
     """
+    ranks = dist.get_process_group_ranks(group)
+    whole = len(ranks) == dist.get_world_size()
+    name = purpose if whole else f"{purpose} of {','.join(map(str, ranks))}"
+    number = next(_numbers[name])
     made = dist.new_group(
-        dist.get_process_group_ranks(group),
+        ranks,
         backend=backend or dist.get_backend(group),
-        use_local_synchronization=True,
+        use_local_synchronization=not whole,
+        group_desc=f"ddltrace:{name}" + (f" {number}" if number > 1 else ""),
     )
     assert isinstance(made, dist.ProcessGroup)
     return made

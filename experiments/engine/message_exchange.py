@@ -102,7 +102,7 @@ def create_message_exchange(strategy: Strategy, group: dist.ProcessGroup) -> Mes
     if strategy.codec is None and strategy.feedback is None:
         return AllReduce(group)
     codecs = importlib.import_module("ddltrace.experiments.codecs.message_exchange")
-    second = new_group_like(group)
+    second = new_group_like(group, "second exchange")
     exchange: MessageExchange = codecs.CodecExchange(
         strategy.codec, strategy.feedback, group, second
     )

@@ -107,7 +107,7 @@ class ModelExchange:
         """To be called after a forward pass whose backward pass synchronizes gradients."""
         # What no layer has waited for was not used in this forward pass, or used unawares.
         self._left_over = set(self._deferred)
-        self.settle()
+        self._settle_all()
         self._exchanges = self._policy.exchanges_gradients()
         self._armed = True
         dispatcher = None
@@ -154,7 +154,7 @@ class ModelExchange:
         leader = self._schedule.agreement == "leader"
         if not leader and self._exchange.rounds == 1:
             return DirectCommunicator(self._launch, self._land)
-        order_group = new_group_like(self._group, backend="gloo") if leader else None
+        order_group = new_group_like(self._group, "order", backend="gloo") if leader else None
         cycle_ms = self._schedule.cycle_ms
         return ThreadedCommunicator(
             self._launch,
@@ -247,7 +247,7 @@ class ModelExchange:
             step.usage = Usage(self._parameters, list(step.arrived), self._group)
         step.unsettled = set(step.gradients) | set(step.sparse)
         if not self.waits_by_layer:
-            self.settle()
+            self._settle_all()
             return
         for index in step.unsettled:
             parameter = self._parameters[index]
@@ -342,6 +342,13 @@ class ModelExchange:
         if first.elements < self._parameters[first.gradient].numel():
             name += f"[{first.start}:{first.stop}]"
         return f"{name} priority {message.priority}"
+
+    def _settle_all(self) -> None:
+        """As `settle`, with the wait in the trace: another thread waits for the messages."""
+        if isinstance(self._communicator, ThreadedCommunicator) and self._step.unsettled:
+            with region("wait", "gradients"):
+                self._wait(self._step.unsettled)
+        self.settle()
 
     def _settle_layer(self, indices: list[int]) -> None:
         """Waits for a layer's parameters before its forward."""

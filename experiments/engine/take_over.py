@@ -114,7 +114,7 @@ def _group_for_messages(strategy: Strategy, group: dist.ProcessGroup) -> dist.Pr
     """A group for messages that other threads launch, else the model's own."""
     if strategy.schedule.agreement == "plan" and strategy.codec is None:
         return group
-    return new_group_like(group)
+    return new_group_like(group, "exchange")
 
 
 class _ReducerStandIn:

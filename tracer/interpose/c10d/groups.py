@@ -22,6 +22,9 @@ _MAX_TAGS: Final = 4096
 # Where a new tag begins, once counters were given up; no tag is negative.
 _ANY_OTHER: Final = -1
 
+_OWN: Final = "ddltrace:"
+"""How the descriptions of groups begin that ddltrace's experiments make."""
+
 
 @dataclass
 class Group:
@@ -148,7 +151,7 @@ class Groups:
         import torch.distributed as dist
 
         try:
-            name = process_group.group_name
+            name = _own_name(process_group) or process_group.group_name
         except RuntimeError:  # one in Python may have none itself
             name = _registered_name(process_group)
         try:
@@ -173,6 +176,12 @@ class Groups:
         if outer is None or process_group.size() != len(outer.ranks):
             return ()
         return outer.ranks if process_group.rank() == outer.own else ()
+
+
+def _own_name(process_group: Any) -> str | None:
+    """The name that ddltrace's experiments gave to a group of theirs; None for other groups."""
+    description: str = process_group.group_desc
+    return description.removeprefix(_OWN) if description.startswith(_OWN) else None
 
 
 def _registered_name(process_group: Any) -> str:
