@@ -32,7 +32,11 @@ ROOMS = ("tracer", "analyzer", "dashboard", "experiments")
 TYPE_TREE = ROOT / ".mypy_cache" / "tree"
 NATIVE_COVERAGE = ROOT / ".coverage-native"
 NATIVE_COUNTERS = NATIVE_COVERAGE / "counters"
-GENERATORS = ("docs/generate_cli_reference.py", "docs/generate_report_reference.py")
+GENERATORS = (
+    "docs/generate_cli_reference.py",
+    "docs/generate_report_reference.py",
+    "docs/generate_module_list.py",
+)
 TYPED_SCRIPTS = ("dev.py", *GENERATORS, "docs/examples/train_digits.py")
 
 # Constraints for older Pythons pin older stubs, which tell other types.
