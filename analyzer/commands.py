@@ -50,12 +50,12 @@ Examples:
 @click.argument(
     "traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE..."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of the report.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the report.")
 @click.option(
     "--html",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Also write the report as one HTML file that needs no network.",
+    help="Also write the report as one self-contained HTML file.",
 )
 @click.option("--steps", type=StepRange(), metavar="A:B", help="Only steps A to B - 1.")
 @click.option(
@@ -82,11 +82,11 @@ def analyze(
     fail_on: tuple[str, ...],
     definitions: str,
 ) -> None:
-    """Report where a trace's time went.
+    """Report where the time of a trace goes.
 
-    TRACE is a directory written by ddltrace run, also of a job that still runs or died, or a
-    file or folder of a format that can be imported. Several TRACEs are the directories of one
-    job that ran on several nodes, each under its own ddltrace run: they are analyzed as one.
+    TRACE is a directory written by ddltrace run, even if the job is running or died, or a file
+    or folder of an importable format. To analyze one job that ran under several ddltrace run
+    commands, such as one per node, give all their directories.
     """
     from ddltrace.analyzer.report.threshold import check_expression
     from ddltrace.analyzer.trace.trace_directories import open_as_one
@@ -151,12 +151,12 @@ Examples:
 )
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of the tables.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the tables.")
 def compare(before: Path, after: Path, as_json: bool) -> None:
-    """Tell what differs between two traces, and whether it is more than noise.
+    """Compare two traces, and tell differences from noise.
 
-    Every difference is over the steady steps of each trace, with a confidence interval. What
-    differs from run to run and not from step to step, such as another node, is not in it.
+    Differences are computed over the steady steps of each trace, with a confidence interval.
+    The interval does not cover variation between runs, such as that of another node.
     """
     from ddltrace.analyzer.compare.comparison import compare as compare_analyses
     from ddltrace.analyzer.compare.comparison import render_comparison
@@ -164,7 +164,7 @@ def compare(before: Path, after: Path, as_json: bool) -> None:
 
     traces = open_trace(before), open_trace(after)
     for trace in traces:
-        _tell_portion(trace)
+        _note_steps_left_out(trace)
     comparison = compare_analyses(*(trace.analyze() for trace in traces))
     if as_json:
         click.echo(json.dumps(comparison.to_json(), indent=1, allow_nan=False))
@@ -189,7 +189,7 @@ Examples:
     type=click.Choice(["table", "csv", "json"]),
     default="table",
     show_default=True,
-    help="How to print the rows.",
+    help="Output format of the rows.",
 )
 @click.option(
     "--memory-limit",
@@ -221,13 +221,13 @@ def query(trace: Path, sql: str, form: str, memory_limit: str, timeout: float) -
     require_extra("query", "ddltrace query")
     limits = QueryLimits(parse_memory_limit(memory_limit), timeout)
     opened = open_trace(trace)
-    _tell_portion(opened)
+    _note_steps_left_out(opened)
     for text in rows_as_text(run_query(opened, sql, limits), form):
         click.echo(text, nl=False)
 
 
-def _tell_portion(trace: Trace) -> None:
-    """Says on stderr what of a trace that is too long is left out: only reports have notes."""
+def _note_steps_left_out(trace: Trace) -> None:
+    """Reports on stderr which steps of a long trace are not loaded (reports have a note)."""
     from ddltrace.analyzer.formatting.units import printable
 
     if trace.portion is not None:

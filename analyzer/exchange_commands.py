@@ -39,9 +39,9 @@ Examples:
     help="Memory that the import of a file may take, such as 8GB. By default ten times the file's "
     "decompressed size, at least 256 MB. All commands take it from DDLTRACE_IMPORT_MEMORY.",
 )
-@_output_options("Trace directory to make.", "a trace")
+@_output_options("Trace directory to create.", "a trace")
 def import_(source: Path, memory_limit: str | None, output: Path, force: bool) -> None:
-    """Turn another tool's trace into a trace directory.
+    """Convert another tool's trace to a trace directory.
 
     SOURCE is a file, or a folder with one file per rank: Kineto JSON (torch.profiler), Chrome
     JSON, a Horovod timeline, Flight Recorder dumps, NCCL Inspector files; plain or gzip.
@@ -94,11 +94,11 @@ Examples:
     "a file",
 )
 def export(trace: Path, to: str, per_rank: bool, output: Path, force: bool) -> None:
-    """Write a trace in another format.
+    """Convert a trace for other tools.
 
-    TRACE is a trace directory, or anything that can be imported. In trace viewers a rank is a
-    process and a lane a thread; arrows lead from a send to its receive and from a gradient to
-    the message that carried it.
+    TRACE is a trace directory, or a file or folder of an importable format. In trace viewers a
+    rank is a process and a lane is a thread; arrows connect a send with its receive and a
+    gradient with the message that carried it.
     """
     from ddltrace.analyzer.exporters import export as write
     from ddltrace.analyzer.trace.opened_trace import open_trace
