@@ -152,7 +152,7 @@ def _communication(
         min(proposal.saves_us, exposed),
         f"{share_text(share)} of the critical path is transfer{part}{hidden}",
         proposal.advice,
-        command=_experiment(analysis, proposal.strategies),
+        command=experiment_command(analysis, proposal.strategies),
         unsure=main is not None and main.unsure,
     )
 
@@ -382,7 +382,7 @@ def _where(analysis: Analysis, category: str) -> str:
     return "" if top is None else f", most of it on rank {top.rank}"
 
 
-def _experiment(analysis: Analysis, strategies: tuple[str, ...]) -> str | None:
+def experiment_command(analysis: Analysis, strategies: tuple[str, ...]) -> str | None:
     """Trains the job with strategies; None where its command is not known or nothing tests it."""
     trace = analysis.trace
     job = shlex.join(trace.command)

@@ -191,7 +191,7 @@ def _split(exchange: Exchange, cost: _Cost, scale: float) -> Iterator[Proposal]:
         f"start sending earlier, in smaller buckets of about {bytes_text(size)} (DDP: "
         f"bucket_cap_mb={megabytes:.2g}): only the last one then follows the backward pass",
         max(cost.total_us - remaining, 0.0) * scale,
-        (f"ddp:bucket_mb={megabytes:.2g}", "best_buckets", "ddp"),
+        (f"ddp:bucket_mb={megabytes:.2g}", "ddp"),
     )
 
 

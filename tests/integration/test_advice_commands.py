@@ -13,6 +13,7 @@ from support.jobs import run, torchrun, traced
 
 import ddltrace
 from ddltrace.analyzer.model import Finding
+from ddltrace.analyzer.report import advice
 
 STEPS = 30
 FOREIGN = Path(__file__).parents[1] / "data" / "foreign"
@@ -66,3 +67,17 @@ def test_a_trace_of_another_tool_is_compared_with_the_next_one(tmp_path: Path) -
     assert f"record it again into 'after' as this trace was recorded: {command}" in report
     shutil.copytree(before, tmp_path / "after")
     assert "A step and its critical path" in in_shell(command, tmp_path)
+
+
+def test_the_job_runs_under_the_strategies_that_are_advised(
+    findings: tuple[Path, tuple[Finding, ...]],
+) -> None:
+    folder, _ = findings
+    analysis = ddltrace.open(folder / "a trace").analyze()
+    command = advice.experiment_command(analysis, ("fusion", "ddp"))
+    assert command is not None
+    strategies, _, job = command.partition(" -- ")
+    assert shlex.split(job) == list(analysis.trace.command)
+    table = in_shell(f"{strategies} --steps 8 --warmup 2 -o experiment -- {job}", folder)
+    for row in ("unchanged", "fusion", "ddp"):
+        assert row in table

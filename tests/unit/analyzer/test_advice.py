@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ddltrace.experiments.strategy.spec import parse
+
 STEPS = 6
 COMMAND = ["torchrun", "--nproc-per-node", "2", "train.py"]
 
@@ -139,3 +141,10 @@ def test_a_slow_first_step_of_a_short_job_is_in_no_number(build):
     assert analysis.summary.warmup_steps == 2
     assert analysis.summary.step_us.mean == 1000
     assert max(finding.saves_us for finding in analysis.findings) <= 1000
+
+
+@pytest.mark.parametrize(
+    "spec", ["ddp", "fusion", "bf16", "ddp:bucket_mb=0.14", "localsgd:period=4"]
+)
+def test_strategies_that_are_named_exist(spec):
+    assert parse(spec)
