@@ -25,6 +25,7 @@ from ddltrace.analyzer.events.rank_timeline import Timeline
 from ddltrace.analyzer.joined.analyzed import Analyzed
 from ddltrace.analyzer.joined.critical_path import Path, PathFinder, Window
 from ddltrace.analyzer.joined.dependencies import find_graph
+from ddltrace.analyzer.joined.executions import Executions, find_executions
 from ddltrace.analyzer.joined.join import Joined, join
 from ddltrace.analyzer.joined.trace_scans import scan_ranks, timeline_of
 from ddltrace.analyzer.measures.bandwidth import cost_fits, link_fits, size_bins
@@ -36,10 +37,12 @@ from ddltrace.analyzer.measures.breakdown import (
     rank_sets,
 )
 from ddltrace.analyzer.measures.collectives import collective_rows, in_steps, joining, p2p_rows
+from ddltrace.analyzer.measures.device_queues import device_queues
 from ddltrace.analyzer.measures.failures import find_failure
 from ddltrace.analyzer.measures.hangs import find_hangs, find_standstill, has_lasted
 from ddltrace.analyzer.measures.idle import idle_row, idle_shares
 from ddltrace.analyzer.measures.job_facts import job_facts
+from ddltrace.analyzer.measures.operation_rows import kernel_rows, operator_rows
 from ddltrace.analyzer.measures.path_parts import path_copies, path_parts, path_totals
 from ddltrace.analyzer.measures.pipelines import pipelines
 from ddltrace.analyzer.measures.root_causes import RootCauseFinder
@@ -143,6 +146,7 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
         straggler_rows(joined, steady_collectives, rank_steps, window, residual),
         steady_paths,
     )
+    executions = find_executions(trace, None if wanted is None else steps.number)
     analysis = Analysis(
         trace=_trace_facts(trace, scans, steps, portion),
         clock=_clock_facts(trace, residual),
@@ -192,12 +196,35 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
             for rank, scan in scans.items()
         ),
         rank_steps=rank_steps,
+        **_operations(trace, executions, rank_steps, steps, wanted),
     )
     path = None if PARTS_LABEL in trace.run.labels else trace.path
-    updates = tuple(part.name for part in causes.parts if part.category == "update" and part.name)
-    facts = job_facts(trace, scans, joined, steady, updates)
+    facts = job_facts(
+        trace,
+        scans,
+        joined,
+        steady,
+        tuple(part.name for part in causes.parts if part.category == "update" and part.name),
+    )
     analysis = replace(analysis, findings=find_findings(analysis, facts, path))
-    return Analyzed(analysis, joined, paths)
+    return Analyzed(analysis, joined, paths, executions)
+
+
+def _operations(
+    trace: Trace,
+    executions: Executions,
+    rank_steps: Mapping[str, FloatArray],
+    steps: Steps,
+    wanted: range | None,
+) -> dict[str, Any]:
+    """The tables of kernels, operators and device queues."""
+    count = len(rank_steps["step"]) if len(steps) else 0
+    queues = device_queues(trace, None if wanted is None else steps.number)
+    return {
+        "kernels": kernel_rows(executions, count),
+        "operators": operator_rows(executions, count),
+        **queues._asdict(),
+    }
 
 
 class _Causes(NamedTuple):

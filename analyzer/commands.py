@@ -210,8 +210,9 @@ def query(trace: Path, sql: str, form: str, memory_limit: str, timeout: float) -
     """Run a SQL query over a trace.
 
     SQL is one SELECT in DuckDB's dialect, or EXPLAIN and a SELECT, over the tables events,
-    messages, collectives, tensors, steps, ranks, rank_steps and critical_path. Other statements
-    are refused: the query can read nothing else and write nothing.
+    messages, collectives, tensors, steps, ranks, rank_steps, critical_path, kernels, operators,
+    launches, streams and copies. Other statements are refused: the query can read nothing else
+    and write nothing.
     """
     from ddltrace.analyzer.formatting.sizes import parse_memory_limit
     from ddltrace.analyzer.query.rows_as_text import rows_as_text

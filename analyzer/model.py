@@ -259,6 +259,171 @@ class IdleRow:
 
 
 @dataclass(frozen=True)
+class OperationOfRank:
+    """One rank's part of a kernel or operator.
+
+    Attributes:
+        rank: Global rank.
+        count: How often it ran there.
+        total_us: Sum of its durations.
+        mean_us: Mean duration.
+        p95_us: 95th percentile of its durations.
+    """
+
+    rank: int
+    count: int
+    total_us: float
+    mean_us: float
+    p95_us: float
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One kernel, communication kernel or kind of copy, over all ranks.
+
+    Attributes:
+        name: Its name.
+        kind: ``compute``, ``communication`` or ``copy``.
+        count: How often it ran.
+        total_us: Sum of its durations.
+        mean_us: Mean duration.
+        p95_us: 95th percentile of its durations.
+        min_us: Shortest duration.
+        max_us: Longest duration.
+        share: Its part of the durations of all kernels and copies.
+        per_step_us: Its time in one step of one rank, mean; None without steps.
+        ranks: Its runs by rank.
+    """
+
+    name: str
+    kind: str
+    count: int
+    total_us: float
+    mean_us: float
+    p95_us: float
+    min_us: float
+    max_us: float
+    share: float
+    per_step_us: float | None
+    ranks: tuple[OperationOfRank, ...]
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One operator, or one call of the device's runtime, over all ranks.
+
+    Attributes:
+        name: Its name.
+        kind: ``operator`` or ``runtime``.
+        count: How often it ran.
+        total_us: Sum of its durations.
+        self_us: The same without the operators and runtime calls in it.
+        mean_us: Mean duration.
+        p95_us: 95th percentile of its durations.
+        device_us: Durations of the kernels and copies launched in it.
+        self_device_us: The same without those launched by another operator in it.
+        per_step_us: Its time in one step of one rank, mean; None without steps.
+        ranks: Its runs by rank.
+    """
+
+    name: str
+    kind: str
+    count: int
+    total_us: float
+    self_us: float
+    mean_us: float
+    p95_us: float
+    device_us: float
+    self_device_us: float
+    per_step_us: float | None
+    ranks: tuple[OperationOfRank, ...]
+
+
+@dataclass(frozen=True)
+class LaunchRow:
+    """How one rank's host launched its device work, with the limits of Holistic Trace Analysis.
+
+    Attributes:
+        rank: Global rank.
+        launches: Kernels and copies whose launching call is known.
+        short_kernels: Those that ran shorter than their call took, of calls up to 50 us.
+        slow_calls: Those whose call took more than 50 us.
+        long_delays: Those that began more than 100 us after their call.
+        call_us: Mean time of a call.
+        call_us_p95: 95th percentile.
+        delay_us: Mean time from the end of the call to the start of the work, at least 0.
+        delay_us_p50: Median.
+        delay_us_p95: 95th percentile.
+    """
+
+    rank: int
+    launches: int
+    short_kernels: int
+    slow_calls: int
+    long_delays: int
+    call_us: float
+    call_us_p95: float
+    delay_us: float
+    delay_us_p50: float
+    delay_us_p95: float
+
+
+@dataclass(frozen=True)
+class StreamRow:
+    """One stream of one rank: why it is idle between two works, and its queue.
+
+    Definitions are those of Holistic Trace Analysis 0.5.0; `IdleRow` has ours.
+
+    Attributes:
+        rank: Global rank.
+        stream: Its lane.
+        works: Kernels and copies.
+        busy_us: Sum of their durations.
+        host_wait_us: Gaps before works that were launched after the end of the work before.
+        kernel_wait_us: Other gaps shorter than 30 us.
+        other_us: All other gaps.
+        queue_mean: Works launched and not begun, mean over all changes of their number; None
+            without known launches.
+        queue_max: The most at once.
+    """
+
+    rank: int
+    stream: str
+    works: int
+    busy_us: float
+    host_wait_us: float
+    kernel_wait_us: float
+    other_us: float
+    queue_mean: float | None
+    queue_max: int | None
+
+
+@dataclass(frozen=True)
+class CopyRow:
+    """Copies and fills on one rank's device in one direction.
+
+    Attributes:
+        rank: Global rank.
+        direction: The begin of their name, such as ``Memcpy HtoD``, or ``Memset``.
+        count: How many.
+        bytes: Their bytes, where known.
+        total_us: Sum of their durations.
+        gbps: Bytes over time of those of known size; None if there are none.
+        mean_gbps: Mean bandwidth of a copy.
+        max_gbps: The highest bandwidth of a copy.
+    """
+
+    rank: int
+    direction: str
+    count: int
+    bytes: int
+    total_us: float
+    gbps: float | None
+    mean_gbps: float | None
+    max_gbps: float | None
+
+
+@dataclass(frozen=True)
 class PathTotals:
     """The critical path of a step by category; the categories sum to `total_us`, the wall.
 
@@ -999,6 +1164,12 @@ class Analysis:
         findings: What to act on, the largest possible saving first.
         slow_steps: Steady steps that took much longer than the others.
         idle: What each rank waits for while it is idle.
+        kernels: Kernels and copies by name, the longest total first; empty unless the trace has
+            single operators (level ``op``, imported profiles).
+        operators: Operators and runtime calls by name, the longest self time first.
+        launches: How each rank's host launched its device work.
+        streams: Each stream's idle time by cause, and its queue.
+        copies: Bandwidth of copies by rank and direction.
         rank_steps: Column name -> array over (rank, step), times in nanoseconds.
         tensor_course: Parameter -> its exposed communication, microseconds per rank and step,
             in each of at most 64 periods of the run.
@@ -1028,6 +1199,11 @@ class Analysis:
     findings: tuple[Finding, ...]
     slow_steps: SlowSteps
     idle: tuple[IdleRow, ...]
+    kernels: tuple[KernelRow, ...] = ()
+    operators: tuple[OperatorRow, ...] = ()
+    launches: tuple[LaunchRow, ...] = ()
+    streams: tuple[StreamRow, ...] = ()
+    copies: tuple[CopyRow, ...] = ()
     rank_steps: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     tensor_course: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
@@ -10,6 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ddltrace.analyzer.compare.mean_difference import LEVEL, difference_interval
+from ddltrace.analyzer.compare.work_difference import (
+    OperationChange,
+    WorkDifference,
+    operation_changes,
+    render_changes,
+    work_difference,
+)
 from ddltrace.analyzer.formatting.text_table import render
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable, share_text, time_text
 from ddltrace.analyzer.model import CATEGORIES, Analysis, StepRow
@@ -55,6 +63,9 @@ class Comparison:
         ranks: Microseconds a step and rank that both have: its own step time.
         tensors: Exposed microseconds a step and rank of each tensor that both have, its
             interval over periods of several steps where a run has more than 64.
+        work: Whether both run the same kernels and operators; read this first.
+        kernels: Kernels and copies that differ, the largest change of time first.
+        operators: Operators and runtime calls that differ, the largest change first.
     """
 
     before: str
@@ -65,6 +76,9 @@ class Comparison:
     critical_path: tuple[Difference, ...]
     ranks: tuple[Difference, ...]
     tensors: tuple[Difference, ...]
+    work: WorkDifference
+    kernels: tuple[OperationChange, ...]
+    operators: tuple[OperationChange, ...]
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``ddltrace compare --json`` prints."""
@@ -74,6 +88,9 @@ class Comparison:
 def compare(before: Analysis, after: Analysis) -> Comparison:
     """Compares two analyses, each over its own steady steps."""
     sides = (before, after)
+    parts = _rank_steps(before), _rank_steps(after)
+    kernels = operation_changes(before.kernels, after.kernels, parts)
+    operators = operation_changes(before.operators, after.operators, parts)
     return Comparison(
         before=before.trace.name,
         after=after.trace.name,
@@ -86,7 +103,16 @@ def compare(before: Analysis, after: Analysis) -> Comparison:
         ),
         ranks=_ranks(before, after),
         tensors=_tensors(before, after),
+        work=work_difference(before, after, kernels, operators),
+        kernels=kernels,
+        operators=operators,
     )
+
+
+def _rank_steps(side: Analysis) -> int:
+    """Steps of all ranks together; ranks, where there are no steps."""
+    columns = side.rank_steps
+    return max(len(columns["step"]), 1) if columns else max(len(side.trace.ranks), 1)
 
 
 def compare_steps(before: Analysis, after: Analysis) -> Difference:
@@ -112,7 +138,10 @@ def render_comparison(comparison: Comparison, width: int = 100) -> str:
     header = ["", "before", "after", "change", f"{comparison.level:.0%} interval", ""]
     times = [step, *comparison.critical_path]
     lines = [
+        *textwrap.wrap(comparison.work.sentence, width),
         head,
+        *render_changes("Kernels and copies", comparison.kernels, width),
+        *render_changes("Operators and runtime calls", comparison.operators, width),
         "",
         "A step and its critical path (mean over steady steps)",
         *render(header, [_cells(row, time_text) for row in times if _some(row)], width),

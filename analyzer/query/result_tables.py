@@ -15,8 +15,19 @@ import pyarrow as pa
 
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
 from ddltrace.analyzer.joined.analyzed import Analyzed
+from ddltrace.analyzer.joined.executions import DEVICE_KINDS, HOST_KINDS, KINDS, Executions
 from ddltrace.analyzer.joined.join import State
-from ddltrace.analyzer.model import CATEGORIES, RankRow, StepRow, TensorRow, flat_row
+from ddltrace.analyzer.measures.operation_rows import grouped
+from ddltrace.analyzer.model import (
+    CATEGORIES,
+    CopyRow,
+    LaunchRow,
+    RankRow,
+    StepRow,
+    StreamRow,
+    TensorRow,
+    flat_row,
+)
 from ddltrace.analyzer.trace.opened_trace import Trace
 from ddltrace.tracer.trace.schema import EVENTS
 
@@ -158,6 +169,59 @@ def rank_steps_table(analyzed: Analyzed) -> pa.Table:
     return pa.table(columns)
 
 
+def kernels_table(analyzed: Analyzed) -> pa.Table:
+    """One row per kernel or kind of copy, rank and step (null outside of steps)."""
+    return _operations_table(analyzed.executions, DEVICE_KINDS)
+
+
+def operators_table(analyzed: Analyzed) -> pa.Table:
+    """One row per operator or runtime call, rank and step (null outside of steps)."""
+    return _operations_table(analyzed.executions, HOST_KINDS)
+
+
+def _operations_table(found: Executions, kinds: tuple[str, ...]) -> pa.Table:
+    rows = found.of_kinds(kinds)
+    keys = [found.name[rows], found.kind[rows], found.step[rows], found.rank[rows]]
+    groups = grouped(keys, found.duration[rows])
+    first = rows[groups.first]
+    columns = {
+        "rank": pa.array(found.rank[first]),
+        "step": _known(found.step[first]),
+        "name": _coded(found.name[first], found.names),
+        "kind": _coded(found.kind[first], list(KINDS)),
+        "count": pa.array(groups.count),
+        "total_us": pa.array(groups.total / 1e3),
+        "mean_us": pa.array(groups.total / 1e3 / np.maximum(groups.count, 1)),
+        "p95_us": pa.array(groups.p95 / 1e3),
+        "min_us": pa.array(groups.low / 1e3),
+        "max_us": pa.array(groups.high / 1e3),
+    }
+    if kinds == HOST_KINDS:
+        for name, values in (
+            ("self_us", found.own),
+            ("device_us", found.device),
+            ("self_device_us", found.own_device),
+        ):
+            sums = np.bincount(groups.of_entry, values[rows], len(groups))
+            columns[name] = pa.array(sums / 1e3)
+    return pa.table(columns)
+
+
+def launches_table(analyzed: Analyzed) -> pa.Table:
+    """One row per rank with launched device work, columns as in `LaunchRow`."""
+    return _rows_table(analyzed.analysis.launches, LaunchRow)
+
+
+def streams_table(analyzed: Analyzed) -> pa.Table:
+    """One row per rank and stream, columns as in `StreamRow`."""
+    return _rows_table(analyzed.analysis.streams, StreamRow)
+
+
+def copies_table(analyzed: Analyzed) -> pa.Table:
+    """One row per rank and direction of copies, columns as in `CopyRow`."""
+    return _rows_table(analyzed.analysis.copies, CopyRow)
+
+
 OF_ANALYSIS: Final[dict[str, Callable[[Analyzed], pa.Table]]] = {
     "messages": messages_table,
     "collectives": collectives_table,
@@ -166,6 +230,11 @@ OF_ANALYSIS: Final[dict[str, Callable[[Analyzed], pa.Table]]] = {
     "ranks": ranks_table,
     "rank_steps": rank_steps_table,
     "critical_path": path_table,
+    "kernels": kernels_table,
+    "operators": operators_table,
+    "launches": launches_table,
+    "streams": streams_table,
+    "copies": copies_table,
 }
 """Name -> what makes the table of an analysis."""
 

@@ -107,7 +107,10 @@ def _rows(connection: Any, sql: str, limits: QueryLimits) -> pa.Table:
     watcher.start()
     batches, size = [], 0
     try:
-        reader = connection.sql(sql).fetch_record_batch(_BATCH_ROWS)
+        result = connection.sql(sql)
+        # The name before DuckDB 2.0 is the second one.
+        read = getattr(result, "to_arrow_reader", None) or result.fetch_record_batch
+        reader = read(_BATCH_ROWS)
         for batch in reader:
             batches.append(batch)
             size += batch.nbytes

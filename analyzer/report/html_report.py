@@ -117,6 +117,7 @@ def render(analyzed: Analyzed, trace: Trace, sources: Sequence[Path] | None = No
     ).render(
         **page_parts(data),
         figures=drawn,
+        analysis=analysis,
         trace=analysis.trace,
         state=state_text(analysis.trace),
         notes=notes_of(analysis),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from typing import Final
 
-from ddltrace.analyzer.formatting.text_table import render
+from ddltrace.analyzer.formatting.text_table import render, shorten
 from ddltrace.analyzer.formatting.units import (
     NOT_KNOWN,
     bandwidth_text,
@@ -35,6 +35,7 @@ _MAX_RANKS: Final = 16
 _MAX_ROWS: Final = 8
 _MAX_SLOW: Final = 5
 _MAX_PIPELINES: Final = 4
+_NAME: Final = 30
 _LEAST_CAUSE: Final = 0.01
 
 
@@ -56,6 +57,11 @@ def render_report(analysis: Analysis) -> str:
         _stragglers(analysis),
         _root_causes(analysis),
         _tensors(analysis),
+        _kernels(analysis),
+        _operators(analysis),
+        _launches(analysis),
+        _streams(analysis),
+        _copies(analysis),
         _findings(analysis),
         _clock(analysis),
     ]
@@ -337,6 +343,11 @@ def _longest(bubbles: tuple[float, ...]) -> str:
     return f"{time_text(bubbles[number])}, number {number}"
 
 
+def _start_of(name: str) -> str:
+    """The begin of a kernel's name: what follows are the types of its arguments."""
+    return shorten(printable(name).removeprefix("void "), _NAME, "start")
+
+
 def _late_in(row: StragglerRow, steps: int) -> str:
     if not row.late_steps:
         return NOT_KNOWN
@@ -426,6 +437,118 @@ def _tensors(analysis: Analysis) -> list[str]:
     if without:
         lines.append(f"  {without} parameters' gradients are in no message of these steps")
     return lines + _more(len(analysis.tensors), _MAX_ROWS)
+
+
+def _kernels(analysis: Analysis) -> list[str]:
+    if not analysis.kernels:
+        return []
+    cells = [
+        [
+            _start_of(row.name),
+            row.kind,
+            f"{row.count:,}",
+            time_text(row.total_us),
+            time_text(row.mean_us),
+            time_text(row.p95_us),
+            time_text(row.per_step_us),
+            share_text(row.share),
+        ]
+        for row in analysis.kernels[:_MAX_ROWS]
+    ]
+    header = ["kernel", "kind", "count", "total", "mean", "p95", "a step", "share"]
+    lines = ["Kernels and copies (all ranks; a step: of one rank, mean)"]
+    return lines + render(header, cells, WIDTH) + _more(len(analysis.kernels), _MAX_ROWS)
+
+
+def _operators(analysis: Analysis) -> list[str]:
+    if not analysis.operators:
+        return []
+    cells = [
+        [
+            _start_of(row.name),
+            f"{row.count:,}",
+            time_text(row.self_us),
+            time_text(row.total_us),
+            time_text(row.mean_us),
+            time_text(row.p95_us),
+            time_text(row.per_step_us),
+            time_text(row.self_device_us),
+        ]
+        for row in analysis.operators[:_MAX_ROWS]
+    ]
+    header = ["operator", "count", "self", "total", "mean", "p95", "a step", "launched work"]
+    lines = ["Operators and runtime calls by self time (all ranks)"]
+    return lines + render(header, cells, WIDTH) + _more(len(analysis.operators), _MAX_ROWS)
+
+
+def _launches(analysis: Analysis) -> list[str]:
+    if not analysis.launches:
+        return []
+    cells = [
+        [
+            str(row.rank),
+            f"{row.launches:,}",
+            f"{row.short_kernels:,}",
+            f"{row.slow_calls:,}",
+            f"{row.long_delays:,}",
+            time_text(row.call_us),
+            time_text(row.delay_us),
+            time_text(row.delay_us_p95),
+        ]
+        for row in analysis.launches[:_MAX_RANKS]
+    ]
+    header = [
+        "rank", "launches", "short", "call > 50 µs", "delay > 100 µs", "mean call", "mean delay",
+        "p95 delay",
+    ]  # fmt: skip
+    lines = [
+        "Launches of device work (short: it ran shorter than its call)",
+        *render(header, cells, WIDTH),
+    ]
+    return lines + _more(len(analysis.launches), _MAX_RANKS)
+
+
+def _streams(analysis: Analysis) -> list[str]:
+    if not analysis.streams:
+        return []
+    rows = sorted(analysis.streams, key=lambda row: -row.works)[:_MAX_ROWS]
+    cells = [
+        [
+            f"rank {row.rank}, {row.stream}",
+            f"{row.works:,}",
+            time_text(row.busy_us),
+            time_text(row.host_wait_us),
+            time_text(row.kernel_wait_us),
+            time_text(row.other_us),
+            NOT_KNOWN if row.queue_mean is None else f"{row.queue_mean:.1f}",
+            NOT_KNOWN if row.queue_max is None else str(row.queue_max),
+        ]
+        for row in rows
+    ]
+    header = [
+        "stream", "works", "busy", "host wait", "kernel wait", "other", "mean queue", "longest",
+    ]  # fmt: skip
+    lines = ["Idle time of streams and their queues, by the definitions of HTA"]
+    return lines + render(header, cells, WIDTH) + _more(len(analysis.streams), _MAX_ROWS)
+
+
+def _copies(analysis: Analysis) -> list[str]:
+    if not analysis.copies:
+        return []
+    rows = sorted(analysis.copies, key=lambda row: -row.total_us)[:_MAX_ROWS]
+    cells = [
+        [
+            f"rank {row.rank}, {row.direction}",
+            f"{row.count:,}",
+            bytes_text(row.bytes),
+            time_text(row.total_us),
+            bandwidth_text(row.gbps),
+            bandwidth_text(row.max_gbps),
+        ]
+        for row in rows
+    ]
+    header = ["copies", "count", "bytes", "total", "bandwidth", "highest"]
+    return ["Copies", *render(header, cells, WIDTH), *_more(len(analysis.copies), _MAX_ROWS)]
 
 
 def _findings(analysis: Analysis) -> list[str]:

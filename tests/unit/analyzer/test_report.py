@@ -182,9 +182,11 @@ def test_sql_over_every_table(build, duckdb):
     path = _training(build(2)).write()
     from ddltrace.analyzer.query.result_tables import TABLES
 
+    # This trace has no single operators; tests of imported profiles have them.
+    without = {"kernels", "operators", "launches", "streams", "copies"}
     for table in TABLES:
         result = _run(query, path, f"SELECT count(*) AS n FROM {table}", "--format", "json")
-        assert json.loads(result.stdout)[0]["n"] > 0, table
+        assert (json.loads(result.stdout)[0]["n"] > 0) == (table not in without), table
     sql = "SELECT op, count(*) AS n, sum(bytes) AS b FROM messages GROUP BY op"
     assert _run(query, path, sql, "--format", "csv").stdout == "op,n,b\nall_reduce,24,25165824\n"
     assert "all_reduce" in _run(query, path, sql).stdout

@@ -1,0 +1,215 @@
+"""Whether two traces run the same work: kernels and operators that appeared, vanished or changed.
+
+Runs and times are of one step of one rank, mean; of traces without steps, of one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ddltrace.analyzer.formatting.text_table import render, shorten
+from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable, time_text
+from ddltrace.analyzer.model import Analysis, KernelRow, OperatorRow
+
+_OTHER_COUNT: Final = 0.02
+"""Runs a step may differ by that part, as where a trace ends within a step."""
+
+_OTHER_TIME: Final = 0.25
+_LEAST_SHARE: Final = 0.005
+_MAX_ROWS: Final = 10
+_NAME_COLUMNS: Final = 36
+
+
+@dataclass(frozen=True)
+class OperationChange:
+    """One kernel or operator that is not the same in both traces.
+
+    Attributes:
+        name: Its name.
+        kind: As in `KernelRow` and `OperatorRow`.
+        verdict: ``appeared``, ``vanished``, ``count`` (other number of runs a step) or
+            ``duration`` (as many runs, whose mean duration differs by more than 25 %).
+        before_count: Runs in one step of one rank, in the first trace.
+        after_count: The same in the second.
+        before_us: Microseconds in one step of one rank, in the first trace.
+        after_us: The same in the second.
+        change_us: after - before.
+    """
+
+    name: str
+    kind: str
+    verdict: str
+    before_count: float
+    after_count: float
+    before_us: float
+    after_us: float
+    change_us: float
+
+
+@dataclass(frozen=True)
+class WorkDifference:
+    """Whether the two traces run the same work.
+
+    Attributes:
+        same: Whether no kernel and no operator appeared, vanished or changed its number of
+            runs, and copies from the host carry as much; None where one trace has none of them.
+        appeared: Kernels (operators, where no trace has kernels) of the second trace only.
+        vanished: Of the first only.
+        count_changed: Of both, with another number of runs a step.
+        duration_changed: Of both, with as many runs of another duration.
+        input_bytes_ratio: Bytes copied from host to device in a step, after / before: another
+            batch size shows here. None without such copies.
+        sentence: The same in words.
+    """
+
+    same: bool | None
+    appeared: int
+    vanished: int
+    count_changed: int
+    duration_changed: int
+    input_bytes_ratio: float | None
+    sentence: str
+
+
+Rows = Sequence[KernelRow] | Sequence[OperatorRow]
+
+
+def operation_changes(
+    before: Rows, after: Rows, parts: tuple[int, int]
+) -> tuple[OperationChange, ...]:
+    """The operations that differ, the largest change of time first.
+
+    Args:
+        before: Kernels or operators of the first trace.
+        after: The same of the second.
+        parts: Steps of all ranks in each trace; ranks, where there are no steps.
+    """
+    sides = [{(row.name, row.kind): row for row in rows} for rows in (before, after)]
+    whole = sum(row.total_us / part for side, part in zip(sides, parts, strict=True)
+                for row in side.values()) / 2  # fmt: skip
+    changes = []
+    for key in sides[0].keys() | sides[1].keys():
+        rows = [side.get(key) for side in sides]
+        counts = [row.count / part if row else 0.0 for row, part in zip(rows, parts, strict=True)]
+        times = [row.total_us / part if row else 0.0 for row, part in zip(rows, parts, strict=True)]
+        verdict = _verdict(counts, times, whole)
+        if verdict is not None:
+            change = OperationChange(
+                name=key[0],
+                kind=key[1],
+                verdict=verdict,
+                before_count=counts[0],
+                after_count=counts[1],
+                before_us=times[0],
+                after_us=times[1],
+                change_us=times[1] - times[0],
+            )
+            changes.append(change)
+    return tuple(sorted(changes, key=lambda row: (-abs(row.change_us), row.name)))
+
+
+def _verdict(counts: list[float], times: list[float], whole: float) -> str | None:
+    if not counts[0]:
+        return "appeared"
+    if not counts[1]:
+        return "vanished"
+    if abs(counts[1] - counts[0]) > _OTHER_COUNT * max(counts):
+        return "count"
+    means = times[0] / counts[0], times[1] / counts[1]
+    differs = abs(means[1] - means[0]) > _OTHER_TIME * max(*means, 1e-9)
+    return "duration" if differs and max(times) > _LEAST_SHARE * whole else None
+
+
+def work_difference(
+    before: Analysis, after: Analysis, kernels: Sequence[OperationChange],
+    operators: Sequence[OperationChange],
+) -> WorkDifference:  # fmt: skip
+    """Judges whether two traces run the same work, by kernels where both have them."""
+    by_kernels = bool(before.kernels and after.kernels)
+    known = by_kernels or bool(before.operators and after.operators)
+    changes = [
+        row
+        for row in (kernels if by_kernels else operators)
+        # Runtime calls poll, and the time of a message is that of the slowest rank.
+        if row.kind != "runtime" and (row.kind != "communication" or row.verdict != "duration")
+    ]
+    counts = {
+        verdict: sum(row.verdict == verdict for row in changes)
+        for verdict in ("appeared", "vanished", "count", "duration")
+    }
+    sizes = [_input_bytes(side) for side in (before, after)]
+    ratio = sizes[1] / sizes[0] if sizes[0] and sizes[1] else None
+    other_input = ratio is not None and abs(ratio - 1) > _OTHER_COUNT
+    same = not (counts["appeared"] or counts["vanished"] or counts["count"] or other_input)
+    what = "kernels" if by_kernels else "operators"
+    return WorkDifference(
+        same=same if known else None,
+        appeared=counts["appeared"],
+        vanished=counts["vanished"],
+        count_changed=counts["count"],
+        duration_changed=counts["duration"],
+        input_bytes_ratio=ratio,
+        sentence=_sentence(counts, what, ratio if other_input else None, same) if known else "",
+    )
+
+
+def _sentence(counts: dict[str, int], what: str, ratio: float | None, same: bool) -> str:
+    if same and not counts["duration"]:
+        return f"Both traces run the same {what}."
+    parts = [
+        f"{counts[verdict]} {text}"
+        for verdict, text in (
+            ("appeared", "appeared"),
+            ("vanished", "vanished"),
+            ("count", "run a different number of times"),
+            ("duration", "take a different time each"),
+        )
+        if counts[verdict]
+    ]
+    text = f"of their {what}, {', '.join(parts)}" if parts else f"their {what} are the same"
+    if ratio is not None:
+        text += (
+            f"; a step copies {ratio:.2f} times as many bytes from the host to the device, "
+            "as with another batch size"
+        )
+    if same:
+        return f"Both traces run the same {what}: {text}."
+    return f"The traces do not run the same work, so their times do not compare: {text}."
+
+
+def _input_bytes(side: Analysis) -> float:
+    steps = max(side.trace.steps, 1)
+    return sum(row.bytes for row in side.copies if "HtoD" in row.direction) / steps
+
+
+def render_changes(title: str, changes: Sequence[OperationChange], width: int) -> list[str]:
+    """The largest changes as a table; nothing if there are none."""
+    if not changes:
+        return []
+    cells = [
+        [
+            shorten(printable(row.name), _NAME_COLUMNS, "start"),
+            row.verdict,
+            _count_text(row.before_count),
+            _count_text(row.after_count),
+            time_text(row.before_us) if row.before_count else NOT_KNOWN,
+            time_text(row.after_us) if row.after_count else NOT_KNOWN,
+            ("+" if row.change_us > 0 else "") + time_text(row.change_us),
+        ]
+        for row in changes[:_MAX_ROWS]
+    ]
+    header = ["", "", "runs before", "after", "before", "after", "change"]
+    more = len(changes) - _MAX_ROWS
+    tail = [f"  {more} more in --json"] if more > 0 else []
+    return [
+        "",
+        f"{title} (of one step and rank; largest changes)",
+        *render(header, cells, width),
+        *tail,
+    ]
+
+
+def _count_text(count: float) -> str:
+    return f"{count:.1f}".removesuffix(".0")

@@ -1,0 +1,180 @@
+"""Every run of a kernel, a copy or an operator, as columns over all ranks.
+
+*Self* time of an operator is its time without the operators and runtime calls in it, on its
+thread; *device* time is that of the kernels and copies that were launched in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ddltrace.analyzer.events.event_columns import KIND, NULL, NULL_NS, Columns, IntArray
+from ddltrace.analyzer.events.launches import (
+    is_python_call,
+    is_runtime_call,
+    launches_of,
+    named,
+)
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace.opened_trace import Trace
+
+DEVICE_KINDS: Final = ("compute", "communication", "copy")
+HOST_KINDS: Final = ("operator", "runtime")
+KINDS: Final = (*DEVICE_KINDS, *HOST_KINDS)
+_STREAM: Final = "stream-"
+_MAX_DEPTH: Final = 1 << 10
+
+
+@dataclass(frozen=True)
+class Executions:
+    """One entry per run of an operation.
+
+    Attributes:
+        names: The names that occur.
+        name: Index into `names`.
+        kind: Index into `KINDS`.
+        rank: Global rank.
+        step: Number of the step; -1 outside of steps.
+        duration: Nanoseconds.
+        own: Of operators and calls: without what runs in them, nanoseconds.
+        device: Of operators and calls: the device work launched in them, nanoseconds.
+        own_device: The same without what was launched by an operator in them.
+    """
+
+    names: list[str]
+    name: IntArray
+    kind: IntArray
+    rank: IntArray
+    step: IntArray
+    duration: IntArray
+    own: IntArray
+    device: IntArray
+    own_device: IntArray
+
+    def of_kinds(self, kinds: tuple[str, ...]) -> IntArray:
+        """Entries of some kinds."""
+        return np.flatnonzero(np.isin(self.kind, [KINDS.index(kind) for kind in kinds]))
+
+
+_COLUMNS: Final = ("name", "kind", "rank", "step", "duration", "own", "device", "own_device")
+
+
+def find_executions(trace: Trace, steps: IntArray | None = None) -> Executions:
+    """Collects the operations of all ranks.
+
+    Args:
+        trace: The trace; only traces with single operators (level ``op``) have any.
+        steps: Numbers of the steps wanted; by default everything.
+    """
+    names: dict[str, int] = {}
+    parts: dict[str, list[IntArray]] = {column: [] for column in _COLUMNS}
+    for rank in trace.ranks if trace.run.level == "op" else ():
+        for table in trace.event_tables(rank):
+            columns = Columns(table)
+            found = _of_rank(columns)
+            rows = found.pop("row")
+            codes = [names.setdefault(name, len(names)) for name in columns.names]
+            found["name"] = np.array([*codes, NULL], dtype=np.int64)[columns.name[rows]]
+            found["rank"] = np.full(len(rows), rank)
+            found["step"] = columns.step[rows]
+            kept = found["name"] != NULL
+            if steps is not None:
+                kept &= np.isin(found["step"], steps)
+            for column, values in found.items():
+                parts[column].append(values[kept].astype(np.int64))
+    joined = {
+        column: np.concatenate(values) if values else np.empty(0, dtype=np.int64)
+        for column, values in parts.items()
+    }
+    return Executions(list(names), **joined)
+
+
+def device_rows(columns: Columns) -> IntArray:
+    """Rows of kernels, copies and communication kernels that have ended."""
+    on_stream = np.array([*(lane.startswith(_STREAM) for lane in columns.lanes), False])
+    message = (columns.kind == KIND["message"]) & on_stream[columns.lane]
+    work = message | np.isin(columns.kind, [KIND["kernel"], KIND["copy"]])
+    return np.flatnonzero(work & (columns.end != NULL_NS))
+
+
+def _of_rank(columns: Columns) -> dict[str, IntArray]:
+    work = device_rows(columns)
+    kind = columns.kind[work]
+    work_kind = np.where(kind == KIND["copy"], 2, np.where(kind == KIND["message"], 1, 0))
+    called = named(columns, is_runtime_call)
+    host = (columns.kind == KIND["host"]) & ~named(columns, is_python_call)
+    host &= np.array([*("stream-" not in lane for lane in columns.lanes), True])[columns.lane]
+    calls = np.flatnonzero(host & (columns.end != NULL_NS))
+    duration = columns.end - columns.start
+    parents, depth = _nesting(columns, calls)
+    nested = parents != NULL
+    own = duration[calls].copy()
+    np.subtract.at(own, parents[nested], duration[calls[nested]])
+    launched = np.zeros(len(columns), dtype=np.int64)
+    launch = launches_of(columns)[work]
+    np.add.at(launched, launch[launch != NULL], duration[work[launch != NULL]])
+    of_calls = launched[calls]
+    device = _with_inner(of_calls, parents, depth)
+    # An operator's own device work is that of the runtime calls directly in it.
+    own_device = of_calls.copy()
+    direct = nested & called[calls]
+    np.add.at(own_device, parents[direct], of_calls[direct])
+    none = np.zeros(len(work), dtype=np.int64)
+    return {
+        "row": np.concatenate([work, calls]),
+        "kind": np.concatenate([work_kind, np.where(called[calls], 4, 3)]),
+        "duration": np.concatenate([duration[work], duration[calls]]),
+        "own": np.concatenate([duration[work], np.maximum(own, 0)]),
+        "device": np.concatenate([none, device]),
+        "own_device": np.concatenate([none, own_device]),
+    }
+
+
+def _with_inner(values: IntArray, parents: IntArray, depth: IntArray) -> IntArray:
+    """Each entry's value with those of all entries in it, the deepest first."""
+    total: IntArray = np.array(values)
+    by_depth = np.argsort(depth, kind="stable")
+    borders = np.searchsorted(depth[by_depth], np.arange(int(depth.max(initial=0)) + 2))
+    for level in range(len(borders) - 2, 0, -1):
+        inner = by_depth[borders[level] : borders[level + 1]]
+        inner = inner[parents[inner] != NULL]
+        np.add.at(total, parents[inner], total[inner])
+    return total
+
+
+def _nesting(columns: Columns, rows: IntArray) -> tuple[IntArray, IntArray]:
+    """Of some intervals the place of the one right around each in its lane, and the depth.
+
+    Intervals of a lane nest, so an interval is as deep as those before it in its lane that have
+    not ended; the one around it is the last before it that is one less deep.
+
+    Returns:
+        The places, -1 for none; and how many intervals are around each, at most `_MAX_DEPTH`.
+    """
+    lane, start, end = columns.lane[rows].astype(np.int64), columns.start[rows], columns.end[rows]
+    order = np.lexsort((-end, start, lane))
+    lane, start, end = lane[order], start[order], end[order]
+    first = np.searchsorted(lane, lane, side="left")
+    depth = np.zeros(len(rows), dtype=np.int64)
+    for begin in np.unique(first).tolist():
+        until = int(np.searchsorted(lane, lane[begin], side="right"))
+        ended = np.searchsorted(np.sort(end[begin:until]), start[begin:until], side="right")
+        depth[begin:until] = np.maximum(np.arange(until - begin) - ended, 0)
+    depth = np.minimum(depth, _MAX_DEPTH)
+    parent = np.full(len(rows), NULL, dtype=np.int64)
+    by_depth = np.argsort(depth, kind="stable")
+    borders = np.searchsorted(depth[by_depth], np.arange(int(depth.max(initial=0)) + 2))
+    for level in range(1, len(borders) - 1):
+        outer = by_depth[borders[level - 1] : borders[level]]
+        inner = by_depth[borders[level] : borders[level + 1]]
+        place = np.searchsorted(outer, inner) - 1
+        around = outer[np.maximum(place, 0)] if len(outer) else np.zeros(len(inner), np.int64)
+        holds = (place >= 0) & (lane[around] == lane[inner]) & (end[around] >= end[inner])
+        parent[order[inner[holds]]] = order[around[holds]]
+    unsorted = np.empty_like(depth)
+    unsorted[order] = depth
+    return parent, unsorted

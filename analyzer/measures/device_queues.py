@@ -1,0 +1,144 @@
+"""Launches, queues, gaps and copies of each rank's device, as Holistic Trace Analysis has them.
+
+Checked against its release 0.5.0: ``get_cuda_kernel_launch_stats``, ``get_queue_length_summary``,
+``get_idle_time_breakdown`` and ``get_memory_bw_summary``. The last one reads bandwidths that Kineto
+computed from durations in nanoseconds; ours are bytes over the duration in the file.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from ddltrace.analyzer.events.event_columns import KIND, NULL, Columns, IntArray
+from ddltrace.analyzer.events.launches import launches_of
+from ddltrace.analyzer.joined.executions import device_rows
+from ddltrace.analyzer.model import CopyRow, LaunchRow, StreamRow
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace.opened_trace import Trace
+
+_SLOW_CALL_NS: Final = 50_000
+_LONG_DELAY_NS: Final = 100_000
+_KERNEL_WAIT_NS: Final = 30_000
+_DIRECTION_LETTERS: Final = len("Memcpy HtoD")
+
+
+class DeviceQueues(NamedTuple):
+    """The rows of all ranks."""
+
+    launches: tuple[LaunchRow, ...]
+    streams: tuple[StreamRow, ...]
+    copies: tuple[CopyRow, ...]
+
+
+def device_queues(trace: Trace, steps: IntArray | None = None) -> DeviceQueues:
+    """Measures launches, queues, gaps and copies of every rank with device work.
+
+    Args:
+        trace: The trace. Of a trace too long to be held, nothing is measured: gaps and queues
+            need all events of a stream at once.
+        steps: Numbers of the steps wanted; by default everything.
+    """
+    launches: list[LaunchRow] = []
+    streams: list[StreamRow] = []
+    copies: list[CopyRow] = []
+    whole = trace.run.level == "op" and trace.portion is None
+    for rank in trace.ranks if whole else ():
+        columns = trace.columns(rank)
+        work = device_rows(columns)
+        if steps is not None:
+            work = work[np.isin(columns.step[work], steps)]
+        if not len(work):
+            continue
+        call = launches_of(columns)[work]
+        launched = call != NULL
+        if launched.any():
+            launches.append(_launch_row(rank, columns, work[launched], call[launched]))
+        lane = columns.lane[work]
+        for code in np.unique(lane).tolist():
+            mine = lane == code
+            name = columns.lanes[code] if code >= 0 else ""
+            streams.append(_stream_row(rank, name, columns, work[mine], call[mine]))
+        copies += _copy_rows(rank, columns, work[columns.kind[work] == KIND["copy"]])
+    return DeviceQueues(tuple(launches), tuple(streams), tuple(copies))
+
+
+def _launch_row(rank: int, columns: Columns, work: IntArray, call: IntArray) -> LaunchRow:
+    host = columns.end[call] - columns.start[call]
+    device = columns.end[work] - columns.start[work]
+    delay = np.maximum(columns.start[work] - columns.end[call], 0)
+    call_p95 = float(np.percentile(host, 95)) / 1e3
+    p50, p95 = (np.percentile(delay, [50, 95]) / 1e3).tolist()
+    return LaunchRow(
+        rank=rank,
+        launches=len(work),
+        short_kernels=int(((host <= _SLOW_CALL_NS) & (device < host)).sum()),
+        slow_calls=int((host > _SLOW_CALL_NS).sum()),
+        long_delays=int((delay > _LONG_DELAY_NS).sum()),
+        call_us=float(host.mean()) / 1e3,
+        call_us_p95=call_p95,
+        delay_us=float(delay.mean()) / 1e3,
+        delay_us_p50=p50,
+        delay_us_p95=p95,
+    )
+
+
+def _stream_row(
+    rank: int, stream: str, columns: Columns, work: IntArray, call: IntArray
+) -> StreamRow:
+    order = np.argsort(columns.start[work], kind="stable")
+    work, call = work[order], call[order]
+    start, end = columns.start[work], columns.end[work]
+    gap, former_end = start[1:] - end[:-1], end[:-1]
+    launched = call[1:] != NULL
+    host = launched & (columns.start[call[1:]] > former_end)
+    kernel = ~host & (gap < _KERNEL_WAIT_NS)
+    known = call != NULL
+    times = np.concatenate([columns.start[call[known]], start[known]])
+    change = np.repeat([1, -1], int(known.sum()))
+    # Of changes at one time those that shorten the queue come first.
+    queue = np.cumsum(change[np.lexsort((change, times))])
+    return StreamRow(
+        rank=rank,
+        stream=stream,
+        works=len(work),
+        busy_us=float((end - start).sum()) / 1e3,
+        host_wait_us=float(gap[host].sum()) / 1e3,
+        kernel_wait_us=float(gap[kernel].sum()) / 1e3,
+        other_us=float(gap[~host & ~kernel].sum()) / 1e3,
+        queue_mean=float(queue.mean()) if len(queue) else None,
+        queue_max=int(queue.max()) if len(queue) else None,
+    )
+
+
+def _copy_rows(rank: int, columns: Columns, work: IntArray) -> list[CopyRow]:
+    names = [_direction(name) for name in columns.names]
+    rows = []
+    for direction in sorted({names[code] for code in np.unique(columns.name[work]).tolist()}):
+        mine = work[np.array([names[code] == direction for code in columns.name[work].tolist()])]
+        size = columns.ints("bytes")[mine]
+        duration = columns.end[mine] - columns.start[mine]
+        told = (size >= 0) & (duration > 0)
+        bits = 8 * size[told]
+        each = bits / duration[told]
+        rows.append(
+            CopyRow(
+                rank=rank,
+                direction=direction,
+                count=len(mine),
+                bytes=int(size[size >= 0].sum()),
+                total_us=float(duration.sum()) / 1e3,
+                gbps=float(bits.sum() / duration[told].sum()) if told.any() else None,
+                mean_gbps=float(each.mean()) if told.any() else None,
+                max_gbps=float(each.max()) if told.any() else None,
+            )
+        )
+    return rows
+
+
+def _direction(name: str) -> str:
+    if name.startswith("Memset"):
+        return "Memset"
+    return name[:_DIRECTION_LETTERS] if name.startswith("Memcpy") else "other"

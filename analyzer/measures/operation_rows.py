@@ -1,0 +1,158 @@
+"""Tables of kernels and operators: how often each ran, how long, on which rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ddltrace.analyzer.events.event_columns import IntArray
+from ddltrace.analyzer.joined.executions import DEVICE_KINDS, HOST_KINDS, KINDS, Executions
+from ddltrace.analyzer.model import KernelRow, OperationOfRank, OperatorRow
+
+Floats = npt.NDArray[np.float64]
+_P95: Final = 0.95
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Durations summarized by equal keys, ascending by key.
+
+    Attributes:
+        first: For each group one of its entries.
+        of_entry: For each entry its group.
+        count: Entries.
+        total: Sum of the durations, ns.
+        p95: 95th percentile, ns, between two durations linearly.
+        low: Shortest, ns.
+        high: Longest, ns.
+    """
+
+    first: IntArray
+    of_entry: IntArray
+    count: IntArray
+    total: IntArray
+    p95: Floats
+    low: IntArray
+    high: IntArray
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+def grouped(keys: Sequence[IntArray], duration: IntArray) -> Groups:
+    """Summarizes durations by equal keys; the last key is the first to be sorted by."""
+    order = np.lexsort((duration, *keys))
+    differs = np.zeros(len(order), dtype=bool)
+    differs[:1] = True
+    for key in keys:
+        differs[1:] |= key[order][1:] != key[order][:-1]
+    begin = np.flatnonzero(differs)
+    count = np.diff(np.append(begin, len(order)))
+    ordered = duration[order]
+    of_entry = np.empty(len(order), dtype=np.int64)
+    of_entry[order] = np.cumsum(differs) - 1
+    place = begin + _P95 * (count - 1)
+    below = np.floor(place).astype(np.int64)
+    above = np.minimum(below + 1, begin + count - 1)
+    p95 = ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    total = np.add.reduceat(ordered, begin) if len(begin) else begin
+    last = begin + count - 1
+    return Groups(order[begin], of_entry, count, total, p95, ordered[begin], ordered[last])
+
+
+def kernel_rows(found: Executions, rank_steps: int) -> tuple[KernelRow, ...]:
+    """One row per kernel, communication kernel or kind of copy, the longest total first.
+
+    Args:
+        found: All operations.
+        rank_steps: Steps of all ranks together; 0 if there are none.
+    """
+    rows = found.of_kinds(DEVICE_KINDS)
+    by_name = grouped([found.name[rows], found.kind[rows]], found.duration[rows])
+    whole = max(int(by_name.total.sum()), 1)
+    in_steps = _in_steps(found, rows, by_name, rank_steps)
+    of_ranks = _of_ranks(found, rows, by_name)
+    return tuple(
+        KernelRow(
+            name=found.names[int(found.name[rows[by_name.first[group]]])],
+            kind=KINDS[int(found.kind[rows[by_name.first[group]]])],
+            count=int(by_name.count[group]),
+            total_us=float(by_name.total[group]) / 1e3,
+            mean_us=float(by_name.total[group] / by_name.count[group]) / 1e3,
+            p95_us=float(by_name.p95[group]) / 1e3,
+            min_us=float(by_name.low[group]) / 1e3,
+            max_us=float(by_name.high[group]) / 1e3,
+            share=float(by_name.total[group]) / whole,
+            per_step_us=in_steps[group],
+            ranks=of_ranks[group],
+        )
+        for group in np.argsort(-by_name.total, kind="stable").tolist()
+    )
+
+
+def operator_rows(found: Executions, rank_steps: int) -> tuple[OperatorRow, ...]:
+    """One row per operator or runtime call, the longest self time first.
+
+    Args:
+        found: All operations.
+        rank_steps: Steps of all ranks together; 0 if there are none.
+    """
+    rows = found.of_kinds(HOST_KINDS)
+    by_name = grouped([found.name[rows], found.kind[rows]], found.duration[rows])
+
+    def sums(values: IntArray) -> Floats:
+        return np.bincount(by_name.of_entry, values[rows], len(by_name)) / 1e3
+
+    own, device, own_device = map(sums, (found.own, found.device, found.own_device))
+    in_steps = _in_steps(found, rows, by_name, rank_steps)
+    of_ranks = _of_ranks(found, rows, by_name)
+    return tuple(
+        OperatorRow(
+            name=found.names[int(found.name[rows[by_name.first[group]]])],
+            kind=KINDS[int(found.kind[rows[by_name.first[group]]])],
+            count=int(by_name.count[group]),
+            total_us=float(by_name.total[group]) / 1e3,
+            self_us=float(own[group]),
+            mean_us=float(by_name.total[group] / by_name.count[group]) / 1e3,
+            p95_us=float(by_name.p95[group]) / 1e3,
+            device_us=float(device[group]),
+            self_device_us=float(own_device[group]),
+            per_step_us=in_steps[group],
+            ranks=of_ranks[group],
+        )
+        for group in np.argsort(-own, kind="stable").tolist()
+    )
+
+
+def _in_steps(
+    found: Executions, rows: IntArray, by_name: Groups, rank_steps: int
+) -> list[float | None]:
+    """Of each group the microseconds in one step of one rank."""
+    if not rank_steps:
+        return [None] * len(by_name)
+    inside = found.step[rows] >= 0
+    sums = np.bincount(by_name.of_entry[inside], found.duration[rows][inside], len(by_name))
+    values: list[float | None] = (sums / 1e3 / rank_steps).tolist()
+    return values
+
+
+def _of_ranks(
+    found: Executions, rows: IntArray, by_name: Groups
+) -> list[tuple[OperationOfRank, ...]]:
+    parts = grouped([found.rank[rows], by_name.of_entry], found.duration[rows])
+    lists: list[list[OperationOfRank]] = [[] for _ in range(len(by_name))]
+    for part, entry in enumerate(parts.first.tolist()):
+        lists[by_name.of_entry[entry]].append(
+            OperationOfRank(
+                rank=int(found.rank[rows[entry]]),
+                count=int(parts.count[part]),
+                total_us=float(parts.total[part]) / 1e3,
+                mean_us=float(parts.total[part] / parts.count[part]) / 1e3,
+                p95_us=float(parts.p95[part]) / 1e3,
+            )
+        )
+    return [tuple(rows) for rows in lists]
