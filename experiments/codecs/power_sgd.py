@@ -23,16 +23,20 @@ class PowerSgd(CodecDescription):
 
     Attributes:
         rank: Columns of the two factors.
+        start: Steps in which gradients are averaged as they are first.
         min_compression: Smallest ratio for which a tensor is compressed, as in PyTorch's hook.
     """
 
     whole_tensors: ClassVar[bool] = True
     rank: int = 1
+    start: int = 0
     min_compression: float = 2.0
 
     def __post_init__(self) -> None:
         if self.rank < 1:
             raise ValueError("rank must be at least 1")
+        if self.start < 0:
+            raise ValueError("start must be a number of steps")
         if not 0 < self.min_compression < math.inf:
             raise ValueError("min_compression must be a positive number")
 

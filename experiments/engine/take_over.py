@@ -85,6 +85,7 @@ class TakenOver:
             self.exchange,
             policy,
             create_optimizer_rule(strategy),
+            takes_momentum=getattr(strategy.codec, "takes_momentum", False),
         )
         # The reducer's hooks go with the reducer: nothing of it may stay behind.
         ddp.reducer._remove_autograd_hooks()

@@ -36,6 +36,8 @@ class UpdateControl:
         exchange: ModelExchange,
         policy: StepPolicy,
         rule: OptimizerRule | None,
+        *,
+        takes_momentum: bool = False,
     ) -> None:
         self.steps = 0
         self._spec = spec
@@ -44,6 +46,7 @@ class UpdateControl:
         self._exchange = exchange
         self._policy = policy
         self._rule = rule
+        self._takes_momentum = takes_momentum
         self._deferred: weakref.WeakKeyDictionary[Optimizer, DeferredUpdate] = (
             weakref.WeakKeyDictionary()
         )
@@ -62,6 +65,7 @@ class UpdateControl:
         return (
             self._exchange.waits_by_layer
             or self._rule is not None
+            or self._takes_momentum
             or not isinstance(self._policy, EveryStep)
         )
 
@@ -73,6 +77,8 @@ class UpdateControl:
             self._seen.add(optimizer)
             self._check(optimizer)
             optimizer.register_state_dict_pre_hook(lambda _: self.settle())
+        if self._takes_momentum:
+            self._take_momentum(optimizer)
         if not self._policy.before_update(optimizer):
             self._hide(optimizer)
             return
@@ -110,6 +116,17 @@ class UpdateControl:
                 if gradient is not None and id(parameter) in self._own:
                     self._hidden.append((parameter, gradient))
                     set_gradient(parameter, None)
+
+    def _take_momentum(self, optimizer: Optimizer) -> None:
+        """Leaves momentum to the codec: with the optimizer's own it would work twice."""
+        for group in optimizer.param_groups:
+            if "momentum" not in group:
+                refuse(
+                    self._spec,
+                    "its codec takes the place of SGD's momentum, and the job uses "
+                    f"{type(optimizer).__name__}; use torch.optim.SGD",
+                )
+            group["momentum"] = 0.0
 
     def _check(self, optimizer: Optimizer) -> None:
         """Refuses optimizers whose step cannot be taken apart or replaced."""

@@ -25,7 +25,14 @@ class Preset:
     summary: str
 
 
-PRESETS: Final[tuple[Preset, ...]] = ()
+PRESETS: Final = (
+    Preset(
+        "sparseloco",
+        "diloco:period=30,outer_lr=1,outer_momentum=0+topk:density=0.02+feedback:decay=0.95",
+        "SparseLoCo, arXiv 2508.15706",
+        "local AdamW steps, then the largest 2 % of the outer gradient, with error feedback",
+    ),
+)
 
 
 def preset(name: str) -> Preset | None:

@@ -51,6 +51,7 @@ class LowRankForm(Form):
         """
         self._codec = codec
         self._feedback = feedback
+        self._steps: dict[Hashable, int] = {}
         self._group, self._second_group = group, second_group
 
     def start(self, parts: Sequence[Part], payload: torch.Tensor) -> Handle:
@@ -65,6 +66,9 @@ class LowRankForm(Form):
             for part in parts:
                 stop = at + part.tensor.numel()
                 factors = description.factors(part.tensor.shape)
+                step = self._steps[part.key] = self._steps.get(part.key, 0) + 1
+                if step <= description.start:
+                    factors = None
                 if factors is None:
                     plain.append((at, stop))
                 else:

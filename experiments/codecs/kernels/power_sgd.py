@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+import numpy as np
 import torch
 
 from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, as_bytes, view_as
@@ -20,7 +21,9 @@ class PowerSgdCodec(Codec):
     def __init__(self, description: PowerSgd, *, seed: int) -> None:
         super().__init__(description)
         self._parameters = description
-        self._generator = torch.Generator().manual_seed(seed)
+        # The numbers that PyTorch's PowerSGDState draws for its first bucket.
+        drawn = int(np.random.RandomState(seed).randint(1_000_000_000))
+        self._generator = torch.Generator().manual_seed(drawn)
         self.factors: dict[Hashable, torch.Tensor] = {}
 
     def payload_bytes(

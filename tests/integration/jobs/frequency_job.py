@@ -12,7 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import (
+    default_hooks,
+    post_localSGD_hook,
+    powerSGD_hook,
+)
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
 
@@ -107,17 +111,38 @@ def pytorchs_post_local(start: int, period: int) -> torch.Tensor:
     return flat(model)
 
 
-def local_alone(steps: int) -> list[torch.Tensor]:
-    """Parameters of a rank that never communicates, after each step."""
-    model = network()
-    optimizer = optimizer_of(model, "momentum")
-    seen = []
-    for step in range(steps):
-        optimizer.zero_grad()
-        model(batch(step, dist.get_rank())).square().mean().backward()
-        optimizer.step()
-        seen.append(flat(model))
-    return seen
+def beside_pytorchs_hooks(report: dict[str, Any]) -> None:
+    """PyTorch's compression hooks and ours train the same models to the same parameters."""
+    powersgd = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    for spec, state, hook in (
+        ("fp16", None, default_hooks.fp16_compress_hook),
+        ("powersgd:rank=2,start=2+feedback", powersgd, powerSGD_hook.powerSGD_hook),
+    ):
+        finals = []
+        for ours in (True, False):
+            torch.manual_seed(5)
+            # One matrix: PyTorch keeps PowerSGD's errors by bucket, whose order changes.
+            model = nn.Linear(30, 20, bias=False)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+            exchange = attach(model, parse(spec)) if ours else None
+            wrapped = exchange.model if exchange else DistributedDataParallel(model)
+            if exchange is None:
+                wrapped.register_comm_hook(state, hook)  # type: ignore[operator]
+            for step in range(STEPS):
+                generator = torch.Generator().manual_seed(50 * step + dist.get_rank())
+                optimizer.zero_grad()
+                wrapped(torch.randn(6, 30, generator=generator)).square().mean().backward()
+                optimizer.step()
+            finals.append(flat(model))
+            if exchange is not None:
+                exchange.close()
+        report["distance"][f"{spec} = PyTorch's hook"] = distance(*finals)
+
+
+def dgc_momentum(report: dict[str, Any]) -> None:
+    """DGC that sends everything, without masking, is SGD with momentum, not with twice that."""
+    finals = [trained(spec, "momentum")[0] for spec in ("dgc:density=1,masking=false", "ddp")]
+    report["distance"]["dgc of density 1 = momentum SGD"] = distance(*finals)
 
 
 def demo_properties() -> dict[str, float]:
@@ -197,7 +222,8 @@ def main() -> None:
         ),
     ):
         report["distance"][f"{left} = {right}"] = distance(found[left], found[right])
-    # Post-local SGD's last average came after step 10 of 0 to 11: replicas differ, as PyTorch's.
+    beside_pytorchs_hooks(report)
+    dgc_momentum(report)
     report["moved"] = distance(found["ddp sgd"], flat(network()))
     report["demo"] = demo_properties()
     demo_sign(report)
