@@ -1,42 +1,34 @@
-"""The tracer on a GPU: the checks of `benchmarks/gpu.py`, and that script itself on the CPU."""
+"""Traces the jobs of benchmarks/gpu.py: their results do not change, their records are right.
+
+Without a CUDA device the same checks run on the CPU, where they can.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+from support import gpu_benchmark
+from support.gpu_checks import Checks, Failed, covered, device_work
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.py"
+gpu = gpu_benchmark.load()
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 
-@pytest.fixture(scope="module")
-def gpu() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ddltrace_benchmarks_gpu", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look themselves up
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
-def checked(gpu: ModuleType, tmp_path: Path) -> Iterator[ModuleType]:
+def checked(tmp_path: Path) -> Iterator[Checks]:
     dry = not torch.cuda.is_available()
     bench = gpu.Bench(tmp_path / "results", 280, dry=dry)
     _, nccl_ranks = gpu.describe_machine(dry=dry)
-    yield gpu.Suite(bench, nccl_ranks)
+    yield Checks(bench, nccl_ranks)
     bench.close()
 
 
-def assert_no_part_failed(suite: ModuleType) -> None:
+def assert_no_part_failed(suite: Any) -> None:
     assert [p for p in suite.bench.parts if p["status"] == "failed"] == []
     assert any(p["status"] == "ok" for p in suite.bench.parts)
 
@@ -46,7 +38,7 @@ def assert_no_part_failed(suite: ModuleType) -> None:
 @pytest.mark.parametrize("model", ["cnn", "transformer"])
 @pytest.mark.parametrize(("backend", "ranks"), [("gloo", 2), ("nccl", None)])
 def test_training_is_recorded_and_not_changed(
-    checked: ModuleType, backend: str, ranks: int | None, model: str
+    checked: Checks, backend: str, ranks: int | None, model: str
 ) -> None:
     checked.check_job(backend, ranks or checked.nccl_ranks, model, 6)
     assert_no_part_failed(checked)
@@ -56,7 +48,7 @@ def test_training_is_recorded_and_not_changed(
 @needs_gpu
 @pytest.mark.parametrize("model", ["cnn", "transformer"])
 def test_device_times_agree_with_the_profiler_and_nothing_is_synchronized(
-    checked: ModuleType, model: str
+    checked: Checks, model: str
 ) -> None:
     checked.check_against_kineto(model)
     assert_no_part_failed(checked)
@@ -64,32 +56,20 @@ def test_device_times_agree_with_the_profiler_and_nothing_is_synchronized(
 
 @pytest.mark.gpu
 @needs_gpu
-def test_graphs_can_be_captured(checked: ModuleType) -> None:
+def test_graphs_can_be_captured(checked: Checks) -> None:
     checked.bench.part("graphs", checked.graphs)
     assert_no_part_failed(checked)
 
 
 @pytest.mark.gpu
 @needs_gpu
-def test_operators_are_recorded_in_their_window(checked: ModuleType) -> None:
+def test_operators_are_recorded_in_their_window(checked: Checks) -> None:
     checked.bench.part("operators", checked.operators)
     assert_no_part_failed(checked)
 
 
-@pytest.mark.gpu
-@needs_gpu
-def test_a_step_costs_at_most_one_percent_more_at_layer(checked: ModuleType) -> None:
-    checked.overhead("nccl", 1, ("untraced", "layer"), 0.8)
-    assert_no_part_failed(checked)
-    figures = checked.bench.parts[0]["figures"]
-    assert {m: figures[f"{m} layer"]["ratio"] <= 1.01 for m in ("cnn", "transformer")} == {
-        "cnn": True,
-        "transformer": True,
-    }
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU tests do this on the GPU")
-def test_the_script_works_but_for_cuda_itself(checked: ModuleType) -> None:
+def test_the_checks_work_on_the_cpu(checked: Checks) -> None:
     checked.check_job("gloo", 2, "transformer", 3)
     assert_no_part_failed(checked)
     results = json.loads((checked.bench.output / "results.json").read_text())
@@ -99,18 +79,30 @@ def test_the_script_works_but_for_cuda_itself(checked: ModuleType) -> None:
     assert "gradients sent" in (checked.bench.output / "report.txt").read_text()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the benchmark itself runs on the GPU")
+def test_the_benchmark_measures_in_a_dry_run(tmp_path: Path) -> None:
+    bench = gpu.Bench(tmp_path, 280, dry=True)
+    try:
+        gpu.Suite(bench, 1).overhead("gloo", 2, ("untraced", "layer"), 0.01)
+    finally:
+        bench.close()
+    (part,) = bench.parts
+    assert part["status"] == "ok", part
+    assert {f"{model} layer" for model in gpu.MODELS} <= set(part["figures"])
+
+
 def trace_rows(*kernels: tuple[int, int]) -> list[dict[str, int]]:
     return [{"start_ns": start, "end_ns": end} for start, end in kernels]
 
 
-def test_coverage_counts_overlapping_intervals_once(gpu: ModuleType) -> None:
+def test_coverage_counts_overlapping_intervals_once() -> None:
     work = [(0.0, 10.0, 20.0), (0.0, 30.0, 50.0)]
-    assert gpu.covered(work, trace_rows((0, 100))) == 1.0
-    assert gpu.covered(work, trace_rows((10, 20), (12, 18), (15, 35))) == pytest.approx(0.5)
-    assert gpu.covered(work, trace_rows((60, 70))) == 0.0
+    assert covered(work, trace_rows((0, 100))) == 1.0
+    assert covered(work, trace_rows((10, 20), (12, 18), (15, 35))) == pytest.approx(0.5)
+    assert covered(work, trace_rows((60, 70))) == 0.0
 
 
-def test_kernels_are_found_by_what_launched_them(gpu: ModuleType) -> None:
+def test_kernels_are_found_by_what_launched_them() -> None:
     def event(cat: str, name: str, ts: float, correlation: int) -> dict[str, object]:
         args = {"correlation": correlation}
         return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": 2.0, "args": args}
@@ -122,6 +114,6 @@ def test_kernels_are_found_by_what_launched_them(gpu: ModuleType) -> None:
         event("kernel", "ncclDevKernel_AllReduce", 6.0, 8),
         event("kernel", "launched before the window", 0.0, 6),
     ]
-    assert gpu.device_work(events, 100.0, dry=False) == [(1100.0, 5100.0, 7100.0)]
-    with pytest.raises(gpu.Failed):
-        gpu.device_work([], 0.0, dry=False)
+    assert device_work(events, 100.0, dry=False) == [(1100.0, 5100.0, 7100.0)]
+    with pytest.raises(Failed):
+        device_work([], 0.0, dry=False)
