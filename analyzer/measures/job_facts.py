@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from ddltrace.analyzer.measures.collectives import in_steps
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
 
-_SHARDED: tuple[str, ...] = ("reduce_scatter",)
+_SHARDED: Final = ("reduce_scatter",)
+_GOOD_PART: Final = 0.25
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class JobFacts:
         sharded: Gradients go to the ranks that own them (FSDP, ZeRO): there are reduce_scatters.
         replicated: Every rank has all gradients (DDP): all_reduces carry them, and nothing is
             sharded.
+        shares_update: Ranks tell each other updated parameters in each step (ZeRO): they broadcast
+            or gather a good part of what they reduce.
         element_bytes: Bytes of one element of the gradients on the wire; None if unknown.
         update_names: Names of what runs in the optimizer, lower case.
         link: Of sends and receives, what the mean link carries in a step: messages, bytes, and
@@ -58,6 +61,7 @@ class JobFacts:
     exchanges: tuple[Exchange, ...] = ()
     sharded: bool = False
     replicated: bool = False
+    shares_update: bool = False
     element_bytes: float | None = None
     update_names: tuple[str, ...] = ()
     link: Exchange | None = None
@@ -106,10 +110,23 @@ def job_facts(
         exchanges=tuple(sorted(exchanges, key=lambda exchange: -exchange.transfer_us)),
         sharded=sharded,
         replicated=not sharded and "all_reduce" in ops and bool(gradients.any()),
+        shares_update=_shares_update(exchanges),
         element_bytes=_element_bytes(trace, scans, joined),
         update_names=tuple(name.lower() for name in update_names),
         link=_link(joined, steady),
     )
+
+
+def _shares_update(exchanges: Iterable[Exchange]) -> bool:
+    told = reduced = 0.0
+    for exchange in exchanges:
+        if exchange.op == "broadcast":
+            told += exchange.bytes
+        elif exchange.op == "all_gather":
+            told += exchange.bytes * exchange.ranks
+        elif exchange.op in ("all_reduce", "reduce", "reduce_scatter"):
+            reduced += exchange.bytes
+    return reduced > 0 and told >= _GOOD_PART * reduced
 
 
 def _link(joined: Joined, steady: IntArray) -> Exchange | None:

@@ -355,7 +355,7 @@ def _sharded_update(analysis: Analysis, facts: JobFacts, savings: Savings) -> fl
     """What ZeRO's first stage would save: each rank updates its part, then all gather them."""
     ranks = analysis.trace.world_size
     exchange = next((each for each in facts.exchanges if each.op == "all_reduce"), None)
-    if not facts.replicated or exchange is None or ranks < 2:
+    if not facts.replicated or facts.shares_update or exchange is None or ranks < 2:
         return 0.0
     # A ring's all_gather moves half of what its all_reduce moves.
     return savings.update_us * (1 - 1 / ranks) - exchange.transfer_us / 2

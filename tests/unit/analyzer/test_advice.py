@@ -128,6 +128,15 @@ def test_an_expensive_update_of_ddp_may_be_shared(build):
     assert "ZeroRedundancyOptimizer" not in _told(few)["update"].advice, "gathering costs more"
 
 
+@pytest.mark.parametrize("op", ["broadcast", "all_gather"])
+def test_an_update_that_is_shared_already_is_not_to_be_shared(build, op):
+    built = build(2)
+    tensor = built.tensor("net.weight", 10_000)
+    messages = [("all_reduce", 10_000, 100, tensor), (op, 5_000, 50)]
+    finding = _told(_trained(built, messages, update=2000))["update"]
+    assert "ZeroRedundancyOptimizer" not in finding.advice
+
+
 def test_a_slow_first_step_of_a_short_job_is_in_no_number(build):
     """The first steps of a short job may take many times as long as the others."""
     built = build(1)

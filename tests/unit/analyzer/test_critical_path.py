@@ -265,6 +265,8 @@ def test_whatever_the_events_parts_sum_to_the_whole(build_class, ranks):
     parts = sum(steps[name] for name in ("compute_ns", "exposed_ns", "copy_ns", "idle_ns"))
     known = ~np.isnan(steps["compute_ns"])
     assert parts[known] == pytest.approx(steps["wall_ns"][known])
+    due = sum(cause.direct_us + cause.propagated_us for cause in analysis.root_causes)
+    assert due == pytest.approx(analysis.waiting.total_us)
     for rank_row in analysis.ranks:
         if rank_row.wait_us is not None:
             assert rank_row.wait_us + rank_row.transfer_us <= rank_row.comm_us + 1e-6
