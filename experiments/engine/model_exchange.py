@@ -30,6 +30,7 @@ from ddltrace.experiments.engine.parameter_access import (
     wait_when_read,
 )
 from ddltrace.experiments.engine.payloads import Payloads
+from ddltrace.experiments.engine.schedule_search import ScheduleSearch
 from ddltrace.experiments.engine.step_in_progress import (
     Flight,
     SparseFlight,
@@ -85,6 +86,9 @@ class ModelExchange:
         self._index_of = {id(p): index for index, p in enumerate(self._parameters)}
         self._payloads = Payloads(copies=False)
         self._plan: MessagePlan | None = None
+        self._gradients: list[Gradient] = []
+        search = schedule.search()
+        self._search = None if search is None else ScheduleSearch(schedule, search, group)
         self._armed = False
         self._exchanges = True
         self._step = StepInProgress(None, None)
@@ -108,12 +112,26 @@ class ModelExchange:
         # What no layer has waited for was not used in this forward pass, or used unawares.
         self._left_over = set(self._deferred)
         self._settle_all()
+        self._search_on()
         self._exchanges = self._policy.exchanges_gradients()
         self._armed = True
         dispatcher = None
         if self._plan is not None and self._decides:
             dispatcher = self._schedule.dispatcher(self._plan)
         self._step = StepInProgress(self._plan, dispatcher)
+
+    def _search_on(self) -> None:
+        """Lets the schedule's search change the plan, between two steps."""
+        if self._plan is None or self._search is None:
+            return
+        chosen = self._search.after_step()
+        if chosen is not None:
+            self._schedule = chosen
+            self._plan = chosen.plan(self._gradients)
+            self._payloads = Payloads(copies=False)
+            self._exchange.prepare(self._plan.gradients)
+        if self._search.over:
+            self._search = None
 
     def settle(self) -> None:
         """Waits for everything that is under way and puts it where it belongs."""
@@ -289,9 +307,8 @@ class ModelExchange:
         order, uses, sparse = told.tolist()
         if self._layers is not None:
             self._layers.adopt()
-        return self._schedule.plan(
-            [self._describe(index, uses) for index in order if not sparse[index]]
-        )
+        self._gradients = [self._describe(index, uses) for index in order if not sparse[index]]
+        return self._schedule.plan(self._gradients)
 
     def _describe(self, index: int, uses: list[int]) -> Gradient:
         parameter = self._parameters[index]

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
+from ddltrace.experiments.schedules.search import Search
 from ddltrace.experiments.strategy.message_plan import Gradient, Message, MessagePlan
 
 
@@ -83,6 +84,20 @@ class Schedule(ABC):
     def cycle_ms(self) -> float | None:
         """Time between two calls of `Dispatcher.tick`, in milliseconds; None: never called."""
         return None
+
+    @property
+    def search_steps(self) -> int:
+        """Steps that are measured for each proposal of the search."""
+        return 5
+
+    def search(self) -> Search | None:
+        """A search for the schedule's parameters while the job runs; None for no search."""
+        return None
+
+    def with_values(self, values: Sequence[float]) -> Schedule:
+        """The schedule with parameters that its search has proposed."""
+        del values
+        return self
 
     @abstractmethod
     def plan(self, gradients: Sequence[Gradient]) -> MessagePlan:

@@ -6,14 +6,19 @@ SOSP 2019.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from ddltrace.experiments.schedules.base import Agreement, Dispatcher, Schedule, WaitingPoint
 from ddltrace.experiments.schedules.by_priority import MEBIBYTE, ByPriority
 from ddltrace.experiments.schedules.p3 import plan_of_slices
+from ddltrace.experiments.schedules.search import BayesianSearch, Search
 from ddltrace.experiments.strategy.message_plan import Gradient, MessagePlan
+
+_GRID_MB: Final = tuple(2.0**power for power in range(-4, 7))
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,18 @@ class ByteScheduler(Schedule):
     def cuts_tensors(self) -> bool:
         """Tensors are cut, unless the partition has no limit."""
         return math.isfinite(self.partition_mb) or self.tune
+
+    def search(self) -> Search | None:
+        """Bayesian optimization over both parameters, 15 points as in the paper."""
+        if not self.tune:
+            return None
+        low, high = _GRID_MB[0], _GRID_MB[-1]
+        first = [min(max(value, low), high) for value in (self.partition_mb, self.credit_mb)]
+        return BayesianSearch(first, list(itertools.product(_GRID_MB, _GRID_MB)), points=15)
+
+    def with_values(self, values: Sequence[float]) -> Schedule:
+        """With a partition and a credit, in MiB."""
+        return ByteScheduler(partition_mb=values[0], credit_mb=values[1])
 
     def plan(self, gradients: Sequence[Gradient]) -> MessagePlan:
         """One message a partition, by the order in which the next forward uses parameters."""

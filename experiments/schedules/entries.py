@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ddltrace.experiments.schedules.best_buckets import BestBuckets
 from ddltrace.experiments.schedules.bytescheduler import ByteScheduler
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.fifo import Fifo
@@ -67,5 +68,13 @@ TECHNIQUES: Final = (
         "TicTac, MLSys 2019",
         TicTac,
         needs=(_LAYERS,),
+    ),
+    Technique(
+        "order",
+        "best_buckets",
+        "DDP's buckets of the size that is fastest for this job here, found by measurement",
+        "an open wish of PyTorch's users: pytorch#118421, pytorch#39022",
+        BestBuckets,
+        needs=("some 40 steps to measure the candidates",),
     ),
 )

@@ -1,0 +1,58 @@
+"""Measures a job's steps under the schedules that a search proposes, and settles on the best."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from ddltrace.experiments.schedules.base import Schedule
+from ddltrace.experiments.schedules.search import Search
+
+
+class ScheduleSearch:
+    """Runs a schedule's search along with the job, in step on all ranks.
+
+    What rank 0 proposes is what all ranks execute; a step takes as long as on the slowest rank.
+    """
+
+    def __init__(self, schedule: Schedule, search: Search, group: dist.ProcessGroup) -> None:
+        self._schedule = schedule
+        self._search = search
+        self._group = group
+        self._values: Sequence[float] | None = None
+        self._steps = 0
+        self._begin = 0.0
+        self.over = False
+
+    def after_step(self) -> Schedule | None:
+        """To be called between two steps, while no message is under way. Collective.
+
+        Returns:
+            The schedule to go on with; None to go on as before.
+        """
+        if self._values is not None:
+            # The first step with a new plan is not measured: it makes buffers.
+            self._steps += 1
+            if self._steps == 1:
+                self._begin = time.monotonic()
+            if self._steps <= self._schedule.search_steps:
+                return None
+            seconds = torch.tensor([time.monotonic() - self._begin], dtype=torch.float64)
+            dist.all_reduce(seconds, op=dist.ReduceOp.MAX, group=self._group)
+            self._search.observe(self._values, float(seconds) / self._schedule.search_steps)
+        proposal = self._search.propose()
+        self.over = proposal is None
+        told = torch.tensor(
+            list(self._search.best() if proposal is None else proposal), dtype=torch.float64
+        )
+        dist.broadcast(told, group=self._group, group_src=0)
+        self._values = told.tolist()
+        self._steps = 0
+        chosen = self._schedule.with_values(self._values)
+        if self.over and dist.get_rank(self._group) == 0:
+            print(f"ddltrace: found by measurement: {chosen}", file=sys.stderr, flush=True)
+        return chosen
