@@ -1,0 +1,291 @@
+"""Which technique wins where: the catalogue on four emulated hosts at three bandwidths.
+
+    sudo python benchmarks/experiments.py              # the small matrix
+    sudo python benchmarks/experiments.py --full       # the whole catalogue, five rounds
+
+Runs one experiment for each workload and bandwidth, then writes docs/experiments.md with its
+plots. Experiments that are already in the directory are resumed, so that it can be interrupted.
+What people wrote into docs/experiments.md between its two marks is kept. Needs root, iproute2 and
+an otherwise idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ddltrace.analyzer.formatting.units import NOT_KNOWN
+from ddltrace.experiments.harness.results import Results, Row
+from ddltrace.experiments.harness.results_file import RESULTS_FILE, read
+from ddltrace.experiments.strategy.catalogue import TECHNIQUES
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+WORKLOADS: Final = ("vgg", "resnet", "gpt")
+BANDWIDTHS: Final = ("100mbit", "400mbit", "1gbit")
+SMALL: Final = (
+    "ddp",
+    "ddp:bucket_mb=0.5",
+    "fifo",
+    "wfbp",
+    "p3",
+    "bf16",
+    "int8",
+    "topk:density=0.01+feedback",
+)
+TARGETS: Final = {"vgg": 2.0, "resnet": 1.0, "gpt": 3.0}
+"""Training losses that every lossless strategy reaches within the small matrix's steps."""
+
+BEGIN: Final = "<!-- findings: written by hand, kept by benchmarks/experiments.py -->"
+END: Final = "<!-- end of findings -->"
+_NEEDS_BASE: Final = {"feedback": "topk:density=0.01+feedback", "doublesqueeze": "doublesqueeze"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One experiment of the matrix."""
+
+    workload: str
+    bandwidth: str
+    results: Results
+
+
+def main() -> None:
+    """Runs what is missing and writes the page."""
+    options = _parse_options()
+    strategies = options.strategy or (_catalogue() if options.full else list(SMALL))
+    cells = []
+    for workload in options.workload or WORKLOADS:
+        for bandwidth in options.bandwidth or BANDWIDTHS:
+            directory = options.directory / f"{workload}-{bandwidth}"
+            if not options.report_only:
+                _run(directory, workload, bandwidth, strategies, options)
+            if (directory / RESULTS_FILE).is_file():
+                cells.append(Cell(workload, bandwidth, read(directory / RESULTS_FILE)))
+    if not cells:
+        sys.exit(f"there is no experiment in {options.directory}")
+    _write_page(cells, options.page)
+    print(f"wrote {options.page}")
+
+
+def _run(
+    directory: Path,
+    workload: str,
+    bandwidth: str,
+    strategies: Sequence[str],
+    options: argparse.Namespace,
+) -> None:
+    command = [sys.executable, "-m", "ddltrace", "experiment"]
+    if (directory / RESULTS_FILE).is_file():
+        command += ["resume", str(directory)]
+    else:
+        command += ["run", "-o", str(directory), "--workload", workload]
+        command += ["--hosts", str(options.hosts), "--bandwidth", bandwidth]
+        command += ["--steps", str(options.steps), "--warmup", str(options.warmup)]
+        command += ["--repeats", str(options.repeats), "--timeout", str(options.timeout)]
+        command += ["--target-loss", str(TARGETS.get(workload, 1.0))]
+        if options.pace is not None:
+            command += ["--pace", options.pace]
+        for strategy in strategies:
+            command += ["--strategy", strategy]
+    print(f"== {workload} at {bandwidth}", flush=True)
+    # A strategy that failed is a row that says so, and the exit status 1.
+    done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+    if done.returncode not in (0, 1):
+        sys.exit(done.returncode)
+
+
+def _catalogue() -> list[str]:
+    """Every technique by itself, after DDP with several buckets as the baseline to beat."""
+    singles = [
+        _NEEDS_BASE.get(entry.name, entry.name)
+        for entry in TECHNIQUES
+        if entry.build is not None and entry.axis in ("frequency", "volume", "order", "optimizer")
+    ]
+    buckets = ["ddp", "ddp:bucket_mb=0.25", "ddp:bucket_mb=1", "ddp:bucket_mb=4"]
+    return list(dict.fromkeys([*buckets, *singles]))
+
+
+def _write_page(cells: Sequence[Cell], page: Path) -> None:
+    images = page.parent / "images"
+    images.mkdir(exist_ok=True)
+    parts = [_heading(cells), _findings(page)]
+    for workload in dict.fromkeys(cell.workload for cell in cells):
+        own = [cell for cell in cells if cell.workload == workload]
+        plot = images / f"experiments-{workload}.svg"
+        plot.write_text(_plot(workload, own), encoding="utf-8")
+        parts.append(f"## {workload}\n\n![Speed-up over tuned DDP](images/{plot.name})")
+        parts += [_table(cell) for cell in own]
+    page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _heading(cells: Sequence[Cell]) -> str:
+    settings = cells[0].results.settings
+    rounds = settings.get("repeats", 1)
+    interval = (
+        f"intervals over {rounds} rounds"
+        if rounds != 1
+        else "intervals over the steps of one run: another run may differ by more"
+    )
+    pace = f", paced by {settings['pace']}" if settings.get("pace") else ""
+    return f"""# Which technique wins where
+
+Made by `benchmarks/experiments.py` with ddltrace {settings.get("ddltrace")} and torch
+{settings.get("torch")} on a machine with {settings.get("cpus")} cores: {settings.get("ranks")}
+ranks, each on an emulated host of its own{pace}; {settings.get("steps")} steps, of which the first
+{settings.get("warmup")} are not measured; {interval}.
+
+Every row trains the same model on the same data; [how to read the columns](experiment-guide.md).
+*Tuned DDP* is the fastest DDP row of its table. **Bold**: faster than tuned DDP, and not by the
+noise. `~`: the interval of the speed-up contains 1."""
+
+
+def _findings(page: Path) -> str:
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    _, begin, rest = text.partition(BEGIN)
+    inside, end, _ = rest.partition(END)
+    return f"{BEGIN}{inside}{END}" if begin and end else f"{BEGIN}\n{END}"
+
+
+def _table(cell: Cell) -> str:
+    results = cell.results
+    size = results.settings.get("gradient_bytes")
+    sent = f", {size / 1e6:.1f} MB of gradients" if isinstance(size, int) else ""
+    tuned = results.tuned_ddp()
+    lines = [
+        f"### {cell.workload} at {cell.bandwidth}{sent}",
+        "",
+        "| strategy | step ms | against tuned DDP | overlapped | wire MB | codec ms | loss | "
+        "accuracy | s to loss |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    troubles = []
+    for row, found in zip(results.rows, results.speedups(tuned), strict=True):
+        name = f"`{row.strategy}`" + (" (paced)" if row.paced else "")
+        speed = "1" if row is tuned else NOT_KNOWN
+        if found is not None:
+            speed = f"{found.ratio:.2f} [{found.low:.2f}, {found.high:.2f}]"
+            speed = f"**{speed}**" if found.verdict == "faster" else speed
+            speed += " ~" if found.verdict == "noise" else ""
+        lines.append(f"| {name} | {_step(row)} | {speed} | {' | '.join(_costs(row))} |")
+        if row.status not in ("complete", "incomplete"):
+            troubles.append(f"- `{row.strategy}` {row.status}: {html.escape(str(row.reason))}")
+    return "\n".join([*lines, *(["", *troubles] if troubles else [])])
+
+
+def _step(row: Row) -> str:
+    time = row.step_time
+    if time is None:
+        return row.status
+    if time.low_us is None or time.high_us is None:
+        return f"{time.us / 1e3:.1f}"
+    return f"{time.us / 1e3:.1f} [{time.low_us / 1e3:.1f}, {time.high_us / 1e3:.1f}]"
+
+
+def _costs(row: Row) -> list[str]:
+    codec = None
+    if row.encode_us is not None or row.decode_us is not None:
+        codec = (row.encode_us or 0.0) + (row.decode_us or 0.0)
+    return [
+        _number(row.overlap_ratio, 100, "%.0f %%"),
+        _number(row.wire_bytes, 1e-6, "%.3f"),
+        _number(codec, 1e-3, "%.1f"),
+        _number(row.train_loss, 1, "%.3f"),
+        _number(row.test_accuracy, 100, "%.1f %%"),
+        _number(row.time_to_loss_us, 1e-6, "%.1f"),
+    ]
+
+
+def _number(value: float | None, scale: float, form: str) -> str:
+    return NOT_KNOWN if value is None else form % (value * scale)
+
+
+def _plot(workload: str, cells: Sequence[Cell]) -> str:
+    """Speed-up over tuned DDP with its interval: a row of bars for each strategy, as SVG."""
+    colours = ("#3b7dc4", "#e08a3c", "#2f9e8f")
+    found = [
+        {
+            row.strategy: speedup
+            for row, speedup in zip(
+                cell.results.rows, cell.results.speedups(cell.results.tuned_ddp()), strict=True
+            )
+            if speedup is not None
+        }
+        for cell in cells
+    ]
+    names = list(dict.fromkeys(name for rows in found for name in rows))
+    left, right, bar = 230, 690, 11
+    group = bar * len(cells) + 12
+    height = 60 + group * len(names)
+    longest = max((s.high for rows in found for s in rows.values()), default=1.0)
+    scale = (right - left) / max(longest, 1.2)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="720" height="{height}" fill="#ffffff"/>',
+        f"<title>{html.escape(workload)}: speed-up over tuned DDP</title>",
+    ]
+    for number, cell in enumerate(cells):
+        x = left + 110 * number
+        parts.append(f'<rect x="{x}" y="12" width="11" height="11" fill="{colours[number % 3]}"/>')
+        parts.append(f'<text x="{x + 16}" y="22">{html.escape(cell.bandwidth)}</text>')
+    for place, name in enumerate(names):
+        top = 40 + group * place
+        middle = top + bar * len(cells) / 2 + 4
+        parts.append(
+            f'<text x="{left - 8}" y="{middle:.0f}" text-anchor="end">{html.escape(name)}</text>'
+        )
+        for number, rows in enumerate(found):
+            speedup = rows.get(name)
+            if speedup is None:
+                continue
+            y = top + bar * number
+            low, high = (left + scale * value for value in (speedup.low, speedup.high))
+            faint = ' fill-opacity="0.4"' if speedup.verdict == "noise" else ""
+            parts.append(
+                f'<rect x="{left}" y="{y}" width="{scale * speedup.ratio:.1f}" height="{bar - 1}" '
+                f'fill="{colours[number % 3]}"{faint}/>'
+                f'<path d="M{low:.1f} {y + bar / 2 - 0.5}H{high:.1f}" stroke="#1a2230"/>'
+            )
+    one = left + scale
+    parts.append(
+        f'<path d="M{one:.1f} 34V{height - 16}" stroke="#5f6b7c" stroke-dasharray="3 3"/>'
+        f'<text x="{one:.1f}" y="{height - 4}" text-anchor="middle">1 = tuned DDP; faint: noise'
+        "</text></svg>"
+    )
+    return "\n".join(parts) + "\n"
+
+
+def _parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--full", action="store_true", help="the whole catalogue, five rounds")
+    parser.add_argument("--workload", action="append", help="repeat it; default: all three")
+    parser.add_argument("--bandwidth", action="append", help="repeat it; default: all three")
+    parser.add_argument("--strategy", action="append", help="repeat it; default: the matrix's")
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--warmup", type=int, default=6)
+    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for each run")
+    parser.add_argument("--pace", help="as of ddltrace experiment run")
+    parser.add_argument("--directory", type=Path, default=Path("experiments-benchmark"))
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "experiments.md")
+    parser.add_argument("--report-only", action="store_true", help="run nothing, write the page")
+    options = parser.parse_args()
+    options.steps = options.steps or (200 if options.full else 30)
+    options.repeats = options.repeats or (5 if options.full else 1)
+    if not options.report_only and os.geteuid() != 0:
+        sys.exit("the emulated hosts need root: run it with sudo")
+    return options
+
+
+if __name__ == "__main__":
+    main()
