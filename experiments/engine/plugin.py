@@ -33,8 +33,11 @@ def install(options: dict[str, Any]) -> None:
     """
     from ddltrace.experiments.engine.job import JobStrategy
     from ddltrace.experiments.engine.step_limit import StepLimit
+    from ddltrace.experiments.observation.job_observer import install_if_asked
     from ddltrace.experiments.strategy.spec import parse
 
+    # Before the limit: its hook ends the job, and the last step is to be observed.
+    install_if_asked()
     if options.get("strategy"):
         JobStrategy(parse(options["strategy"])).install()
     if options.get("steps"):
