@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ddltrace.experiments.engine.step_in_progress import Flight, StepInProgress
-from ddltrace.experiments.engine.trace_marks import carrying, region
+from ddltrace.experiments.engine.trace_marks import carrying
 from ddltrace.experiments.strategy.message_plan import Message, fuse
 
 Launch = Callable[[StepInProgress, Message], Flight]
@@ -133,10 +133,7 @@ class ThreadedCommunicator(Communicator):
 
     def wait(self, step: StepInProgress, number: int) -> None:
         """Waits until the landing thread has put the message into the gradients."""
-        if number in step.flights and step.flights[number].landed.is_set():
-            self._raise_error()
-            return
-        with region("wait", "exchange"), self._changed:
+        with self._changed:
             while number not in step.flights or not step.flights[number].landed.is_set():
                 self._raise_error()
                 self._changed.wait(_POLL_S)
