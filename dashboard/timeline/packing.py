@@ -1,4 +1,8 @@
-"""Packs intervals into rows so that overlapping intervals do not hide each other."""
+"""Packs intervals into rows so that overlapping intervals do not hide each other.
+
+No two intervals of a row overlap. Exports need another rule, by which intervals of one track may
+nest: see `analyzer/exporters/tracks.py`.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ def pack(start: I64, end: I64, max_rows: int = MAX_ROWS) -> npt.NDArray[np.int32
     """
     if not len(start):
         return np.zeros(0, dtype=np.int32)
-        # An interval of zero length occupies a row as well.
+    # An interval of zero length occupies a row as well.
     end = np.maximum(end, start + 1)
     # While intervals nest, an interval's depth is the number of those that still run.
     row = np.arange(len(start)) - np.searchsorted(np.sort(end), start, side="right")
