@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qs
 
 import dash
 from dash import ALL, MATCH, Input, Output, State, ctx, dcc, html, no_update
 
+from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.hosts import check_host
-from ddltrace.dashboard.pages import comparison_page, overview
+from ddltrace.dashboard.pages import sql_page
+from ddltrace.dashboard.pages.page_list import PAGES, make_figure, page_at
 from ddltrace.dashboard.pages.timeline_page import (
     event_panel,
     piece_panel,
     place,
     range_panel,
-    timeline_page,
 )
 from ddltrace.dashboard.pages.timeline_routes import add_routes
 from ddltrace.dashboard.theme import dress, parse_theme, style_sheet
 from ddltrace.dashboard.timeline.path_lane import NO_RANK
 from ddltrace.dashboard.widgets import empty, failed
-from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.errors import DdltraceError, TraceError
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
     from ddltrace.dashboard.workspace import Workspace
 
 # Runs before the first paint, so that a dark page never flashes white.
@@ -71,8 +68,6 @@ _GO: Final = """(address) => {
     window.dispatchEvent(new PopStateEvent("popstate"));
 }"""
 
-_PAGES: Final = (("/", "Overview"), ("/timeline", "Timeline"), ("/compare", "Compare"))
-
 
 def create_app(workspace: Workspace, *, loopback: bool = True) -> dash.Dash:
     """Creates the dashboard of some traces.
@@ -102,6 +97,7 @@ def create_app(workspace: Workspace, *, loopback: bool = True) -> dash.Dash:
     _add_shell_callbacks(app, workspace)
     _add_figure_callbacks(app, workspace)
     _add_timeline_callbacks(app, workspace)
+    _add_sql_callbacks(app, workspace)
     add_routes(app.server, workspace)
     _secure(app, loopback=loopback)
     return app
@@ -132,7 +128,9 @@ def _shell(workspace: Workspace) -> html.Div:
                             className="chooser",
                         )
                         if len(options) > 1
-                        else html.Span(options[0]["label"], className="trace-title"),
+                        else html.Span(
+                            options[0]["label"] if options else "", className="trace-title"
+                        ),
                         className="trace-choice",
                         id="trace-choice",
                     ),
@@ -161,17 +159,6 @@ def _shell(workspace: Workspace) -> html.Div:
     )
 
 
-def _number(search: str | None, key: str, default: int) -> int:
-    """An integer of the address; the default if it is missing or malformed."""
-    text = parse_qs((search or "").lstrip("?")).get(key, [""])[0]
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else default
-
-
-def _trace(search: str | None) -> int:
-    """The number of the trace that the address names; the comparison page keeps it, too."""
-    return _number(search, "trace", _number(search, "a", 0))
-
-
 def _add_shell_callbacks(app: dash.Dash, workspace: Workspace) -> None:
     app.clientside_callback(
         _READ_THEME,
@@ -186,30 +173,25 @@ def _add_shell_callbacks(app: dash.Dash, workspace: Workspace) -> None:
     )
 
     def show_page(pathname: str | None, search: str | None) -> tuple[Any, Any]:
-        path = (pathname or "/").rstrip("/") or "/"
-        number = _trace(search)
+        address = Address.parse(search)
+        page = page_at(pathname or "/")
         links = [
             dcc.Link(
-                name,
-                href=f"{href}?trace={number}",
-                className="here" if href == path else "",
+                entry.title,
+                href=f"{entry.path}?trace={address.trace}",
+                className="here" if entry is page else "",
             )
-            for href, name in _PAGES
+            for entry in PAGES
+            if entry.path != "/experiments" or workspace.experiments or entry is page
         ]
+        if page is None:
+            return html.Main(empty("There is no such page"), className="page"), links
         try:
-            if path == "/compare":
-                page = comparison_page.compare_page(
-                    workspace, _number(search, "a", 0), _number(search, "b", 1)
-                )
-            elif path == "/timeline":
-                page = timeline_page(workspace.get(number))
-            elif path == "/":
-                page = overview.overview_page(workspace.get(number))
-            else:
-                page = html.Main(empty("There is no such page"), className="page")
+            main = page.make(workspace, address)
         except TraceError as error:
-            page = failed(str(error))
-        return page, links
+            main = failed(str(error))
+        setattr(main, "data-page", page.name)
+        return main, links
 
     app.callback(
         Output("page", "children"),
@@ -227,8 +209,9 @@ def _add_choice_callbacks(app: dash.Dash, num_traces: int) -> None:
     app.clientside_callback(_GO, Input("go", "data"))
 
     def show_choice(pathname: str | None, search: str | None) -> tuple[int | None, bool]:
-        number = _trace(search)
-        return number if number < num_traces else None, pathname == "/compare"
+        number = Address.parse(search).trace
+        hidden = pathname in ("/compare", "/experiments", "/traces")
+        return number if number < num_traces else None, hidden
 
     app.callback(
         Output("trace", "value"),
@@ -238,7 +221,7 @@ def _add_choice_callbacks(app: dash.Dash, num_traces: int) -> None:
     )(show_choice)
 
     def choose_trace(value: int | None, search: str | None, pathname: str | None) -> Any:
-        if value is None or pathname == "/compare" or _trace(search) == value:
+        if value is None or pathname == "/compare" or Address.parse(search).trace == value:
             return no_update
         return f"?trace={value}"
 
@@ -251,9 +234,11 @@ def _add_choice_callbacks(app: dash.Dash, num_traces: int) -> None:
     )(choose_trace)
 
     def choose_pair(a: int | None, b: int | None, search: str | None) -> Any:
-        if a is None or b is None or (_number(search, "a", 0), _number(search, "b", 1)) == (a, b):
+        address = Address.parse(search)
+        shown = address.number("a", 0), address.number("b", 1)
+        if a is None or b is None or shown == (a, b):
             return no_update
-        return f"?a={a}&b={b}&trace={_trace(search)}"
+        return f"?a={a}&b={b}&trace={address.trace}"
 
     app.callback(
         Output("go", "data", allow_duplicate=True),
@@ -268,7 +253,10 @@ def _add_figure_callbacks(app: dash.Dash, workspace: Workspace) -> None:
     def draw(theme: str | None, place_id: dict[str, str], search: str | None) -> Any:
         if theme is None:
             return no_update
-        figure = _make_figure(workspace, place_id["name"], search)
+        try:
+            figure = make_figure(workspace, place_id["name"], Address.parse(search))
+        except TraceError:
+            return no_update  # the page itself shows the error
         return no_update if figure is None else dress(figure, parse_theme(theme))
 
     app.callback(
@@ -277,22 +265,6 @@ def _add_figure_callbacks(app: dash.Dash, workspace: Workspace) -> None:
         State({"type": "figure", "name": MATCH}, "id"),
         State("url", "search"),
     )(draw)
-
-
-def _make_figure(workspace: Workspace, name: str, search: str | None) -> go.Figure | None:
-    try:
-        if name in overview.FIGURES:
-            opened = workspace.get(_trace(search))
-            return opened.figure(name, overview.FIGURES[name])
-        make: Callable[[comparison_page.Pair], go.Figure | None] | None = (
-            comparison_page.FIGURES.get(name)
-        )
-        if make is None:
-            return None
-        pair = (workspace.get(_number(search, "a", 0)), workspace.get(_number(search, "b", 1)))
-        return make(pair)
-    except TraceError:
-        return None  # the page shows the reason
 
 
 def _add_timeline_callbacks(app: dash.Dash, workspace: Workspace) -> None:
@@ -337,6 +309,40 @@ def _add_timeline_callbacks(app: dash.Dash, workspace: Workspace) -> None:
         State("timeline", "trace"),
         prevent_initial_call=True,
     )(go_to)
+
+
+def _add_sql_callbacks(app: dash.Dash, workspace: Workspace) -> None:
+    def run(clicks: int | None, statement: str | None, search: str | None) -> Any:
+        if not clicks or not (statement or "").strip():
+            return no_update
+        return Address.parse(search).link("", q=statement)
+
+    # The statement goes into the address, and the page shows what the address asks for.
+    app.callback(
+        Output("go", "data", allow_duplicate=True),
+        Input("sql-run", "n_clicks"),
+        State("sql-text", "value"),
+        State("url", "search"),
+        prevent_initial_call=True,
+    )(run)
+
+    def save(clicks: int | None, statement: str | None, search: str | None) -> Any:
+        if not clicks or not (statement or "").strip():
+            return no_update
+        try:
+            opened = workspace.get(Address.parse(search).trace)
+            text = sql_page.as_csv(opened.query(str(statement)))
+        except DdltraceError:
+            return no_update  # "Run" shows the error
+        return {"content": text, "filename": "query.csv", "type": "text/csv"}
+
+    app.callback(
+        Output("sql-file", "data"),
+        Input("sql-csv", "n_clicks"),
+        State("sql-text", "value"),
+        State("url", "search"),
+        prevent_initial_call=True,
+    )(save)
 
 
 def _secure(app: dash.Dash, *, loopback: bool) -> None:

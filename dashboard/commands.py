@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ddltrace.tracer.optional_packages import require_extra
+
+if TYPE_CHECKING:
+    from ddltrace.dashboard.experiments import OpenExperiment
 
 
 @click.command(
     epilog="\b\nExamples:\n"
     "  ddltrace dashboard my-trace\n"
     "  ddltrace dashboard before after      compare two runs\n"
+    "  ddltrace dashboard my-experiment     strategies side by side, with their traces\n"
     "  ddltrace dashboard my-trace --no-browser --port 9000"
 )
 @click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=click.Path())
@@ -29,17 +35,25 @@ from ddltrace.tracer.optional_packages import require_extra
 )
 @click.option("--no-browser", is_flag=True, help="Do not open a browser.")
 def dashboard(traces: tuple[str, ...], host: str, port: int | None, no_browser: bool) -> None:
-    """Show traces in the browser: overview, timeline, comparison.
+    """Show traces, experiments, or folders of both in the browser.
 
     Serves until interrupted with Ctrl-C. All files come from this machine; no network is needed.
     """
     require_extra("dashboard", "ddltrace dashboard")
+    from ddltrace.analyzer.formatting.units import printable
     from ddltrace.analyzer.trace.opened_trace import open_trace
+    from ddltrace.dashboard.discovery import discover
+    from ddltrace.dashboard.experiments import OpenExperiment
     from ddltrace.dashboard.hosts import is_loopback
     from ddltrace.dashboard.server import FIRST_PORT, bind, open_browser, serve
     from ddltrace.dashboard.workspace import Workspace
 
-    opened = [open_trace(path) for path in traces]
+    found = discover(traces)
+    experiments = [
+        OpenExperiment(number, printable(path.resolve().name), path)
+        for number, path in enumerate(found.experiments)
+    ]
+    opened = [open_trace(path) for path in (*found.traces, *_traces_of(experiments))]
     listening = bind(host, port)
     if port is None and (taken := listening.getsockname()[1]) != FIRST_PORT:
         click.echo(f"port {FIRST_PORT} is taken, using {taken}", err=True)
@@ -51,7 +65,7 @@ def dashboard(traces: tuple[str, ...], host: str, port: int | None, no_browser: 
         )
     from ddltrace.dashboard.app import create_app
 
-    workspace = Workspace(opened)
+    workspace = Workspace(opened, experiments)
     app = create_app(workspace, loopback=loopback)
 
     def ready(url: str) -> None:
@@ -67,3 +81,25 @@ def dashboard(traces: tuple[str, ...], host: str, port: int | None, no_browser: 
             open_browser(url)
 
     serve(app.server, listening, ready)
+
+
+def _traces_of(experiments: list[OpenExperiment]) -> list[Path]:
+    """The trace of each strategy's first run, as far as it is there."""
+    from ddltrace.tracer.errors import TraceError
+    from ddltrace.tracer.trace.trace_files import RUN_FILE
+
+    found = []
+    for experiment in experiments:
+        try:
+            rows = experiment.results.rows
+        except TraceError as error:
+            click.echo(f"ddltrace: {error}", err=True)
+            continue
+        paths = [experiment.directory / row.trace for row in rows if row.trace]
+        inside = experiment.directory.resolve()
+        found += [
+            path
+            for path in paths
+            if path.resolve().is_relative_to(inside) and (path / RUN_FILE).is_file()
+        ]
+    return found

@@ -87,7 +87,7 @@ def tiles(values: Sequence[tuple[str, str, str]]) -> Component:
 
 
 def table(
-    heads: Sequence[str], rows: Sequence[Sequence[Any]], *, text_columns: int = 1
+    heads: Sequence[Any], rows: Sequence[Sequence[Any]], *, text_columns: int = 1
 ) -> Component:
     """A table; its first `text_columns` columns are text, the others numbers."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -13,6 +14,9 @@ import pyarrow as pa
 
 from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.formatting.units import printable
+from ddltrace.analyzer.query.result_tables import OF_ANALYSIS, EventStream
+from ddltrace.analyzer.query.sql import QueryLimits, run_query
+from ddltrace.analyzer.recent_cache import RecentCache
 from ddltrace.analyzer.report.notes import notes_of, state_text
 from ddltrace.dashboard.rank_breakdowns import Breakdown, rank_breakdowns
 from ddltrace.dashboard.timeline.frame import Window, encode_frame
@@ -23,12 +27,14 @@ from ddltrace.tracer.errors import TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     import plotly.graph_objects as go
 
     from ddltrace.analyzer.joined.analyzed import Analyzed
     from ddltrace.analyzer.model import Analysis
     from ddltrace.analyzer.trace.opened_trace import Trace
+    from ddltrace.dashboard.experiments import OpenExperiment
 
 T = TypeVar("T")
 
@@ -36,6 +42,8 @@ _MAX_HITS: Final = 1000
 _TIMES_MORE: Final = 4
 """Memory of a timeline relative to an analysis: measured 320 bytes per event against 70."""
 _KEPT_SEARCHES: Final = 4
+_QUERY_LIMITS: Final = QueryLimits(memory_bytes=500_000_000, timeout_s=30.0)
+_KEPT_QUERY_BYTES: Final = 64_000_000
 _STEP_QUERY: Final = re.compile(r"step\s*(\d{1,9})\Z")
 
 
@@ -70,6 +78,11 @@ class Lazy(Generic[T]):
                     self._value = self._make()
         return self._value
 
+    @property
+    def value(self) -> T | None:
+        """The value if it has been made already."""
+        return self._value
+
 
 class OpenTrace:
     """One trace of the dashboard: its events, its timeline, its analysis.
@@ -101,6 +114,12 @@ class OpenTrace:
         self._figures: dict[str, go.Figure | None] = {}
         self._searches: OrderedDict[str, Search] = OrderedDict()
         self._search_lock = threading.Lock()
+        self._queries: RecentCache[str, pa.Table] = RecentCache(
+            lambda sql: run_query(trace, sql, _QUERY_LIMITS),
+            lambda result: int(result.nbytes),
+            _KEPT_QUERY_BYTES,
+        )
+        self._columns: dict[str, list[str]] = {}
 
     @property
     def timeline(self) -> Timeline:
@@ -116,6 +135,28 @@ class OpenTrace:
     def analysis(self) -> Analysis:
         """The analysis."""
         return self.analyzed.analysis
+
+    @property
+    def analysis_if_made(self) -> Analysis | None:
+        """The analysis if it has been made already."""
+        analyzed = self._analyzed.value
+        return None if analyzed is None else analyzed.analysis
+
+    def query(self, sql: str) -> pa.Table:
+        """The rows of a SELECT over the trace's tables; the last results are kept.
+
+        Raises:
+            UsageError: The statement is no SELECT, is wrong, or needs more than 500 MB or 30 s.
+        """
+        return self._queries.get(sql)
+
+    def columns_of(self, table: str) -> list[str]:
+        """The columns of a table that `query` can read."""
+        if table not in self._columns:
+            stream = EventStream(self.trace)
+            found = stream.schema.names if table == "events" else None
+            self._columns[table] = found or OF_ANALYSIS[table](self.analyzed).column_names
+        return self._columns[table]
 
     @property
     def notes(self) -> list[str]:
@@ -331,13 +372,15 @@ class OpenTrace:
 
 
 class Workspace:
-    """All traces of one dashboard.
+    """All traces and experiments of one dashboard.
 
     Attributes:
         traces: In the order of the command line.
+        experiments: In the order of the command line.
     """
 
-    def __init__(self, traces: list[Trace]) -> None:
+    def __init__(self, traces: list[Trace], experiments: Sequence[OpenExperiment] = ()) -> None:
+        self.experiments = list(experiments)
         titles = _unique_titles(traces)
         self.traces = [
             OpenTrace(number, title, trace)
@@ -350,9 +393,30 @@ class Workspace:
         Raises:
             TraceError: The trace does not exist.
         """
+        if not self.traces:
+            raise TraceError("this dashboard shows no trace")
         if not 0 <= number < len(self.traces):
             raise TraceError(f"this dashboard has no trace {number}: it shows {len(self.traces)}")
         return self.traces[number]
+
+    def experiment(self, number: int) -> OpenExperiment:
+        """An experiment by its number.
+
+        Raises:
+            TraceError: There is no such experiment.
+        """
+        if not 0 <= number < len(self.experiments):
+            count = len(self.experiments)
+            raise TraceError(f"this dashboard has no experiment {number}: it shows {count}")
+        return self.experiments[number]
+
+    def number_of(self, path: Path) -> int | None:
+        """The number of the trace in a directory; None if this dashboard does not show it."""
+        wanted = path.resolve()
+        for opened in self.traces:
+            if opened.trace.path.resolve() == wanted:
+                return opened.number
+        return None
 
     def warm_up(self, report: Callable[[str], None]) -> None:
         """Loads everything, so that the first pages open at once; reports errors."""

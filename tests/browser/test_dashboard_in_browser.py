@@ -614,6 +614,48 @@ def test_evil_names_never_act(browser: Any, address: str) -> None:
         assert visit.troubles == []
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "tensors",
+        "communication",
+        "critical-path?step=5",
+        "traces",
+        "sql?q=SELECT%20name,bytes%20FROM%20tensors",
+    ],
+)
+def test_further_pages(browser: Any, address: str, path: str) -> None:
+    """Pages of a real trace and of the trace of evil names: complete, in order, and harmless."""
+    for number in (0, 2):
+        separator = "&" if "?" in path else "?"
+        visit = Visit(browser, address, f"{path}{separator}trace={number}")
+        name = path.split("?", maxsplit=1)[0]
+        visit.page.wait_for_selector(f"main[data-page={name}]")
+        if name != "traces":
+            visit.page.wait_for_selector(".graph svg.main-svg")
+        visit.page.wait_for_load_state("networkidle")
+        assert visit.page.locator("main .table tbody tr").count() > 0
+        assert visit.page.evaluate("window.pwned") is None
+        assert visit.page.locator("img[src=x]").count() == 0
+        assert visit.fits()
+        assert visit.troubles == []
+
+
+def test_a_statement_is_run_and_a_tensor_is_followed(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "sql?trace=0")
+    visit.page.fill("#sql-text", "SELECT count(*) AS n FROM steps")
+    visit.page.get_by_role("button", name="Run").click()
+    visit.page.get_by_text("1 row", exact=True).wait_for()
+    assert "q=SELECT" in visit.page.url
+    visit.page.get_by_role("link", name="Tensors", exact=True).click()
+    visit.page.locator("main .table td a").first.click()
+    visit.page.locator("main").get_by_role("link", name="timeline").first.click()
+    visit.timeline()
+    # The timeline shows the message, not the whole trace.
+    assert visit.state("view.width") < visit.state("view.span") / 10
+    assert visit.troubles == []
+
+
 def test_an_empty_trace_says_so(browser: Any, address: str) -> None:
     visit = Visit(browser, address, "timeline?trace=3")
     visit.page.get_by_text("This trace holds no events").wait_for()

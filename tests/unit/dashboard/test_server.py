@@ -81,7 +81,9 @@ def test_the_command_prints_its_address_serves_and_ends_with_0(trace_path, numbe
 
 
 def test_the_command_names_what_is_wrong(tmp_path, trace_path):
-    with start(str(tmp_path)) as process:
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
+    with start(str(nothing)) as process:
         out, errors = process.communicate(timeout=60)
     assert (process.returncode, out) == (1, "")
     assert errors.startswith("ddltrace: ")

@@ -1,0 +1,287 @@
+"""The communication page: who sends how much to whom, how fast, and who is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from dash import dcc, html
+
+from ddltrace.analyzer.formatting.units import (
+    NOT_KNOWN,
+    bytes_text,
+    printable,
+    share_text,
+    time_text,
+)
+from ddltrace.analyzer.report import figures
+from ddltrace.analyzer.report.figures import base_figure
+from ddltrace.dashboard.pages.collective_events import Collective, Filter, collectives
+from ddltrace.dashboard.pages.sorted_table import Column, sorted_table
+from ddltrace.dashboard.timeline.links import timeline_link
+from ddltrace.dashboard.widgets import card, empty, graph, notes_box, table
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    from dash.development.base_component import Component
+
+    from ddltrace.analyzer.model import Analysis
+    from ddltrace.dashboard.address import Address
+    from ddltrace.dashboard.workspace import OpenTrace
+
+PATH: Final = "/communication"
+_MAX_ROWS: Final = 100
+_MAX_ROWS_IN_FULL: Final = 5000
+
+
+def size_distribution(analysis: Analysis) -> go.Figure | None:
+    """How many messages there are of each size, by operation."""
+    bins = analysis.message_sizes
+    if not bins:
+        return None
+    figure = base_figure(height=300)
+    edges = sorted({row.bytes_from for row in bins})
+    names = [bytes_text(edge) for edge in edges]
+    for number, op in enumerate(sorted({row.op for row in bins})):
+        counts = {row.bytes_from: row.count for row in bins if row.op == op}
+        figure.add_bar(
+            x=names,
+            y=[counts.get(edge, 0) for edge in edges],
+            name=figures.label(op),
+            meta={"role": f"series-{number % 6}"},
+        )
+    figure.update_layout(barmode="stack", showlegend=True)
+    figure.update_xaxes(title="size from", type="category")
+    figure.update_yaxes(title="messages")
+    return figure
+
+
+def host_traffic(opened: OpenTrace) -> go.Figure | None:
+    """Bytes from each host to each other; None where all ranks are on one host."""
+    hosts = {info.rank: info.host for info in opened.trace.run.ranks if info.host}
+    names = sorted(set(hosts.values()))
+    if len(names) < 2:
+        return None
+    place = {name: number for number, name in enumerate(names)}
+    matrix = np.zeros((len(names), len(names)))
+    for row in opened.analysis.traffic:
+        if row.src in hosts and row.dst in hosts:
+            matrix[place[hosts[row.src]], place[hosts[row.dst]]] += row.bytes
+    if not matrix.any():
+        return None
+    figure = base_figure(height=140 + 34 * min(len(names), 16))
+    labels = [figures.label(name) for name in names]
+    figure.add_heatmap(
+        z=matrix,
+        x=labels,
+        y=labels,
+        meta={"role": "scale"},
+        customdata=[[bytes_text(int(value)) for value in row] for row in matrix],
+        hovertemplate="%{y} to %{x}: %{customdata}<extra></extra>",
+        showscale=False,
+    )
+    figure.update_xaxes(title="to", type="category")
+    figure.update_yaxes(title="from", type="category", autorange="reversed")
+    return figure
+
+
+FIGURES: Final[dict[str, Callable[[OpenTrace, Address], go.Figure | None]]] = {
+    "comm-traffic": lambda opened, _: figures.traffic(opened.analysis),
+    "comm-hosts": lambda opened, _: host_traffic(opened),
+    "comm-fits": lambda opened, _: figures.cost_fits(opened.analysis),
+    "comm-bandwidth": lambda opened, _: figures.bandwidth_against_size(opened.analysis),
+    "comm-waits": lambda opened, _: figures.wait_against_transfer(opened.analysis),
+    "comm-sizes": lambda opened, _: size_distribution(opened.analysis),
+    "comm-arrivals": lambda opened, _: figures.stragglers(opened.analysis),
+}
+
+_CARDS: Final = (
+    ("comm-traffic", "Traffic between ranks", "Bytes from each rank to each other."),
+    ("comm-hosts", "Traffic between hosts", "Bytes from each host to each other."),
+    (
+        "comm-fits",
+        "Time against size",
+        "Points: medians of one size. Lines: latency + size / bandwidth, fitted.",
+    ),
+    ("comm-bandwidth", "Bandwidth against size", "Bus bandwidth that each collective reaches."),
+    ("comm-waits", "Waiting and transfer", "Time until the last rank arrives, and after it."),
+    ("comm-sizes", "Sizes", "Number of messages by size."),
+    ("comm-arrivals", "Arrival order", "Ranks that arrive last, and by how much."),
+)
+
+
+def communication_page(opened: OpenTrace, address: Address) -> Component:
+    """The page for one trace.
+
+    Raises:
+        TraceError: The trace cannot be analyzed.
+    """
+    analysis = opened.analysis
+    cards: list[Any] = []
+    for name, title, hint in _CARDS:
+        figure = opened.figure(name, partial(_draw, name, address))
+        if figure is not None:
+            cards.append(card(title, graph(name, figure.layout.height), hint=hint))
+    rows = collectives(opened.analyzed, opened.trace.origin_ns)
+    if not cards and not rows:
+        return html.Main(
+            empty(
+                "No communication",
+                "This trace has no collectives, sends or receives.",
+            ),
+            className="page",
+        )
+    if len(cards) % 2:
+        cards[-1].className = "card wide"
+    joining = analysis.joining
+    head: list[Any] = [
+        html.H1(
+            f"{joining.collectives:,} collectives, {sum(row.count for row in analysis.p2p):,} "
+            "messages between pairs of ranks"
+        ),
+        _limits(analysis),
+    ]
+    if opened.notes:
+        head.append(notes_box(opened.notes))
+    parts: list[Any] = [html.Section(head, className="headline")]
+    parts.append(html.Div(cards, className="cards"))
+    if rows:
+        parts.append(_all_collectives(opened, rows, address))
+    if analysis.p2p:
+        parts.append(_pairs(analysis))
+    return html.Main(parts, className="page")
+
+
+def _limits(analysis: Analysis) -> Component:
+    """The fitted latency and bandwidth of the operation with the most samples."""
+    fitted = [fit for fit in analysis.cost_fits if fit.latency_us is not None]
+    if not fitted:
+        return html.P(
+            "The sizes of the collectives are too few to separate latency from bandwidth.",
+            className="lead",
+        )
+    fit = max(fitted, key=lambda row: row.samples)
+    bandwidth = "" if fit.busbw_gbps is None else f", {fit.busbw_gbps:.3g} Gbit/s of bus bandwidth"
+    return html.P(
+        f"{printable(fit.op)} of {fit.group_size} ranks: latency {time_text(fit.latency_us)}"
+        f"{bandwidth} for large sizes, fitted on {fit.samples:,} samples of {fit.sizes} sizes.",
+        className="lead",
+    )
+
+
+def _all_collectives(opened: OpenTrace, rows: list[Collective], address: Address) -> Component:
+    wanted = Filter.of(address)
+    shown = [row for row in rows if wanted.admits(row)]
+
+    def when(row: Collective) -> Component:
+        return dcc.Link(
+            printable(row.title), href=timeline_link(opened.number, row.first_ns, row.end_ns)
+        )
+
+    columns: list[Column[Collective]] = [
+        Column("op", "collective", when, lambda row: row.title),
+        Column("group", "group", lambda row: printable(row.group), lambda row: row.group),
+        Column(
+            "step",
+            "step",
+            lambda row: NOT_KNOWN if row.step is None else str(row.step),
+            lambda row: row.step,
+        ),
+        Column("size", "size", lambda row: bytes_text(row.bytes), lambda row: row.bytes),
+        Column("ranks", "ranks", lambda row: str(row.ranks), lambda row: row.ranks),
+        Column("skew", "arrival skew", lambda row: time_text(row.skew_us), lambda row: row.skew_us),
+        Column("last", "last rank", lambda row: str(row.last_rank), lambda row: row.last_rank),
+        Column(
+            "late",
+            "its lateness",
+            lambda row: time_text(row.lateness_us),
+            lambda row: row.lateness_us,
+        ),
+        Column("wait", "wait", lambda row: time_text(row.wait_us), lambda row: row.wait_us),
+        Column(
+            "transfer",
+            "transfer",
+            lambda row: time_text(row.transfer_us),
+            lambda row: row.transfer_us,
+        ),
+    ]
+    return card(
+        "All collectives",
+        _filters(rows, wanted, address),
+        sorted_table(shown, columns, address, PATH, limit=_limit(address), text_columns=2),
+        _more(len(shown), address),
+        hint=f"{len(shown):,} of {len(rows):,}. A click on a name opens the timeline there; "
+        "wait is summed over the ranks.",
+        wide=True,
+    )
+
+
+def _limit(address: Address) -> int:
+    return _MAX_ROWS_IN_FULL if address.text("all") else _MAX_ROWS
+
+
+def _more(count: int, address: Address) -> Component | None:
+    if count <= _MAX_ROWS or address.text("all"):
+        return None
+    shown = min(count, _MAX_ROWS_IN_FULL)
+    return dcc.Link(f"Show {shown:,} rows", href=address.link(PATH, all=1), className="filter")
+
+
+def _filters(rows: list[Collective], wanted: Filter, address: Address) -> Component:
+    """Links that narrow the table to one operation, group or last rank."""
+    lines = []
+    for key, title, values in (
+        ("op", "operation", sorted({row.op for row in rows})),
+        ("group", "group", sorted({row.group for row in rows})),
+        ("rank", "last rank", [str(rank) for rank in sorted({row.last_rank for row in rows})]),
+    ):
+        if len(values) < 2:
+            continue
+        chosen = getattr(wanted, key)
+        links: list[Any] = [
+            dcc.Link(
+                "all",
+                href=address.link(PATH, **{key: None}),
+                className="filter here" if chosen is None else "filter",
+            )
+        ]
+        links += [
+            dcc.Link(
+                printable(value),
+                href=address.link(PATH, **{key: value}),
+                className="filter here" if chosen == value else "filter",
+            )
+            for value in values[:40]
+        ]
+        lines.append(html.Div([html.Span(title), *links], className="filters"))
+    return html.Div(lines)
+
+
+def _pairs(analysis: Analysis) -> Component:
+    return card(
+        "Pairs of ranks",
+        table(
+            ("from", "to", "messages", "bytes", "wait", "transfer", "without their other side"),
+            [
+                (
+                    f"rank {row.src}",
+                    f"rank {row.dst}",
+                    f"{row.count:,}",
+                    bytes_text(row.bytes),
+                    time_text(row.wait_us),
+                    time_text(row.transfer_us),
+                    share_text(row.unmatched / row.count) if row.unmatched else NOT_KNOWN,
+                )
+                for row in analysis.p2p[:_MAX_ROWS]
+            ],
+            text_columns=2,
+        ),
+        hint="Sends and receives; waiting and transfer are those of the receiver, summed.",
+        wide=True,
+    )
+
+
+def _draw(name: str, address: Address, opened: OpenTrace) -> go.Figure | None:
+    return FIGURES[name](opened, address)

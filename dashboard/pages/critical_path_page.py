@@ -1,0 +1,181 @@
+"""The critical path page: what holds each step up, and what would shorten it at most."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from dash import dcc, html
+
+from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable, share_text, time_text
+from ddltrace.analyzer.query.result_tables import path_table
+from ddltrace.analyzer.report import figures
+from ddltrace.dashboard.pages.sorted_table import Column, sorted_table
+from ddltrace.dashboard.timeline.links import timeline_link
+from ddltrace.dashboard.widgets import card, empty, graph, notes_box, table
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    from dash.development.base_component import Component
+
+    from ddltrace.analyzer.model import Analysis, PathPart, StepRow
+    from ddltrace.dashboard.address import Address
+    from ddltrace.dashboard.workspace import OpenTrace
+
+PATH: Final = "/critical-path"
+_MAX_PARTS: Final = 60
+_MAX_PIECES: Final = 600
+
+FIGURES: Final[dict[str, Callable[[OpenTrace, Address], go.Figure | None]]] = {
+    "path-steps": lambda opened, _: figures.step_times(opened.analysis),
+    "path-parts": lambda opened, _: figures.critical_parts(opened.analysis),
+}
+
+_PART_COLUMNS: Final[tuple[Column[PathPart], ...]] = (
+    Column("category", "category", lambda row: row.category, lambda row: row.category),
+    Column("name", "layer, tensor or operation", lambda row: _name(row.name), lambda row: row.name),
+    Column("rank", "rank", lambda row: str(row.rank), lambda row: row.rank),
+    Column("us", "time a step", lambda row: time_text(row.us), lambda row: row.us),
+    Column("share", "share", lambda row: share_text(row.share), lambda row: row.share),
+    Column("alone", "saves at most", lambda row: time_text(row.alone_us), lambda row: row.alone_us),
+)
+
+
+def critical_path_page(opened: OpenTrace, address: Address) -> Component:
+    """The page for one trace, or for one step of it (key ``step`` of the address).
+
+    Raises:
+        TraceError: The trace cannot be analyzed.
+    """
+    analysis = opened.analysis
+    if not analysis.steps:
+        return html.Main(
+            empty("No step was seen", "A critical path belongs to a step; this trace has none."),
+            className="page",
+        )
+    step = next((row for row in analysis.steps if row.step == address.number("step", -1)), None)
+    cards: list[Any] = []
+    if step is not None:
+        cards.append(_one_step(opened, step, address))
+    for name, title, hint in (
+        ("path-steps", "Steps", "Each bar is a step's wall time, split along its critical path."),
+        ("path-parts", "Over the run", "Mean per steady step, largest first."),
+    ):
+        figure = opened.figure(name, partial(_draw, name, address))
+        if figure is not None:
+            cards.append(card(title, graph(name, figure.layout.height), hint=hint))
+    parts = list(analysis.critical_path)
+    cards += [
+        card(
+            "Slowest steps",
+            _steps(analysis, address),
+            hint="A click shows the pieces of the step's path in order.",
+        ),
+        card(
+            "By category and rank",
+            _by_category(analysis),
+            hint="Means per steady step; the categories sum to the step.",
+        ),
+        card(
+            "Parts",
+            sorted_table(parts, _PART_COLUMNS, address, PATH, limit=_MAX_PARTS, text_columns=2),
+            hint="Saves at most: how much shorter a step could get if this part took no time on "
+            "this rank only. Then another rank, or another part, holds the step up.",
+        ),
+    ]
+    head: list[Any] = [
+        html.H1("Critical path over all ranks"),
+        html.P(
+            "Only a part on the critical path shortens a step when it gets faster. The parts of "
+            "a step sum to its wall time.",
+            className="lead",
+        ),
+    ]
+    if opened.notes:
+        head.append(notes_box(opened.notes))
+    return html.Main([html.Section(head, className="headline"), *cards], className="page")
+
+
+def _by_category(analysis: Analysis) -> Component:
+    sums: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for part in analysis.critical_path:
+        sums[part.category][part.rank] += part.us
+    ranks = sorted({part.rank for part in analysis.critical_path})[:16]
+    rows = [
+        (
+            category,
+            time_text(sum(by_rank.values())),
+            *(time_text(by_rank[rank]) if rank in by_rank else NOT_KNOWN for rank in ranks),
+        )
+        for category, by_rank in sorted(sums.items(), key=lambda item: -sum(item[1].values()))
+    ]
+    return table(("category", "all ranks", *(f"rank {rank}" for rank in ranks)), rows)
+
+
+def _steps(analysis: Analysis, address: Address) -> Component:
+    slow = sorted(analysis.steps, key=lambda row: row.wall_us, reverse=True)[:12]
+    return table(
+        ("step", "wall time", ""),
+        [
+            (
+                dcc.Link(f"step {row.step}", href=address.link(PATH, step=row.step)),
+                time_text(row.wall_us),
+                "" if row.steady else "warm-up",
+            )
+            for row in slow
+        ],
+    )
+
+
+def _one_step(opened: OpenTrace, step: StepRow, address: Address) -> Component:
+    """The pieces of one step's path in order, with links to the step before and after."""
+    path = path_table(opened.analyzed)
+    origin = opened.trace.origin_ns
+    pieces = [row for row in path.to_pylist() if row["step"] == step.step]
+    numbers = [row.step for row in opened.analysis.steps]
+    at = numbers.index(step.step)
+    links = [
+        dcc.Link(text, href=address.link(PATH, step=numbers[other]), className="filter")
+        for text, other in (("previous step", at - 1), ("next step", at + 1))
+        if 0 <= other < len(numbers)
+    ]
+    rows = [
+        (
+            piece["category"],
+            _name(piece["name"]),
+            str(piece["rank"]),
+            time_text((piece["start_ns"] - origin) / 1e3 - step.start_us),
+            time_text((piece["end_ns"] - piece["start_ns"]) / 1e3),
+            dcc.Link(
+                "timeline",
+                href=timeline_link(
+                    opened.number, piece["start_ns"] - origin, piece["end_ns"] - origin
+                ),
+            ),
+        )
+        for piece in pieces[:_MAX_PIECES]
+    ]
+    more = len(pieces) - len(rows)
+    return card(
+        f"Step {step.step}: {time_text(step.wall_us)}",
+        html.Div(
+            [*links, dcc.Link("close", href=address.link(PATH, step=None))], className="filters"
+        ),
+        table(
+            ("category", "layer, tensor or operation", "rank", "from", "length", ""),
+            rows,
+            text_columns=2,
+        ),
+        hint="Pieces in order of time; from: since the start of the step."
+        + (f" {more:,} more pieces are not shown." if more > 0 else ""),
+    )
+
+
+def _name(name: str | None) -> str:
+    return NOT_KNOWN if name is None else printable(name)
+
+
+def _draw(name: str, address: Address, opened: OpenTrace) -> go.Figure | None:
+    return FIGURES[name](opened, address)

@@ -1,0 +1,233 @@
+"""The SQL page: one SELECT over a trace's tables, shown as a table and a plot, saved as CSV."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.csv as arrow_csv
+from dash import dcc, html
+
+from ddltrace.analyzer.formatting.units import printable
+from ddltrace.analyzer.query.result_tables import TABLES
+from ddltrace.analyzer.report.figures import base_figure, label
+from ddltrace.dashboard.widgets import card, graph, table
+from ddltrace.tracer.errors import DdltraceError
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    from dash.development.base_component import Component
+
+    from ddltrace.dashboard.address import Address
+    from ddltrace.dashboard.workspace import OpenTrace
+
+PATH: Final = "/sql"
+_MAX_ROWS: Final = 500
+_MAX_BARS: Final = 200
+_MAX_TEXT: Final = 200
+_LARGE: Final = 1e15
+
+EXAMPLES: Final = (
+    (
+        "Time of each operation",
+        "SELECT op, count(*) AS messages, sum(wait_us) AS wait_us, "
+        "sum(transfer_us) AS transfer_us\nFROM messages GROUP BY op ORDER BY wait_us DESC",
+    ),
+    (
+        "Ranks that arrive last",
+        "SELECT last_rank, count(*) AS collectives, median(lateness_us) AS lateness_us\n"
+        "FROM collectives GROUP BY last_rank ORDER BY collectives DESC",
+    ),
+    ("Slowest steps", "SELECT step, wall_us FROM steps ORDER BY wall_us DESC LIMIT 20"),
+    (
+        "Most exposed tensors",
+        "SELECT name, bytes, exposed_us FROM tensors ORDER BY exposed_us DESC LIMIT 20",
+    ),
+    (
+        "Critical path by category",
+        "SELECT category, sum(end_ns - start_ns) / 1e3 AS us\n"
+        "FROM critical_path GROUP BY category ORDER BY us DESC",
+    ),
+    (
+        "Events by kind",
+        "SELECT kind, count(*) AS events FROM events GROUP BY kind ORDER BY events DESC",
+    ),
+)
+
+
+def plot(result: pa.Table) -> go.Figure | None:
+    """Bars of the first numeric column that is not the first one, or lines for many rows.
+
+    Args:
+        result: The rows; the first column gives the categories.
+
+    Returns:
+        None if there are no rows or no such column.
+    """
+    if not len(result) or result.num_columns < 2:
+        return None
+    numeric = next(
+        (
+            name
+            for name in result.column_names[1:]
+            if pa.types.is_integer(kind := result.schema.field(name).type)
+            or pa.types.is_floating(kind)
+            or pa.types.is_decimal(kind)
+        ),
+        None,
+    )
+    if numeric is None:
+        return None
+    shown = result.slice(0, _MAX_BARS)
+    figure = base_figure(height=300)
+    names = [label(value) for value in shown.column(0).to_pylist()]
+    values = [None if v is None else float(v) for v in shown.column(numeric).to_pylist()]
+    figure.add_bar(x=names, y=values, meta={"role": "series-0"}, name=label(numeric))
+    figure.update_xaxes(title=label(result.column_names[0]), type="category")
+    figure.update_yaxes(title=label(numeric))
+    figure.update_layout(showlegend=False)
+    return figure
+
+
+def _plot_of_address(opened: OpenTrace, address: Address) -> go.Figure | None:
+    statement = address.text("q")
+    if not statement:
+        return None
+    try:
+        return plot(opened.query(statement))
+    except DdltraceError:
+        return None  # the page itself shows the error
+
+
+FIGURES: Final[dict[str, Callable[[OpenTrace, Address], go.Figure | None]]] = {
+    "sql-plot": _plot_of_address
+}
+
+
+def sql_page(opened: OpenTrace, address: Address) -> Component:
+    """The page for one trace; the statement stands in the address (key ``q``)."""
+    statement = address.text("q")
+    return html.Main(
+        [
+            html.Section(
+                [
+                    html.H1("Query the trace with SQL"),
+                    html.P(
+                        "One SELECT in DuckDB's dialect. It reads this trace only and writes "
+                        "nothing.",
+                        className="lead",
+                    ),
+                ],
+                className="headline",
+            ),
+            html.Div(
+                [
+                    html.Div(
+                        [
+                            html.Label("Statement", htmlFor="sql-text", className="quiet"),
+                            dcc.Textarea(
+                                id="sql-text", value=statement or EXAMPLES[0][1], spellCheck=False
+                            ),
+                            html.Div(
+                                [
+                                    html.Button("Run", id="sql-run", className="action"),
+                                    html.Button(
+                                        "Save CSV", id="sql-csv", className="action second"
+                                    ),
+                                    dcc.Download(id="sql-file"),
+                                    *(
+                                        dcc.Link(
+                                            title,
+                                            href=address.link(PATH, q=text),
+                                            className="filter",
+                                        )
+                                        for title, text in EXAMPLES
+                                    ),
+                                ],
+                                className="actions",
+                            ),
+                            html.Div(_result(opened, statement), id="sql-result"),
+                        ]
+                    ),
+                    card("Tables", _schema(opened), hint="A click shows the columns."),
+                ],
+                className="sql",
+            ),
+        ],
+        className="page",
+    )
+
+
+def as_csv(result: pa.Table) -> str:
+    """The whole result as CSV, with a header line."""
+    sink = io.BytesIO()
+    plain = pa.table(
+        {
+            name: column.cast(column.type.value_type)
+            if pa.types.is_dictionary(column.type)
+            else column
+            for name, column in zip(result.column_names, result.columns, strict=True)
+        }
+    )
+    arrow_csv.write_csv(_without_nested(plain), sink)
+    return sink.getvalue().decode()
+
+
+def _without_nested(result: pa.Table) -> pa.Table:
+    """CSV has no lists or structs: they are written as text."""
+    for number, column in enumerate(result.columns):
+        if pa.types.is_nested(column.type):
+            text = [None if value is None else str(value) for value in column.to_pylist()]
+            result = result.set_column(number, result.column_names[number], pa.array(text))
+    return result
+
+
+def _result(opened: OpenTrace, statement: str) -> list[Any]:
+    if not statement:
+        return []
+    try:
+        result = opened.query(statement)
+    except DdltraceError as error:
+        return [html.P(printable(str(error)), className="warning", role="alert")]
+    rows = [
+        [_cell(value) for value in row.values()] for row in result.slice(0, _MAX_ROWS).to_pylist()
+    ]
+    count = f"{len(result):,} row{'s' * (len(result) != 1)}"
+    more = f", the first {_MAX_ROWS} shown" if len(result) > _MAX_ROWS else ""
+    parts: list[Any] = []
+    figure = plot(result)
+    if figure is not None:
+        parts.append(card("Plot", graph("sql-plot", figure.layout.height)))
+    heads = [printable(name) for name in result.column_names]
+    parts.append(card("Result", table(heads, rows), hint=count + more))
+    return parts
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "null"
+    text = _number(value) if isinstance(value, float) else printable(str(value))
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
+
+
+def _number(value: float) -> str:
+    """A number in full where that is readable, else with an exponent."""
+    large = abs(value) >= _LARGE
+    return f"{value:.6g}" if large or 0 < abs(value) < 1 else f"{value:.3f}".rstrip("0").rstrip(".")
+
+
+def _schema(opened: OpenTrace) -> Component:
+    return html.Div(
+        [
+            html.Details(
+                [
+                    html.Summary(name),
+                    html.Ul([html.Li(column) for column in opened.columns_of(name)]),
+                ]
+            )
+            for name in TABLES
+        ],
+        className="schema",
+    )

@@ -1,0 +1,221 @@
+"""The tensors page: the life of every parameter's gradient, from ready to complete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from dash import dcc, html
+
+from ddltrace.analyzer.formatting.units import NOT_KNOWN, bytes_text, printable, time_text
+from ddltrace.analyzer.report.figures import base_figure, label
+from ddltrace.dashboard.pages.sorted_table import Column, sort_rows, sorted_table
+from ddltrace.dashboard.pages.tensor_messages import messages_of, usual_step
+from ddltrace.dashboard.timeline.links import timeline_link
+from ddltrace.dashboard.widgets import card, empty, graph, notes_box, table
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    from dash.development.base_component import Component
+
+    from ddltrace.analyzer.model import TensorRow
+    from ddltrace.dashboard.address import Address
+    from ddltrace.dashboard.workspace import OpenTrace
+
+PATH: Final = "/tensors"
+_MAX_BARS: Final = 60
+_MAX_ROWS: Final = 1000
+_US_PER_MS: Final = 1e3
+
+# Part of a tensor's life -> the instants between which it lies, its title and its colour.
+_PARTS: Final = (
+    ("ready_us", "enqueue_us", "waits for its bucket", "muted"),
+    ("enqueue_us", "start_us", "waits in the queue", "wait"),
+    ("start_us", "complete_us", "in flight", "collective"),
+)
+
+_COLUMNS: Final[tuple[Column[TensorRow], ...]] = (
+    Column("name", "tensor", lambda row: printable(row.name), lambda row: row.name),
+    Column("size", "size", lambda row: bytes_text(row.bytes), lambda row: row.bytes),
+    Column("ready", "ready", lambda row: time_text(row.ready_us), lambda row: row.ready_us),
+    Column(
+        "enqueued", "enqueued", lambda row: time_text(row.enqueue_us), lambda row: row.enqueue_us
+    ),
+    Column("started", "started", lambda row: time_text(row.start_us), lambda row: row.start_us),
+    Column(
+        "complete", "complete", lambda row: time_text(row.complete_us), lambda row: row.complete_us
+    ),
+    Column("exposed", "exposed", lambda row: time_text(row.exposed_us), lambda row: row.exposed_us),
+    Column(
+        "bucket",
+        "tensors in its message",
+        lambda row: NOT_KNOWN if row.bucket is None else str(row.bucket),
+        lambda row: row.bucket,
+    ),
+)
+
+
+def backward_order(rows: Sequence[TensorRow]) -> list[TensorRow]:
+    """Tensors in the order in which their gradients become ready; unknown ones last."""
+    known = [row for row in rows if row.ready_us is not None]
+    return sorted(known, key=lambda row: row.ready_us or 0.0) + [
+        row for row in rows if row.ready_us is None
+    ]
+
+
+def lives(rows: Sequence[TensorRow]) -> go.Figure | None:
+    """One bar per tensor from ready to complete (ms from the start of the step).
+
+    Args:
+        rows: In the order in which they are drawn, from the top.
+
+    Returns:
+        The figure of the first 60 rows; None if no life is known.
+    """
+    rows = [row for row in rows if _is_known(row)][:_MAX_BARS]
+    if not rows:
+        return None
+    figure = base_figure(height=110 + 20 * len(rows))
+    names = [label(row.name) for row in rows]
+    for first, last, title, role in _PARTS:
+        starts, lengths = [], []
+        for row in rows:
+            start, end = getattr(row, first), getattr(row, last)
+            known = start is not None and end is not None and end >= start
+            starts.append(start / _US_PER_MS if known else None)
+            lengths.append((end - start) / _US_PER_MS if known else None)
+        figure.add_bar(
+            base=starts,
+            x=lengths,
+            y=names,
+            orientation="h",
+            name=title,
+            meta={"role": role},
+            hovertemplate="%{y}<br>" + title + " for %{x:.3f} ms<extra></extra>",
+        )
+    figure.update_layout(barmode="overlay", bargap=0.25)
+    figure.update_xaxes(title="ms from the start of the step, median of the steady steps")
+    figure.update_yaxes(autorange="reversed", type="category")
+    return figure
+
+
+FIGURES: Final[dict[str, Callable[[OpenTrace, Address], go.Figure | None]]] = {
+    "tensor-lives": lambda opened, address: lives(_ordered(opened, address)),
+}
+
+
+def tensors_page(opened: OpenTrace, address: Address) -> Component:
+    """The page for one trace, or for one tensor of it (key ``tensor`` of the address).
+
+    Raises:
+        TraceError: The trace cannot be analyzed.
+    """
+    analysis = opened.analysis
+    if not analysis.tensors:
+        return html.Main(
+            empty(
+                "No tensor was seen",
+                "Tensors are named when a job trains under DistributedDataParallel or FSDP. "
+                "Record one with: ddltrace run -- torchrun train.py",
+            ),
+            className="page",
+        )
+    chosen = next((row for row in analysis.tensors if row.name == address.text("tensor")), None)
+    ordered = _ordered(opened, address)
+    cards: list[Any] = []
+    if chosen is not None:
+        cards.append(_one_tensor(opened, chosen, address))
+    figure = lives(ordered)
+    if figure is not None:
+        hint = "From gradient ready to the end of its last message."
+        if len(ordered) > _MAX_BARS:
+            hint += f" The first {_MAX_BARS} of {len(ordered):,} tensors; sort the table below."
+        cards.append(card("Lives", graph("tensor-lives", figure.layout.height), hint=hint))
+    columns = (_name_column(address), *_COLUMNS[1:])
+    cards.append(
+        card(
+            "All tensors",
+            sorted_table(ordered, columns, address, PATH, limit=_MAX_ROWS),
+            hint="Medians over ranks and steady steps, from the start of the step.",
+        )
+    )
+    head: list[Any] = [
+        html.H1(f"{len(analysis.tensors):,} tensors"),
+        html.P(
+            "Each row is one parameter's gradient: ready, handed to a message, in flight, "
+            "complete. Exposed is its share of the communication that compute does not hide.",
+            className="lead",
+        ),
+    ]
+    if opened.notes:
+        head.append(notes_box(opened.notes))
+    return html.Main([html.Section(head, className="headline"), *cards], className="page")
+
+
+def _ordered(opened: OpenTrace, address: Address) -> list[TensorRow]:
+    rows = backward_order(opened.analysis.tensors)
+    column = next((c for c in _COLUMNS if c.key == address.text("sort")), None)
+    return sort_rows(rows, column) if column else rows
+
+
+def _is_known(row: TensorRow) -> bool:
+    return any(
+        getattr(row, first) is not None and getattr(row, last) is not None
+        for first, last, _, _ in _PARTS
+    )
+
+
+def _name_column(address: Address) -> Column[TensorRow]:
+    def cell(row: TensorRow) -> Component:
+        name = printable(row.name)
+        return dcc.Link(
+            html.Span(name, title=name), href=address.link(PATH, tensor=row.name), className="name"
+        )
+
+    return Column("name", "tensor", cell, lambda row: row.name)
+
+
+def _one_tensor(opened: OpenTrace, row: TensorRow, address: Address) -> Component:
+    """What carried one tensor in a usual step: its message on every rank."""
+    step = usual_step(opened.analysis)
+    found = [] if step is None else messages_of(opened, row.name, step)
+    name = printable(row.name)
+    if not found:
+        body: list[Any] = [html.P("No message of a steady step names this tensor.")]
+    else:
+        body = [
+            table(
+                ("message", "rank", "enqueued", "start", "length", "size", ""),
+                [
+                    (
+                        printable(message.title),
+                        str(message.rank),
+                        time_text(message.enqueue_us),
+                        time_text(message.start_us),
+                        time_text(message.length_us),
+                        bytes_text(message.bytes),
+                        dcc.Link(
+                            "timeline",
+                            href=timeline_link(opened.number, message.start_ns, message.end_ns),
+                        ),
+                    )
+                    for message in found
+                ],
+            )
+        ]
+        others = sorted({other for message in found for other in message.others})
+        if others:
+            body += [
+                html.H3(f"In the same messages: {len(others):,} further tensors"),
+                html.P(
+                    printable(", ".join(others[:_MAX_BARS]))
+                    + (", …" if len(others) > _MAX_BARS else ""),
+                    className="quiet",
+                ),
+            ]
+    return card(
+        name,
+        *body,
+        dcc.Link("Close", href=address.link(PATH, tensor=None), className="quiet"),
+        hint="" if step is None else f"Step {step}; times from the start of the step on its rank.",
+    )

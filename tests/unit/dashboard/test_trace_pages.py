@@ -1,0 +1,160 @@
+"""The pages of tensors, communication, the critical path, SQL, experiments and traces."""
+
+import json
+
+import pyarrow as pa
+import pytest
+from plotly.utils import PlotlyJSONEncoder
+
+from ddltrace.dashboard.address import Address
+from ddltrace.dashboard.discovery import discover
+from ddltrace.dashboard.experiments import OpenExperiment
+from ddltrace.dashboard.pages import sql_page, tensors_page
+from ddltrace.dashboard.pages.collective_events import Filter, collectives
+from ddltrace.dashboard.pages.experiments_page import experiments_page
+from ddltrace.dashboard.pages.page_list import PAGES, make_figure, page_at
+from ddltrace.dashboard.pages.sorted_table import Column, sort_rows
+from ddltrace.dashboard.pages.tensor_messages import messages_of
+from ddltrace.dashboard.workspace import Workspace
+from ddltrace.experiments.harness.results import Results, summarize
+from ddltrace.experiments.harness.results_file import write
+from ddltrace.experiments.harness.run_record import Run
+from ddltrace.tracer.errors import TraceError, UsageError
+
+
+def as_json(component):
+    return json.dumps(component, cls=PlotlyJSONEncoder)
+
+
+def finished(strategy, step_us, round_number):
+    return Run(
+        strategy=strategy,
+        round=round_number,
+        seed=round_number,
+        status="complete",
+        trace=None,
+        step_us=[step_us + number for number in range(20)],
+        first_step=2,
+        losses=[2.0 - 0.01 * number for number in range(22)],
+        elapsed_us=[1e4 * number for number in range(22)],
+        payload_bytes=4e6,
+        wire_bytes=3e6,
+    )
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    directory = tmp_path / "experiment"
+    directory.mkdir()
+    rows = [
+        summarize(name, [finished(name, us, number) for number in (1, 2, 3)])
+        for name, us in (("ddp", 9000.0), ("topk:density=0.01", 5000.0))
+    ]
+    settings = {"workload": "digits", "width": 8, "ranks": 2, "steps": 22, "warmup": 2}
+    results = Results(settings=settings, rows=rows, baseline="ddp", status="complete")
+    write(results, directory)
+    return directory
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_page_is_made_of_a_trace_and_without_one(page, workspace):
+    assert page.make(workspace, Address()) is not None
+    empty = Workspace([])
+    if page.name in ("compare", "experiments", "traces"):
+        assert page.make(empty, Address()) is not None
+    else:
+        with pytest.raises(TraceError, match="shows no trace"):
+            page.make(empty, Address())
+
+
+def test_pages_are_found_by_their_address():
+    assert [page.name for page in PAGES if page_at(page.path + "/") is not page] == []
+    assert page_at("/no-such-page") is None
+
+
+def test_tensors_stand_in_the_order_of_backward_or_of_a_column(opened):
+    rows = opened.analysis.tensors
+    ready = [row.ready_us for row in tensors_page.backward_order(rows)]
+    assert ready == sorted(ready)
+    assert ready[0] < ready[-1]
+    page = as_json(tensors_page.tensors_page(opened, Address.parse("?sort=size")))
+    largest, smallest = (f(rows, key=lambda row: row.bytes).name for f in (max, min))
+    table = page[page.index("All tensors") :]
+    assert table.index(largest) < table.index(smallest)
+
+
+def test_a_tensor_has_its_message_on_every_rank(opened):
+    name = opened.analysis.tensors[0].name
+    found = messages_of(opened, name, 1)
+    assert [message.rank for message in found] == list(opened.trace.ranks)
+    assert {message.title.split(" ")[0] for message in found} == {"all_reduce"}
+    assert all(message.length_us > 0 and message.enqueue_us < message.start_us for message in found)
+
+
+def test_sorting_puts_unknown_values_last():
+    column = Column("n", "n", str, lambda value: value)
+    assert sort_rows([2, None, 5, 3], column) == [5, 3, 2, None]
+    names = Column("n", "n", str, lambda value: value)
+    assert sort_rows(["b", None, "a"], names) == ["a", "b", None]
+
+
+def test_collectives_are_filtered_by_the_rank_that_came_last(opened):
+    rows = collectives(opened.analyzed, opened.trace.origin_ns)
+    assert len(rows) == opened.analysis.joining.collectives
+    late = [row for row in rows if Filter.of(Address.parse("rank=1")).admits(row)]
+    assert late == [row for row in rows if row.last_rank == 1] != []
+    assert not [row for row in rows if Filter.of(Address.parse("op=broadcast")).admits(row)]
+
+
+def test_sql_runs_the_statement_of_the_address_and_nothing_else(opened):
+    asked = Address().link("", q="SELECT step, wall_us FROM steps ORDER BY step")
+    page = as_json(sql_page.sql_page(opened, Address.parse(asked)))
+    assert "4 rows" in page
+    assert make_figure(Workspace([opened.trace]), "sql-plot", Address.parse(asked)) is not None
+    refused = Address().link("", q="COPY steps TO 'out.csv'")
+    assert "warning" in as_json(sql_page.sql_page(opened, Address.parse(refused)))
+    with pytest.raises(UsageError):
+        opened.query("ATTACH 'other.db'")
+
+
+def test_examples_of_sql_are_valid(opened):
+    for title, statement in sql_page.EXAMPLES:
+        assert opened.query(statement).num_columns >= 2, title
+
+
+def test_csv_writes_lists_as_text():
+    result = pa.table({"name": pa.array(["a", "b"]).dictionary_encode(), "ids": [[1, 2], None]})
+    assert sql_page.as_csv(result) == '"name","ids"\n"a","[1, 2]"\n"b",\n'
+
+
+def test_an_experiment_is_found_shown_and_read_again(experiment, trace_path):
+    found = discover([str(experiment.parent), str(trace_path)])
+    assert found.experiments == [experiment]
+    assert trace_path in found.traces
+    workspace = Workspace([], [OpenExperiment(0, "experiment", experiment)])
+    page = as_json(experiments_page(workspace, Address()))
+    assert "topk:density=0.01 is 1.80 times as fast as ddp" in page
+    assert make_figure(workspace, "exp-steps", Address()) is not None
+    grown = workspace.experiments[0].results
+    grown.rows[1].runs.clear()
+    write(Results(settings=grown.settings, rows=grown.rows[:1], status="running"), experiment)
+    assert "topk" not in as_json(experiments_page(workspace, Address()))
+
+
+def test_damaged_results_are_one_line(experiment):
+    (experiment / "results.json").write_text("{")
+    workspace = Workspace([], [OpenExperiment(0, "experiment", experiment)])
+    with pytest.raises(TraceError, match="damaged"):
+        experiments_page(workspace, Address())
+
+
+def test_a_path_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(TraceError, match="does not exist"):
+        discover([str(tmp_path / "none")])
+
+
+def test_links_do_not_leave_the_folder(tmp_path, trace_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "link").symlink_to(trace_path)
+    assert discover([str(folder)]).traces == [folder]
