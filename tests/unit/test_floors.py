@@ -152,7 +152,10 @@ ORDER = {
     "dashboard": (
         *(
             "hosts",
+            "address",
             "theme",
+            "discovery",
+            "experiments",
             "timeline",
             "widgets",
             "rank_breakdowns",
