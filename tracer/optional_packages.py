@@ -28,7 +28,7 @@ USES: Final[Mapping[str, str]] = {
     "frames": "pandas frames in the Python API",
     "query": "ddltrace query",
     "dashboard": "ddltrace dashboard",
-    "experiments": "ddltrace experiment run with the workload digits",
+    "experiments": "ddltrace experiment run with a workload of images",
     "perfetto": "export --to perfetto",
 }
 """Extra -> the commands that need it."""
