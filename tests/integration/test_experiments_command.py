@@ -204,3 +204,18 @@ def test_an_experiment_on_a_shaped_network(tmp_path: Path) -> None:
     assert row["replicas_identical"]
     # 1,166,248 bytes each way over a link of 100 Mbit/s take 93 ms, and none of it is hidden.
     assert row["exposed_us"] > 0.85 * 93_300
+
+
+def test_a_users_own_job_runs_unchanged_and_under_a_strategy(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "docs" / "examples" / "train_digits.py"
+    job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    options = ["--strategy", "bf16", "--steps", "14", "--warmup", "4", "-o", str(tmp_path / "out")]
+    done = call("run", *options, "--json", "--", *job, str(script), "--epochs", "50")
+    unchanged, bf16 = json.loads(done.stdout)["rows"]
+    assert (unchanged["strategy"], bf16["strategy"]) == ("unchanged", "bf16")
+    for row in (unchanged, bf16):
+        assert row["status"] == "complete"
+        assert len(row["step_us"]) == 14 - 4
+        assert len(row["losses"]) == 14
+    assert bf16["losses"][0] == unchanged["losses"][0]
+    assert bf16["payload_bytes"] == pytest.approx(unchanged["payload_bytes"] / 2, rel=0.01)
