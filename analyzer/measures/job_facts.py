@@ -56,6 +56,8 @@ class JobFacts:
         update_names: Names of what runs in the optimizer, lower case.
         link: Of sends and receives, what the mean link carries in a step: messages, bytes, and
             the transfers of a receiving rank; None without any.
+        sends_in_a_row: Part of the sends that follow one to the same rank, with no receive between:
+            only these could go in one message.
     """
 
     exchanges: tuple[Exchange, ...] = ()
@@ -65,6 +67,7 @@ class JobFacts:
     element_bytes: float | None = None
     update_names: tuple[str, ...] = ()
     link: Exchange | None = None
+    sends_in_a_row: float = 0.0
 
 
 def job_facts(
@@ -114,7 +117,20 @@ def job_facts(
         element_bytes=_element_bytes(trace, scans, joined),
         update_names=tuple(name.lower() for name in update_names),
         link=_link(joined, steady),
+        sends_in_a_row=_sends_in_a_row(joined, steady),
     )
+
+
+def _sends_in_a_row(joined: Joined, steady: IntArray) -> float:
+    messages = joined.messages
+    rows = np.flatnonzero(messages.is_p2p & in_steps(messages.step, steady))
+    sends = messages.op_is("send")[rows]
+    if not sends.any():
+        return 0.0
+    follows = sends[1:] & sends[:-1]
+    for column in (messages.rank, messages.peer, messages.step):
+        follows &= column[rows][1:] == column[rows][:-1]
+    return float(follows.sum() / sends.sum())
 
 
 def _shares_update(exchanges: Iterable[Exchange]) -> bool:

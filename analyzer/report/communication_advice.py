@@ -151,12 +151,13 @@ def _of_link(
     latency = mine * cost.latency_us / cost.total_us
     size = bytes_text(round(link.bytes / link.count))
     overlap = analysis.summary.overlap_ratio
-    if link.count >= 2:
+    # Microbatches follow each other, too, and cannot be merged.
+    if facts.sends_in_a_row and not analysis.pipelines:
         yield Proposal(
             f"merge messages: a link carries {link.count:.0f} of {size} in each step, of whose "
             f"transfer {share_text(cost.latency_us / cost.total_us)} is latency; send what goes to "
             "one rank at a time in one message",
-            latency * (1 - 1 / link.count),
+            latency * facts.sends_in_a_row,
         )
     if overlap is not None and overlap < _LOW_OVERLAP:
         # A first message has nothing to hide behind.
