@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any, Final
 
 from ddltrace.tracer.trace.schema import OPS
@@ -152,12 +151,3 @@ def members(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list) or any(type(rank) is not int or rank < 0 for rank in value):
         return ()
     return tuple(value)
-
-
-def first_mismatch(sequences: Sequence[Sequence[Any]]) -> int | None:
-    """Index of the first place at which ranks disagree; None where they agree throughout."""
-    shortest = min(map(len, sequences))
-    for place in range(shortest):
-        if any(sequence[place] != sequences[0][place] for sequence in sequences[1:]):
-            return place
-    return None if all(len(sequence) == shortest for sequence in sequences) else shortest

@@ -1,24 +1,26 @@
 """Numbers for messages whose format does not number them, and a check of those that do.
 
 The same collective must carry the same (group, number) on all its ranks. Where a format has
-no numbers the order within the group stands in for them, which holds as long as every rank's
-record begins at the same collective; where training steps are known, counting starts at a
-step that all ranks have.
+no numbers, the ranks' records of a group are aligned by operation, size, order and time
+(`ddltrace.analyzer.events.sequence_alignment`): a collective that some rank lacks, or that it
+has with another operation or size, gets a number of its own.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ddltrace.analyzer.events.event_columns import memory_of
-from ddltrace.analyzer.importers.communication import first_mismatch
+from ddltrace.analyzer.events.sequence_alignment import call_tokens, common_numbers
+from ddltrace.analyzer.events.time_alignment import Calls
 from ddltrace.tracer.trace.arrow_arrays import integers
 from ddltrace.tracer.trace.schema import EVENTS, P2P_OPS
 
@@ -36,6 +38,9 @@ class _Part:
     seq: Numbers
     step: Numbers
     ops: list[str]
+    bytes: Numbers
+    out_bytes: Numbers
+    time: Numbers
 
 
 def number_messages(
@@ -52,6 +57,7 @@ def number_messages(
         The tables with the columns ``seq`` and ``id`` filled.
     """
     groups: dict[str, list[_Part]] = defaultdict(list)
+    pairs: dict[_Pair, dict[str, _Side]] = {}
     seqs: dict[str, Numbers] = {}
     ids: dict[str, Numbers] = {}
     for segment, table in tables.items():
@@ -61,7 +67,8 @@ def number_messages(
         ids[segment][rows] = np.arange(len(rows))
         for group, part in _collectives(table, segment, rows).items():
             groups[group].append(part)
-        _number_pairs(table, rows, ranks[segment], seqs[segment])
+        _add_pairs(table, rows, segment, ranks[segment], pairs)
+    _number_pairs(pairs, seqs)
     found: list[str] = []
     for group, parts in groups.items():
         _number_group(group, parts, ranks, seqs, found)
@@ -88,7 +95,10 @@ def _message_rows(table: pa.Table) -> Numbers:
 
 
 def _collectives(table: pa.Table, segment: str, rows: Numbers) -> dict[str, _Part]:
-    part = table.select(["group", "op", "seq", "step"]).take(integers(rows))
+    names = ["group", "op", "seq", "step", "bytes", "out_bytes"]
+    part = table.select(names).take(integers(rows))
+    ends = pc.coalesce(table["end_ns"], table["start_ns"]).combine_chunks()
+    times = memory_of(ends)[rows]
     columns = part.to_pydict()
     places: dict[str, list[int]] = defaultdict(list)
     for place, (group, op) in enumerate(zip(columns["group"], columns["op"], strict=True)):
@@ -100,6 +110,9 @@ def _collectives(table: pa.Table, segment: str, rows: Numbers) -> dict[str, _Par
             rows=rows[chosen],
             seq=_integers([columns["seq"][place] for place in chosen]),
             step=_integers([columns["step"][place] for place in chosen]),
+            bytes=_integers([columns["bytes"][place] for place in chosen]),
+            out_bytes=_integers([columns["out_bytes"][place] for place in chosen]),
+            time=times[chosen],
             ops=[str(columns["op"][place]) for place in chosen],
         )
         for group, chosen in places.items()
@@ -118,20 +131,28 @@ def _number_group(
             seqs[part.segment][part.rows] = part.seq
         _check_numbered(group, parts, ranks, notes)
         return
-    first = _common_places(parts)
-    for part, place in zip(parts, first, strict=True):
-        seqs[part.segment][part.rows] = np.arange(len(part.rows)) - place + max(first)
-    ordered = [part.ops[place:] for part, place in zip(parts, first, strict=True)]
     shown = group[:40]
-    notes.append(f"group {shown!r}: its collectives have no number and are joined by their order")
-    place_of_mismatch = first_mismatch(ordered)
-    if place_of_mismatch is None:
-        return
-    described = _disagreement(parts, ordered, place_of_mismatch, ranks)
     notes.append(
-        f"group {shown!r}: ranks disagree at collective {place_of_mismatch} ({described}); "
-        "what follows may be joined wrongly"
+        f"group {shown!r}: its collectives have no number and are joined by operation, size and "
+        "order"
     )
+    numbers = common_numbers(_calls(parts))
+    for part, its in zip(parts, numbers, strict=True):
+        seqs[part.segment][part.rows] = its
+    disagreement = _disagreement(parts, numbers, ranks)
+    if disagreement:
+        notes.append(f"group {shown!r}: {disagreement}")
+
+
+def _calls(parts: list[_Part]) -> list[Calls]:
+    """What the alignment compares."""
+    names = sorted({op for part in parts for op in part.ops})
+    code = {name: number for number, name in enumerate(names)}
+    ops = [np.array([code[op] for op in part.ops], np.int64) for part in parts]
+    tokens = call_tokens(
+        ops, [part.bytes for part in parts], [part.out_bytes for part in parts], names
+    )
+    return [Calls(token, part.time, part.step) for token, part in zip(tokens, parts, strict=True)]
 
 
 def _is_numbered(seq: Numbers) -> bool:
@@ -154,34 +175,86 @@ def _check_numbered(
                 return
 
 
-def _common_places(parts: list[_Part]) -> list[int]:
-    """For each rank the place of the first collective in a step that all ranks have."""
-    if any(not np.any(part.step >= 0) for part in parts):
-        return [0] * len(parts)
-    common = max(int(part.step[part.step >= 0].min()) for part in parts)
-    return [int(np.argmax(part.step >= common)) for part in parts]
-
-
 def _disagreement(
-    parts: list[_Part], ordered: Sequence[Sequence[str]], place: int, ranks: Mapping[str, int]
-) -> str:
+    parts: list[_Part], numbers: list[Numbers], ranks: Mapping[str, int]
+) -> str | None:
+    """What ranks disagree on from the first step on that all of them have; None if on nothing."""
+    start = 0
+    if all(np.any(part.step >= 0) for part in parts):
+        common = max(int(part.step[part.step >= 0].min()) for part in parts)
+        start = min(
+            int(its[np.argmax(part.step >= common)])
+            for part, its in zip(parts, numbers, strict=True)
+        )
+    counts = np.bincount(np.concatenate(numbers))
+    lacking = start + np.flatnonzero(counts[start:] < len(parts))
+    if not len(lacking):
+        return None
+    first = int(lacking[0])
     by_op: dict[str, int] = {}
-    for part, ops in zip(parts, ordered, strict=True):
-        by_op.setdefault(ops[place] if place < len(ops) else "none", ranks[part.segment])
-    return ", ".join(f"{op[:40]} on rank {rank}" for op, rank in list(by_op.items())[:3])
+    for part, its in zip(parts, numbers, strict=True):
+        place = int(np.searchsorted(its, first))
+        has = place < len(its) and its[place] == first
+        by_op.setdefault(part.ops[place] if has else "none", ranks[part.segment])
+    described = ", ".join(f"{op[:40]} on rank {rank}" for op, rank in list(by_op.items())[:3])
+    return (
+        f"ranks disagree at collective {first} ({described}); {len(lacking)} of "
+        f"{len(counts) - start} collectives are not on all of them and left out of all times"
+    )
 
 
-def _number_pairs(table: pa.Table, rows: Numbers, rank: int, seq: Numbers) -> None:
-    """Numbers sends and receives by their order between the same two ranks."""
-    part = table.select(["group", "op", "peer", "tag"]).take(integers(rows)).to_pydict()
-    counts: dict[tuple[Any, ...], int] = defaultdict(int)
+@dataclass
+class _Side:
+    """The sends, or the receives, between two ranks under one tag, in order."""
+
+    op: str
+    segment: str
+    rows: list[int]
+    size: list[int]
+    time: list[int]
+
+
+_Pair = tuple[Any, Any, Any, Any]
+"""Group, source, destination, tag."""
+
+
+def _add_pairs(
+    table: pa.Table, rows: Numbers, segment: str, rank: int, pairs: dict[_Pair, dict[str, _Side]]
+) -> None:
+    """Adds a table's sends and receives to those between the same ranks."""
+    names = ["group", "op", "peer", "tag", "bytes", "out_bytes", "end_ns", "start_ns"]
+    part = table.select(names).take(integers(rows)).to_pydict()
     for place, op in enumerate(part["op"]):
         if op not in P2P_OPS or part["peer"][place] is None:
             continue
         pair = (rank, part["peer"][place])
         key = (part["group"][place], *(pair if op == "send" else pair[::-1]), part["tag"][place])
-        seq[rows[place]] = counts[key, op]
-        counts[key, op] += 1
+        side = pairs.setdefault(key, {}).setdefault(op, _Side(op, segment, [], [], []))
+        side.rows.append(int(rows[place]))
+        size = part["bytes" if op == "send" else "out_bytes"][place]
+        side.size.append(_UNKNOWN if size is None else size)
+        end = part["end_ns"][place]
+        side.time.append(part["start_ns"][place] if end is None else end)
+
+
+def _number_pairs(pairs: dict[_Pair, dict[str, _Side]], seqs: dict[str, Numbers]) -> None:
+    """Numbers sends and receives: by their order, unless their sizes show that some are missing."""
+    for sides in pairs.values():
+        found = list(sides.values())
+        numbers = [np.arange(len(side.rows)) for side in found]
+        known = all(size > 0 for side in found for size in side.size)
+        if len(found) > 1 and known and found[0].size != found[1].size:
+            sizes = [np.array(side.size, np.int64) for side in found]
+            none = [np.zeros(len(size), np.int64) for size in sizes]
+            tokens = call_tokens(none, sizes, sizes, ["send"])
+            numbers = common_numbers(
+                [
+                    Calls(token, np.array(side.time, np.int64), np.full(len(token), _UNKNOWN))
+                    for token, side in zip(tokens, found, strict=True)
+                ]
+            )
+        for side, its in zip(found, numbers, strict=True):
+            seqs[side.segment][side.rows] = its
 
 
 def _integers(values: list[int | None]) -> Numbers:

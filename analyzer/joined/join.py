@@ -1,9 +1,9 @@
 """The same collective on all its ranks, and each send with its receive.
 
 A collective is found by its group and its number in the group, a send or receive by group,
-source, destination, tag and number. Where a format has no numbers, the order of each rank's
-messages in the group stands in for them. What does not fit together is counted, and left out
-of every statement about time.
+source, destination, tag and number. Where a format has no numbers, the ranks' messages in the
+group are aligned by operation, size, order and time. What does not fit together is counted, and
+left out of every statement about time.
 
 For one collective: *arrival* of rank r is the start of its message, A the last arrival.
 A rank waits until it is *released*: by the last arriver; in a broadcast or scatter, by the
@@ -16,12 +16,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
 from ddltrace.analyzer.events.rank_messages import Messages
+from ddltrace.analyzer.events.sequence_alignment import call_tokens, common_numbers
+from ddltrace.analyzer.events.time_alignment import Calls
 from ddltrace.tracer.trace.schema import OPS, P2P_OPS
 
 if TYPE_CHECKING:
@@ -53,7 +56,7 @@ class Collectives:
     Attributes:
         op: Index into `Joined.ops`.
         group: Index into `Joined.groups`.
-        seq: Its number in the group; its place in the order where the trace has none.
+        seq: Its number in the group; its place in the aligned records where the trace has none.
         bytes: Input bytes of one rank: the largest; `NULL` if unknown.
         size: Bytes of the whole vector: of an all_gather or gather the output, of others the
             input; `NULL` if unknown.
@@ -277,7 +280,7 @@ def _recode(
 
 
 def _numbered(messages: AllMessages) -> tuple[IntArray, bool]:
-    """Sequence numbers; where the trace has none, the place in the rank's order in the group.
+    """Sequence numbers; where the trace has none, places in the aligned records of the ranks.
 
     Places are told from numbers by being negative: -2 for the first, -3 for the second.
     """
@@ -286,11 +289,25 @@ def _numbered(messages: AllMessages) -> tuple[IntArray, bool]:
     if not len(rows):
         return seq, False
     group, rank = messages.group[rows], messages.rank[rows]
-    order = np.lexsort((messages.start[rows], rank, group))
-    new = _changes(group[order], rank[order])
-    begins = np.flatnonzero(new)
-    place = np.arange(len(order)) - np.repeat(begins, np.diff(np.append(begins, len(order))))
-    seq[rows[order]] = -2 - place
+    order = rows[np.lexsort((messages.start[rows], rank, group))]
+    time = np.where(messages.end == NULL_NS, messages.start, messages.end)
+    group, rank = messages.group[order], messages.rank[order]
+    parts = np.split(order, np.flatnonzero(_changes(group, rank))[1:])
+    of_group = group[np.cumsum([0, *map(len, parts[:-1])])]
+    for begin, end in pairwise([*np.flatnonzero(_changes(of_group)).tolist(), len(parts)]):
+        ranks = parts[begin:end]
+        tokens = call_tokens(
+            [messages.op[part] for part in ranks],
+            [messages.bytes[part] for part in ranks],
+            [messages.out_bytes[part] for part in ranks],
+            messages.ops,
+        )
+        calls = [
+            Calls(token, time[part], messages.step[part])
+            for token, part in zip(tokens, ranks, strict=True)
+        ]
+        for part, places in zip(ranks, common_numbers(calls), strict=True):
+            seq[part] = -2 - places
     return seq, True
 
 

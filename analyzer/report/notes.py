@@ -25,5 +25,5 @@ def notes_of(analysis: Analysis) -> list[str]:
     if joining.p2p_unmatched:
         notes.append(f"{joining.p2p_unmatched} sends and receives lack their other side")
     if joining.by_order:
-        notes.append("collectives carry no sequence numbers: joined by their order")
+        notes.append("collectives carry no sequence numbers: joined by operation, size and order")
     return notes
