@@ -7,7 +7,8 @@ import pytest
 
 from ddltrace.analyzer.events.sequence_alignment import call_tokens, common_numbers
 from ddltrace.analyzer.events.time_alignment import Calls
-from ddltrace.analyzer.joined.join import State
+from ddltrace.analyzer.joined.join import State, join
+from ddltrace.analyzer.joined.trace_scans import scan_ranks
 from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 
 JITTER_NS = 20_000
@@ -155,7 +156,7 @@ def test_one_missing_of_160_leaves_all_others_joined(build, missing, sizes):
 
 
 def _joined(trace: Trace):
-    return trace.analyze().joined
+    return join(trace, {rank: scan.messages for rank, scan in scan_ranks(trace).items()})
 
 
 def test_a_wrong_size_is_left_out(build, tmp_path):
