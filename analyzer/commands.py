@@ -59,6 +59,12 @@ Examples:
 )
 @click.option("--steps", type=StepRange(), metavar="A:B", help="Only steps A to B - 1.")
 @click.option(
+    "--window",
+    metavar="NAME|A:B",
+    help="Analyze other intervals in place of steps: the annotations of a name (the n-th of each "
+    "rank is step n), or one window from A to B microseconds after the trace's begin.",
+)
+@click.option(
     "--fail-on",
     "fail_on",
     metavar="EXPR",
@@ -79,6 +85,7 @@ def analyze(
     as_json: bool,
     html: Path | None,
     steps: range | None,
+    window: str | None,
     fail_on: tuple[str, ...],
     definitions: str,
 ) -> None:
@@ -90,6 +97,7 @@ def analyze(
     """
     from ddltrace.analyzer.report.threshold import check_expression
     from ddltrace.analyzer.trace.trace_directories import open_as_one
+    from ddltrace.analyzer.trace.windows import with_window
 
     for expression in fail_on:
         check_expression(expression)
@@ -99,7 +107,10 @@ def analyze(
             raise UsageError(f"--html {html}: there is no directory {html.absolute().parent}")
     if definitions == "hta" and steps is not None:
         raise UsageError("--definitions hta chooses the steps itself: leave out --steps")
-    with open_as_one(traces) as opened:
+    if definitions == "hta" and window is not None:
+        raise UsageError("--definitions hta looks at profiler steps: leave out --window")
+    with open_as_one(traces) as trace:
+        opened = trace if window is None else with_window(trace, window)
         _report(opened, traces, steps, definitions, as_json=as_json, html=html, fail_on=fail_on)
 
 

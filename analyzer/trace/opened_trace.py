@@ -392,6 +392,10 @@ class Trace:
             table = _mark_groups(table, generation)
         return table
 
+    def stored(self, info: RankInfo) -> pa.Table:
+        """A process's events as they are stored, on its own clock."""
+        return self._read(info)
+
     def _read(self, info: RankInfo) -> pa.Table:
         windows = list(self._read_windows(info))
         if not windows:
