@@ -1,7 +1,7 @@
 """Overlap and breakdown by the definitions of Holistic Trace Analysis, for comparison.
 
-On files with one profiler step of whole microseconds ours give the same overlap ratio, idle,
-compute and span. Elsewhere they differ on purpose: they keep every step, and fractions of
+On files with one profiler step of whole microseconds and without synchronization records, ours
+give the same overlap ratio, idle, compute and span. Elsewhere they differ on purpose: they keep every step, and fractions of
 microseconds. These here reproduce what HTA 0.5.0 computes on the same Kineto files, its
 conventions included:
 
