@@ -1,9 +1,9 @@
 """Overlap and breakdown by the definitions of Holistic Trace Analysis, for comparison.
 
 On files with one profiler step of whole microseconds and without synchronization records, ours
-give the same overlap ratio, idle, compute and span. Elsewhere they differ on purpose: they keep every step, and fractions of
-microseconds. These here reproduce what HTA 0.5.0 computes on the same Kineto files, its
-conventions included:
+give the same overlap ratio, idle, compute and span. Elsewhere they differ on purpose: they keep
+every step, and fractions of microseconds. These here reproduce what HTA 0.5.0 computes on the
+same Kineto files, its conventions included:
 
 - times of files with fractions of microseconds are rounded inwards, starts up and ends down;
 - of several profiler steps the last one is dropped, with the kernels that it launched, and so
