@@ -18,6 +18,7 @@ from ddltrace.experiments.engine.communicators import (
     ThreadedCommunicator,
 )
 from ddltrace.experiments.engine.deferred_update import DeferredUpdate
+from ddltrace.experiments.engine.gradient_timing import GradientTiming
 from ddltrace.experiments.engine.groups import new_group_like
 from ddltrace.experiments.engine.layer_order import LayerOrder
 from ddltrace.experiments.engine.message_exchange import MessageExchange
@@ -89,6 +90,7 @@ class ModelExchange:
         self._gradients: list[Gradient] = []
         search = schedule.search()
         self._search = None if search is None else ScheduleSearch(schedule, search, group)
+        self._timing = GradientTiming(schedule, group) if schedule.timed_steps else None
         self._armed = False
         self._exchanges = True
         self._step = StepInProgress(None, None)
@@ -113,12 +115,15 @@ class ModelExchange:
         self._left_over = set(self._deferred)
         self._settle_all()
         self._search_on()
+        self._plan_by_time()
         self._exchanges = self._policy.exchanges_gradients()
         self._armed = True
         dispatcher = None
         if self._plan is not None and self._decides:
             dispatcher = self._schedule.dispatcher(self._plan)
         self._step = StepInProgress(self._plan, dispatcher)
+        if self._timing is not None and self._plan is not None and self._exchanges:
+            self._timing.begin()
 
     def _search_on(self) -> None:
         """Lets the schedule's search change the plan, between two steps."""
@@ -126,12 +131,26 @@ class ModelExchange:
             return
         chosen = self._search.after_step()
         if chosen is not None:
-            self._schedule = chosen
-            self._plan = chosen.plan(self._gradients)
-            self._payloads = Payloads(copies=False)
-            self._exchange.prepare(self._plan.gradients)
+            self._change_plan(chosen)
         if self._search.over:
             self._search = None
+
+    def _plan_by_time(self) -> None:
+        """Plans anew when the times that the schedule asks for have been measured."""
+        if self._plan is None or self._timing is None:
+            return
+        measured = self._timing.after_step(self._gradients)
+        if measured is not None:
+            self._timing = None
+            schedule, self._gradients = measured
+            self._change_plan(schedule)
+
+    def _change_plan(self, schedule: Schedule) -> None:
+        """Goes on with another schedule, while no message is under way."""
+        self._schedule = schedule
+        self._plan = schedule.plan(self._gradients)
+        self._payloads = Payloads(copies=False)
+        self._exchange.prepare(self._plan.gradients)
 
     def settle(self) -> None:
         """Waits for everything that is under way and puts it where it belongs."""
@@ -210,6 +229,8 @@ class ModelExchange:
                 self._communicator.begin(step)
         gradient = raw_gradient(parameter)
         assert gradient is not None
+        if self._timing is not None and step.plan is not None:
+            self._timing.ready(index, gradient)
         if gradient.is_sparse:
             step.arrived[index] = None
             step.sparse_gradients[index] = gradient

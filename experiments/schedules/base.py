@@ -90,6 +90,15 @@ class Schedule(ABC):
         """Steps that are measured for each proposal of the search."""
         return 5
 
+    @property
+    def timed_steps(self) -> int:
+        """Steps in which to measure when gradients are ready; 0 for a plan without times.
+
+        The engine then calls `with_values` with the start-up time of a message in microseconds
+        and the microseconds that a further MiB takes, and plans anew with `Gradient.ready_us`.
+        """
+        return 0
+
     def search(self) -> Search | None:
         """A search for the schedule's parameters while the job runs; None for no search."""
         return None

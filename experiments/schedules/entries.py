@@ -9,6 +9,7 @@ from ddltrace.experiments.schedules.bytescheduler import ByteScheduler
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.fifo import Fifo
 from ddltrace.experiments.schedules.fusion import Fusion
+from ddltrace.experiments.schedules.mgwfbp import MgWfbp
 from ddltrace.experiments.schedules.p3 import P3
 from ddltrace.experiments.schedules.tictac import TicTac
 from ddltrace.experiments.schedules.wait_free import WaitFree
@@ -37,6 +38,14 @@ TECHNIQUES: Final = (
         "PyTorch's DistributedDataParallel with its buckets",
         "PyTorch Distributed, VLDB 2020",
         DdpBuckets,
+    ),
+    Technique(
+        "order",
+        "mgwfbp",
+        "merges gradients if waiting for the next costs less than the start of a message",
+        "MG-WFBP, arXiv 1811.11141",
+        MgWfbp,
+        needs=("some 6 steps to measure when gradients are ready",),
     ),
     Technique(
         "order",

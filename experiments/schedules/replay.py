@@ -43,18 +43,17 @@ def step_time(
         layers: From the input to the output, as the forward pass uses them.
         duration_of: How long a message takes on the link.
     """
-    gradients = [
-        Gradient(index, f"layer{index}", layer.elements, use=index)
-        for index, layer in reversed(list(enumerate(layers)))
-    ]
+    gradients = []
+    now = 0.0
+    for index, layer in reversed(list(enumerate(layers))):
+        now += layer.backward
+        gradients.append(Gradient(index, f"layer{index}", layer.elements, use=index, ready_us=now))
     plan = schedule.plan(gradients)
     dispatcher = schedule.dispatcher(plan)
     numbers = itertools.count()
     events: list[tuple[float, int, int | Message | None]] = []
-    now = 0.0
-    for index in reversed(range(len(layers))):
-        now += layers[index].backward
-        heapq.heappush(events, (now, next(numbers), index))
+    for gradient in gradients:
+        heapq.heappush(events, (gradient.ready_us or 0.0, next(numbers), gradient.index))
     backward_end = now
     heapq.heappush(events, (backward_end, next(numbers), None))
     link_free = 0.0

@@ -24,7 +24,7 @@ class Gradient:
         shape: The parameter's shape; empty for a scalar, and where it is not known.
         use: Its place in the order in which the forward pass uses the parameters; None if that
             is not known.
-        ready_us: When it is ready, in microseconds from the begin of the backward pass; None if
+        ready_us: When it is ready, in microseconds from a common point of the step; None if
             that is not known.
     """
 

@@ -25,7 +25,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_gradients_and_parameters_equal_ddps_to_the_last_bit(report: dict[str, Any]) -> None:
-    assert len(report["equal_to_ddp"]) == 12
+    assert len(report["equal_to_ddp"]) == 14
     assert all(report["equal_to_ddp"].values()), report["equal_to_ddp"]
 
 
@@ -39,6 +39,17 @@ def test_ranks_agree_on_the_order_though_their_gradients_come_in_another(
     assert first["messages"] == second["messages"]
     assert first["final"] == second["final"]
     assert sum(first["messages"]) == (5 + 30 + 3 + 18) * 4
+
+
+def test_mgwfbp_merges_when_it_has_measured(report: dict[str, Any]) -> None:
+    first, second = report["order"]["mgwfbp:steps=1,alpha_us=1e9"]
+    assert first["arrivals"] != second["arrivals"]
+    assert first["messages"] == second["messages"]
+    assert first["final"] == second["final"]
+    # Two steps of one message a tensor; then the network is measured, and all is one message.
+    assert first["messages"][:8] == [5, 30, 3, 18] * 2
+    assert first["messages"][-2:] == [56, 56]
+    assert first["messages"].count(56) == 2
 
 
 def test_a_plan_follows_the_order_of_rank_0(report: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ LOSSLESS = [
     "fusion:cycle_ms=1",
     "bytescheduler:partition_mb=0.0001,credit_mb=0.001",
     "tictac",
+    "mgwfbp:steps=3",
 ]
 
 

@@ -32,6 +32,8 @@ SPECS = (
     "p3:slice=1000",
     "bytescheduler:partition_mb=0.0001,credit_mb=0.0002",
     "tictac",
+    "mgwfbp:steps=1",
+    "mgwfbp:steps=1,alpha_us=1e9",
 )
 
 
@@ -172,7 +174,13 @@ def equality(report: dict[str, Any]) -> None:
 
 def order(report: dict[str, Any]) -> None:
     """The ranks' gradients come in opposite orders."""
-    for spec in ("wfbp", "fusion:cycle_ms=1", "p3:slice=4", "tictac"):
+    for spec in (
+        "wfbp",
+        "fusion:cycle_ms=1",
+        "p3:slice=4",
+        "tictac",
+        "mgwfbp:steps=1,alpha_us=1e9",
+    ):
         model = TwoBranches(first="left" if dist.get_rank() == 0 else "right")
         model.unused.requires_grad_(False)
         arrivals: list[str] = []
