@@ -1,4 +1,4 @@
-// Says that nobody answers any more: pages come from the server, and Dash is silent about it.
+// Shows a message when the server does not respond: Dash itself does not report this.
 (function () {
   "use strict";
   const ask = window.fetch;
@@ -24,7 +24,7 @@
       tell(false);
       return response;
     } catch (error) {
-      // fetch() says no more than that when nobody answers.
+      // fetch() gives only this error when the server does not respond.
       if (error instanceof TypeError) tell(true);
       throw error;
     }

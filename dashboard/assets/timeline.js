@@ -1,5 +1,5 @@
-// The timeline component: a React component that Dash knows by its namespace, without a build
-// step. It holds the state and the input handling; what is painted stands in timeline_paint.js.
+// The timeline component: a React component that Dash finds by its namespace, without a build
+// step. It holds the state and handles input; timeline_paint.js does the painting.
 (function () {
   "use strict";
   const ns = (window.ddltraceTimeline = window.ddltraceTimeline || {});
@@ -9,7 +9,7 @@
   const CLICK_SLOP = 4; // px
   const LINK_MS = 150;
   const RULER_HEIGHT = 28;
-  const NO_EVENT = 0xffffffff; // of an interval that was computed, not recorded
+  const NO_EVENT = 0xffffffff; // marks an interval that was computed, not recorded
   const MINIMAP_HEIGHT = 56;
 
   const LEGEND = [
@@ -20,7 +20,7 @@
     ["compute", "Compute (path)"], ["transfer", "Transfer (path)"], ["idle", "Idle (path)"],
     ["codec", "Codec"], ["marker", "Annotation"], ["host", "Host"],
   ];
-  const MEASURE = "Shift + drag"; // only where a panel tells what was measured
+  const MEASURE = "Shift + drag"; // only if a panel shows the measurement
   const KEYS = [
     ["W  S", "Zoom in, out at the pointer"], ["A  D", "Pan left, right"],
     ["↑  ↓", "Scroll"], ["Ctrl + wheel", "Zoom"], ["Shift + wheel", "Pan"],
@@ -139,12 +139,12 @@
       this.busy = await this.source.minimap(width).catch((error) => this.fail(error));
       this.draw();
       if (this.layout.path) await this.addPath();
-      // What only the analysis can tell, which may take a while.
+      // Values that require the analysis, which may take a while.
       const { notes } = await this.source.notes().catch(() => this.layout);
       if (!this.closed) this.showNotes(notes);
     }
 
-    // The critical path takes the analysis of the whole trace: it comes when it is ready.
+    // The critical path requires the analysis of the whole trace, so it is loaded later.
     async addPath() {
       const path = await this.source.path().catch(() => ({ row: 0, rows: 0, used: [] }));
       if (this.closed) return;
@@ -154,7 +154,7 @@
       this.changed(true);
     }
 
-    // Shows what the address gives, and everything where it gives nothing.
+    // Shows the view in the address, or the whole trace if the address has none.
     restore() {
       if (!this.props.link) return;
       const link = ns.readLink(this.props.link);
@@ -170,7 +170,7 @@
       else if (this.selected) this.clear();
     }
 
-    // Somebody went back, or put in a link to another view of this page.
+    // The user navigated back or opened a link to another view of this page.
     linkChanged() {
       if (!this.view || here() !== this.page) return;
       clearTimeout(this.linking);
@@ -187,7 +187,7 @@
       }
     }
 
-    // What was lost or is unsure: whoever looks at the picture must know.
+    // Lost events and uncertain times, which affect how the timeline is read.
     showNotes(notes) {
       if (!notes.length) return;
       this.notes.hidden = false;
@@ -242,21 +242,21 @@
     fail(error) {
       if (this.closed) return;
       this.failed = true;
-      // When nobody answers, the page says so, see server_gone.js.
+      // If the server does not respond, server_gone.js shows a message.
       this.say(error instanceof TypeError ? "" : error.message);
     }
 
-    // Something that was asked for is here.
+    // Requested data has arrived.
     came() {
       if (this.failed) this.say("");
       this.failed = false;
       this.draw();
     }
 
-    // The nearest height to which the tracks can be scrolled.
+    // The nearest valid scroll position.
     scrolled(to) { return Math.min(Math.max(0, to), Math.max(0, this.scene.height - this.size().height)); }
 
-    // The view, the scene or the size has changed: paint what there is, ask for what is better.
+    // The view, the scene or the size has changed: paint the frames at hand, request a sharper one.
     changed(quiet) {
       if (!this.view || this.closed) return;
       const { width, height } = this.size();
@@ -280,7 +280,7 @@
       }
     }
 
-    // Not once the address is another page's, whose timeline is still to come.
+    // Not if the address already belongs to another page, whose timeline is not loaded yet.
     writeLink() {
       if (here() === this.page) ns.writeLink(this.props.link, this.view, this.scene, this.selected, this.query);
     }
@@ -308,11 +308,11 @@
 
     act(change) { change(); this.changed(); }
 
-    // ---- moving about -------------------------------------------------------------------
+    // ---- navigation ---------------------------------------------------------------------
 
     timeAt(x) { return this.view.t0 + ((x - ns.GUTTER) / (this.size().width - ns.GUTTER)) * this.view.width; }
 
-    // Of a range that is measured: there is nothing before the trace or behind it.
+    // Clips a measured range to the trace.
     timeInside(x) { return Math.min(Math.max(0, this.timeAt(Math.max(x, ns.GUTTER))), this.layout.span); }
 
     center() {
@@ -336,7 +336,7 @@
       if (!this.view) return;
       const unit = e.deltaMode === 1 ? 16 : 1;
       const turned = e.ctrlKey || e.metaKey || e.shiftKey || e.deltaX;
-      // Where its tracks end, the page goes on.
+      // At the end of the tracks, the page scrolls.
       if (!turned && this.scrolled(this.view.scroll + e.deltaY * unit) === this.view.scroll) return;
       e.preventDefault();
       const x = e.offsetX;
@@ -355,7 +355,7 @@
       if (!this.view || this.dialog.open) return;
       const typing = e.target.closest && e.target.closest("input, textarea, select, [contenteditable]");
       if (typing || e.ctrlKey || e.metaKey || e.altKey) return;
-      // Of several timelines on a page the keys are for the one in use.
+      // If a page has several timelines, the keys control the active one.
       if (this.props.sync && !this.root.contains(document.activeElement) && this.props.sync_follower) return;
       const key = e.key.toLowerCase();
       const acts = {
@@ -378,7 +378,7 @@
       e.preventDefault();
     }
 
-    // While a key is held, the view moves with the time that passes.
+    // While a key is held, the view moves at a constant speed.
     animate() {
       let before = performance.now();
       const tick = (now) => {
@@ -539,7 +539,7 @@
       }
       const middle = (item.start + item.end) / 2, width = this.view.width;
       const length = item.end - item.start;
-      // An instant has no length that a window could fit: it is shown among what is around it.
+      // An instant has no duration to fit into the window: show it with the events around it.
       const long = length > width, tiny = length > 0 && length < width / 400;
       if (long || tiny) this.view.fitTo(item.start, Math.max(item.end, item.start + (tiny ? length * 6 + 200 : 0)));
       else if (item.start < this.view.t0 || item.end > this.view.t1) this.view.set(middle - width / 2, middle + width / 2);
@@ -556,7 +556,7 @@
       if (next) this.reveal({ rank: at.rank, ...next });
     }
 
-    // For those who use no mouse: the first event of compute that begins on the screen.
+    // For keyboard users: the first compute event that begins on the screen.
     selectAnything() {
       const frame = this.source.current;
       const line = this.scene.lines.find((l) => l.track.kind === "compute" && frame && frame.base.has(l.row));
@@ -611,7 +611,7 @@
       const group = groups.get(name) || groups.set(name, new Set()).get(name);
       group.add(this);
       this.cleanup.push(() => group.delete(this));
-      // One axis: every member can show the longest trace.
+      // Shared axis: every timeline of the group can show the longest trace.
       const span = Math.max(...[...group].map((member) => member.view.span));
       for (const member of group) {
         const whole = member.view.width >= member.view.span;
@@ -640,7 +640,7 @@
       this.draw();
     }
 
-    // A link restores the number of the selected event; where it is comes with its details.
+    // A link restores the number of the selected event; its position comes with its details.
     flowCame(flow) {
       const own = (flow || []).find((f) => this.selected && f.row === this.selected.row && f.event === this.selected.event);
       if (own && this.selected.end === undefined) Object.assign(this.selected, { start: own.start, end: own.end });
@@ -670,7 +670,7 @@
   }
 
   const T = window.PropTypes;
-  // Dash refuses a callback for a prop that is not declared.
+  // Dash rejects callbacks for props that are not declared.
   Timeline.propTypes = {
     id: T.string, trace: T.number.isRequired, link: T.string, sync: T.string, sync_follower: T.bool,
     compact: T.bool, selected: T.object, range: T.array, flow: T.array, goto: T.object, setProps: T.func,

@@ -1,15 +1,15 @@
-// Frames from the server: decoded without a copy, fetched debounced, stale requests cancelled.
+// Frames from the server: decodes them without a copy, debounces fetches, cancels stale requests.
 (function () {
   "use strict";
   const ns = (window.ddltraceTimeline = window.ddltraceTimeline || {});
   const MAGIC = 0x464c4444;
   const HEADER = 32;
-  const SETTLE_MS = 40; // a fetch waits until the view has stood still that long
-  const PATIENCE_MS = 160; // but while it moves on and on, not longer than that
-  const MARGIN = 0.5; // of the window, fetched on either side, so that panning shows no edge
+  const SETTLE_MS = 40; // a fetch waits until the view has not changed for this long
+  const PATIENCE_MS = 160; // maximum delay of a fetch while the view keeps moving
+  const MARGIN = 0.5; // share of the window fetched on either side, so that panning shows no edge
   const MAX_NAMES = 500;
 
-  // Splits a frame into typed arrays over the same memory. The layout stands in frame.py.
+  // Splits a frame into typed arrays over the same memory. frame.py defines the layout.
   ns.decodeFrame = function (buffer) {
     const header = new DataView(buffer);
     if (header.getUint32(0, true) !== MAGIC) throw new Error("this is not a frame");
@@ -67,7 +67,7 @@
     return body;
   }
 
-  // Keeps the sharpest frame for what is on the screen, and one of the whole trace behind it.
+  // Keeps the sharpest frame of the current window, and one of the whole trace as a fallback.
   ns.FrameSource = class {
     constructor(trace, onChange, onError) {
       this.url = "/api/" + trace + "/";
@@ -80,7 +80,7 @@
       this.timer = 0;
       this.lastFetch = 0;
       this.wanted = new Set();
-      this.naming = 0; // set until the labels asked for are there: they are asked for once
+      this.naming = 0; // set while a request for labels is pending
     }
 
     layout() { return getJson(this.url + "layout"); }
@@ -92,7 +92,7 @@
       return getJson(this.url + `neighbor?row=${row}&event=${event}&direction=${direction}`);
     }
 
-    // Asks for the frame of a view, soon, unless the one at hand is as good.
+    // Schedules a request for the frame of a view, unless the current frame is as sharp.
     request(view) {
       if (this.covers(view)) return;
       const now = performance.now();
@@ -115,7 +115,7 @@
       if (this.pending) this.pending.abort();
       const request = (this.pending = new AbortController());
       const width = view.t1 - view.t0;
-      // The grid of pixels stands still while one pans, so that winners do not flicker.
+      // The pixel grid stays fixed while panning, so that the interval shown per pixel does not flicker.
       const pixel = width / view.pixels;
       const snap = (t) => Math.floor(t / pixel) * pixel;
       const t0 = Math.max(Math.floor(snap(view.t0 - MARGIN * width)), -Math.ceil(width));
@@ -148,7 +148,7 @@
       return frame;
     }
 
-    // A label, if it is known; else it is asked for and the next painting has it.
+    // A label, if it is loaded; otherwise requests it for the next painting.
     name(number) {
       const name = this.names.get(number);
       if (name === undefined && !this.wanted.has(number)) {

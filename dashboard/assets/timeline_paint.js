@@ -2,7 +2,7 @@
 (function () {
   "use strict";
   const ns = (window.ddltraceTimeline = window.ddltraceTimeline || {});
-  const LABEL_WIDTH = 18; // px under which an interval has no label
+  const LABEL_WIDTH = 18; // px; narrower intervals have no label
   const TITLE = {
     steps: "Steps", compute: "Compute", gradients: "Gradients", waits: "Waits",
     communication: "Comm", exposed: "Exposed", device: "Device",
@@ -79,7 +79,7 @@
         c.fillRect(ns.GUTTER, block.y - top, width, 1);
         this.stepLines(c, state, block, top);
       }
-      // Before the trace begins and after it ends there is nothing to know.
+      // There is no data before the start and after the end of the trace.
       c.fillStyle = p.surface;
       const begin = this.x(view, 0), end = this.x(view, view.span);
       if (begin > ns.GUTTER) c.fillRect(ns.GUTTER, 0, begin - ns.GUTTER, bottom);
@@ -130,7 +130,7 @@
         const x1 = end[i] * k + origin;
         let w = x1 - x0;
         if (w < 1) {
-          // Of what falls into one pixel, one is enough.
+          // One interval per pixel is enough.
           const column = Math.floor(x0);
           if (column === painted) continue;
           painted = column;
@@ -194,7 +194,7 @@
       if (state.selected && state.selected.end !== undefined) this.outline(c, state, state.selected, top, p.accent, 2.5);
     }
 
-    // The same message on every rank: boxes, and lines from the last to arrive to the others.
+    // One message on all ranks: boxes, and lines from the last rank to arrive to the others.
     flow(c, state, top) {
       const p = this.palette;
       const parts = (state.flow || []).map((part) => ({
@@ -303,7 +303,7 @@
       }
     }
 
-    // The whole trace: per rank how much computes (above) and communicates (below).
+    // The whole trace: the share of compute (above) and communication (below) per rank.
     minimap(canvas, state) {
       const { view, width, height, busy } = state, p = this.palette;
       const c = fit(canvas, width, height);

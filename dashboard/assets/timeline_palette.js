@@ -1,10 +1,10 @@
-// The colours of the roles, read from the page's style sheet, so that there is one palette.
+// The colors of the roles, read from the style sheet of the page, so that there is one palette.
 (function () {
   "use strict";
   const ns = (window.ddltraceTimeline = window.ddltraceTimeline || {});
-  const SHADES = 4; // of one role, told apart by the label
-  const COVERS = 4; // how much of its pixel an interval that stands for several covers
-  const EVEN = 0.19; // the luminance on which dark and light are read equally well
+  const SHADES = 4; // shades of one role, chosen by the label
+  const COVERS = 4; // levels of how much of its pixel an aggregated interval covers
+  const EVEN = 0.19; // luminance on which dark and light text are equally readable
   const SHADED = new Set(["layer", "marker", "kernel", "host", "collective", "p2p", "copy"]);
 
   function parse(text) {
@@ -28,7 +28,7 @@
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   }
 
-  // The palette of the page's present theme, for the roles by number.
+  // The palette of the current theme, indexed by the number of the role.
   ns.readPalette = function (roles) {
     const style = getComputedStyle(document.documentElement);
     const value = (name) => style.getPropertyValue(name).trim();
@@ -51,7 +51,7 @@
         labels.push(luminance(color) > EVEN ? "#10141b" : "#ffffff");
         const covers = [];
         for (let cover = 0; cover < COVERS; cover++) {
-          // Even a hardly covered pixel must be seen.
+          // A pixel must be visible even if hardly covered.
           covers.push(css(mix(canvas, color, 0.4 + (0.6 * cover) / (COVERS - 1))));
         }
         shades.push(covers);

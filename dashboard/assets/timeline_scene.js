@@ -1,21 +1,21 @@
-// What stands where: ranks and tracks from top to bottom, the window of time, and the state
+// Layout of the timeline: ranks and tracks from top to bottom, the time window, and the state
 // that a link restores.
 (function () {
   "use strict";
   const ns = (window.ddltraceTimeline = window.ddltraceTimeline || {});
   const ROW_HEIGHT = { steps: 14, compute: 18, gradients: 12, waits: 14, communication: 16, exposed: 8, device: 14 };
-  const LOWER = [[12, 9], [6, 13]]; // rows of a track that has more than so many are lower
+  const LOWER = [[12, 9], [6, 13]]; // [rows, height]: tracks with more rows than this have lower rows
   const RANK_HEIGHT = 26;
   const TRACK_GAP = 3;
   const FOLDED_HEIGHT = 9;
   const FOLDED_TOP = 3;
   const MANY_RANKS = 8;
-  const MOST_SCALE = 1.5; // few ranks on a tall screen get taller rows
-  const PATH_HEIGHT = 28; // of the lane of the critical path, whose rows are not higher than:
+  const MOST_SCALE = 1.5; // rows grow up to this factor if there is room
+  const PATH_HEIGHT = 28; // height of the lane of the critical path; the maximum height of its rows:
   const PATH_ROW = 18;
-  const MIN_SPAN = 20; // ns on the whole screen
+  const MIN_SPAN = 20; // ns, the shortest window
 
-  const NO_RANK = -1; // of what belongs to none
+  const NO_RANK = -1; // of tracks that belong to no rank
 
   ns.GUTTER = 148;
   ns.NO_RANK = NO_RANK;
@@ -38,17 +38,17 @@
       this.place();
     }
 
-    // What is folded where nobody has said it: everything, of many ranks.
+    // Default folding: if there are many ranks, all are folded.
     atFirst() { return new Set(this.fewFolded ? [] : this.layout.ranks); }
 
-    // The rows of the critical path, which come later than the others. Their place is kept.
+    // The rows of the critical path, which are loaded later. Space is reserved for them.
     pathCame(row, rows) {
       Object.assign(this.path, { row, rows, known: true });
       this.place();
     }
 
-    // Makes rows taller where there is room. Heads and gaps keep their size, so the scale that
-    // fills the height is approached step by step.
+    // Makes rows taller if there is room. Headers and gaps keep their size, so the scale that
+    // fills the height is found iteratively.
     fill(height) {
       for (let i = 0; i < 8; i++) {
         const scale = Math.min(MOST_SCALE, Math.max(1, (height * this.scale) / this.height));
@@ -90,7 +90,7 @@
       this.height = y;
     }
 
-    // Above all ranks. Steps that overlap share the height. Returns where the ranks begin.
+    // Placed above all ranks. Steps that overlap share the height. Returns the top of the first rank.
     placePath() {
       const track = this.path, room = Math.floor(PATH_HEIGHT * this.scale), whole = room + 8;
       const height = Math.floor(Math.min(PATH_ROW * this.scale, room / Math.max(1, track.rows)));
@@ -115,7 +115,7 @@
       this.place();
     }
 
-    // What is folded, as a link says it; empty while it is as it was at first.
+    // The folded ranks as text for a link; empty if they are the default.
     foldedText() {
       const all = this.folded.size === this.layout.ranks.length;
       if (this.folded.size === 0) return this.fewFolded ? "" : "none";
@@ -131,7 +131,7 @@
       this.place();
     }
 
-    // Lines between two heights.
+    // The lines between two vertical positions.
     between(top, bottom) {
       return this.lines.filter((line) => line.y + line.height > top && line.y < bottom);
     }
@@ -163,7 +163,7 @@
       const width = Math.min(most, Math.max(MIN_SPAN, t1 - t0));
       const middle = (t0 + t1) / 2;
       let from = t1 - t0 === width ? t0 : middle - width / 2;
-      // At least half of the window stays inside the trace.
+      // At least half of the window must be inside the trace.
       from = Math.min(Math.max(from, -width / 2), this.span - width / 2);
       if (width >= most * 0.999) from = -this.span * margin;
       this.t0 = from;

@@ -1,4 +1,4 @@
-// Numbers as people read them, and round ticks for an axis of nanoseconds.
+// Formats numbers with units, and computes round ticks for an axis of nanoseconds.
 (function () {
   "use strict";
   const ns = (window.ddltraceTimeline = window.ddltraceTimeline || {});
@@ -30,7 +30,7 @@
     return { step, ticks };
   };
 
-  // The label of a tick: in the unit of the step, with as many decimals as the step needs.
+  // The label of a tick: in the unit of the tick spacing, with the decimals that the spacing needs.
   ns.tickText = function (time, step) {
     const [scale, unit] = UNITS.find(([s]) => Math.max(Math.abs(time), step) >= s) || [1, "ns"];
     const decimals = Math.max(0, Math.ceil(Math.log10(scale / step) - 1e-9));

@@ -1,28 +1,28 @@
-// What Python cannot know of Gloo's messages, or not without harm: their times, and those of C++.
+// Records Gloo's messages in C++: their times, messages launched by C++, and launches by Python.
 //
-// Times. PyTorch reports every message of Gloo to its RecordFunction callbacks: `before` when
-// one of Gloo's threads takes the message up, `end` when it is done. The callbacks below store
-// the two times and nothing else: no lock, no interpreter, no thread of ours to be woken. Which
-// message it is they learn from a piece of thread-local debug information, which PyTorch carries
-// from the thread that launches a message to the thread that runs it.
+// Times. PyTorch reports every Gloo message to its RecordFunction callbacks: `before` when one of
+// Gloo's threads starts the message, `end` when the message is complete. The callbacks below only
+// store the two times: they take no lock, do not enter the interpreter and wake no tracer thread.
+// They identify the message by thread-local debug information, which PyTorch passes from the
+// launching thread to the thread that runs the message.
 //
-// The callbacks are those of the launching thread, for as long as it launches; the message keeps
-// them. A global one would be simpler, but PyTorch copies the list of the global ones under a
-// lock, whenever Gloo's threads take over a thread's state. If that list is not empty the copy
-// allocates memory, which waits while another thread forks: the child is born with the lock
-// held by nobody, and hangs in its first backward pass.
+// The callbacks are installed in the launching thread for the duration of the launch; the message
+// keeps them. A global callback would be simpler, but PyTorch copies the list of global callbacks
+// under a lock whenever one of Gloo's threads takes over the state of a thread. If that list is not
+// empty, the copy allocates memory, which blocks while another thread forks: in the child, the lock
+// is held by a thread that does not exist, and the first backward pass hangs.
 //
-// Messages of C++. DistributedDataParallel launches the same few messages in every step, from
-// C++. To call Python for each of them costs more than all else that is recorded: the code is in
-// no cache any more. So a kernel right above the one of Python takes down, in a ring, what is new
-// of a message that it knows; the writer's thread makes the rest of it later. It knows what
-// Python has told it after it had recorded the same message itself. All others pass on to Python.
+// Messages launched by C++. DistributedDataParallel launches the same few messages in every step,
+// from C++. A call to Python for each of them costs more than the rest of the recording, because the
+// code is no longer in a cache. Therefore, a kernel right above the Python kernel writes the values
+// that are specific to a known message to a ring; the writer thread adds the others later. A message
+// is known once Python has recorded it and registered it here. All others are passed on to Python.
 //
-// Launches of Python. Where a kernel is Python's, PyTorch makes Python objects of all arguments for
-// it, and takes them apart again for the kernel below: that costs a launch more than all that is
-// recorded of it. So whoever launches by a method of ProcessGroup offers it before; says after that
-// what the message is; and leaves to the kernels here what lies between: the launch, its time, how
-// many bytes there are and where they lie.
+// Launches by Python. For a Python kernel, PyTorch converts all arguments to Python objects and back
+// for the kernel below, which costs more than the recording itself. Therefore, the tracer's wrapper
+// of a ProcessGroup method offers the launch beforehand and adds the description of the message
+// afterwards. The kernels here do the rest: they launch the message and record its launch time, its
+// size and the address of its elements.
 //
 // Called by gloo_times.py, known_messages.py and interpose/c10d/python_launches.py.
 
@@ -61,20 +61,20 @@ constexpr int64_t kMostPassed = kRingSize / 2;
 
 enum State : int64_t { kOpen = 0, kOk = 1, kFailed = 2, kGone = 3 };
 
-// What is new of a message that is known; `what` is one of these, or from kFirst on what it is;
-// under way is what the writer has taken up and is not over.
+// State of a message in the ring: `what` is one of these, or, from kFirst on, the pattern of the
+// message. "Under way": the writer has read the message, and it is not complete.
 enum What : int64_t { kFree = 0, kLaunching = 1, kLeftOut = 2, kUnderWay = 3, kFirst = 4 };
 constexpr int64_t kOfCpp = -1; // C++ has launched it
 constexpr int64_t kOfPython = -2; // Python will number it
 
 Control control;
-Shared collectives[kMaxGroups]; // of each group: how many it has had
+Shared collectives[kMaxGroups]; // number of collectives of each group so far
 Slot slots[kRingSize + kNumSlots];
 Message ring[kRingSize];
 
 std::atomic<int64_t> launches{0};
 
-// Goes with a message from its launch to its end; PyTorch drops it with the message.
+// Accompanies a message from its launch to its end; PyTorch destroys it with the message.
 class Launch : public c10::DebugInfoBase {
  public:
   Launch(int64_t slot, bool waited_once)
@@ -86,7 +86,7 @@ class Launch : public c10::DebugInfoBase {
   }
 
   ~Launch() override {
-    // Nobody will tell its end any more.
+    // The end of the message will not be reported any more.
     if (owns()) {
       int64_t open = kOpen;
       slot_.state.compare_exchange_strong(open, kGone);
@@ -105,7 +105,7 @@ class Launch : public c10::DebugInfoBase {
       return;
     }
     slot_.ended_ns = now_ns();
-    // A message that failed is ended inside the handler of its exception.
+    // A failed message ends inside the handler of its exception.
     if (std::current_exception()) {
       slot_.state = kFailed;
     } else if (!waited_once_) {
@@ -114,14 +114,14 @@ class Launch : public c10::DebugInfoBase {
   }
 
  private:
-  // The slot can have been given to another message, if this one was not to be followed.
+  // If this message is not followed, the slot may belong to another message by now.
   bool owns() const {
     return slot_.owner.load() == number_;
   }
 
   Slot& slot_;
   int64_t number_;
-  bool waited_once_; // it is over when whoever holds it has waited for it; others may end before
+  bool waited_once_; // ends when the holder of its handle has waited for it; other messages may end earlier
 };
 
 constexpr const char kGloo[] = "gloo:";
@@ -147,7 +147,7 @@ void on_end(const at::RecordFunction& function, at::ObserverContext*) {
   }
 }
 
-// Of this thread: how many launches are under way within each other, and what listens to them.
+// Of this thread: the number of nested launches, and the callbacks for them.
 thread_local int depth = 0;
 thread_local at::CallbackHandle listener{0};
 
@@ -160,7 +160,7 @@ void pop() {
   c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::TEST_INFO);
 }
 
-// What this thread launches from now on is the message of a slot. Returns whether it is.
+// Assigns the next launches of this thread to the message of a slot. Returns whether it succeeded.
 bool begin_launch(int64_t slot, bool waited_once) {
   try {
     push(slot, waited_once);
@@ -180,7 +180,7 @@ bool begin_launch(int64_t slot, bool waited_once) {
   return true;
 }
 
-// The launch is over.
+// Ends the launch.
 void end_launch() {
   try {
     pop();
@@ -193,8 +193,9 @@ void end_launch() {
 
 enum class Kind { kBucket, kBroadcast };
 
-// A message of one dense tensor on the CPU. A bucket is known by its memory: the reducer keeps
-// it from step to step. What `_broadcast_coalesced` sends is made anew each time: any will do.
+// A message of one dense tensor on the CPU. A bucket is identified by its memory, which the reducer
+// keeps from step to step. The tensors of `_broadcast_coalesced` are allocated in each call, so any
+// memory matches.
 struct Call {
   Kind kind;
   const void* group;
@@ -218,19 +219,19 @@ struct Known {
       : call(call), storage(std::move(storage)), group(group), what(what) {}
 
   const Call call;
-  // No other storage can be in this one's place for as long as we point to it.
+  // While this reference exists, no other storage can have the same address.
   const WeakStorage storage;
   const int64_t group;
   const int64_t what;
-  std::atomic<bool> active{false}; // until then it is passed on
+  std::atomic<bool> active{false}; // until then, the message is passed on to Python
 };
 
-// Only ever appended to, by threads that hold the interpreter; read by any.
+// Append-only. Threads that hold the interpreter lock append; any thread reads.
 std::array<std::optional<Known>, kMaxKnown> known;
 std::atomic<int64_t> num_known{0};
 std::atomic<int64_t> num_forgotten{0};
 
-// They come in the same order in every step: the search begins behind the last one found.
+// Messages have the same order in every step, so the search begins after the last match.
 const Known* find(const Call& call) {
   thread_local int64_t last = 0;
   const int64_t first = num_forgotten.load(), count = num_known.load() - first;
@@ -244,7 +245,7 @@ const Known* find(const Call& call) {
   return nullptr;
 }
 
-// The call that this thread is passing on to Python, which may make it known or ask what it is.
+// The call that this thread is passing on to Python, which may register it or query it.
 struct Passing {
   const Call& call;
   WeakStorage storage;
@@ -252,7 +253,7 @@ struct Passing {
 };
 thread_local const Passing* passing = nullptr;
 
-// Whether a tensor is a dense one on the CPU, whose memory is its own.
+// Whether a tensor is dense, on the CPU, and owns its memory.
 bool is_plain(const at::Tensor& tensor) {
   return tensor.defined() && tensor.is_cpu() && tensor.layout() == c10::kStrided &&
       tensor.has_storage() && !tensor.unsafeGetTensorImpl()->is_python_dispatch();
@@ -283,9 +284,9 @@ std::optional<Call> read(const c10::OperatorHandle& op, torch::jit::Stack& stack
       kind == Kind::kBroadcast ? torch::jit::peek(stack, 2, count).toInt() : -1};
 }
 
-// The number of the next launch, or of one behind it, whose place in the ring is free; -1 if there is
-// none. Places whose message the writer has taken up, and which goes on and on, are passed over; but
-// none for the second time before the writer knows of the first.
+// The number of the next launch whose slot in the ring is free; -1 if there is none. Slots are skipped
+// if the writer has read their message and the message stays in flight; a slot is not skipped again
+// before the writer has seen the first skip.
 int64_t next_free(int64_t number) {
   const int64_t end = std::min(number + kMostPassed, control.taken.load() + kRingSize);
   for (; number < end; ++number) {
@@ -297,7 +298,7 @@ int64_t next_free(int64_t number) {
   return -1;
 }
 
-// Takes down a message that is launched now: its place in the ring; -1 if there is none.
+// Records a message that is launched now. Returns its slot in the ring; -1 if there is none.
 int64_t claim(int64_t enqueue_ns, int64_t bytes, int64_t out_bytes, int64_t id) {
   int64_t first = control.launched.load();
   int64_t position;
@@ -315,7 +316,7 @@ int64_t claim(int64_t enqueue_ns, int64_t bytes, int64_t out_bytes, int64_t id) 
   noted.bytes = bytes;
   noted.out_bytes = out_bytes;
   noted.id = id;
-  noted.what = kLaunching; // the last: the writer looks how long it has been so
+  noted.what = kLaunching; // last: the writer checks how long this state persists
   return position % kRingSize;
 }
 
@@ -323,14 +324,14 @@ using Keys = c10::DispatchKeySet;
 constexpr Keys kPython(Keys::FULL_AFTER, c10::DispatchKey::ADInplaceOrView);
 constexpr Keys kBackend(Keys::FULL_AFTER, c10::DispatchKey::BackendSelect);
 
-// Whether Python's kernel is what comes next, and may be passed by. Else somebody is to see the call
-// before: a mode of the job's, or what makes a conjugated view real.
+// Whether the Python kernel is next in the dispatch order and can be bypassed. Otherwise another kernel
+// must see the call first: a dispatch mode of the job, or the resolution of a conjugated view.
 bool kernel_is_next(Keys keys) {
   return (keys & kPython).highestPriorityTypeId() == c10::DispatchKey::BackendSelect;
 }
 
-// Launches the message of a place in the ring, which is left out if that fails. Returns false if it
-// could not begin.
+// Launches the message of a slot in the ring. If the launch fails, the message is dropped. Returns
+// false if the launch could not begin.
 bool launch_as(
     int64_t place,
     bool waited_once,
@@ -352,7 +353,7 @@ bool launch_as(
   return true;
 }
 
-// Launches a known message; returns false if Python has to.
+// Launches a known message; returns false if Python has to launch it.
 bool launch(
     const Known& message,
     const c10::OperatorHandle& op,
@@ -380,7 +381,7 @@ bool launch(
 
 constexpr int64_t kOnOffer = 0;
 constexpr int64_t kNothing = -1;
-constexpr int64_t kUnrecorded = -2; // it is only to pass Python's kernel by
+constexpr int64_t kUnrecorded = -2; // only bypasses the Python kernel
 
 // Nothing is offered.
 constexpr Offer no_offer() {
@@ -390,21 +391,21 @@ constexpr Offer no_offer() {
   return offer;
 }
 
-// What a thread launches for Python, which reads this memory: it would have to ask each tensor.
+// A launch of this thread for Python. Python reads this memory instead of querying each tensor.
 thread_local Offer offered = no_offer();
 
 bool is_offered() {
   return offered.state == kOnOffer || offered.state == kUnrecorded;
 }
 
-// Of one argument: its tensors, and what their elements take.
+// Of one argument: its tensors, and the bytes of their elements.
 struct Extent {
   const at::Tensor* first = nullptr;
   int64_t count = 0;
   int64_t bytes = 0;
 };
 
-// Adds the tensors in a tensor, a list or a list of lists; returns false if one is not plain.
+// Adds the tensors of a tensor, a list or a list of lists; returns false if one is not plain.
 bool add(Extent& extent, const c10::IValue& value) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
@@ -423,8 +424,8 @@ bool add(Extent& extent, const c10::IValue& value) {
   return true;
 }
 
-// Takes down what is offered. The operators have their group behind one or two arguments with
-// tensors, of which the last is the input.
+// Records the offered launch. The arguments of the operators are one or two tensor arguments, of which
+// the last is the input, followed by the group.
 bool measure(Offer& offer, const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const size_t count = op.schema().arguments().size();
   const size_t with_tensors = torch::jit::peek(stack, 1, count).isObject() ? 1 : 2;
@@ -445,7 +446,7 @@ bool measure(Offer& offer, const c10::OperatorHandle& op, torch::jit::Stack& sta
   return true;
 }
 
-// Launches what Python has offered; returns false if it has offered nothing.
+// Launches the message that Python has offered; returns false if there is none.
 bool launch_offered(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) {
   if (!is_offered()) {
     return false;
@@ -468,7 +469,7 @@ bool launch_offered(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack*
     op.redispatchBoxed(keys & kBackend, stack);
     return true;
   }
-  // Python says the rest of what has a place in the ring, when it knows that it was launched.
+  // For a message with a slot in the ring, Python adds the other values after the launch.
   const int64_t place = claim(now, offered.bytes, offered.out_bytes, kOfPython);
   if (place < 0) {
     return false;
@@ -488,17 +489,17 @@ void kernel_of_python(const c10::OperatorHandle& op, Keys keys, torch::jit::Stac
   }
 }
 
-// Whether what a functional collective launches will be plain, and have a place: complex numbers are
-// sent as real ones, of twice as many. Should another thread take the last place meanwhile, Python's
-// kernel records the message, but nobody knows any more for which result it is.
+// Whether the message of a functional collective will be plain and have a slot. Complex tensors are
+// sent as real tensors with twice as many elements. If another thread takes the last slot in the
+// meantime, the Python kernel records the message, but without a link to its result.
 bool will_be_launched(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const c10::IValue& value = torch::jit::peek(stack, 0, op.schema().arguments().size());
   return value.isTensor() && is_plain(value.toTensor()) && !value.toTensor().is_complex() &&
       (offered.state == kUnrecorded || next_free(control.launched.load()) >= 0);
 }
 
-// Where Python itself notes what is launched, or waited for, no kernel of Python's has to see it. If
-// one has to, it is to see what is launched below, too.
+// If the Python caller itself records the launch or the wait, no Python kernel has to see it. If a
+// Python kernel has to see the call, it must also see the launches below.
 void kernel_of_functional(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) {
   if (!is_offered()) {
     op.redispatchBoxed(keys & kPython, stack);
@@ -582,12 +583,12 @@ void kernel(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) 
 
 extern "C" {
 
-// The layout of that memory.
+// The layout of the shared memory.
 const char* ddltrace_layout() {
   return ddltrace::kLayout;
 }
 
-// The memory shared with Python, and how many integers of 64 bits each piece has.
+// The memory shared with Python, and the number of 64-bit integers of each part.
 void ddltrace_memory(void* pieces[4], int64_t lengths[4]) {
   constexpr int64_t kInteger = sizeof(int64_t);
   pieces[0] = &control;
@@ -608,17 +609,17 @@ void ddltrace_end_launch() {
   end_launch();
 }
 
-// Where this thread says what it offers, and reads what came of it; and how many integers of 64 bits
-// that is. A call for each launch would take longer.
+// The memory in which this thread offers launches and reads their results, and its number of 64-bit
+// integers. A function call for each launch would take longer.
 void* ddltrace_offered(int64_t* length) {
   *length = sizeof(offered) / sizeof(int64_t);
   return &offered;
 }
 
-// From now on the kernels see what is launched. Returns whether they do.
+// Registers the kernels, which see all launches from now on. Returns whether it succeeded.
 int ddltrace_see_launches() {
   try {
-    // Never destroyed: taking kernels out at exit, with messages in flight, would be a risk.
+    // Never destroyed: it is unsafe to unregister kernels at exit while messages are in flight.
     auto* library = new torch::Library(
         torch::Library::IMPL, "c10d", c10::DispatchKey::ADInplaceOrView, __FILE__, __LINE__);
     library->impl(
@@ -644,7 +645,7 @@ int ddltrace_see_launches() {
   }
 }
 
-// What the message is that this thread is passing on to Python; 0: not known, -1: there is none.
+// The pattern of the message that this thread is passing on to Python; 0: unknown, -1: no message.
 int64_t ddltrace_passing() {
   if (passing == nullptr) {
     return -1;
@@ -652,7 +653,7 @@ int64_t ddltrace_passing() {
   return passing->message == nullptr ? 0 : passing->message->what;
 }
 
-// Makes that message known, and all like it. Returns its place; -1: there are too many.
+// Registers that message and all similar ones as known. Returns its index; -1 if there are too many.
 int64_t ddltrace_make_known(int64_t group, int64_t what) {
   const int64_t place = num_known.load();
   if (passing == nullptr || place == kMaxKnown) {
@@ -663,17 +664,17 @@ int64_t ddltrace_make_known(int64_t group, int64_t what) {
   return place;
 }
 
-// From now on what is known there is no longer passed on.
+// Activates a known message: it is no longer passed on to Python.
 void ddltrace_activate(int64_t place) {
   known[place]->active = true;
 }
 
-// Nothing is known any more.
+// Forgets all known messages.
 void ddltrace_forget() {
   num_forgotten = num_known.load();
 }
 
-// The number of a collective of Python's.
+// The next number for a collective that Python records.
 int64_t ddltrace_next_collective(int64_t group) {
   return collectives[group]++;
 }

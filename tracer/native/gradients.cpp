@@ -1,10 +1,10 @@
-// When gradients become ready, without the interpreter.
+// Records when gradients become ready, without the interpreter.
 //
-// PyTorch calls one hook of a leaf when its gradient has been accumulated. It may be a function
-// of Python, for which autograd's thread takes the interpreter, between two layers, with none of
-// that code in a cache: a hundred of them in each step cost more than the layers. So for leaves
-// that have no hook yet it is the one below, which stores the time. A function of the job's that
-// comes later takes its place, and one of ours in Python with it.
+// PyTorch calls one hook of a leaf when its gradient has been accumulated. For a Python hook,
+// autograd's thread takes the interpreter lock between two layers, and the code of the hook is in no
+// cache: a hundred such hooks in each step cost more than the layers. Leaves without a hook therefore
+// get the C++ hook below, which stores the time. If the job registers a hook later, it replaces the
+// C++ hook, and the tracer adds a Python hook beside it.
 //
 // Called by gradients.py.
 
@@ -19,8 +19,8 @@
 
 namespace torch::autograd::impl {
 
-// As in variable.h, which takes longer to compile than all else here. Weak: where they are not as
-// here, there are none, and Python's functions have to do.
+// Declared as in variable.h, which would take longer to compile than the rest of this file. The
+// symbols are weak: if a version of PyTorch lacks them, the tracer uses Python hooks.
 __attribute__((weak)) TORCH_API void set_post_acc_grad_hooks(
     const at::TensorBase&,
     std::unique_ptr<PostAccumulateGradHook>);
@@ -39,7 +39,7 @@ constexpr int64_t kRingSize = 1 << 15;
 constexpr int64_t kNone = -1;
 
 ddltrace::GradientControl control;
-Row rows[kRingSize]; // of each gradient, at its number modulo the size
+Row rows[kRingSize]; // gradient n is at n modulo the size
 
 const bool emptied = [] {
   for (Row& row : rows) {
@@ -79,21 +79,21 @@ class Hook : public torch::autograd::PostAccumulateGradHook {
     }
   }
 
-  // A graph of compiled autograd goes without. Some versions of PyTorch declare the first of
-  // these as here, some the second.
+  // Graphs of compiled autograd do not call the hook. Some versions of PyTorch declare the first of
+  // these overloads, some the second.
   virtual void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const {}
   virtual void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) {}
   void apply_with_saved(at::Tensor&, torch::dynamo::autograd::SwapSavedVariables&) override {}
 
  private:
-  std::vector<int64_t> sites_; // one of FullyShardedDataParallel holds several parameters
+  std::vector<int64_t> sites_; // a leaf of FullyShardedDataParallel holds several parameters
 };
 
 } // namespace
 
 extern "C" {
 
-// As ddltrace_memory.
+// Like ddltrace_memory.
 void ddltrace_gradient_memory(void* pieces[2], int64_t lengths[2]) {
   constexpr int64_t kInteger = sizeof(int64_t);
   pieces[0] = &control;
@@ -102,7 +102,7 @@ void ddltrace_gradient_memory(void* pieces[2], int64_t lengths[2]) {
   lengths[1] = sizeof(rows) / kInteger;
 }
 
-// Takes down when the gradient of a leaf is ready. Returns whether it does.
+// Records from now on when the gradient of a leaf is ready. Returns false if it cannot.
 int ddltrace_watch_gradient(int64_t tensor_impl, int64_t site) {
   using namespace torch::autograd;
   if (impl::set_post_acc_grad_hooks == nullptr || impl::post_acc_grad_hooks == nullptr) {

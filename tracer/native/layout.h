@@ -1,56 +1,56 @@
-// The memory that C++ and Python share: every field, once. The structures below are made of these
-// lists, and layout.py reads the lists from this file. Each field is an integer of 64 bits.
+// Layout of the memory that C++ and Python share; every field is declared once. The structures below
+// are generated from these lists, and layout.py parses the lists. Each field is a 64-bit integer.
 
 #pragma once
 
 #include "shared.h"
 
 // The state of gloo_messages.cpp.
-// backward_thread: whose all-reduces may be known: it runs a backward pass
-// broadcast_thread: the same of broadcasts: it is inside of `_broadcast_coalesced`
-// paused: known messages are counted only
-// launched: messages of the ring so far
-// buckets: all-reduces among them
-// taken: how many of the launched the writer has taken up, or passed over
+// backward_thread: the thread in a backward pass, whose all-reduces are compared with known messages
+// broadcast_thread: the thread in `_broadcast_coalesced`, whose broadcasts are compared
+// paused: known messages are only counted
+// launched: number of messages launched through the ring
+// buckets: number of all-reduces among them
+// taken: number of launched messages that the writer has read or skipped
 #define DDLTRACE_CONTROL(FIELD) \
   FIELD(backward_thread) FIELD(broadcast_thread) FIELD(paused) FIELD(launched) FIELD(buckets) \
   FIELD(taken)
 
-// The times of a message. The first slots are those of the ring's messages.
+// The times of a message. The first slots belong to the messages in the ring.
 #define DDLTRACE_SLOT(FIELD) FIELD(owner) FIELD(began_ns) FIELD(ended_ns) FIELD(state)
 
-// A message in the ring: the values in which it differs from others of its pattern.
-// what: a `What` of gloo_messages.cpp, or from `kFirst` on the number of its pattern
-// number: among the collectives of its group
-// bytes: of the input
-// root: or the other side
-// id: as Python numbers it; `kOfCpp` or `kOfPython` while it has none
-// passed: if the launch that came next here took another place: the number of that launch, and one
+// A message in the ring: the values that differ between messages of one pattern.
+// what: a `What` of gloo_messages.cpp, or, from `kFirst` on, the number of its pattern
+// number: number among the collectives of its group
+// bytes: size of the input
+// root: rank of the root or the peer
+// id: id assigned by Python; `kOfCpp` or `kOfPython` until then
+// passed: if the next launch for this slot used another slot: the number of that launch plus one
 #define DDLTRACE_MESSAGE(FIELD) \
   FIELD(what) FIELD(enqueue_ns) FIELD(number) FIELD(bytes) FIELD(out_bytes) FIELD(root) FIELD(id) \
   FIELD(passed)
 
-// A launch that Python offers: a thread writes here before it calls, and reads here after that.
-// state: `kNothing` or another of these; once launched: when, as a negative number
-// waited_once: whether it is over only when its holder has waited for it
-// bytes: of its input; of its only tensors if it has no separate output
-// address: where the elements of its input lie; 0 if it has several tensors, or none
-// storage: where the memory of that begins
-// place: in the ring; -1 if it is unrecorded
+// A launch that Python offers to C++: a thread writes it before the call and reads it afterwards.
+// state: `kNothing` or another of these; after the launch: the negated launch time
+// waited_once: whether the message ends only when the holder of its handle has waited for it
+// bytes: size of the input, or of the only tensors if there is no separate output
+// address: address of the elements of the input; 0 if there are several tensors, or none
+// storage: start address of the storage of the input
+// place: slot in the ring; -1 if the message is not recorded
 #define DDLTRACE_OFFER(FIELD) \
   FIELD(state) FIELD(waited_once) FIELD(bytes) FIELD(out_bytes) FIELD(address) FIELD(storage) \
   FIELD(place)
 
 // The state of gradients.cpp.
-// written: gradients so far
-// missed: those that found no room
-// paused: nothing is noted
-// newest_ns: when the newest became ready
+// written: number of gradients recorded
+// missed: number of gradients lost because the ring was full
+// paused: nothing is recorded
+// newest_ns: when the newest gradient became ready
 #define DDLTRACE_GRADIENT_CONTROL(FIELD) \
   FIELD(written) FIELD(missed) FIELD(paused) FIELD(newest_ns)
 
-// A gradient that became ready, as a row of `Recorder.flat`: an instant.
-// site: the leaf's; `kNone`: it is not written yet, or has been read
+// A gradient that became ready: an instant, as a row of `Recorder.flat`.
+// site: the site of the leaf; `kNone` if the row is not written yet or has been read
 #define DDLTRACE_GRADIENT(FIELD) FIELD(site) FIELD(start_ns) FIELD(end_ns) FIELD(thread)
 
 namespace ddltrace {
@@ -66,7 +66,7 @@ struct Offer { DDLTRACE_OFFER(DDLTRACE_PLAIN) };
 struct GradientControl { DDLTRACE_GRADIENT_CONTROL(DDLTRACE_SHARED) };
 struct Gradient { DDLTRACE_GRADIENT(DDLTRACE_SHARED) };
 
-// What layout.py compares with what it has read from this file.
+// The layout as compiled, which layout.py compares with the layout that it parsed from this file.
 constexpr const char* kLayout =
     "CONTROL " DDLTRACE_CONTROL(DDLTRACE_NAME)
     "SLOT " DDLTRACE_SLOT(DDLTRACE_NAME)

@@ -1,4 +1,4 @@
-// What the sources have in common.
+// Definitions that all source files share.
 
 #pragma once
 
@@ -8,10 +8,10 @@
 
 namespace ddltrace {
 
-using Shared = std::atomic<int64_t>; // read and written by Python, too
+using Shared = std::atomic<int64_t>; // also read and written by Python
 static_assert(sizeof(Shared) == sizeof(int64_t), "read as plain integers");
 
-// The time as Python's `time.monotonic_ns` tells it.
+// The current time, on the same clock as Python's `time.monotonic_ns`.
 inline int64_t now_ns() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);

@@ -1,1 +1,1 @@
-"""Everything about collectives, sends and receives: how each is seen, timed and numbered."""
+"""Collectives, sends and receives: how the tracer observes, times and numbers them."""

@@ -1,4 +1,4 @@
-"""What the arguments of a collective tell: tensors, lists of tensors, lists of lists."""
+"""Tensors and sizes in the arguments of a collective: tensors, lists of tensors, lists of lists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def flatten(value: Any) -> list[torch.Tensor]:
-    """The tensors in a tensor, a list of tensors or a list of lists."""
+    """Returns the tensors in a tensor, a list of tensors or a list of lists."""
     if not isinstance(value, (list, tuple)):
         return [value]
     if value and isinstance(value[0], (list, tuple)):
@@ -20,7 +20,7 @@ def flatten(value: Any) -> list[torch.Tensor]:
 
 
 def first_tensor(arguments: Iterable[Any]) -> Any:
-    """The first in some arguments; None if there is nothing in them."""
+    """Returns the first tensor in the arguments; None if they contain none."""
     for argument in arguments:
         inner = argument
         while isinstance(inner, (list, tuple)):
@@ -31,13 +31,14 @@ def first_tensor(arguments: Iterable[Any]) -> Any:
 
 
 def measure(value: Any) -> tuple[list[torch.Tensor], int, bool]:
-    """What is in an argument.
+    """Returns the tensors of an argument and their size.
 
     Args:
         value: A tensor, a list of tensors or a list of lists.
 
     Returns:
-        The tensors; the bytes of their elements (what sparse ones hold); whether one is sparse.
+        The tensors; the bytes of their elements (for sparse tensors, of indices and values);
+        whether one of them is sparse.
     """
     tensors = flatten(value)
     total, sparse = 0, False
@@ -52,5 +53,5 @@ def measure(value: Any) -> tuple[list[torch.Tensor], int, bool]:
 
 @functools.cache
 def name_of(dtype: torch.dtype) -> str:
-    """Such as ``float32``."""
+    """Returns the name of an element type, such as ``float32``."""
     return str(dtype).removeprefix("torch.")

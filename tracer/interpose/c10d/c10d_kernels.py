@@ -1,20 +1,20 @@
-"""Records at ``c10d`` operators: every collective, send and receive passes one of them.
+"""Records messages at ``c10d`` operators, which every collective, send and receive calls.
 
 `torch.distributed`, DDP's reducer in C++, FSDP, DTensor and functional collectives all call these
 operators. A kernel at the ``BackendSelect`` key sees each call once, on the calling thread, right
-before the backend does. Unlike the autograd key, ``BackendSelect`` is also used under
-``inference_mode`` and ``no_grad``. Tracing and compiling stop above it; tensors without memory
+before the backend. Unlike the autograd key, ``BackendSelect`` is also used under
+``inference_mode`` and ``no_grad``. Tracing and compiling stop above it; tensors without storage
 reach it and are not recorded.
 
 A kernel in Python costs more than the recording itself, so plain launches by Python on the CPU
 bypass these kernels; see `python_launches.py`.
 
-The end of a message comes from the cheapest source that knows it: from Gloo's own threads where
-`gloo_times.py` works; else from the ``wait`` of a blocking call, or from a reaper for an
-asynchronous one. The end of a send or receive comes from the job's own ``wait``: Gloo runs it
-nowhere else, and a second waiter would disturb the first. The same holds for a reduce-scatter,
-which Gloo makes of other collectives: each wait for it writes its output, which the job may have
-changed since its own wait.
+The end of a message comes from the cheapest available source: Gloo's threads if `gloo_times.py`
+is active; otherwise the ``wait`` of a blocking call, or a reaper for an asynchronous call. The end
+of a send or receive comes from the job's own ``wait``, because Gloo runs the operation inside of
+it and a second waiter would interfere. The same holds for a reduce-scatter, which Gloo implements
+with other collectives: each wait for it writes its output, which the job may have changed since
+its own wait.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def install(context: PatchContext) -> Waits:
-    """Registers the kernels and patches what is waited on.
+    """Registers the kernels and patches the wait methods.
 
     Args:
         context: The parts of the recording rank.
@@ -44,7 +44,7 @@ def install(context: PatchContext) -> Waits:
     import torch
 
     observer = Observer(context)
-    # Never destroyed: taking kernels out at exit, with messages in flight, would be a risk.
+    # Never destroyed: it is unsafe to unregister kernels at exit while messages are in flight.
     library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
     context.keep_alive(library)
     for name, operator in OPERATORS.items():

@@ -1,4 +1,4 @@
-"""The operators of PyTorch's ``c10d`` library, through which every message goes: what they take."""
+"""The operators of PyTorch's ``c10d`` library, and the positions of their arguments."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ddltrace.tracer.trace.schema import P2P_OPS
 
 @dataclass(frozen=True)
 class Operator:
-    """Where a ``c10d`` operator keeps what is to be recorded; indices into its arguments.
+    """Positions of the recorded values among the arguments of a ``c10d`` operator.
 
     Attributes:
         op: Public name of the operation.
         inputs: Argument with this rank's input: a tensor, a list or a list of lists.
         outputs: Argument with this rank's output.
         group: Argument with the process group.
-        peer: Argument with the group rank of the root or the other side.
+        peer: Argument with the group rank of the root or the peer.
         tag: Argument with the tag.
-        asynchronous: Argument that is false if the caller waits at once.
-        blocks: Whether the operator itself returns only at the end.
-        composed: Whether Gloo makes it of several others, whose ends are not its own.
-        waited_once: Whether on Gloo nobody may wait for it but whoever holds it.
+        asynchronous: Argument that is false if the caller waits immediately.
+        blocks: Whether the operator itself returns only when the message is complete.
+        composed: Whether Gloo implements it with several other collectives, which end earlier.
+        waited_once: Whether on Gloo only the holder of the handle may wait for it.
     """
 
     op: str
@@ -37,7 +37,7 @@ class Operator:
 
     @property
     def waited_once(self) -> bool:
-        """See above: a wait does the work of a send, and writes a composed one's output."""
+        """See above: a wait executes a send, and writes the output of a composed operation."""
         return self.composed or self.op in P2P_OPS
 
 
@@ -67,4 +67,4 @@ OPERATORS: Final = {
     "recv_": Operator("recv", None, 0, 1, peer=2, tag=3),
     "recv_any_source_": Operator("recv", None, 0, 1, tag=2),
 }
-"""By name, without the library's."""
+"""Operators by name, without the prefix of the library."""

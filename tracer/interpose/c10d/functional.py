@@ -46,8 +46,8 @@ _LAUNCHING: Final = (
     "irecv",
     "batch_p2p_ops",
 )
-# Those that are one message: the operator below, and where its root is among the arguments behind
-# the tensor. The group is the last of these.
+# Functional collectives that are one message: the operator below, and the position of its root in
+# the arguments after the tensor. The group is the last of these.
 _PLAIN: Final = {
     "all_reduce": ("allreduce_", None),
     "all_reduce_": ("allreduce_", None),
@@ -57,7 +57,7 @@ _PLAIN: Final = {
     "broadcast": ("broadcast_", 0),
     "broadcast_": ("broadcast_", 0),
 }
-# A job that never uses what it asked for must not make us remember without end.
+# Bounds the memory of the tracer if a job never uses its results.
 _MAX_PENDING: Final = 4096
 
 
@@ -92,7 +92,7 @@ def install(context: PatchContext, observer: Observer, offering: Offering | None
 
 
 class _ByOperator:
-    """The launches by one operator, see `python_launches.Launches`.
+    """The launches by one operator; see `python_launches.Launches`.
 
     Args:
         offering: Offers them.
@@ -119,8 +119,8 @@ class _ByOperator:
         try:
             group = self._resolve(args[-1])
         except RuntimeError:
-            return None  # the call is in error
-        # One in Python does what it likes.
+            return None  # the call is invalid
+        # The behavior of a group written in Python is unknown.
         return group if type(group) is self._class else None
 
     def launched(
@@ -134,7 +134,7 @@ class _ByOperator:
 
 
 class _Pending:
-    """Messages whose result nobody has waited for yet, by the storage of that result."""
+    """Messages whose result has not been waited for yet, by the storage of the result."""
 
     def __init__(self, context: PatchContext, observer: Observer) -> None:
         self._context = context
@@ -142,7 +142,7 @@ class _Pending:
         self._messages: dict[int, Message | Launched] = {}
 
     def launching(self, name: str) -> Callable[..., Any]:
-        """The kernel of an operator that begins messages."""
+        """Returns the kernel of an operator that launches messages."""
         redispatch, below = _below(name)
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -178,9 +178,9 @@ class _Pending:
         return wait_tensor
 
     def _waited(self, wait: Callable[[], Any], tensor: torch.Tensor) -> Any:
-        """Waits and notes what for."""
+        """Waits, and records the message of the wait."""
         message = None
-        # What has no memory is waited for by nobody: a compiler only looks.
+        # A tensor without storage has no message: the call comes from a compiler.
         with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
             message = self._messages.pop(tensor.untyped_storage()._cdata, None)
         start = _now()
@@ -194,7 +194,7 @@ class _Pending:
                     self._context.fault(_WAIT, error)
 
     def remember(self, result: torch.Tensor, message: Message | Launched) -> None:
-        """Notes what a result comes of."""
+        """Stores the messages that produce a result."""
         messages = self._messages
         messages[result.untyped_storage()._cdata] = message
         if len(messages) > _MAX_PENDING:
@@ -202,14 +202,14 @@ class _Pending:
 
     def _remember(self, result: Any, messages: Sequence[Message]) -> None:
         tensors = result if isinstance(result, (list, tuple)) else [result]
-        # One message for all tensors, or one for each.
+        # One message for all tensors, or one per tensor.
         each = messages if len(messages) == len(tensors) else [messages[-1]] * len(tensors)
         for tensor, message in zip(tensors, each, strict=True):
             self.remember(tensor, message)
 
 
 def _below(name: str) -> tuple[Callable[..., Any], Any]:
-    """How to call what an operator did before, and the dispatch keys for it."""
+    """Returns how to call the original kernel of an operator, and the dispatch keys for it."""
     import torch
     from torch._C import DispatchKey, _dispatch_keyset_full_after
 

@@ -1,9 +1,10 @@
-"""Takes start and end of messages from Gloo's threads: a waiting thread would wake up for each.
+"""Reads start and end of messages that Gloo's threads record, without a waiting thread.
 
 A Python thread that waits for a message wakes up about five times until it is complete, and each
-time takes a core and the interpreter lock from the job. `native/gloo_messages.cpp` notes both times
-where they happen and wakes nobody. It also knows when a message left Gloo's queue. Without it (no
-compiler, or another PyTorch) the reapers of `reaper.py` learn the end.
+time takes a core and the interpreter lock from the job. `native/gloo_messages.cpp` records both
+times in Gloo's threads and wakes no thread. It also records when a message left Gloo's queue.
+Without the native library (no compiler, or another PyTorch version), the reapers of `reaper.py`
+observe the end.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _FIELDS: Final = len(SLOT)
 _BEGAN: Final = SLOT["began_ns"]
 _ENDED: Final = SLOT["ended_ns"]
 _STATE: Final = SLOT["state"]
-# What stands at `_STATE`; see `State` in `gloo_messages.cpp`.
+# Values of the field `_STATE`; see `State` in `gloo_messages.cpp`.
 _OPEN: Final = 0
 _OK: Final = 1
 _FAILED: Final = 2
@@ -37,16 +38,16 @@ _STATUS_OF_STATE: Final = np.array([STATUSES.index(x) for x in ("open", "ok", "f
 
 
 class GlooTimes:
-    """Follows messages of Gloo to their end.
+    """Follows Gloo messages to their end.
 
     Args:
-        library: What takes down the times.
-        recorder: Whose messages to complete.
+        library: The native library that records the times.
+        recorder: The recorder whose messages are completed.
 
     Attributes:
-        listens: Whether launches are followed; not before a job's first message of Gloo.
-        end_launch: Ends what `begin_launch` has begun. C++ alone: it runs in the way of whatever
-            the launch raises, and cannot raise itself.
+        listens: Whether launches are followed; false before the first Gloo message of a job.
+        end_launch: Ends a launch that `begin_launch` began. It is implemented in C++ only: it runs
+            while an exception of the launch propagates, and must not raise one itself.
     """
 
     def __init__(self, library: NativeLibrary, recorder: Recorder) -> None:
@@ -54,7 +55,7 @@ class GlooTimes:
         self.end_launch: Callable[[], None] = library.end_launch
         self._slots = library.slots
         self._slot_table = np.frombuffer(library.slots, np.int64).reshape(-1, _FIELDS)
-        # Those before are taken by C++.
+        # C++ uses the slots before this one.
         self._first_slot = len(library.ring) // len(MESSAGE)
         self._num_slots = len(library.slots) // _FIELDS - self._first_slot
         self.listens = False
@@ -64,13 +65,13 @@ class GlooTimes:
         self._until_waited: dict[int, Message] = {}
 
     def begin_launch(self, *, waited_once: bool) -> int:
-        """What this thread launches until `end_launch` is one message.
+        """Begins a launch: all launches of this thread until `end_launch` are one message.
 
         Args:
-            waited_once: Whether only a wait of whoever holds it completes it.
+            waited_once: Whether only a wait of the handle's holder completes the message.
 
         Returns:
-            The message's slot; -1 if there is none, and then no `end_launch` is due.
+            The slot of the message; -1 if there is none, in which case `end_launch` is not called.
         """
         if not self.listens:
             return -1
@@ -79,19 +80,19 @@ class GlooTimes:
         return slot if is_free and self._begin_launch(slot, waited_once) else -1
 
     def is_gone(self, slot: int) -> bool:
-        """Whether nobody will tell the end of a message any more."""
+        """Whether the end of a message will not be reported any more."""
         return bool(self._slots[slot * _FIELDS + _STATE] == _GONE)
 
     def follow(self, slot: int, message: Message, *, waited_once: bool) -> bool:
-        """Completes a message when its end is known.
+        """Follows a message, and completes it when its end is known.
 
         Args:
-            slot: Of its launch.
+            slot: Slot of the launch.
             message: The message.
-            waited_once: Whether only a wait of whoever holds it completes it.
+            waited_once: Whether only a wait of the handle's holder completes the message.
 
         Returns:
-            Whether its end will be known.
+            Whether the end will be known.
         """
         if self.is_gone(slot):
             return False
@@ -99,10 +100,10 @@ class GlooTimes:
         return True
 
     def adopt(self, slot: int, message: Message, *, waited_once: bool) -> None:
-        """The same for a message that nobody else can follow.
+        """Follows a message that cannot be followed in any other way.
 
         Args:
-            slot: Of its launch.
+            slot: Slot of the launch.
             message: The message.
             waited_once: See `follow`.
         """
@@ -114,12 +115,12 @@ class GlooTimes:
         """Completes the messages that have ended since the last call.
 
         Returns:
-            Their slots, and those of messages that nobody will wait for any more.
+            Their slots, and those of messages that will not be waited for any more.
         """
         slots = self._slots
         ended = [slot for slot in list(self._followed) if slots[slot * _FIELDS + _STATE] != _OPEN]
         for slot in ended:
-            # What nobody told the end of is over by now.
+            # A message whose end was not reported is complete by now.
             self._recorder.complete(self._followed[slot], time.monotonic_ns())
             del self._followed[slot]
         for slot, message in list(self._until_waited.items()):
@@ -132,12 +133,12 @@ class GlooTimes:
         return ended
 
     def waited(self, slot: int, end_ns: int, *, failed: bool) -> None:
-        """Says that whoever holds a message has waited for it.
+        """Records that the holder of a message's handle has waited for it.
 
         Args:
-            slot: Of its launch.
+            slot: Slot of the launch.
             end_ns: When the wait ended.
-            failed: Whether it raised.
+            failed: Whether the wait raised an exception.
         """
         at = slot * _FIELDS
         if self._slots[at + _STATE] == _OPEN:
@@ -150,45 +151,45 @@ class GlooTimes:
         return list(self._followed)
 
     def abandon(self) -> None:
-        """In a forked child, where nothing ends any more."""
+        """Drops all messages, in a forked child, where no message will end."""
         self._followed.clear()
         self._until_waited.clear()
 
     def is_over(self, slot: int) -> bool:
-        """Whether a message has ended, or nobody will tell its end any more."""
+        """Whether a message has ended, or its end will not be reported any more."""
         return bool(self._slots[slot * _FIELDS + _STATE] != _OPEN)
 
     def of_ended(
         self, slots: Integers, enqueue_ns: Integers, waited_once: Booleans
     ) -> tuple[Booleans, Integers, Integers, Integers]:
-        """What Gloo's threads took down of messages that nobody follows.
+        """Returns the times that Gloo's threads recorded for messages that are not followed.
 
         Args:
-            slots: Of their launches.
-            enqueue_ns: When they were launched.
-            waited_once: Whether only a wait of whoever holds them completes them.
+            slots: Slots of the launches.
+            enqueue_ns: Launch times.
+            waited_once: Whether only a wait of the handle's holder completes the message.
 
         Returns:
             Whether they are over; and of those their start, their end, and their status as a number
             of `STATUSES`. Without an end, -1, they never will be told to have ended.
         """
-        state = self._slot_table[slots, _STATE]  # before the times, which are set before it
+        state = self._slot_table[slots, _STATE]  # read before the times, which are written first
         times = self._slot_table[slots]
         ended = times[:, _ENDED]
         is_told = ended != 0
         is_left_open = waited_once & (state == _GONE) & ~is_told
-        # What else nobody told the end of is over by now.
+        # Other messages whose end was not reported are complete by now.
         untold = np.where(is_left_open, -1, time.monotonic_ns())
         start = np.where(is_told, started(times[:, _BEGAN], enqueue_ns, ended), enqueue_ns)
         status = np.where(is_left_open, _LEFT_OPEN, _STATUS_OF_STATE[state])
         return state != _OPEN, start, np.where(is_told, ended, untold), status
 
     def _is_untold(self, slot: int) -> bool:
-        """Whether a message is gone of which nothing has ended."""
+        """Whether the end of a message will not be reported any more and was not recorded."""
         return self.is_gone(slot) and not self._slots[slot * _FIELDS + _ENDED]
 
     def settle(self, message: Message) -> None:
-        """Puts in the times that Gloo's threads took down."""
+        """Sets the times of a message to those that Gloo's threads recorded."""
         told = self._told(message.slot, message.enqueue_ns)
         if told is not None:
             message.start_ns, message.end_ns = told
@@ -196,12 +197,12 @@ class GlooTimes:
             message.status = "failed"
 
     def _told(self, slot: int, enqueue_ns: int) -> tuple[int, int] | None:
-        """Start and end of a message, if its end was told."""
+        """Returns start and end of a message; None if its end was not reported."""
         at = slot * _FIELDS
         began, ended = self._slots[at + _BEGAN], self._slots[at + _ENDED]
         return (int(started(began, enqueue_ns, ended)), ended) if ended else None
 
 
 def started(began_ns: Any, enqueue_ns: Any, ended_ns: Any) -> Any:
-    """When messages began: Gloo's thread may come to say so later than the job went on."""
+    """Returns when messages began: Gloo may report the start after the end of the wait."""
     return np.minimum(np.maximum(began_ns, enqueue_ns), ended_ns)

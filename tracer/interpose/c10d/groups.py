@@ -1,4 +1,4 @@
-"""Process groups, and the numbers that their messages have on all their ranks."""
+"""Process groups, and the sequence numbers of their messages, which are equal on all ranks."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 # Gloo and MPI block in `wait` until completion; on other backends it may only order streams.
 _BLOCKING_BACKENDS: Final = frozenset({"gloo", "mpi"})
-# For trials: its messages never say that they are complete.
+# The fake backend for tests: its messages never report completion.
 _SENDS_NOTHING: Final = "fake"
-# Counters that are kept of two ranks' messages.
+# Maximum number of counters for messages between two ranks.
 _MAX_TAGS: Final = 4096
-# Where a new tag begins, once counters were given up; no tag is negative.
+# Key of the first number for new tags after counters were dropped; no tag is negative.
 _ANY_OTHER: Final = -1
 
 _OWN: Final = "ddltrace:"
-"""How the descriptions of groups begin that ddltrace's experiments make."""
+"""Prefix of the descriptions of groups that ddltrace's experiments create."""
 
 
 @dataclass
 class Group:
-    """What is kept of a process group between its messages.
+    """The state of a process group that is kept between messages.
 
     Attributes:
         name: Its name in the trace.
@@ -51,11 +51,11 @@ class Group:
     messages: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
 
     def global_rank(self, rank: int | None) -> int | None:
-        """The global rank of a member, if it is known."""
+        """Returns the global rank of a member, if it is known."""
         return self.ranks[rank] if rank is not None and 0 <= rank < len(self.ranks) else None
 
     def next_collective(self) -> int:
-        """The number of a collective that begins."""
+        """Returns the number of the next collective."""
         if self.next_elsewhere is not None:
             return self.next_elsewhere()
         number = self.collectives
@@ -63,7 +63,7 @@ class Group:
         return number
 
     def next_between(self, op: str, peer: int | None, tag: int | None) -> int | None:
-        """The number of a message between two ranks among those with the same ends and tag.
+        """Returns the number of the next message with the same source, destination and tag.
 
         Args:
             op: Whether it is a send or a receive.
@@ -79,8 +79,8 @@ class Group:
         number = by_tag.get(tag)
         if number is None:
             if len(by_tag) > _MAX_TAGS:
-                # A job that numbers its messages by tags. Both sides come here at the same
-                # message and go on above all numbers that they gave, so that none comes twice.
+                # The job uses a new tag for each message. Both sides reach this limit at the same
+                # message and continue above all numbers used so far, so that no number is reused.
                 highest = max(by_tag.values())
                 by_tag.clear()
                 by_tag[_ANY_OTHER] = highest
@@ -90,7 +90,7 @@ class Group:
 
 
 class _Below(threading.local):
-    """What a thread does below a method of a process group that is written in Python.
+    """The state of a thread inside of a method of a process group that is written in Python.
 
     Attributes:
         outer: That group; None if no such method runs.
@@ -102,7 +102,7 @@ class _Below(threading.local):
 
 
 class Groups:
-    """The process groups that have been seen, by name.
+    """The process groups observed so far, by name.
 
     Args:
         on_new: Is given a group when its first message is seen.
@@ -122,7 +122,7 @@ class Groups:
         self._by_name: dict[str, Group] = {}
 
     def of(self, process_group: Any) -> Group:
-        """The group of a ``torch.distributed.ProcessGroup``."""
+        """Returns the group of a ``torch.distributed.ProcessGroup``."""
         group = self.seen(process_group)
         if group is None:
             group = self._add(process_group)
@@ -130,7 +130,7 @@ class Groups:
         return group
 
     def named(self, name: str) -> Group:
-        """The group that has this name in the trace."""
+        """Returns the group with this name in the trace."""
         return self._by_name[name]
 
     @staticmethod
@@ -141,7 +141,7 @@ class Groups:
         if known is None:
             try:
                 backend = process_group._get_backend(tensor.device).name()
-            except RuntimeError:  # a backend of the job's own
+            except RuntimeError:  # a custom backend of the job
                 backend = process_group.name()
             known = group.blocking[device_type] = backend.lower() in _BLOCKING_BACKENDS
             group.sends_nothing = backend.lower() == _SENDS_NOTHING
@@ -161,7 +161,7 @@ class Groups:
         former = self._newest.get(name)
         if former is not None and not ranks and not former.ranks:
             return former  # without a register nobody can tell two from one
-        # A job that leaves its groups and forms them again gives the same names again.
+        # A job that destroys its groups and creates them again reuses the names.
         number = self._names[name] = self._names.get(name, 0) + 1
         shown = name if number == 1 else f"{name}#{number}"
         backend = process_group.name()
@@ -179,13 +179,13 @@ class Groups:
 
 
 def _own_name(process_group: Any) -> str | None:
-    """The name that ddltrace's experiments gave to a group of theirs; None for other groups."""
+    """Returns the name of a group that ddltrace's experiments created; None for other groups."""
     description: str = process_group.group_desc
     return description.removeprefix(_OWN) if description.startswith(_OWN) else None
 
 
 def _registered_name(process_group: Any) -> str:
-    """The name under which PyTorch knows a group, or else that of its class."""
+    """Returns the name under which PyTorch registered a group, or else the name of its class."""
     from torch.distributed import distributed_c10d
 
     registered: str | None = distributed_c10d._world.pg_names.get(process_group)

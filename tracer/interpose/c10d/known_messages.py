@@ -1,14 +1,14 @@
-"""Records repeated messages without Python: a call to Python costs more than their recording.
+"""Records repeated messages in C++, because a call to Python costs more than the recording.
 
-DistributedDataParallel sends the same buckets and buffers in every step. Between two layers none
+DistributedDataParallel sends the same buckets and buffers in every step. Between two layers, none
 of the tracer's Python code is in a cache, so a call to it for each message is the most expensive
-part of recording. A message that Python has recorded once is therefore made known to
-`native/gloo_messages.cpp`, which from then on notes only its launch time and its number. The
-writer's thread makes the rest here, as one row of integers for each message that has ended.
+part of recording. Therefore, a message that Python has recorded once is registered with
+`native/gloo_messages.cpp`, which from then on records only its launch time and its number. The
+writer thread adds the other values here, as one row of integers for each completed message.
 
-Launches by Python that bypass its own kernels (`python_launches.py`) use the same ring: C++ notes
-the launch, and Python then tells which pattern it has. An object for each message, which lives
-until it is written, would be memory in no cache and work for the garbage collector.
+Launches by Python that bypass the Python kernels (`python_launches.py`) use the same ring: C++
+records the launch, and Python then sets the pattern. An object for each message, which lives until
+it is written, would not be in a cache and would add work for the garbage collector.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _OUT_BYTES: Final = MESSAGE["out_bytes"]
 _ROOT: Final = MESSAGE["root"]
 _ID: Final = MESSAGE["id"]
 _PASSED: Final = MESSAGE["passed"]
-# What stands at `_WHAT`; see `What` in `gloo_messages.cpp`.
+# Values of the field `_WHAT`; see `What` in `gloo_messages.cpp`.
 _FREE: Final = 0
 _LAUNCHING: Final = 1
 _LEFT_OUT: Final = 2
@@ -73,14 +73,14 @@ _KNOWN_BEFORE_THE_END: Final = [
     name for name in OWN_FIELDS if name not in {"id", "enqueue_ns", "start_ns", "end_ns", "status"}
 ]
 
-_OF_CPP: Final = -1  # in the place of an id
+_OF_CPP: Final = -1  # in place of an id
 _NULL: Final = -1
 _MAX_PATTERNS: Final = 1 << 14
 _PATIENCE_NS: Final = 2_000_000_000
 
 
 Like: TypeAlias = "tuple[str, str, torch.dtype | None, tuple[int, ...] | None, int | None]"
-"""What messages of Python have in common: operation, name, element type, parameters and tag."""
+"""Values that launches by Python share: operation, name, element type, parameters and tag."""
 
 _Over: TypeAlias = tuple[int, int, int, int]
 """Messages that the job has waited for: the number of the first among all that were launched, the
@@ -89,7 +89,7 @@ at the latest; Gloo's thread may come to say so only later."""
 
 
 class _Kind(NamedTuple):
-    """What is known of all messages of a pattern, beside what they have in common.
+    """Properties of all messages of a pattern, in addition to the values of the pattern.
 
     Attributes:
         group: Their group.
@@ -104,7 +104,7 @@ class _Kind(NamedTuple):
 
 
 class KnownMessages:
-    """Makes messages of what C++ has recorded.
+    """Creates messages from the records of C++.
 
     Args:
         library: What records them.
@@ -125,8 +125,8 @@ class KnownMessages:
         self._taken = self._control[_TAKEN] = self._control[_LAUNCHED]
         self._buckets = 0
         self._launched_before = {_BACKWARD_THREAD: 0, _BROADCAST_THREAD: 0}
-        self._kinds: list[_Kind] = []  # of each of the recorder's patterns
-        self._pattern_of: dict[Hashable, int] = {}  # of those that `launched` has made
+        self._kinds: list[_Kind] = []  # one per pattern of the recorder
+        self._pattern_of: dict[Hashable, int] = {}  # of the patterns that `launched` created
         self._over: deque[_Over] = deque(maxlen=self._size)
         # Of messages that are under way and may be in it: their numbers, by place.
         self._may_be_over: dict[int, int] = {}
@@ -138,11 +138,11 @@ class KnownMessages:
         recorder.other_buffers.append(self.filled)
 
     def filled(self) -> float:
-        """Which share of the ring is used."""
+        """Returns the used share of the ring, 0 to 1."""
         return (self._control[_LAUNCHED] - self._taken) / self._size
 
     def see_launches(self) -> bool:
-        """Has C++ see what is launched; to be called once.
+        """Registers the C++ kernels, which then see all launches; to be called once.
 
         Returns:
             Whether it does.
@@ -151,7 +151,7 @@ class KnownMessages:
         return self._sees
 
     def begin_backward(self) -> None:
-        """From now on this thread's all-reduces may be known ones."""
+        """Begins a backward pass: C++ compares this thread's all-reduces with known messages."""
         self._buckets = self._control[_BUCKETS]
         self._begin(_BACKWARD_THREAD)
 
@@ -168,7 +168,7 @@ class KnownMessages:
         return self._control[_BUCKETS] - self._buckets
 
     def begin_broadcasts(self) -> None:
-        """From now on this thread's broadcasts are launched by C++ and may be known ones."""
+        """Begins broadcasts launched by C++, which are compared with known messages."""
         self._begin(_BROADCAST_THREAD)
 
     def end_broadcasts(self, now_ns: int) -> None:
@@ -180,11 +180,11 @@ class KnownMessages:
         self._end(_BROADCAST_THREAD, now_ns)
 
     def is_broadcasting(self) -> bool:
-        """Whether this thread's broadcasts are launched by C++ and may be known ones."""
+        """Whether this thread's broadcasts are compared with known messages."""
         return self._control[_BROADCAST_THREAD] == threading.get_ident()
 
     def add(self, message: Message, group: Group) -> int | None:
-        """Makes known the message that this thread is launching, and all like it.
+        """Registers the message that this thread is launching, and all similar ones, as known.
 
         Args:
             message: As Python has recorded it.
@@ -219,7 +219,7 @@ class KnownMessages:
         peer: int | None,
         waited_once: bool,
     ) -> Launched | None:
-        """Says what a message is that C++ has launched for Python.
+        """Describes a message that C++ has launched for Python.
 
         Args:
             place: Its place in the ring.
@@ -236,7 +236,7 @@ class KnownMessages:
         """
         ring, at = self._ring, place * self._fields
         if ring[at + _ENQUEUE] != enqueue_ns or ring[at + _WHAT] != _LAUNCHING:
-            return None  # given up: we have come too late
+            return None  # given up: this call is too late
         pattern = self._pattern_of.get((like, group.name))
         if pattern is None:
             pattern = self._add_pattern(like, group, waited_once=waited_once)
@@ -255,7 +255,7 @@ class KnownMessages:
         return Launched(number, self._recorder.patterns[pattern], place if waited_once else -1)
 
     def waited(self, message: Launched, end_ns: int, *, failed: bool) -> None:
-        """Says that whoever holds a message has waited for it.
+        """Records that the holder of a message's handle has waited for it.
 
         Args:
             message: The message.
@@ -272,7 +272,7 @@ class KnownMessages:
         message.name, message.tag = name, tag
         message.dtype = None if dtype is None else name_of(dtype)
         message.tensors = None if tensors is None else list(tensors)
-        # The reducer waits for what its hook in Python launches.
+        # The reducer waits for the launches of its Python hook.
         over_with = _BACKWARD_THREAD if name.startswith(BUCKET) else None
         if not self._adding.acquire(blocking=False):
             return None
@@ -286,13 +286,13 @@ class KnownMessages:
         return pattern
 
     def _append(self, message: Message, kind: _Kind) -> int:
-        """Adds a pattern: what is known of it is there before it."""
+        """Adds a pattern; its properties are stored before the pattern becomes visible."""
         self._kinds.append(kind)
         self._recorder.patterns.append(message)
         return len(self._kinds) - 1
 
     def activate(self, places: Iterable[int]) -> None:
-        """From now on known messages are recorded without Python.
+        """Activates known messages: from now on, they are recorded without Python.
 
         Args:
             places: What `add` has returned for them.
@@ -301,7 +301,7 @@ class KnownMessages:
             self._library.activate(place)
 
     def _counter(self, group: Group) -> int | None:
-        """Where C++ counts the collectives of a group; None if there are too many groups."""
+        """Returns the C++ counter of a group's collectives; None if there are too many groups."""
         for counter, counted in enumerate(self._groups):
             if counted is group:
                 return counter
@@ -319,16 +319,16 @@ class KnownMessages:
         return self._recorder.patterns[what - _FIRST] if what >= _FIRST else None
 
     def forget(self) -> None:
-        """Has all messages recorded by Python again, until they are added again."""
+        """Forgets all known messages: Python records them until they are added again."""
         self._library.forget()
 
     def collect(self) -> None:
-        """Makes what C++ has recorded, and completes all that has ended."""
+        """Creates the messages that C++ has recorded, and completes those that have ended."""
         if not self._collecting.acquire(blocking=False):
-            return  # another thread is at it
+            return  # another thread is collecting
         try:
             self._make()
-            self._control[_TAKEN] = self._taken  # before places become free
+            self._control[_TAKEN] = self._taken  # before slots become free
             for slot in self._times.collect():
                 if slot < self._size:
                     self._ring[slot * self._fields + _WHAT] = _FREE
@@ -338,7 +338,7 @@ class KnownMessages:
             self._collecting.release()
 
     def stop(self, timeout_s: float) -> None:
-        """Lets the messages launched so far end, but not for longer than the time-out."""
+        """Waits until the messages launched so far have ended, at most for the timeout."""
         self.forget()
         deadline = time.monotonic() + timeout_s
         self.collect()
@@ -347,7 +347,7 @@ class KnownMessages:
             self.collect()
 
     def abandon(self) -> None:
-        """In a forked child, where nothing ends any more."""
+        """Drops all messages, in a forked child, where no message will end."""
         self.forget()
         self._times.abandon()
 
@@ -366,7 +366,7 @@ class KnownMessages:
             self._over.append((first, beyond, thread, now_ns))
 
     def _make(self) -> None:
-        """Takes what has been launched out of the ring."""
+        """Reads the launched messages from the ring."""
         launched = self._control[_LAUNCHED]
         while self._taken < launched:
             positions = np.arange(self._taken, launched)
@@ -388,7 +388,7 @@ class KnownMessages:
                 return  # a thread is at it
 
     def _take(self, positions: Integers, slots: Integers, rows: Integers) -> None:
-        """Takes known messages out of the ring, except for those that are under way.
+        """Reads known messages from the ring, except for those in flight.
 
         Args:
             positions: Their numbers among all that were launched.
@@ -419,7 +419,7 @@ class KnownMessages:
             self._show(int(positions[row]), int(slots[row]), kinds[row], repeats[row])
 
     def _show(self, position: int, slot: int, kind: _Kind, repeat: Integers) -> None:
-        """Follows a message that is under way: the trace is to show it before its end.
+        """Follows a message in flight, so that the trace contains it before its end.
 
         Args:
             position: Its number among all that were launched.
@@ -451,14 +451,14 @@ class KnownMessages:
         return bool(what == _LAUNCHING and is_pythons and is_late and self._times.is_over(slot))
 
     def _settle(self, kind: _Kind, position: int, message: Message) -> None:
-        """Puts in the times that Gloo's threads took down, or when the job had waited for it."""
+        """Sets the times that Gloo's threads recorded, or the end of the job's wait."""
         self._times.settle(message)
         if message.end_ns is not None:
             message.end_ns = self._end_of(position, kind, message.end_ns)
             message.start_ns = min(message.start_ns, message.end_ns)
 
     def _end_of(self, position: int, kind: _Kind, told_ns: int) -> int:
-        """When a message was over: as it was told, or when the job had waited for it before."""
+        """Returns the end of a message: the reported one, or that of an earlier wait."""
         if kind.over_with is None:
             return told_ns
         for first, beyond, with_, by_ns in list(self._over):

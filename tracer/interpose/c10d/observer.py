@@ -29,13 +29,13 @@ _now = time.monotonic_ns
 
 
 class _Launch(NamedTuple):
-    """How the times of a message that is being launched will be known.
+    """The sources of the times of a message that is being launched.
 
     Attributes:
         start: When the operator was called.
-        mark: Where the device comes to it; None on the CPU.
-        slot: Where Gloo's threads note its times; -1 if they were not asked to.
-        sparse_bytes: What sparse tensors held: once launched, they may hold the sum already.
+        mark: Position in the device's stream; None on the CPU.
+        slot: Slot in which Gloo's threads record its times; -1 if they do not.
+        sparse_bytes: Size of sparse tensors before the launch, after which they may hold the sum.
     """
 
     start: int
@@ -45,20 +45,21 @@ class _Launch(NamedTuple):
 
 
 class _Collected(threading.local):
-    """What a thread launches below a functional collective.
+    """Messages that a thread launches below a functional collective.
 
     Attributes:
-        messages: What kernels of Python's have recorded; None: nobody collects it.
+        messages: Messages recorded by Python kernels; None if they are not collected.
     """
 
     messages: list[Message] | None = None
 
 
 class _Coalescing(threading.local):
-    """What a thread launches together.
+    """Messages that a thread launches as one coalesced operation.
 
     Attributes:
-        messages: What was launched so far, and where the device comes to it; None: it does not.
+        messages: Messages launched so far with their positions in the device's stream; None if the
+            thread is not coalescing.
     """
 
     messages: list[tuple[Message, Mark | None]] | None = None
@@ -70,8 +71,8 @@ class Observer:
     Attributes:
         active: Whether messages are recorded.
         waits: Where the host's waits are recorded.
-        gloo: Where Gloo's times are taken down; None if they are not.
-        coalescing: What this thread launches together.
+        gloo: Records the times of Gloo messages; None if they are not recorded.
+        coalescing: Messages that this thread launches as one.
     """
 
     def __init__(self, context: PatchContext) -> None:
@@ -107,7 +108,7 @@ class Observer:
         group_class._end_coalescing = self._ends(group_class._end_coalescing)
 
     def stop(self, timeout_s: float) -> None:
-        """Ends after the messages launched so far."""
+        """Stops recording after the messages launched so far."""
         self.active = False
         deadline = time.monotonic() + timeout_s
         self._reapers.stop(timeout_s)
@@ -115,7 +116,7 @@ class Observer:
             self._known.stop(max(0.0, deadline - time.monotonic()))
 
     def abandon(self) -> None:
-        """In a forked child, which has no reapers: holds on to nothing of the job's."""
+        """Releases all objects of the job, in a forked child, which has no reapers."""
         self.active = False
         if self._known is not None:
             self._known.abandon()
@@ -123,7 +124,7 @@ class Observer:
     def collecting(
         self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Any, list[Message]]:
-        """Calls something; also returns the messages that kernels of Python's recorded below."""
+        """Calls a function; returns its result and the messages that Python kernels recorded."""
         collected = self._collected
         messages: list[Message] = []
         collected.messages = messages
@@ -133,7 +134,7 @@ class Observer:
             collected.messages = None
 
     def kernel(self, name: str, operator: Operator) -> Callable[..., Any]:
-        """The dispatcher kernel for one operator."""
+        """Returns the dispatcher kernel for one operator."""
         import torch
         from torch._C import DispatchKey, _dispatch_keyset_full_after
 
@@ -191,48 +192,48 @@ class Observer:
     def bucket_of(
         self, operator: Operator, args: Sequence[Any], group: Group, caller: FrameType | None
     ) -> tuple[str, list[int] | None] | None:
-        """The bucket of DDP's reducer that a group in Python is about to send.
+        """Returns the bucket of DDP's reducer that a Python group is about to send.
 
         Args:
-            operator: What the group does.
-            args: The arguments of that.
+            operator: The operation of the group.
+            args: Arguments of the operation.
             group: The group.
-            caller: Who has called it.
+            caller: Frame of the caller.
 
         Returns:
-            Its name and its parameters; None if it is no bucket.
+            Name and parameters of the bucket; None if the message is not a bucket.
         """
         if not self._is_reducers(operator, caller):
             return None
         return self._bucket(group.name, flatten(args[0]))
 
     def leave_out(self, operator: Operator, args: Sequence[Any], group: Group) -> None:
-        """Counts a message that is not recorded: later numbers agree."""
+        """Counts a message that is not recorded, so that later numbers agree between ranks."""
         self._number(Message(-1, operator.op, group.name, 0), operator, args, group)
 
     def follow_launch(self, operator: Operator, work: Any, message: Message) -> None:
-        """Follows a message of Gloo's on the CPU that nobody else tells the end of.
+        """Follows a Gloo message on the CPU whose end is not reported otherwise.
 
         Args:
-            operator: What was called.
-            work: What it has returned.
+            operator: The called operator.
+            work: The returned handle.
             message: The message.
         """
         if not operator.waited_once:
             self._reapers.follow(work, message, poll=False)
 
     def is_work(self, value: Any) -> bool:
-        """Whether something is the handle of a message."""
+        """Whether a value is the handle of a message."""
         return isinstance(value, self._work_class)
 
     def follow(self, operator: Operator, message: Message, work: Any, *, on_host: bool) -> None:
-        """Records the end of what a group in Python has sent.
+        """Records the end of a message of a Python group.
 
         Args:
-            operator: What the group does.
+            operator: The operation of the group.
             message: The message.
             work: Its handle.
-            on_host: Whether to wait for it is to wait for its end.
+            on_host: Whether a wait for the handle blocks until the message is complete.
         """
         self.waits.works.add(work, message)
         if self.waits.is_in_python(work) or (on_host and operator.waited_once):
@@ -242,12 +243,12 @@ class Observer:
         self._reapers.follow(work, message, poll=True)
 
     def _begin(self, operator: Operator, args: Sequence[Any], start: int) -> _Launch | None:
-        """To be called right before a launch: how its times will be known; None: not at all."""
+        """Called before a launch: returns the sources of its times; None if there are none."""
         if not self.active or (self._recorder.paused and self._passes(operator, args)):
             return None
         first = first_tensor(args[: operator.group])
         if first is None:
-            return None  # the call is in error
+            return None  # the call is invalid
         mark = None
         if self._timer.in_use():
             if first.is_cuda and not can_record():
@@ -263,9 +264,9 @@ class Observer:
         return _Launch(start, mark, slot, sparse_bytes)
 
     def _passes(self, operator: Operator, args: Sequence[Any]) -> bool:
-        """Whether a call is left unrecorded in a pause; it is counted: later numbers agree."""
+        """Whether a call is not recorded during a pause; it is counted, so that numbers agree."""
         if operator is OPERATORS["recv_any_source_"]:
-            return False  # the number of a receive from anyone is known only when it has come
+            return False  # the number of a receive from any source is known only at its end
         group = self._groups.of(self._unbox_group(args[operator.group]))
         self.leave_out(operator, args, group)
         return True
@@ -279,7 +280,7 @@ class Observer:
         *,
         by_engine: bool = False,
     ) -> Message:
-        """A message with all that its call tells of it."""
+        """Creates a message with all values that the call provides."""
         message = self._recorder.new_message(operator.op, group.name, start)
         if self._below.outer is not None:
             self._below.messages += 1
@@ -359,13 +360,13 @@ class Observer:
             self._reapers.follow(work, message, poll=poll, memory_lasts=by_engine)
 
     def _is_reducers(self, operator: Operator, caller: FrameType | None) -> bool:
-        """Whether DDP's reducer may be what sends a message."""
+        """Whether DDP's reducer may be the sender of a message."""
         return operator.op == "all_reduce" and self._ddp.in_use and _called_by_engine(caller)
 
     def _bucket(
         self, group: str, tensors: Sequence[torch.Tensor]
     ) -> tuple[str, list[int] | None] | None:
-        """Name and parameters of a bucket of the reducer's; None if it is none."""
+        """Returns name and parameters of a bucket of the reducer; None if it is no bucket."""
         return self._ddp.bucket_of(group, tensors[0]) if len(tensors) == 1 else None
 
     def _begins(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -408,7 +409,7 @@ class Observer:
             self._reapers.follow(work, message, poll=True)
 
     def _is_told(self, operator: Operator, launch: _Launch, message: Message) -> bool:
-        """Whether Gloo's own threads will tell the times of a message on the CPU."""
+        """Whether Gloo's threads will record the times of a message on the CPU."""
         gloo = self.gloo
         if gloo is None:
             return False
@@ -431,7 +432,7 @@ class Observer:
             known.activate([] if place is None else [place])
 
     def _collect(self) -> None:
-        """On the writer's thread: takes up what Gloo has told."""
+        """On the writer thread: reads the times that Gloo's threads recorded."""
         if self._known is not None:
             self._known.collect()
             self.waits.works.release_served()
@@ -442,19 +443,19 @@ class Observer:
         return None if result is None else self._unbox_work(result)
 
     def _completed(self, message: Message, end: int, failed: bool) -> None:
-        """A reaper has seen the end of a message."""
+        """Called when a reaper has observed the end of a message."""
         self.waits.stream_ordered.discard(message.id)
         end = self.waits.seen_complete.pop(message.id, end)
         self._recorder.complete(message, end, "failed" if failed else "ok")
 
     def _ordered(self, message: Message) -> None:
-        """The current stream goes on only when a message is complete."""
+        """Called when the current stream has been made to wait for a message."""
         # Only of those on the timed device is it known where they begin.
         if message.settle is not None and self._reapers.let_go(message):
             self._timer.end_here(message)
 
     def _received(self, message: Message, work: Any) -> None:
-        """A receive has come: now its source is known, too."""
+        """Called when a receive is complete: its source is now known."""
         if message.peer is None:
             group = self._groups.named(message.group)
             try:
@@ -465,7 +466,7 @@ class Observer:
 
     @staticmethod
     def _number(message: Message, operator: Operator, args: Sequence[Any], group: Group) -> None:
-        """Gives the message its peer and the number that its other sides give it, too."""
+        """Sets the peer of the message, and the number that it has on all its ranks."""
         if operator.peer is not None:
             peer = args[operator.peer] if len(args) > operator.peer else None
             message.peer = group.global_rank(peer)
@@ -486,7 +487,7 @@ class Observer:
         by_engine: bool = False,
         at: tuple[int, int] | None = None,
     ) -> tuple[str, list[int] | None]:
-        """The name of a message and the parameters that it carries.
+        """Returns the name of a message and the parameters that it carries.
 
         Where its one tensor lies is looked up unless it is given, see `Registry.tensors_at`.
         """

@@ -1,8 +1,8 @@
-"""Records process groups written in Python: their messages pass no operator of PyTorch.
+"""Records process groups written in Python, whose messages call no PyTorch operator.
 
-The methods that send are wrapped when the subclass of ``ProcessGroup`` is made. Most such groups
-only forward to a group of PyTorch's. Its messages are recorded by other means and have better
-times, so where messages are recorded below a method, the method itself is not recorded.
+The methods that send are wrapped when the subclass of ``ProcessGroup`` is defined. Most such groups
+only forward to a PyTorch group, whose messages are recorded at operators, with more precise times.
+Therefore, if messages are recorded below a method, the method itself is not recorded.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _now = time.monotonic_ns
 
 
 def install(context: PatchContext, observer: Observer) -> None:
-    """Patches the subclasses of ``ProcessGroup`` and ``Work``, those that are to come, too.
+    """Patches existing and future subclasses of ``ProcessGroup`` and ``Work``.
 
     Args:
         context: The parts of the recording rank.
@@ -67,7 +67,7 @@ def install(context: PatchContext, observer: Observer) -> None:
 
 
 def _patch_subclasses(context: PatchContext, base: Any, patch: Callable[[Any], None]) -> None:
-    """Patches all classes below one that are Python's, each when it is made."""
+    """Patches all Python subclasses of a class, each when it is defined."""
 
     def patch_safely(made: Any) -> None:
         try:
@@ -89,7 +89,7 @@ def _patch_subclasses(context: PatchContext, base: Any, patch: Callable[[Any], N
 def _around(
     original: FunctionType, operator: Operator, calls: _Calls, context: PatchContext
 ) -> Callable[..., Any]:
-    """A method that records what it sends, unless somebody below it does."""
+    """Returns a method that records its messages, unless they are recorded below it."""
 
     @functools.wraps(original)
     def method(process_group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -144,7 +144,7 @@ def _as_operator(
 
 @dataclass
 class _Call:
-    """A method that runs.
+    """A call of a method in progress.
 
     Attributes:
         operator: What it does.
@@ -188,7 +188,7 @@ class _Calls:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> _Call | None:
-        """To be called before the method.
+        """Called before the method.
 
         Args:
             process_group: Whose it is.
@@ -225,7 +225,7 @@ class _Calls:
         return call
 
     def end(self, call: _Call, work: Any, status: str) -> None:
-        """To be called after the method.
+        """Called after the method.
 
         Args:
             call: What `begin` has returned.

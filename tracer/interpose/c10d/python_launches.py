@@ -1,10 +1,10 @@
-"""Records at methods of ``ProcessGroup``: a kernel in Python costs more than the launch.
+"""Records messages at methods of ``ProcessGroup``, because a Python kernel is more expensive.
 
-For a kernel in Python, PyTorch converts all arguments to Python objects and back for the kernel
-below it. Where Gloo's threads tell the times, a collective on the CPU needs no such kernel: the
-method of ``ProcessGroup`` has all arguments, and `native/gloo_messages.cpp` launches it past
-the kernel, measures its tensors and gives it a place in the ring of `known_messages.py`. All other
-launches go through the kernels of `c10d_kernels.py`.
+For a Python kernel, PyTorch converts all arguments to Python objects and back for the kernel below
+it. If Gloo's threads record the times, a collective on the CPU needs no such kernel: the method of
+``ProcessGroup`` has all arguments, and `native/gloo_messages.cpp` launches it past the kernel,
+measures its tensors and assigns a slot in the ring of `known_messages.py`. All other launches go
+through the kernels of `c10d_kernels.py`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ options in PyTorch's bindings."""
 
 
 def install(context: PatchContext, observer: Observer) -> Offering | None:
-    """Patches the methods of ``ProcessGroup``, if C++ can see what they launch.
+    """Patches the methods of ``ProcessGroup``, if C++ can observe their launches.
 
     Args:
         context: The parts of the recording rank.
@@ -89,7 +89,7 @@ _ABSENT: Final = object()
 
 
 class _Offered(threading.local):
-    """What a thread offers.
+    """The launch that a thread offers.
 
     Attributes:
         cell: See `NativeLibrary.offered`.
@@ -114,12 +114,12 @@ class Launches(Protocol):
 
     @property
     def group_of(self) -> Callable[[Any, tuple[Any, ...]], Any] | None:
-        """Gives the process group of all arguments; None if that is the first one."""
+        """Returns the process group from all arguments; None if it is the first argument."""
 
     def launched(
         self, first: Any, args: tuple[Any, ...], group: Group, result: Any, known: Sequence[int]
     ) -> None:
-        """To be called after a launch past the kernel.
+        """Called after a launch past the kernel.
 
         Args:
             first: The first argument of the function.
@@ -131,7 +131,7 @@ class Launches(Protocol):
 
 
 class Offering:
-    """Offers to C++ what Python launches.
+    """Offers launches by Python to C++.
 
     Args:
         context: The parts of the recording rank.
@@ -169,7 +169,7 @@ class Offering:
         peer: int | None,
         tag: int | None,
     ) -> Launched | Message | None:
-        """Records what was launched past the kernel.
+        """Records a message that was launched past the kernel.
 
         On the way of every launch: few calls.
 
@@ -236,7 +236,7 @@ class Offering:
             cell[0] = former
 
     def around(self, original: Callable[..., Any], launches: Launches) -> Callable[..., Any]:
-        """A function that records what it launches."""
+        """Returns a function that records its launches."""
         offered, fault, recorder = self._offered, self._fault, self._recorder
         nothing, unrecorded = NativeLibrary.NOTHING, NativeLibrary.UNRECORDED
         on_offer = NativeLibrary.OFFERED

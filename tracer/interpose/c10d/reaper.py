@@ -1,9 +1,9 @@
-"""Learns when asynchronous messages complete.
+"""Observes when asynchronous messages complete.
 
-A callback on a message's future costs the launching thread tens of microseconds; a thread
-that waits for the messages costs it a queue entry. Messages of different groups do not wait for
-each other, so each group has reapers of its own; it has two of them, because a group of Gloo
-runs two messages at a time, and the later one of these can complete first.
+A callback on the future of a message costs the launching thread tens of microseconds; a thread
+that waits for the messages costs it one queue entry. Messages of different groups do not wait for
+each other, so each group has its own reapers. It has two, because a Gloo group runs two messages
+at a time, and the later of them can complete first.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Reapers:
     def follow(
         self, work: Any, message: Message, *, poll: bool, memory_lasts: bool = False
     ) -> None:
-        """Notes the completion of a message when it comes.
+        """Records the completion of a message.
 
         Args:
             work: The message's handle.
@@ -105,7 +105,7 @@ class Reapers:
         group.queue.put(followed)
 
     def let_go(self, message: Message) -> bool:
-        """Gives up a message that the job no longer holds, if too much memory is held.
+        """Drops a message that the job no longer holds, if the tracer holds too much memory.
 
         Args:
             message: One that somebody else can tell the end of.
@@ -122,7 +122,7 @@ class Reapers:
         return True
 
     def stop(self, timeout_s: float) -> None:
-        """Lets the messages launched so far complete, but not for longer than the time-out."""
+        """Waits until the messages launched so far are complete, at most for the timeout."""
         deadline = time.monotonic() + timeout_s
         with self._lock:
             self._stopped = True

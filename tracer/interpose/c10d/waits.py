@@ -1,9 +1,9 @@
-"""The host's waits: ``Work.wait``, ``Work.is_completed`` and futures.
+"""Records waits of the host: ``Work.wait``, ``Work.is_completed`` and futures.
 
-A wait finds its message through the object that is waited on. Objects are known by identity
-and referenced weakly, because nothing of the job's may live longer for being traced. Only the
-newest objects of each thread are held until their callers have taken them: PyTorch would make
-another Python object for the same `Work` if none were left.
+A wait finds its message through the object that is waited on. Objects are looked up by identity
+and referenced weakly, so that tracing does not extend the lifetime of the job's objects. Only the
+newest objects of each thread are held until their callers have received them: if no reference
+were left, PyTorch would create another Python object for the same `Work`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_NESTED: Final = 4
 
 
 class MessageOf:
-    """Which message an object of the job stands for, while that object lives.
+    """Maps objects of the job to their messages, while the objects exist.
 
     Attributes:
         add: Remembers an object for as long as the job keeps it.
@@ -87,7 +87,7 @@ class MessageOf:
 
 
 class Waits:
-    """Records when the host is blocked, and the completions that this tells.
+    """Records when the host is blocked, and the completions that follow from it.
 
     Args:
         context: The parts of the recording rank.
