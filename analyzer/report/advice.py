@@ -195,7 +195,9 @@ def _straggler(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
             "garbage collection, other work on the machines"
         )
     else:
-        saves = culprit.saves_us
+        # The fix concerns the cause only: no more than all time of that kind can be saved.
+        bound = _bound_of_cause(savings, culprit.cause)
+        saves = culprit.saves_us if bound is None else min(culprit.saves_us, bound)
         how = f"rank {culprit.rank} is {_lateness(analysis, culprit)}"
         advice = _fix(analysis, culprit)
     yield _finding(
@@ -280,6 +282,19 @@ def _fix(analysis: Analysis, row: StragglerRow) -> str:
     if row.cause == "network" and _on_one_host(analysis):
         return _FIX_ON_ONE_HOST
     return _FIXES[row.cause]
+
+
+def _bound_of_cause(savings: Savings, cause: str | None) -> float | None:
+    """What a step could get shorter without any time of a straggler's cause; None if unknown."""
+    bounds = {
+        "compute": savings.compute_us,
+        "data": savings.data_us,
+        "copy": savings.copy_us,
+        "host": savings.host_us,
+        "update": savings.update_us,
+        "network": savings.transfer_us,
+    }
+    return None if cause is None else bounds.get(cause)
 
 
 def _on_one_host(analysis: Analysis) -> bool:
