@@ -531,7 +531,7 @@ def _trace_facts(
         hosts=tuple(sorted({info.host for info in run.ranks})),
         steps=len(steps),
         source=run.source,
-        status="partial" if trace.is_damaged and run.status == "complete" else run.status,
+        status="partial" if trace.damage and run.status == "complete" else run.status,
         exit_status=run.exit_status,
         level=run.level,
         command=tuple(map(str, run.command)),

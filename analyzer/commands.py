@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddltrace.analyzer.report.warnings import report_damage, report_steps_left_out
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.optional_packages import require_extra
 
@@ -175,8 +176,10 @@ def compare(before: Path, after: Path, as_json: bool) -> None:
 
     traces = open_trace(before), open_trace(after)
     for trace in traces:
-        _note_steps_left_out(trace)
+        report_steps_left_out(trace)
     comparison = compare_analyses(*(trace.analyze() for trace in traces))
+    for trace in traces:
+        report_damage(trace)
     if as_json:
         click.echo(json.dumps(comparison.to_json(), indent=1, allow_nan=False))
     else:
@@ -233,14 +236,8 @@ def query(trace: Path, sql: str, form: str, memory_limit: str, timeout: float) -
     require_extra("query", "ddltrace query")
     limits = QueryLimits(parse_memory_limit(memory_limit), timeout)
     opened = open_trace(trace)
-    _note_steps_left_out(opened)
-    for text in rows_as_text(run_query(opened, sql, limits), form):
+    report_steps_left_out(opened)
+    rows = run_query(opened, sql, limits)
+    report_damage(opened)
+    for text in rows_as_text(rows, form):
         click.echo(text, nl=False)
-
-
-def _note_steps_left_out(trace: Trace) -> None:
-    """Reports on stderr which steps of a long trace are not loaded (reports have a note)."""
-    from ddltrace.analyzer.formatting.units import printable
-
-    if trace.portion is not None:
-        click.echo(f"ddltrace: {printable(trace.name)}: {trace.portion.note}", err=True)

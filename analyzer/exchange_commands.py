@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from ddltrace.analyzer.exporters import FORMATS
+from ddltrace.analyzer.report.warnings import report_damage
 from ddltrace.tracer.optional_packages import require_extra
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -105,7 +106,9 @@ def export(trace: Path, to: str, per_rank: bool, output: Path, force: bool) -> N
 
     if to == "perfetto":
         require_extra("perfetto", "export --to perfetto")
-    events = write(open_trace(trace), to, output, force=force, per_rank=per_rank)
+    opened = open_trace(trace)
+    events = write(opened, to, output, force=force, per_rank=per_rank)
+    report_damage(opened)
     click.echo(f"ddltrace: {events} events in {output}", err=True)
     if not per_rank and to in ("chrome", "perfetto"):
         click.echo(f"ddltrace: next: open {output} at https://ui.perfetto.dev", err=True)

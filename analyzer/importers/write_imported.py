@@ -25,8 +25,9 @@ def save(trace: ImportedTrace, directory: Path, *, force: bool) -> None:
     from importlib.metadata import version
 
     prepare_directory(directory, force=force)
-    for segment, table in trace.tables.items():
-        write_events(directory, segment, iter(table.to_batches()))
+    for info in trace.run.ranks:
+        batches = iter(trace.tables[info.segment].to_batches())
+        info.events, info.checksum = write_events(directory, info.segment, batches)
     trace.run.version = version("ddltrace")
     trace.run.created_unix_ns = trace.run.created_unix_ns or time.time_ns()
     write_run(directory, trace.run)

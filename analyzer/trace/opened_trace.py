@@ -107,7 +107,8 @@ class Trace:
         run: What is known of the run.
         ranks: The ranks of which something was recorded, ascending.
         notes: What a reader must know before believing the numbers; grows while reading.
-        is_damaged: Whether something that was read is not as it was recorded.
+        damage: The notes that report damage of the events read so far: a wrong checksum or
+            unreadable bytes.
     """
 
     def __init__(self, path: Path, run: RunInfo, tables: dict[str, pa.Table] | None = None) -> None:
@@ -118,7 +119,7 @@ class Trace:
         self._tables = tables
         self._verified: set[str] = set()
         self._last_starts: dict[str, int] = {}
-        self.is_damaged = False
+        self.damage: list[str] = []
         self._leave_out_jobs_beside()
         self.ranks = sorted({info.rank for info in self.run.ranks})
         self._steps: range | None = None
@@ -362,6 +363,7 @@ class Trace:
         if self._tables is not None:
             yield from self._tables[info.segment].select(list(names)).to_batches()
             return
+        self._verify(info)
         with contextlib.suppress(TraceError):
             yield from EventReader(self.path, info.segment, names)
 
@@ -421,12 +423,7 @@ class Trace:
         if self._tables is not None:
             yield self._tables[info.segment]
             return
-        if info.segment not in self._verified:
-            self._verified.add(info.segment)
-            if not matches_checksum(self.path, info):
-                self._note_damage(
-                    f"rank {info.rank}: its file is not what was recorded, but damaged or another's"
-                )
+        self._verify(info)
         reader = EventReader(self.path, info.segment)
         try:
             for group in grouped(iter(reader), _WINDOW_ROWS):
@@ -439,9 +436,20 @@ class Trace:
                 f"rank {info.rank}: the last {reader.lost_bytes} bytes are unreadable"
             )
 
+    def _verify(self, info: RankInfo) -> None:
+        """Compares a process's final file with its checksum, once, before it is first read."""
+        if info.segment in self._verified:
+            return
+        self._verified.add(info.segment)
+        if not matches_checksum(self.path, info):
+            self._note_damage(
+                f"rank {info.rank}: its file is not what was recorded, but damaged or another's"
+            )
+
     def _note_damage(self, text: str) -> None:
         self._note(text)
-        self.is_damaged = True
+        if text not in self.damage:
+            self.damage.append(text)
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

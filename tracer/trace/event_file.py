@@ -1,4 +1,4 @@
-"""Writes final event files, and checks them against their checksums."""
+"""Writes final event files, and verifies their checksums."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 from ddltrace.tracer.trace.run_info import RankInfo
 from ddltrace.tracer.trace.schema import EVENTS
 from ddltrace.tracer.trace.stream_writer import buffered
-from ddltrace.tracer.trace.trace_files import FILE_SUFFIX, event_path
+from ddltrace.tracer.trace.trace_files import FILE_SUFFIX, event_path, require_regular_file
 
 _ROWS_PER_BATCH: Final = 1 << 16
 _BUFFER_BYTES: Final = 1 << 20
@@ -52,19 +52,33 @@ def write_events(
     return rows, summed.checksum
 
 
+def checksum_of(path: Path) -> int:
+    """Computes the CRC-32 of a file.
+
+    Raises:
+        OSError: The file is not a plain file or cannot be read.
+    """
+    require_regular_file(path)
+    found = 0
+    with path.open("rb") as file:
+        while piece := file.read(_BUFFER_BYTES):
+            found = zlib.crc32(piece, found)
+    return found
+
+
 def matches_checksum(directory: Path, info: RankInfo) -> bool:
-    """Whether the final file of a rank is what was written then, as far as that is known."""
+    """Whether a rank's final file has the checksum that ``run.json`` gives.
+
+    True as well where there is nothing to verify: the file is still a stream, ``run.json`` gives
+    no checksum, or the file cannot be read, which its reader reports.
+    """
     path = event_path(directory, info.segment)
     if info.checksum is None or path.suffix != FILE_SUFFIX:
         return True
-    found = 0
     try:
-        with path.open("rb") as file:
-            while piece := file.read(_BUFFER_BYTES):
-                found = zlib.crc32(piece, found)
+        return checksum_of(path) == info.checksum
     except OSError:
-        return True  # whoever reads it will say so
-    return found == info.checksum
+        return True
 
 
 def grouped(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[list[pa.RecordBatch]]:

@@ -17,13 +17,14 @@ import pyarrow as pa
 
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.completeness import account_for, listed
-from ddltrace.tracer.trace.event_file import write_events
+from ddltrace.tracer.trace.event_file import checksum_of, write_events
 from ddltrace.tracer.trace.event_reader import EventReader
 from ddltrace.tracer.trace.json_files import release_space
 from ddltrace.tracer.trace.liveness import is_running
 from ddltrace.tracer.trace.run_files import read_sidecars, write_run
 from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
 from ddltrace.tracer.trace.trace_files import (
+    FILE_SUFFIX,
     RUN_FILE,
     SIDECAR_SUFFIX,
     STREAM_SUFFIX,
@@ -84,16 +85,20 @@ def finalize_ranks(directory: Path, run: RunInfo) -> RunInfo:
 
 
 def finalize_rank(directory: Path, info: RankInfo) -> None:
-    """Turns one rank's stream into a final file and accounts for what was lost.
+    """Turns one rank's stream into a final file with a checksum, and counts the lost bytes.
 
-    Never raises for damage: what cannot be converted stays as the stream that it was, which
-    readers understand, too.
+    A rank that has a final file without a checksum, from an older version, gets the checksum.
+    Damage raises no error: a stream that cannot be converted stays a stream, which readers accept.
     """
     stream = directory / (info.segment + STREAM_SUFFIX)
     if info.status == "running":
         info.status = "killed"
     if not stream.exists():
-        return  # `account_for` says if there is no final file either
+        if info.checksum is None:
+            # `account_for` adds a note if there is no final file either.
+            with contextlib.suppress(OSError):
+                info.checksum = checksum_of(directory / (info.segment + FILE_SUFFIX))
+        return
     reader = EventReader(directory, info.segment)
     try:
         info.events, info.checksum = write_events(directory, info.segment, iter(reader))

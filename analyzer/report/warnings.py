@@ -1,0 +1,28 @@
+"""Notes that commands without a report print on stderr, so that stdout holds data only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace.opened_trace import Trace
+
+
+def report_steps_left_out(trace: Trace) -> None:
+    """Reports which steps of a long trace are not loaded."""
+    if trace.portion is not None:
+        _report(trace, trace.portion.note)
+
+
+def report_damage(trace: Trace) -> None:
+    """Reports which of the event files read so far are damaged; call it after reading."""
+    for note in trace.damage:
+        _report(trace, note)
+
+
+def _report(trace: Trace, note: str) -> None:
+    from ddltrace.analyzer.formatting.units import printable
+
+    click.echo(f"ddltrace: {printable(trace.name)}: {printable(note)}", err=True)
