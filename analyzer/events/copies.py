@@ -33,7 +33,7 @@ _PATTERNS: Final = tuple(
 
 
 def copy_direction(name: str) -> str:
-    """One of `DIRECTIONS`; ``other`` where the name does not tell."""
+    """Returns one of `DIRECTIONS`; ``other`` if the name does not contain a direction."""
     for direction, pattern in _PATTERNS:
         if pattern.search(name):
             return direction

@@ -1,8 +1,8 @@
-"""A rank's events as numpy columns: decoded once, only what is asked for.
+"""A rank's events as numpy columns: decoded once, on demand.
 
-Strings become integer codes: those with a fixed vocabulary (kinds, phases) get the codes of
-the schema, others index a list of strings of their own. What is null becomes a negative
-number, which no such column can hold otherwise.
+Strings become integer codes: strings with a fixed vocabulary (kinds, phases) get the codes of the
+schema, others are indices into a list of strings per column. Null becomes a negative number, which
+is never a valid value of these columns.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class Columns:
 
     @cached_property
     def unfinished(self) -> BoolArray:
-        """What had not ended when last seen; other ends may be unknown of what has (`ok`)."""
+        """Rows that had not ended when last observed; the end of completed rows may be unknown."""
         codes, values = self.codes("status")
         done = np.array([*(value == "ok" for value in values), False])[codes]
         return np.asarray((self.end == NULL_NS) & ~done)
 
     @cached_property
     def failed(self) -> BoolArray:
-        """What ended with an error."""
+        """Rows that ended with an error."""
         codes, values = self.codes("status")
         return np.array([*(value == "failed" for value in values), False])[codes]
 
@@ -153,7 +153,7 @@ class Columns:
 
 
 class Gathered:
-    """A column that comes some at a time; it is never copied as a whole to hand it out.
+    """A column that is appended to in parts; access to it never copies the whole column.
 
     Args:
         dtype: Of its numbers.

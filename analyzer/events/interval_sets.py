@@ -1,7 +1,7 @@
 """Sets of instants as sorted, disjoint intervals; every operation is vectorized and linear.
 
-All arrays are int64 nanoseconds. An interval holds its start and not its end, so intervals
-that touch are one, and an empty one is nothing.
+All arrays are int64 nanoseconds. An interval includes its start and excludes its end, so intervals
+that touch are merged, and empty intervals are dropped.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def merge(*parts: Spans) -> Spans:
 
 
 class Growing:
-    """The union of intervals that come some at a time.
+    """The union of intervals that are added in parts.
 
     It holds little more than the union itself, however many intervals come.
 

@@ -1,7 +1,7 @@
-"""Which host call launched which device work.
+"""Maps device work to the host calls that launched it.
 
-A trace keeps when device work was launched (`enqueue_ns`): the start of the runtime call that
-launched it. The call is found again by that start and by its name.
+A trace contains the launch time of device work (`enqueue_ns`), which is the start of the runtime
+call that launched it. The call is identified by this start and by its name.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A rank's own work: its time less that in which it is blocked on messages, by activity.
+"""A rank's own work by activity: its time without the times in which it is blocked on messages.
 
-The activities are disjoint, and together with the blocked times they are all of the rank's time
-between its first and its last event. They are those of the critical path, where the rank's
-timeline is at hand. In a trace of very many ranks it is not; then what is several at once counts
-as the first of: on a CPU rank update, compute, data, copy; on a rank whose device is seen update
-(the optimizer's kernels), compute, copy, data. The rest is host.
+The activities are disjoint, and together with the blocked times they cover the rank's time between
+its first and its last event. If the timeline of the rank is available, they are those of the
+critical path. In a trace of very many ranks it is not available; then an instant with several
+activities counts as the first of: on a CPU rank update, compute, data, copy; on a rank with
+recorded device work update (the optimizer's kernels), compute, copy, data. The rest is host.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _of_timeline(line: Timeline, free: Spans) -> dict[str, Spans]:
 
 
 def unblocked(scan: RankScan) -> Spans:
-    """All of the rank's own work."""
+    """Returns all of the rank's own work."""
     whole = union(np.array([scan.first]), np.array([scan.last]))
     blocked = union(scan.block_start, scan.block_end)
     return subtract(whole, blocked)

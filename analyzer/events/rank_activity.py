@@ -1,9 +1,9 @@
-"""What a rank does when, as sets of instants: compute, communication, copies, data, update.
+"""The activities of a rank as sets of instants: compute, communication, copies, data, update.
 
-On a rank whose device work is seen (kernels on streams: a GPU, an imported trace) compute is
-the union of its kernels. On a CPU rank the host computes: the union of phases (forward,
-backward, optimizer), layers and codecs of each thread, without the times in which that
-thread waits for a message.
+On a rank with recorded device work (kernels on streams: a GPU, an imported trace), compute is the
+union of its kernels. On a CPU rank, the host computes: compute is the union of phases (forward,
+backward, optimizer), layers and codecs of each thread, without the times in which that thread
+waits for a message.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Activity:
 
 
 class ActivityBuilder:
-    """Finds a rank's activity in its events, which come some at a time."""
+    """Finds a rank's activity in its events, which are added in parts."""
 
     def __init__(self) -> None:
         self._device = False

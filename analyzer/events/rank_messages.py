@@ -83,7 +83,7 @@ class Messages:
 
 
 def read_messages(columns: Columns) -> Messages:
-    """Takes the messages out of a rank's events."""
+    """Extracts the messages from a rank's events."""
     rows = columns.rows("message")
     start = columns.start[rows]
     if (start[1:] < start[:-1]).any():
@@ -143,7 +143,7 @@ class Waits:
 
 
 def read_waits(columns: Columns, messages: Messages) -> Waits:
-    """Takes the waits out of a rank's events and finds the message of each."""
+    """Extracts the waits from a rank's events and finds the message of each."""
     rows = columns.rows("wait")
     start = columns.start[rows]
     if (start[1:] < start[:-1]).any():

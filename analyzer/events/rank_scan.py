@@ -1,9 +1,9 @@
-"""One rank's part of an analysis: what is kept of its events when the events are let go.
+"""Scans one rank: reduces its events to the data that an analysis keeps.
 
-Events are read and reduced some ten thousand at a time, a window of as many steps as that
-holds. Everything across ranks works on what is kept, so the memory of an analysis holds the
-events of one window of each rank that is being scanned, and of all ranks only messages, merged
-intervals and the columns of numbers that the critical path walks on.
+Events are read and reduced in windows of some ten thousand events. All computations across ranks
+use the reduced data, so an analysis holds in memory the events of one window of each rank that is
+being scanned, and for all ranks only messages, merged intervals and the numeric columns of the
+critical path.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_NS: Final = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class RankScan:
-    """What is kept of one rank.
+    """The data of one rank that an analysis keeps.
 
     Attributes:
         rank: Whose it is.
@@ -78,14 +78,14 @@ class RankScan:
 
 
 def scan_rank(rank: int, columns: Columns) -> RankScan:
-    """Reduces a rank's events to what the analysis keeps; without a timeline."""
+    """Reduces a rank's events to the data that the analysis keeps, without a timeline."""
     scanner = RankScanner(rank)
     scanner.add(columns)
     return scanner.finish()
 
 
 class RankScanner:
-    """Reduces a rank's events as they come: of most kinds, no row is kept.
+    """Reduces a rank's events in parts; rows of most kinds are not kept.
 
     Args:
         rank: Whose events.

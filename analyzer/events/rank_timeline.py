@@ -1,8 +1,9 @@
-"""One rank's time without gaps: what it was doing at every instant, and when it was blocked.
+"""The timeline of one rank without gaps: its activity at every instant, and its blocked times.
 
-The critical path walks on this. On a CPU rank it is the thread that trains: the innermost of
-the events open at an instant decides, and a copy on a device before host code. On a rank whose
-kernels are seen it is the device: a kernel before a copy, and in the gaps what the host was doing.
+The critical path uses it. On a CPU rank, it is the timeline of the training thread: the innermost
+event at an instant decides, and a device copy takes precedence over host code. On a rank with
+recorded kernels, it is the timeline of the device: a kernel takes precedence over a copy, and gaps
+are filled with the activity of the host.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Timeline:
 
 
 class Work(NamedTuple):
-    """Intervals of work: what decides on a timeline, in the order of recording.
+    """Intervals of work that determine a timeline, in the order of recording.
 
     Attributes:
         start: Start, ns.
@@ -146,7 +147,7 @@ _NO_WORK: Final = Work(
 
 
 class TimelineBuilder:
-    """Builds a rank's timeline from its events, which come some at a time.
+    """Builds a rank's timeline from its events, which are added in parts.
 
     The events of the leading thread nest, so what lies before the end of a step can be cut
     into segments as soon as the step is recorded, and let go. That holds as long as nothing

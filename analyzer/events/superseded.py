@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 
 def drop_superseded(table: pa.Table) -> pa.Table:
-    """Keeps the last row of each message id: the completed one, where there is one.
+    """Keeps the last row of each message id: the completed one, if it exists.
 
     Args:
         table: A rank's events, or its messages alone, in the order of recording.

@@ -1,4 +1,4 @@
-"""An analysis together with what it was made from."""
+"""An analysis together with the intermediate results that it was computed from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddltrace.analyzer.model import Analysis
 
 @dataclass(frozen=True)
 class Analyzed:
-    """An analysis, for those who compute further.
+    """An analysis and its intermediate results, for further computations.
 
     Attributes:
         analysis: The records.

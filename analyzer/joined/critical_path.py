@@ -1,13 +1,13 @@
 """The critical path of a step over all ranks.
 
-The walk goes back from the last thing to end in the step. On a rank it follows the order of
-that rank's work. Where the rank was blocked on a collective it goes to the last arriver, at a
-receive to the sender, at the time at which that rank came; from then on the message was under
-way, which is transfer. If everybody had come before the rank began to wait, the whole wait is
-transfer and the walk goes on before it on the same rank. Where a rank came late because its queue
-was busy, the walk goes on in the message that was in the way, see `queues.py`. So every instant
-between the step's earliest start and latest end belongs to exactly one piece: they sum to the
-step's wall time.
+The walk goes backward from the latest end in the step. On a rank, it follows the order of the
+rank's work. If the rank was blocked on a collective, the walk continues on the last rank to arrive,
+at a receive on the sender, at the arrival time of that rank; the time after it is transfer.
+If all ranks had arrived before the rank began to wait, the whole wait is transfer and the walk
+continues before it on the same rank. If a rank arrived late because its queue was busy, the walk
+continues in the message that occupied the queue, see `queues.py`. So every instant between the
+step's earliest start and latest end belongs to exactly one piece, and the pieces sum to the step's
+wall time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOCAL = -1
 
 
 class Window(NamedTuple):
-    """What a path explains: the time [start, end), walked back from a rank."""
+    """The window of a path: the time [start, end), walked backward from a rank."""
 
     start: int
     end: int
@@ -115,7 +115,7 @@ class Path:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Pieces of several paths; `window` says to which one each belongs."""
+    """Pieces of several paths; `window` is the index of the path of each piece."""
 
     start: IntArray
     end: IntArray
@@ -143,7 +143,7 @@ class Pieces:
         return Pieces(**{name: np.concatenate([own[name] for own in each]) for name in each[0]})
 
     def merged(self) -> Pieces:
-        """The same with one piece where several in a row say the same."""
+        """Returns the pieces with consecutive equal pieces merged."""
         new = np.zeros(len(self), dtype=bool)
         new[:1] = True
         for column in (self.window, self.rank, self.category, self.name, self.message):
@@ -185,7 +185,7 @@ class _Stretches:
 
 
 class PathFinder:
-    """Finds critical paths, asking for the timelines of the ranks that they visit.
+    """Finds critical paths, and loads the timelines of the ranks that they visit.
 
     Args:
         joined: All messages.

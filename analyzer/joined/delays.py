@@ -1,16 +1,16 @@
-"""Where waiting began: delays followed back through messages to the rank and activity behind them.
+"""Delay analysis: attributes waiting, through messages, to the rank and activity that caused it.
 
-When rank A waits for rank B, both have worked since they last had a message in common. What B
-spent longer on than A in that time, by activity, is what made it come later. What B itself waited
-longer for another rank is no cause: that part of A's waiting is handed on to what B waited for,
-and so on. This is the delay analysis of Böhme, Geimer, Wolf and Arnold ("Identifying the Root
-Causes of Wait States in Large-Scale Parallel Applications", ICPP 2010), as Scalasca does it, on
-the times of a trace: the waiting that an activity causes itself is *direct* (short-term there),
-what comes to others through those that wait is *propagated* (long-term).
+When rank A waits for rank B, both have worked since their last common message. The activities on
+which B spent more time than A in this period delayed B. If B itself waited longer for another
+rank, this is not a cause: that part of A's waiting is attributed to the cause of B's waiting, and
+so on. This is the delay analysis of Böhme, Geimer, Wolf and Arnold ("Identifying the Root Causes of
+Wait States in Large-Scale Parallel Applications", ICPP 2010), as implemented in Scalasca, on the
+times of a trace: waiting that an activity causes itself is *direct* (short-term in the paper),
+waiting that it causes through other waiting ranks is *propagated* (long-term).
 
-Waiting of a rank: the time in which it is blocked on a message for which another rank has still
-to come. Each instant of it is given to causes in proportion to the excess of each activity, so
-direct and propagated waiting of all causes sum to all waiting.
+Waiting of a rank: the time in which it is blocked on a message that another rank has not yet
+entered. Each instant of waiting is divided among causes in proportion to the excess time of each
+activity, so direct and propagated waiting of all causes sum to all waiting.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Windows(NamedTuple):
 
 @dataclass(frozen=True)
 class Delays:
-    """The waits of all ranks and what each is due to; one entry per wait.
+    """The waits of all ranks and their causes; one entry per wait.
 
     Attributes:
         block: Index of the block.
@@ -96,7 +96,7 @@ def find_delays(
     work: Mapping[int, Mapping[str, Spans]],
     counted: BoolArray,
 ) -> Delays:
-    """Finds what all waiting is due to.
+    """Finds the causes of all waiting.
 
     Args:
         graph: What depends on what.

@@ -1,13 +1,13 @@
-"""What every blocked time of every rank depends on: the graph that replays and delays walk on.
+"""The dependency graph of blocked times and messages, which replays and the delay analysis use.
 
-A rank works until it is blocked on a message, goes on when the message has completed, and so
-on. A *block* is one such time. A *join* is the moment at which a message has all the ranks that
-it needs: the last arrival of a collective, or the later side of a send and its receive. A block
-depends on the block before it on its rank and on the join of its message; a join depends, for
-each of its ranks, on the block after which that rank handed the message over, and on the join
-of the message that kept its queue busy (see `queues.py`).
+A rank works until it is blocked on a message, continues when the message is complete, and so on.
+A *block* is one such blocked time. A *join* is the moment at which all ranks that a message needs
+have arrived: the last arrival of a collective, or the later side of a send and its receive. A block
+depends on the previous block of its rank and on the join of its message; a join depends, for each
+of its ranks, on the block after which that rank launched the message, and on the join of the
+message that occupied its queue (see `queues.py`).
 
-Every node has a *level*: one more than the highest of those it depends on. Nodes of one level
+Every node has a *level*: one more than the highest level of its dependencies. Nodes of one level
 are independent of each other, so all of them are computed at once.
 """
 
@@ -64,7 +64,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Graph:
-    """Blocks and joins with what they depend on.
+    """Blocks and joins with their dependencies.
 
     Attributes:
         blocks: All blocks.
@@ -90,7 +90,7 @@ class Graph:
 
 
 def find_blocks(scans: Mapping[int, RankScan], joined: Joined) -> Blocks:
-    """Puts the blocks of all ranks side by side."""
+    """Concatenates the blocks of all ranks."""
     ranks = list(joined.messages.ranks)
     counts = [len(scans[rank].block_start) for rank in ranks]
     none = np.empty(0, np.int64)
@@ -109,7 +109,7 @@ def find_blocks(scans: Mapping[int, RankScan], joined: Joined) -> Blocks:
 
 
 def find_graph(scans: Mapping[int, RankScan], joined: Joined) -> Graph:
-    """Finds what every block depends on."""
+    """Finds the dependencies of every block."""
     blocks = find_blocks(scans, joined)
     messages = joined.messages
     join, rows, first = _joins(joined)

@@ -1,7 +1,7 @@
-"""Every run of a kernel, a copy or an operator, as columns over all ranks.
+"""Every execution of a kernel, a copy or an operator, as columns over all ranks.
 
-*Self* time of an operator is its time without the operators and runtime calls in it, on its
-thread; *device* time is that of the kernels and copies that were launched in it.
+The *self* time of an operator is its time on its thread without nested operators and runtime calls;
+its *device* time is the time of the kernels and copies launched in it.
 """
 
 from __future__ import annotations

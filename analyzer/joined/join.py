@@ -1,14 +1,14 @@
-"""The same collective on all its ranks, and each send with its receive.
+"""Joins messages across ranks: collectives on all their ranks, and each send with its receive.
 
-A collective is found by its group and its number in the group, a send or receive by group,
-source, destination, tag and number. Where a format has no numbers, the ranks' messages in the
-group are aligned by operation, size, order and time. What does not fit together is counted, and
-left out of every statement about time.
+A collective is identified by its group and its number in the group, a send or receive by group,
+source, destination, tag and number. If a format has no numbers, the messages of a group are aligned
+between ranks by operation, size, order and time. Messages that cannot be joined are counted, and
+excluded from all measures of time.
 
-For one collective: *arrival* of rank r is the start of its message, A the last arrival.
-A rank waits until it is *released*: by the last arriver; in a broadcast or scatter, by the
-root; a receive by its send, and a send that blocks by its receive. A rank that left before A
-did not wait for the last arriver and is released by itself.
+For one collective: the *arrival* of rank r is the start of its message, A is the last arrival.
+A rank waits until it is *released*: by the last rank to arrive; in a broadcast or scatter, by the
+root; a receive by its send, and a blocking send by its receive. A rank that left before A did not
+wait for the last rank to arrive and is released by itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _EQUAL_SIZES: Final = ("all_reduce", "reduce", "reduce_scatter")
 
 
 class State(IntEnum):
-    """What is known of a collective."""
+    """The state of a collective: how well its messages could be joined."""
 
     COMPLETE = 0
     """Seen on every member, completed on every member, if perhaps nobody knows when."""

@@ -1,8 +1,8 @@
-"""Messages that could not begin because those before them in the same queue had not ended.
+"""Finds messages that waited in a queue until an earlier message of the same queue had ended.
 
-A process group works on few messages at a time, Gloo on two, NCCL on one. A message that was
-enqueued while it was busy begins when one of those before it ends: until then it waits for that
-one, and not for what its rank does at the time.
+A process group runs few messages at a time: Gloo two, NCCL one. A message that is enqueued while
+the group is busy begins when one of the earlier messages ends: until then, it waits for that
+message, and not for the concurrent work of its rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HANDOVER_NS: Final = 200_000
 
 
 class Queues:
-    """Tells of each message which one it waited for in its queue.
+    """For each message, the message that it waited for in its queue.
 
     Args:
         joined: All messages.

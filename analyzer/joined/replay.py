@@ -1,15 +1,15 @@
-"""Replays a run with some work taken out: how much earlier would each chunk of steps end?
+"""Replays a run without some of its work: how much earlier would each chunk of steps end?
 
-The model is that of `dependencies.py`. A rank's own work takes as long as it took, less what a
-scenario cuts out of it. A message is handed over when the work before it is done, is released
-when all the ranks that it needs have handed it over, and then takes its recorded transfer, less
-what a scenario cuts. A rank that is blocked on it goes on when it has completed. Communication
-that compute hides completely stays hidden, so a replay may promise too much, never too little.
+The model is that of `dependencies.py`. A rank's own work takes its recorded time, less the time
+that a scenario removes. A message is launched when the preceding work is complete, is released when
+all ranks that it needs have launched it, and then takes its recorded transfer time, less the time
+that the scenario removes. A rank that is blocked on it continues when it is complete. Communication
+that compute hides completely stays hidden, so a replay is an upper bound of the savings.
 
-All is counted as *gains*: how much earlier than recorded something happens, ns.
+All results are *gains*: how much earlier than recorded something happens, ns.
 
 A long run is replayed in chunks of consecutive steps that start as recorded, all of them at once:
-the cost grows with the events, but the number of steps of Python only with the longest chunk.
+the cost is linear in the events, but the number of Python iterations only in the longest chunk.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LEVELS: Final = 4096
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is taken out.
+    """The work that a replay removes.
 
     Attributes:
         work: Rank -> the instants of its own work that take no time.

@@ -1,16 +1,15 @@
-"""Slack: by how much each event could end later without its step ending later.
+"""Slack: by how much each event could end later without a later end of its step.
 
-On one rank, going back from an instant, a delay first uses up the times in which the rank is
-blocked anyway. It shows elsewhere when the rank comes to a collective after everybody else, or
-ends its step after everybody else. So with B(t) the time for which the rank has been blocked up
-to t, and the *margin* of an arrival the last arrival minus this one (of a step's end: its latest
-end on any rank minus this rank's),
+On one rank, a delay after an instant first consumes the times in which the rank is blocked anyway.
+It affects other ranks if the rank is then the last to arrive at a collective, or to end its
+step. So with B(t) the time for which the rank has been blocked up to t, and the *margin* of an
+arrival the last arrival minus this one (of a step's end: its latest end on any rank minus this
+rank's),
 
     slack(t) = min over arrivals and step ends at x >= t of (margin(x) + B(x) - B(t)).
 
-That is a lower bound: a delay that reaches others may be absorbed by them in turn. A message
-that is under way can end later by what is left until the rank is next blocked, and by the
-slack of that instant.
+This is a lower bound: other ranks may absorb a delay that reaches them. A message in flight can end
+later by the time until the rank is next blocked, plus the slack of that instant.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Scans every rank of a trace, and makes timelines of what was scanned."""
+"""Scans every rank of a trace, and builds timelines from the scans."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Measures: each module turns scans and joined messages into one kind of rows."""
+"""Measures: each module computes one kind of rows from scans and joined messages."""

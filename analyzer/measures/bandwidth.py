@@ -1,14 +1,14 @@
-"""Time against size: latency and bandwidth fitted per operation, and how sizes are spread.
+"""Time against size: latency and bandwidth fitted per operation, and the distribution of sizes.
 
 Model (Hockney): transfer = latency + n / bandwidth, n the size of the whole vector. For a ring
 of p ranks the latency is made of 2 (p - 1) messages for an all_reduce and of p - 1 for an
 all_gather or reduce_scatter, each costing alpha.
 
 The transfer of a collective is its last end minus its last arrival. Collectives whose transfer
-runs beside compute are left out where enough others are left, because the two slow each other
-down. Those beside another message never count: what they share is not what one
-of them could have. The median of each size enters a Theil-Sen fit (median of all slopes between
-sizes), which outliers among the sizes do not move.
+overlaps compute are excluded if enough others remain, because the two slow each other down.
+Collectives that overlap another message are always excluded, because they share the bandwidth. The
+median of each size enters a Theil-Sen fit (median of all slopes between sizes), which is robust
+against outliers among the sizes.
 """
 
 from __future__ import annotations

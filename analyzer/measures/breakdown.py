@@ -1,4 +1,4 @@
-"""Where the time of windows went on one rank: compute, communication, waiting, idle.
+"""Time breakdown of windows on one rank: compute, communication, waiting, idle.
 
 With C, M and K the rank's compute, communication and copies (see
 `ddltrace.analyzer.events.rank_activity`) and W a window, all in nanoseconds:
@@ -6,9 +6,9 @@ compute = |C n W|, comm = |M n W|, overlap = |C n M n W|,
 exposed = |(M \\ C) n W|, copy = |(K \\ (C u M)) n W|, idle = |W| - |(C u M u K) n W|. So
 compute + exposed + copy + idle = |W| exactly.
 
-comm = waiting + transfer + unjoined: *transfer* is the time in which some message is in
-flight whose ranks have all come, *unjoined* that in which the others' part is not known of any
-message in flight, *waiting* the rest of M. *sync* is the time in which a message waits for
+comm = waiting + transfer + unjoined: *transfer* is the time in which a message is in flight whose
+ranks have all arrived, *unjoined* the time in which none of the messages in flight could be joined
+with those of other ranks, *waiting* the rest of M. *sync* is the time in which a message waits for
 another rank and this rank does not compute. *exposed_wait* and *exposed_transfer* are waiting
 and transfer without C and, of waiting, K. idle is the sum of its causes, see
 `ddltrace.analyzer.measures.idle`.
@@ -70,7 +70,7 @@ communication."""
 
 @dataclass(frozen=True)
 class RankSets:
-    """The sets of instants of one rank that windows are measured on.
+    """The sets of instants of one rank on which windows are measured.
 
     Attributes:
         transfer: Some message in flight has all its ranks.

@@ -1,6 +1,6 @@
 """Rows of collectives by operation, group and size, and of sends by pair of ranks.
 
-The formulas stand in `ddltrace.analyzer.model.CollectiveRow` and `P2PRow`.
+`ddltrace.analyzer.model.CollectiveRow` and `P2PRow` define the formulas.
 """
 
 from __future__ import annotations

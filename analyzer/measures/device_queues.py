@@ -1,8 +1,8 @@
-"""Launches, queues, gaps and copies of each rank's device, as Holistic Trace Analysis has them.
+"""Launches, queues, gaps and copies of each rank's device, as in Holistic Trace Analysis.
 
 Checked against its release 0.5.0: ``get_cuda_kernel_launch_stats``, ``get_queue_length_summary``,
 ``get_idle_time_breakdown`` and ``get_memory_bw_summary``. The last one reads bandwidths that Kineto
-computed from durations in nanoseconds; ours are bytes over the duration in the file.
+computed from durations in nanoseconds; this module divides bytes by the duration in the file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which rank's end made a job fail: the first, as the launchers saw them end."""
+"""Finds the rank whose end made a job fail: the first to end, as the launchers observed it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectives that some ranks entered and that never completed: who is missing, since when."""
+"""Collectives that some ranks entered and that never completed: missing ranks and time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAX_SHOWN: Final = 20
 def find_hangs(
     trace: Trace, scans: Mapping[int, RankScan], joined: Joined, origin_ns: int
 ) -> tuple[Hang, ...]:
-    """Finds what never completed, causes before what waits behind them.
+    """Finds the messages that never completed; causes come before messages that wait for them.
 
     A member is *missing* when the trace has events of it and it never entered the collective,
     or never sent what another one waits to receive. While a job runs, some messages are in
@@ -63,7 +63,7 @@ def find_hangs(
     known = Known(trace, scans, lives, now)
 
     def waited_us(rows: Iterable[int], since_ns: int) -> float | None:
-        """How long the last rank is known to have waited: until it gave up, or its end."""
+        """How long the last rank is known to have waited: until it gave up, or until it ended."""
         ends = [
             int(messages.end[row])
             if timed[row]
@@ -129,12 +129,12 @@ def find_hangs(
 
 
 def has_lasted(hang: Hang) -> bool:
-    """Whether ranks hung for so long that it is not only what the end of one has left behind."""
+    """Whether ranks hung for longer than the end of one rank would explain."""
     return hang.waited_us is None or hang.waited_us * 1e3 >= _MIN_WAIT_NS
 
 
 def find_standstill(trace: Trace, scans: Mapping[int, RankScan]) -> Standstill | None:
-    """Finds out whether every rank has fallen silent, in a job that nobody has seen end."""
+    """Finds out whether all ranks have stopped recording, in a job whose end was not observed."""
     infos = {info.rank: info for info in trace.run.ranks}
     if not infos or any(info.status == "complete" or not info.silence for info in infos.values()):
         return None

@@ -41,7 +41,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class HtaBreakdown:
-    """What HTA's ``get_comm_comp_overlap`` and ``get_temporal_breakdown`` say of one rank.
+    """Results of HTA's ``get_comm_comp_overlap`` and ``get_temporal_breakdown`` for one rank.
 
     Attributes:
         rank: Global rank.
@@ -60,7 +60,7 @@ class HtaBreakdown:
 
     @property
     def non_compute_us(self) -> float:
-        """What is neither idle nor computation."""
+        """Time that is neither idle nor computation."""
         return self.kernel_time_us - self.compute_us - self.idle_us
 
 

@@ -1,17 +1,17 @@
-"""What a rank waits for while it is idle: neither computing nor copying nor communicating.
+"""Causes of idle time: a rank is idle if it neither computes, copies nor communicates.
 
-Each idle instant has one cause, the first of these that holds:
+Each idle instant has one cause, the first of these that applies:
 
 - *data*: the host fetches a batch;
-- *other rank*: the host is blocked on a message for which another rank has still to come;
-- *message*: the host is blocked on a message for which nobody, or nobody knows who, has still to
-  come; or a message is open that never completed;
-- *host*: the host is inside of a step, a phase or some other recorded work of its own: what keeps
-  the device, or on a CPU rank the model, waiting is the host's code;
-- *unknown*: nothing is recorded of that instant.
+- *other rank*: the host is blocked on a message that another rank has not yet entered;
+- *message*: the host is blocked on a message that all ranks have entered or whose missing ranks are
+  unknown; or a message is open that never completed;
+- *host*: the host is in a step, a phase or other recorded work: host code delays the device, or on
+  a CPU rank the model;
+- *unknown*: there is no record of that instant.
 
-What is in flight is communication, not idle, even if it only waits for another rank. That
-part is told beside: the time in which the rank does nothing but wait inside of messages.
+A message in flight is communication, not idle time, even if it only waits for another rank. The
+time in which the rank does nothing but wait in messages is reported separately.
 """
 
 from __future__ import annotations

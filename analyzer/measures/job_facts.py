@@ -1,4 +1,4 @@
-"""What kind of job a trace is of, as far as advice on it depends on that."""
+"""Properties of a job on which advice depends."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """What the steady steps show of the job.
+    """Properties of the job, derived from its steady steps.
 
     Attributes:
         exchanges: Its collectives by operation, the longest transfer first.
@@ -77,7 +77,7 @@ def job_facts(
     steady: IntArray,
     update_names: tuple[str, ...],
 ) -> JobFacts:
-    """Finds them in the steady steps.
+    """Derives the properties of a job from its steady steps.
 
     Args:
         trace: Tells the types of tensors.

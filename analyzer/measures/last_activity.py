@@ -1,4 +1,4 @@
-"""What a rank was in the middle of in the end, or what it did last."""
+"""The last activity of a rank: what was in progress at the end, or else what completed last."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "<froz
 
 
 class Doing(NamedTuple):
-    """What a rank did in the end.
+    """The last activity of a rank.
 
     Attributes:
         text: As the rest of a sentence about it.
@@ -34,7 +34,7 @@ class Doing(NamedTuple):
 
 
 def doing(trace: Trace, lives: Lives, rank: int, at_ns: int) -> Doing:
-    """What a rank was in the middle of in the end, or what it did last.
+    """Returns the last activity of a rank: the one in progress at the end, or else the last one.
 
     Args:
         trace: The job's.
@@ -61,12 +61,12 @@ def doing(trace: Trace, lives: Lives, rank: int, at_ns: int) -> Doing:
 
 
 def last_silence(trace: Trace, rank: int) -> dict[str, Any] | None:
-    """What a rank was seen to do that records nothing; None if it has recorded since."""
+    """Returns the last silence of a rank; None if the rank has recorded events since."""
     return _silence(trace, rank, _latest(_last_events(trace, rank, NULL_NS, None)))
 
 
 def at_place(silence: Mapping[str, Any]) -> str:
-    """A silence as the rest of a sentence about its rank."""
+    """Describes a silence as the end of a sentence about its rank."""
     step = "" if silence["step"] is None else f" of step {silence['step']}"
     return f"is at {_place(silence['stack'])}, phase {silence['phase']}{step}"
 
@@ -97,7 +97,7 @@ def _latest(columns: Columns) -> IntArray:
 
 
 def _silence(trace: Trace, rank: int, latest: IntArray) -> dict[str, Any] | None:
-    """What the rank was seen to do after all its events."""
+    """Returns the silence of a rank if it was noticed after all its events; else None."""
     info = next((info for info in reversed(trace.run.ranks) if info.rank == rank), None)
     if info is None or info.silence is None or not info.silence["stack"]:
         return None
@@ -106,7 +106,7 @@ def _silence(trace: Trace, rank: int, latest: IntArray) -> dict[str, Any] | None
 
 
 def _place(stack: Sequence[str]) -> str:
-    """The innermost frame of the job's own code, else the innermost at all."""
+    """Returns the innermost frame of the job's own code, else the innermost frame."""
     frame = next((f for f in stack if not any(part in f for part in _LIBRARIES)), stack[0])
     path, _, function = frame.rpartition(" ")
     return f"{PurePath(path).name} ({function})"

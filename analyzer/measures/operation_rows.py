@@ -1,4 +1,4 @@
-"""Tables of kernels and operators: how often each ran, how long, on which rank."""
+"""Tables of kernels and operators: number of executions, durations and ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds the most of the critical paths of the steady steps."""
+"""The largest parts of the critical paths of the steady steps."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Pipelines of stages that pass microbatches on, and the bubbles of each stage.
+"""Pipelines of stages that exchange microbatches, and the bubbles of each stage.
 
-A pipeline is found by who sends to whom: its ranks form a chain, the first of them sends before
-it receives. What a stage receives from the one before it belongs to forward, what it receives
-from the one behind it to backward. The receives from one side that come without own work between
-them belong to one microbatch; microbatches are numbered from 0 in each step. The *bubble* of a
-microbatch on a stage is the time in which the stage is blocked on these receives: it waits for
-the other stage, or for the transfer.
+A pipeline is identified by its sends: its ranks form a chain, and the first rank sends before it
+receives. Receives from the previous stage belong to forward, receives from the next stage to
+backward. Consecutive receives from one side without own work between them belong to one
+microbatch; microbatches are numbered from 0 in each step. The *bubble* of a microbatch on a stage
+is the time in which the stage is blocked on these receives: it waits for the other stage, or for
+the transfer.
 
-A ring is no pipeline, nor are interleaved schedules, which have several stages on one rank: the
-last rank sends to the first.
+Rings are not pipelines. Neither are interleaved schedules, which have several stages on one rank,
+because their last rank sends to the first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When the processes of ranks ended, and until when it is known what they did."""
+"""When the processes of ranks ended, and until when their activity is known."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ half of it."""
 
 
 class Lives:
-    """When the processes of each rank ended, on rank 0's clock, where somebody saw it."""
+    """When the processes of each rank ended, on rank 0's clock, if it was observed."""
 
     def __init__(self, trace: Trace) -> None:
         self._ends: dict[int, list[int]] = {}
@@ -39,7 +39,7 @@ class Lives:
 
 
 class Known:
-    """Until when it is known what ranks did: of one that was killed, the last is not written.
+    """Until when the activity of ranks is known: a killed rank does not write its last events.
 
     Args:
         trace: The job's.

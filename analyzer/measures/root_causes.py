@@ -1,8 +1,8 @@
-"""The ranks and activities where waiting began, and what each costs; see `joined/delays.py`.
+"""Root causes of waiting by rank and activity, and the cost of each; see `joined/delays.py`.
 
-A link that is slow makes its receiver wait in the transfer, for which no rank comes late. So of
-each transfer between two ranks, what it takes longer than transfers of its size on the other
-links of the job counts beside the waiting that it causes.
+A slow link makes its receiver wait during the transfer, although no rank arrives late. So for each
+transfer between two ranks, the time beyond that of transfers of the same size on the other links of
+the job counts in addition to the waiting that it causes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Sums:
 
 
 class RootCauseFinder:
-    """Follows the waiting of a run back to where it began.
+    """Attributes the waiting of a run to its root causes.
 
     Args:
         scans: Rank -> its scan.

@@ -1,8 +1,7 @@
-"""What a step could get shorter if something took no time: bounds from replays of the run.
+"""Possible savings per step if some work took no time: upper bounds from replays of the run.
 
-Every bound is the difference between the recorded run and its replay without that thing (see
-`ddltrace.analyzer.joined.replay`), a mean over the steady steps, and never more than the mean
-step.
+Every bound is the difference between the recorded run and its replay without that work (see
+`ddltrace.analyzer.joined.replay`), as a mean over the steady steps. It never exceeds the mean step.
 """
 
 from __future__ import annotations

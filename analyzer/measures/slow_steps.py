@@ -1,15 +1,16 @@
-"""Steady steps that took much longer than the others, and where the extra time went.
+"""Steady steps that took much longer than the others, and the categories of their extra time.
 
 The rule is the modified z-score of Iglewicz and Hoaglin ("How to Detect and Handle Outliers",
 1993; NIST/SEMATECH e-Handbook of Statistical Methods, section 1.3.5.17): a step is slow where
 0.6745 (wall - median) / MAD > 3.5, MAD the median of |wall - median|. Half of the steps may be
 disturbed before median and MAD follow them. Only longer steps count, and only those at least 5 %
-longer than the median: where steps hardly differ, the score calls trifles outliers.
+longer than the median: if steps hardly differ, the score classifies negligible differences as
+outliers.
 
-Where the extra time went is told by the critical path: of each category, its time on the path
-of the slow step less what is usual. Usual is its mean over the steps that are not slow, scaled
-so that all categories sum to the median step; so the differences sum to the extra time. Within a
-category, the rank named is the one whose time on the path grew most.
+The critical path attributes the extra time: for each category, its time on the path of the slow
+step less its usual time. The usual time is its mean over the steps that are not slow, scaled so
+that all categories sum to the median step; so the differences sum to the extra time. For each
+category, the reported rank is the one whose time on the path grew most.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Which rank is late, by how much, how often, and what it does longer than the others.
+"""Late ranks: by how much and how often each is late, and which activity takes longer on it.
 
-How often is told in steps: a rank that is last by trifles in every step and by much in a few is
-late in those few. They are the fewest steps that hold 80 % of its lateness: of a rank that is
-always equally late, 80 % of all steps. Where they are less than half, the rank is late sometimes,
-and what it does longer is looked for in those steps alone; a median over all would not see it.
+The frequency is a number of steps: a rank that is slightly late in every step and very late in a
+few is late in those few. They are the smallest set of steps with 80 % of its lateness: 80 % of all
+steps for a rank that is always equally late. If they are less than half of the steps, the rank is
+late sometimes, and only those steps are searched for the activity that takes longer, because a
+median over all steps would not show it.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def straggler_rows(
 
 
 def holds_others_up(rows: tuple[StragglerRow, ...], num_ranks: int) -> StragglerRow | None:
-    """The rank that the others wait for; None where there is none, or they take turns.
+    """Returns the rank that the others wait for; None if there is none, or if it alternates.
 
     A rank that is late sometimes must hold half of what an equal share of all lateness leaves
     to a whole; one that is always late must come last to twice its equal share of collectives,

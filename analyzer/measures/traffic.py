@@ -1,7 +1,7 @@
-"""The communication pattern: who sends how much to whom.
+"""The communication pattern: bytes sent from each rank to each other rank.
 
-What sends and receives carry is known. Of a collective the trace does not show which ranks
-exchanged what, so its bytes are laid out as the common algorithm would, and the rows say so:
+The bytes of sends and receives are known. For a collective, the trace does not contain the bytes
+between pairs of ranks, so they are computed for the common algorithm, and the rows are marked:
 
 - all_reduce: a ring; each member sends 2 (p - 1) / p n to the next one;
 - all_gather, reduce_scatter: a ring; (p - 1) / p n to the next one (n the whole vector);

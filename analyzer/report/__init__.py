@@ -1,1 +1,1 @@
-"""Reports for people: text, HTML, figures, findings."""
+"""Reports: text, HTML, figures, findings."""

@@ -1,12 +1,12 @@
-"""Findings: what could make the step shorter, by how much at most, and what would test it.
+"""Findings: possible changes, an upper bound of their savings per step, and commands to test them.
 
-Every finding rests on a number of the analysis. What it could save is a bound from replaying the
-steady steps without it (`ddltrace.analyzer.model.Savings`), a mean per step like the step's time
-that it is taken from.
+Every finding is based on a number of the analysis. Its savings are an upper bound from a replay of
+the steady steps without the cause (`ddltrace.analyzer.model.Savings`), as a mean per step, like the
+step time.
 
-A finding comes with what would test it: the job itself under other strategies, where one of them
-is what is advised; else the job once more after the change, and its comparison with this trace.
-Who recorded the job with another tool records it again with that.
+Every finding has a command that tests it: an experiment with the job under other strategies, if the
+advice is a strategy; otherwise another recording of the job after the change, and its comparison
+with this trace. A job that was recorded with another tool is recorded again with that tool.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ def _root_causes(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
 
 
 def root_cause_text(cause: RootCause) -> str:
-    """What a root cause is, as a clause. Safe to print."""
+    """Describes a root cause as a clause. Safe to print."""
     if cause.peer is not None:
         return f"messages from rank {cause.peer} to rank {cause.rank} take longer than others"
     if cause.activity == "transfer":
@@ -272,7 +272,7 @@ def _lateness(analysis: Analysis, row: StragglerRow) -> str:
 
 
 def cause_text(analysis: Analysis, row: StragglerRow) -> str | None:
-    """What a late rank does longer than the others; None where that is not known."""
+    """Describes which activity takes longer on a late rank; None if it is not known."""
     if row.cause != "network":
         return row.cause
     return "own transfer" if _on_one_host(analysis) else "own network"

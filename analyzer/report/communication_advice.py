@@ -1,9 +1,9 @@
-"""What could make the exchange of a job cheaper, and by how much at most.
+"""Proposals to reduce the cost of a job's communication, with an upper bound of their savings.
 
-Each proposal has to be possible in the job and not already done. What it saves follows from the
-fitted latency and bandwidth of the operation (`CostFit`), scaled by how much of the transfers
-the steps wait for. Where sizes are too few for a fit, all of a message below 64 kB is taken for
-latency, and all of a larger one for bandwidth.
+Each proposal must be applicable to the job and not already applied. Its savings follow from the
+fitted latency and bandwidth of the operation (`CostFit`), scaled by the share of the transfers for
+which the steps wait. If there are too few sizes for a fit, the whole time of a message below 64 kB
+counts as latency, and that of a larger message as bandwidth.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Cost:
 def best_proposal(
     analysis: Analysis, facts: JobFacts, exposed_us: float, least_us: float
 ) -> Proposal:
-    """The change that could save most of what steps wait for; or that none pays.
+    """Returns the change with the largest savings, or that no change is worthwhile.
 
     Args:
         analysis: The measured trace.

@@ -1,8 +1,8 @@
-"""The report's charts as plotly figures; each is None where the trace has nothing for it.
+"""The charts of the report as plotly figures; a chart is None if the trace has no data for it.
 
-Figures carry no colours: every trace names its role (``compute``, ``wait``, ...) in ``meta``,
-and the page colours roles from its style sheet, so that light, dark and print agree. Text that
-comes from a trace passes `label`, because plotly reads a kind of HTML in it.
+Figures have no colors: every plotly trace has a role (``compute``, ``wait``, ...) in ``meta``, and
+the page colors roles from its style sheet, so that light, dark and print modes are consistent. Text
+from a trace is passed through `label`, because plotly interprets a subset of HTML.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _US_PER_MS: Final = 1e3
 
 
 def label(name: object, limit: int = _MAX_LABEL) -> str:
-    """A name as plotly may show it: no control characters, no markup, its middle cut."""
+    """Prepares a name for plotly: removes control characters and markup, shortens its middle."""
     text = printable(name)
     if len(text) > limit:
         half = (limit - 1) // 2
@@ -409,7 +409,7 @@ def traffic(analysis: Analysis) -> go.Figure | None:
 
 
 def base_figure(height: int) -> go.Figure:
-    """An empty figure as all of ours begin, without colours.
+    """Returns an empty figure with the common layout, without colors.
 
     Args:
         height: In pixels.

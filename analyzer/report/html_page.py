@@ -1,8 +1,8 @@
-"""The frame of every HTML report: one file with style, script and plotly.js inside.
+"""The common page of all HTML reports: one file that contains style, script and plotly.js.
 
-A report's own template extends ``page.html.jinja``. It writes every name escaped; the figures'
-names are escaped where the figures are made. plotly.js travels in the file, compressed, and the
-browser unpacks it.
+The template of a report extends ``page.html.jinja`` and escapes every name; names in figures are
+escaped when the figures are created. The file contains plotly.js in compressed form, and the
+browser decompresses it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OWN: Final = "ddltrace.analyzer.report"
 
 
 def page_environment(package: str) -> jinja2.Environment:
-    """The environment that renders a report.
+    """Returns the template environment that renders a report.
 
     Args:
         package: The package in whose folder ``assets`` the report's template is.
@@ -62,7 +62,7 @@ def page_environment(package: str) -> jinja2.Environment:
 
 
 def page_parts(data: dict[str, Any]) -> dict[str, Any]:
-    """What ``page.html.jinja`` needs.
+    """Returns the variables of ``page.html.jinja``.
 
     Args:
         data: What the page's script draws: ``figures`` by name, and the critical paths if there
@@ -77,7 +77,7 @@ def page_parts(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_page(text: str, path: Path) -> None:
-    """Writes a report; a file of this name is replaced whole.
+    """Writes a report; an existing file is replaced atomically.
 
     Raises:
         DdltraceError: The file cannot be written.
@@ -92,7 +92,7 @@ def write_page(text: str, path: Path) -> None:
 
 
 def json_in_html(value: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """Encodes JSON so that it cannot close the script element that contains it."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -1,7 +1,7 @@
 """The report as one HTML file that needs no network: ``ddltrace analyze TRACE --html FILE``.
 
-The template writes every name escaped; the figures' names are escaped where they are made.
-plotly.js travels in the file, compressed, and the browser unpacks it.
+The template escapes every name; names in figures are escaped when the figures are created. The file
+contains plotly.js in compressed form, and the browser decompresses it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Share:
 
 @dataclass(frozen=True)
 class ShownPath:
-    """One step whose critical path can be looked at.
+    """One step whose critical path can be shown.
 
     Attributes:
         step: Its number.

@@ -1,4 +1,4 @@
-"""What a reader must know before believing an analysis: one list for all that shows it."""
+"""Notes on problems that affect an analysis: one list for all reports and views."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from ddltrace.analyzer.model import Analysis, TraceFacts
 
 
 def state_text(trace: TraceFacts) -> str:
-    """Whether a trace is whole: ``partial; the job ended with status 1``."""
+    """Describes whether a trace is complete: ``partial; the job ended with status 1``."""
     failed = f"; the job ended with status {trace.exit_status}" if trace.exit_status else ""
     return f"{trace.status}{failed}"
 
 
 def notes_of(analysis: Analysis) -> list[str]:
-    """The trace's notes, and those of how its messages were found on all their ranks."""
+    """Returns the notes of the trace, and those on joining its messages across ranks."""
     notes = list(analysis.trace.notes)
     joining = analysis.joining
     if joining.mismatched:

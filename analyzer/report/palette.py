@@ -1,4 +1,4 @@
-"""The one palette: what the HTML report and the dashboard colour things by, named by role."""
+"""The palette of the HTML report and the dashboard: colors by role."""
 
 from __future__ import annotations
 
@@ -120,13 +120,13 @@ ROLES: Final[dict[Theme, dict[str, str]]] = {
 
 
 def contrast(first: str, second: str) -> float:
-    """How well one colour is read on the other, 1 to 21, as WCAG 2 defines it."""
+    """Returns the contrast ratio of two colors, 1 to 21, as WCAG 2 defines it."""
     low, high = sorted((_luminance(first), _luminance(second)))
     return (high + 0.05) / (low + 0.05)
 
 
 def ink_on(colour: str) -> str:
-    """Black or white, whichever is read better on a colour."""
+    """Returns black or white, whichever has more contrast on a color."""
     return max("#000000", "#ffffff", key=lambda ink: contrast(ink, colour))
 
 
@@ -137,7 +137,7 @@ def _luminance(colour: str) -> float:
 
 
 def style_sheet() -> str:
-    """The palette of both themes as CSS variables, one for each surface and each role."""
+    """Returns the palette of both themes as CSS variables, one per surface and role."""
     rules = []
     for theme, roles in ROLES.items():
         selector = ":root" if theme == DEFAULT_THEME else f':root[data-theme="{theme}"]'

@@ -1,4 +1,4 @@
-"""The sentences a tired engineer needs: where the time goes, what causes it, what to try."""
+"""The summary sentences of a report: time breakdown, cause and proposed change."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _SHOWN_SHARE = 0.0005  # below, it would be written as 0.0 %
 
 
 def sentences(analysis: Analysis) -> tuple[str, ...]:
-    """Three sentences, led by others where the job failed or hangs. Names are safe to print."""
+    """Returns three sentences, preceded by others if the job failed or hangs. Safe to print."""
     failure = [] if analysis.failure is None else [_failure(analysis.failure)]
     hang = []
     if analysis.hangs:
@@ -55,7 +55,7 @@ def sentences(analysis: Analysis) -> tuple[str, ...]:
 
 
 def ranks_text(ranks: tuple[int, ...]) -> str:
-    """Ranks as people write them: ``rank 3``, ``ranks 0, 1 and 6 more``."""
+    """Formats a list of ranks: ``rank 3``, ``ranks 0, 1 and 6 more``."""
     shown = ", ".join(map(str, ranks[:_SHOWN_RANKS]))
     if len(ranks) > _SHOWN_RANKS:
         shown += f" and {len(ranks) - _SHOWN_RANKS} more"
@@ -63,7 +63,7 @@ def ranks_text(ranks: tuple[int, ...]) -> str:
 
 
 def extra_text(row: SlowStep) -> str:
-    """Where most of a slow step's extra time went: ``data +31.2 ms, rank 1``. Safe to print."""
+    """Formats a slow step's largest extra time: ``data +31.2 ms, rank 1``. Safe to print."""
     grown = next((part for part in row.extra if part.rank is not None), None)
     if grown is None:
         return "not known"
@@ -72,7 +72,7 @@ def extra_text(row: SlowStep) -> str:
 
 
 def idle_text(summary: Summary) -> str:
-    """Idle time over the run by cause, the largest first; empty where it is not known."""
+    """Formats the idle time of the run by cause, largest first; empty if it is not known."""
     idle = summary.idle
     causes = [
         (idle.data_share, "for data"),
@@ -95,7 +95,7 @@ def idle_text(summary: Summary) -> str:
 
 
 def hang_text(hang: Hang) -> str:
-    """What hangs, who is in it and who is not, without the full stop. Safe to print."""
+    """Describes a hang and its present and missing ranks, without the full stop. Safe to print."""
     number = "" if hang.seq is None else f" number {hang.seq}"
     what = f"{printable(hang.op)}{number} of group {printable(hang.group)}"
     waited = "" if hang.waited_us is None else f" for {time_text(hang.waited_us)}"

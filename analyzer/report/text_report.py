@@ -1,6 +1,6 @@
-"""The report of an analysis for a terminal: at most 100 columns, what matters first.
+"""The report of an analysis for a terminal, at most 100 columns wide, most important parts first.
 
-It renders an `Analysis` and opens nothing.
+This module renders an `Analysis` and reads no files.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LEAST_CAUSE: Final = 0.01
 
 
 def render_report(analysis: Analysis) -> str:
-    """The whole report, lines of at most `WIDTH` columns."""
+    """Returns the whole report, in lines of at most `WIDTH` columns."""
     sections = [
         _sentences(analysis),
         _head(analysis),

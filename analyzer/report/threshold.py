@@ -1,4 +1,4 @@
-"""``--fail-on``: a condition on the summary under which ``analyze`` fails."""
+"""``--fail-on``: a condition on the summary that makes ``analyze`` fail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EXPRESSION: Final = re.compile(
 
 
 def check_expression(expression: str) -> tuple[str, str, float]:
-    """Takes an expression apart, so that a wrong one fails before the work.
+    """Parses an expression, so that an invalid one fails before the analysis.
 
     Args:
         expression: ``KEY OPERATOR NUMBER``, for example ``overlap_ratio<0.6``; keys are those
@@ -51,7 +51,7 @@ def check_expression(expression: str) -> tuple[str, str, float]:
 
 
 def check_threshold(summary: Summary, expression: str) -> None:
-    """Fails if the expression holds.
+    """Raises an error if the expression is true.
 
     Raises:
         ThresholdError: It holds.

@@ -1,1 +1,1 @@
-"""A trace opened: read, validated, its clocks aligned."""
+"""Opens traces: reads and validates them, and aligns their clocks."""

@@ -1,9 +1,9 @@
-"""Clocks: every rank's times on rank 0's clock, with a bound on the error that is left.
+"""Clock alignment: maps the times of all ranks to rank 0's clock, with a bound on the error.
 
-Processes of one clock domain read the same monotonic clock, so nothing has to be corrected;
-the tracer's first exchange with rank 0 has checked that. For every other clock, exchanges and
-the messages of the trace itself bound the offset (`clock_bounds`), and the line in the middle
-of what the bounds allow is the correction (`clock_fit`).
+Processes of one clock domain read the same monotonic clock and need no correction; the tracer's
+first exchange with rank 0 has verified this. For every other clock, exchanges and the messages of
+the trace bound the offset (`clock_bounds`), and the line in the middle of these bounds is the
+correction (`clock_fit`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _READING_NS: Final = 1_000
 
 @dataclass(frozen=True)
 class RankClock:
-    """How one rank process's clock is brought onto rank 0's.
+    """The correction that maps the clock of one rank process to rank 0's clock.
 
     Attributes:
         rank: Global rank.

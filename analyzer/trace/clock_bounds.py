@@ -1,8 +1,9 @@
-"""What the messages of a trace say about the offsets of clocks.
+"""Bounds on clock offsets, derived from the messages of a trace.
 
 No rank leaves a collective before the last one has entered it, no receive ends before its send
-began, no rank has a broadcast before its root, no root a reduction before its contributors.
-Each of these bounds the offset between two clocks from one side.
+began, no rank completes a broadcast before its root has entered it, and no root completes a
+reduction before all contributors have entered it. Each of these facts bounds the offset between two
+clocks from one side.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _DEVICE_SLACK_NS: Final = 50_000
 
 @dataclass(frozen=True)
 class MessageTimes:
-    """What the processes of one clock say of their messages with others.
+    """Message times of the processes of one clock.
 
     Attributes:
         starts: Per message, by `_KEY`, the `time` when the last of them entered it.

@@ -1,11 +1,11 @@
 """The offset between two clocks as a function of time, from bounds on it.
 
-Everything known of an offset is an interval: at local time x it lies within [low, high]. An
+Every bound on an offset is an interval: at local time x, the offset is within [low, high]. An
 exchange gives an interval as wide as its round trip; a message that cannot end before another
-has begun gives a half-open one. Clocks run evenly, so the offset is a straight line in time;
-those lines that pass through all intervals form a convex polygon, and the line in the middle
-of it is the estimate, half its width the bound on the error. Where no straight line passes,
-a clock was being corrected while the job ran: then the line is broken where it has to be.
+has begun gives a half-open one. Clocks run at a constant rate, so the offset is a straight line in
+time. The lines that pass through all intervals form a convex polygon; the line in its middle is the
+estimate, and half its width is the bound on the error. If no straight line passes, a clock was
+adjusted while the job ran: then the line is piecewise linear, with knots where needed.
 (The polygon: A. Duda et al., "Estimating global time in distributed systems", ICDCS 1987.)
 """
 
@@ -99,7 +99,7 @@ class Fit:
 
 
 def fit_line(bounds: Bounds, first: int, last: int) -> Fit | None:
-    """The straight line in the middle of all those that fit.
+    """Returns the straight line in the middle of all lines that fit.
 
     Args:
         bounds: At least one lower and one upper bound.
@@ -117,7 +117,7 @@ def fit_line(bounds: Bounds, first: int, last: int) -> Fit | None:
 
 
 def fit_broken_line(bounds: Bounds, first: int, last: int) -> Fit:
-    """A line through the intervals, broken where it has to be.
+    """Returns a piecewise linear function through the intervals.
 
     Args:
         bounds: Intervals with two ends each, at least one.

@@ -1,6 +1,6 @@
 """A trace opened for reading: events per rank, sorted, on one clock.
 
-Reading is lazy: opening a trace reads what is known of the run, never the events.
+Reading is lazy: opening a trace reads the metadata of the run, not the events.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class Trace:
         return align(self.run, self._read_windows, self._generations)
 
     def moment(self, info: RankInfo, ns: int) -> int:
-        """A moment of one process's clock on rank 0's.
+        """Converts a time of one process's clock to rank 0's clock.
 
         Args:
             info: The process.
@@ -209,7 +209,7 @@ class Trace:
         return find_portion(self)
 
     def infos(self, rank: int) -> list[RankInfo]:
-        """What each process of a rank recorded of itself, in the order of generations.
+        """Returns the metadata of each process of a rank, in the order of generations.
 
         Raises:
             TraceError: The trace has nothing of that rank.
@@ -220,7 +220,7 @@ class Trace:
         return sorted(infos, key=lambda info: self._generations[info.segment])
 
     def events(self, rank: int) -> pa.Table:
-        """All events of a rank.
+        """Returns all events of a rank.
 
         Returns:
             A table of schema `EVENTS`, sorted by ``start_ns``, times on rank 0's clock. Of a
@@ -232,7 +232,7 @@ class Trace:
         return self._cache.get(rank)
 
     def tensors(self, rank: int) -> list[TensorInfo]:
-        """The parameters that a rank's events refer to by id."""
+        """Returns the parameters that a rank's events refer to by id."""
         for info in reversed(self.infos(rank)):
             if info.tensors:
                 return info.tensors

@@ -1,8 +1,8 @@
-"""What a trace says of its run, checked before anything relies on it.
+"""Validates the metadata of a run before the analysis uses it.
 
-``run.json`` may come from a stranger or from a damaged disk. The store has checked its shape;
-here every value that the analysis uses is checked for its type and for bounds within which no
-arithmetic can overflow.
+``run.json`` is untrusted and may be damaged. The reader has checked its structure; this module
+checks the type of every value that the analysis uses, and bounds within which no arithmetic
+overflows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_ID: Final = (1 << 31) - 1
 
 
 def check_run(run: RunInfo) -> RunInfo:
-    """Returns the run as it is.
+    """Checks a run and returns it unchanged.
 
     Raises:
         TraceError: It holds something that no tracer writes; says what.
@@ -79,7 +79,7 @@ def _is_time(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of JSON is a number that fits the arithmetic of times."""
+    """Whether a JSON value is a number within the bounds of time arithmetic."""
     if type(value) is int:
         return abs(value) < 1 << 62
     return isinstance(value, float) and math.isfinite(value) and abs(value) < 1 << 62

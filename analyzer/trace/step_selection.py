@@ -1,8 +1,8 @@
-"""Which steps of a long trace are analyzed: as many as fit in a bounded memory.
+"""Selects the steps of a long trace that are analyzed: as many as fit in a bounded memory.
 
-What an analysis keeps grows with events and messages. Of a trace of hundreds of millions of
-them the last steps are analyzed, which hold the end of the run, or those that were asked for;
-the others are read over. The report says so.
+The memory of an analysis grows with events and messages. If a trace has hundreds of millions of
+them, only the last steps, which contain the end of the run, or the requested steps are analyzed;
+the others are skipped. The report states this.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Countable(Protocol):
 
 @dataclass(frozen=True)
 class Portion:
-    """Some steps of a trace that is too long to be analyzed as a whole.
+    """The analyzed steps of a trace that is too long to be analyzed as a whole.
 
     Attributes:
         steps: The steps to analyze.
@@ -80,7 +80,7 @@ class Portion:
 
     @property
     def note(self) -> str:
-        """What a reader of the report must know."""
+        """Returns the note for the report."""
         return (
             f"{self.events:,} events are too many to analyze at once: of steps "
             f"{_ends(self.whole)}, {_ends(self.steps)} are analyzed "
@@ -105,7 +105,7 @@ class Portion:
 
 
 def find_portion(trace: Countable) -> Portion | None:
-    """The last steps of a long trace, as many as `MOST_BYTES` is enough for.
+    """Returns the last steps of a long trace, as many as fit in `MOST_BYTES`.
 
     Returns:
         The portion; None for a trace that is analyzed as a whole.

@@ -1,4 +1,4 @@
-"""Several directories of one job, one for each node's ``ddltrace run``, opened as one trace."""
+"""Opens several directories of one job, one per node's ``ddltrace run``, as one trace."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_as_one(paths: Sequence[Path]) -> Iterator[Trace]:
 
 
 def dashboard_command(paths: Sequence[Path]) -> str:
-    """What shows the same in the browser: several directories have to be merged for that."""
+    """Returns the command that shows the trace in the browser; merges several directories."""
     named = " ".join(shlex.quote(str(path)) for path in paths)
     if len(paths) == 1:
         return f"ddltrace dashboard {named}"

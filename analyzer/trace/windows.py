@@ -1,6 +1,6 @@
-"""A trace whose steps are other intervals: the annotations of one name, or a window of time.
+"""A trace whose steps are replaced by the annotations of one name, or by a window of time.
 
-What an analysis says of a step (critical path, breakdown, waiting) it then says of these.
+An analysis then computes its measures of steps (critical path, breakdown, waiting) for these.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Times = npt.NDArray[np.int64]
 
 
 def with_window(trace: Trace, window: str) -> Trace:
-    """The trace with other steps.
+    """Returns the trace with other steps.
 
     Args:
         trace: The trace.
