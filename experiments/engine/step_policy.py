@@ -89,10 +89,14 @@ class EveryStep(StepPolicy):
 
 
 def create_step_policy(strategy: Strategy, context: StepContext) -> StepPolicy:
-    """The policy of a strategy's frequency technique; without one, `EveryStep`.
+    """The policy of a strategy's frequency technique or delay; without one, `EveryStep`.
 
     Collective: all ranks of the context's group have to call it at the same point.
     """
+    if strategy.schedule.wait == "next_update":
+        from ddltrace.experiments.engine.one_step_delay import OneStepDelay
+
+        return OneStepDelay(strategy, context)
     if strategy.frequency is None:
         return EveryStep(context)
     policies = importlib.import_module("ddltrace.experiments.frequency.policies")

@@ -10,6 +10,7 @@ from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.fifo import Fifo
 from ddltrace.experiments.schedules.fusion import Fusion
 from ddltrace.experiments.schedules.mgwfbp import MgWfbp
+from ddltrace.experiments.schedules.odsgd import OdSgd
 from ddltrace.experiments.schedules.p3 import P3
 from ddltrace.experiments.schedules.tictac import TicTac
 from ddltrace.experiments.schedules.wait_free import WaitFree
@@ -77,6 +78,14 @@ TECHNIQUES: Final = (
         "TicTac, MLSys 2019",
         TicTac,
         needs=(_LAYERS,),
+    ),
+    Technique(
+        "order",
+        "odsgd",
+        "updates one step late: a whole step of computation hides the exchange",
+        "OD-SGD, arXiv 2005.06728",
+        OdSgd,
+        needs=("torch.optim.SGD, without a GradScaler",),
     ),
     Technique(
         "order",

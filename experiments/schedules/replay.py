@@ -36,7 +36,8 @@ def step_time(
 
     Messages share one link and travel one after the other, in the order of their start. A
     schedule that waits before the layers lets each layer's forward begin when its own messages
-    are done; any other schedule when all messages are done. Updates take no time.
+    are done; any other schedule when all messages are done. Updates take no time. For a
+    schedule that waits at the next update, this is the time between two updates in the long run.
 
     Args:
         schedule: A schedule that needs no ticks.
@@ -50,6 +51,9 @@ def step_time(
         gradients.append(Gradient(index, f"layer{index}", layer.elements, use=index, ready_us=now))
     plan = schedule.plan(gradients)
     dispatcher = schedule.dispatcher(plan)
+    if schedule.wait == "next_update":
+        computation = now + sum(layer.forward for layer in layers)
+        return _steady_step(computation, sum(map(duration_of, dispatcher.backward_ended())))
     numbers = itertools.count()
     events: list[tuple[float, int, int | Message | None]] = []
     for gradient in gradients:
@@ -76,3 +80,18 @@ def step_time(
         needed = plan.carriers[index] if by_layer else range(len(plan.messages))
         clock = max([clock, *(done[number] for number in needed)]) + layer.forward
     return clock
+
+
+def _steady_step(computation: float, exchange: float) -> float:
+    """Time between two updates, each of which waits for what the one before has sent.
+
+    Args:
+        computation: Duration of one forward and one backward pass.
+        exchange: Duration of all messages of a step, which start at its update.
+    """
+    update = landed = previous = 0.0
+    for _ in range(3):
+        previous = update
+        update = max(update + computation, landed)
+        landed = update + exchange
+    return update - previous

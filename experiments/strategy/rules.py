@@ -78,6 +78,14 @@ RULES: Final = (
         "the codec encodes whole tensors, and the schedule cuts them into slices",
         "choose a schedule that keeps tensors whole, such as wfbp or ddp",
     ),
+    Rule(
+        lambda s: (
+            s.schedule.wait == "next_update"
+            and (s.codec or s.feedback or s.frequency or s.optimizer_rule)
+        ),
+        "odsgd delays plain averages of every step's gradients by one step, and updates with SGD",
+        "use odsgd alone, or choose wfbp or ddp as the schedule",
+    ),
 )
 
 

@@ -57,6 +57,11 @@ def test_a_plan_follows_the_order_of_rank_0(report: dict[str, Any]) -> None:
     assert report["order"]["wfbp"][1]["messages"] == [5, 30, 3, 18] * 4
 
 
+def test_one_step_delay_follows_its_rule(report: dict[str, Any]) -> None:
+    assert len(report["delay"]) == 7
+    assert all(report["delay"].values()), report["delay"]
+
+
 @pytest.mark.parametrize("spec", ["fifo", "wfbp", "wfbp:wait=layer"])
 def test_unused_parameters_are_handled_as_ddp_does(report: dict[str, Any], spec: str) -> None:
     assert report["unused_equal_to_ddp"][spec]
@@ -68,6 +73,8 @@ def test_unused_parameters_are_handled_as_ddp_does(report: dict[str, Any], spec:
     [
         ("missing", "find_unused_parameters=True"),
         ("around", "outside the forward of its own layer"),
+        ("adam", "use torch.optim.SGD"),
+        ("scaler", "a GradScaler skips steps"),
     ],
 )
 def test_misuse_is_an_error_that_names_the_fix(

@@ -15,12 +15,15 @@ import torch.distributed as dist
 from torch import nn
 
 from ddltrace.experiments.engine.attach import attach
+from ddltrace.experiments.engine.refusal import StrategyRefusedError
 from ddltrace.experiments.schedules.base import Dispatcher, InTurn, Schedule
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.strategy.message_plan import Gradient, MessagePlan, Slice, whole
 from ddltrace.experiments.strategy.spec import Strategy, parse
 
 STEPS = 4
+WARMUP = 2
+DELAYED_STEPS = 7
 SPECS = (
     "fifo",
     "wfbp",
@@ -239,13 +242,124 @@ def misuse(report: dict[str, Any]) -> None:
     report["around"] = complaint(lambda: exchange.model(vector(1)).mean().backward())
     exchange.close()
 
+    exchange = attach(Wanderer(), parse("odsgd"))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(exchange.model(vector(0)).mean()).backward()
+    parameters = list(exchange.model.parameters())
+    report["adam"] = complaint(torch.optim.Adam(parameters).step)
+    report["scaler"] = complaint(lambda: scaler.step(torch.optim.SGD(parameters)))
+    exchange.close()
+
 
 def complaint(action: Callable[[], None]) -> str | None:
     try:
         action()
     except RuntimeError as error:
         return str(error)
+    except StrategyRefusedError as error:
+        return error.reason
     return None
+
+
+def delay(report: dict[str, Any]) -> None:
+    """OD-SGD against its rule written out, and with readers of its parameters."""
+    local, final = delayed_rule()
+    model, parameters, optimizer, exchange = delayed_model()
+    for step in range(DELAYED_STEPS):
+        delayed_step(exchange, optimizer, step)
+    found = {"local": close_to(parameters, local)}
+    found["local_differs"] = not close_to(parameters, final)
+    exchange.close()
+    found["final"] = close_to(parameters, final)
+    found["same_on_ranks"] = same_on_ranks(parameters)
+
+    # A checkpoint on one rank alone, with a barrier after it.
+    model, parameters, optimizer, exchange = delayed_model()
+    for step in range(DELAYED_STEPS):
+        delayed_step(exchange, optimizer, step)
+        if step == WARMUP + 1:
+            if dist.get_rank() == 0:
+                model.state_dict()
+            dist.barrier()
+    states = [value.clone() for value in model.state_dict().values()]
+    found["same_checkpoints"] = same_on_ranks(states)
+    exchange.close()
+    found["same_after_reading_on_one_rank"] = same_on_ranks(parameters)
+
+    # What the job loads while an exchange runs is not undone by the update that is due.
+    model, parameters, optimizer, exchange = delayed_model()
+    begin = {name: value.clone() for name, value in model.state_dict().items()}
+    for step in range(WARMUP + 2):
+        delayed_step(exchange, optimizer, step)
+    model.load_state_dict(begin)
+    exchange.close()
+    found["keeps_what_was_loaded"] = all(
+        torch.equal(value, begin[name]) for name, value in model.state_dict().items()
+    )
+    report["delay"] = found
+
+
+def delayed_model() -> tuple[nn.Module, list[nn.Parameter], torch.optim.SGD, Any]:
+    model = cnn()
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    return model, parameters, optimizer, attach(model, parse(f"odsgd:warmup={WARMUP}"))
+
+
+def delayed_step(exchange: Any, optimizer: torch.optim.SGD, step: int) -> None:
+    optimizer.param_groups[0]["lr"] = rate(step)
+    optimizer.zero_grad(set_to_none=step % 2 == 0)
+    exchange.model(image(step)).square().mean().backward()
+    optimizer.step()
+
+
+def delayed_rule() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The local copy after the last step and the global weights after all updates."""
+    model = cnn()
+    parameters = list(model.parameters())
+    weights = [p.detach().clone() for p in parameters]
+    momentum = [torch.zeros_like(p) for p in parameters]
+    due: tuple[list[torch.Tensor], float] | None = None
+
+    def update(averages: list[torch.Tensor], speed: float) -> None:
+        for weight, velocity, average in zip(weights, momentum, averages, strict=True):
+            velocity.mul_(0.9).add_(average)
+            weight.sub_(speed * velocity)
+
+    for step in range(DELAYED_STEPS):
+        own = torch.autograd.grad(model(image(step)).square().mean(), parameters)
+        averages = [gradient.clone() for gradient in own]
+        for average in averages:
+            dist.all_reduce(average)
+            average.div_(dist.get_world_size())
+        local = weights
+        if step < WARMUP:
+            update(averages, rate(step))
+        else:
+            if due is not None:
+                update(*due)
+            local = [w - rate(step) * g for w, g in zip(weights, own, strict=True)]
+            due = (averages, rate(step))
+        with torch.no_grad():
+            for parameter, value in zip(parameters, local, strict=True):
+                parameter.copy_(value)
+    assert due is not None
+    update(*due)
+    return [p.detach() for p in parameters], weights
+
+
+def rate(step: int) -> float:
+    return 0.1 * 0.8**step
+
+
+def close_to(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bool:
+    return all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(left, right, strict=True))
+
+
+def same_on_ranks(tensors: Sequence[torch.Tensor]) -> bool:
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, [t.tolist() for t in tensors])
+    return all(other == gathered[0] for other in gathered)
 
 
 def ddp_plan(report: dict[str, Any]) -> None:
@@ -287,7 +401,7 @@ def note_bucket(seen: list[Any], bucket: dist.GradBucket) -> torch.futures.Futur
 def main() -> None:
     dist.init_process_group("gloo")
     report: dict[str, Any] = {}
-    for part in (equality, order, unused, ddp_plan, misuse):
+    for part in (equality, order, unused, delay, ddp_plan, misuse):
         part(report)
     if dist.get_rank() == 0:
         Path(sys.argv[1]).write_text(json.dumps(report))

@@ -20,6 +20,19 @@ def test_two_layers_with_messages_of_one_and_a_half(spec: str, expected: float) 
     assert step_time(parse(spec).schedule, layers, quarter_per_element) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("computation", "exchange", "expected"), [(3.0, 3.0, 3.0), (3.0, 5.0, 5.0), (5.0, 3.0, 5.0)]
+)
+def test_one_step_delay_takes_the_longer_of_computation_and_communication(
+    computation: float, exchange: float, expected: float
+) -> None:
+    part = computation / 3
+    layers = [Layer(part / 2, part, 6), Layer(part / 2, part, 6)]
+    schedule = parse("odsgd").schedule
+    found = step_time(schedule, layers, lambda m: exchange * m.elements / 12)
+    assert found == pytest.approx(expected)
+
+
 def test_three_equal_layers_split_the_same_work_differently() -> None:
     layers = [Layer(1 / 3, 2 / 3, 4)] * 3
     assert step_time(parse("wfbp").schedule, layers, lambda _: 1.0) == pytest.approx(14 / 3)

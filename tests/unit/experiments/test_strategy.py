@@ -53,6 +53,12 @@ def test_slugs_name_files_safely() -> None:
     assert parse("ddp:bucket_mb=0.5").slug == "ddp-bucket_mb-0.5"
 
 
+@pytest.mark.parametrize("other", ["fp16", "accumulate:steps=2", "localsgd:period=2", "lars"])
+def test_one_step_delay_stands_alone(other: str) -> None:
+    with pytest.raises(UsageError):
+        parse(f"odsgd+{other}")
+
+
 def test_the_catalogue_is_consistent() -> None:
     assert {entry.axis for entry in TECHNIQUES} == set(AXES)
     chosen = [entry for entry in TECHNIQUES if entry.build is not None]

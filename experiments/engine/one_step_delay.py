@@ -1,0 +1,228 @@
+"""OD-SGD in a job: updates come one step late, and a local copy of the weights hides it."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim import SGD, Optimizer
+
+from ddltrace.experiments.engine.deferred_update import DeferredUpdate
+from ddltrace.experiments.engine.groups import new_group_like
+from ddltrace.experiments.engine.message_exchange import Handle, create_message_exchange
+from ddltrace.experiments.engine.parameter_access import (
+    raw_gradient,
+    set_gradient,
+    update_when_read,
+    updated,
+)
+from ddltrace.experiments.engine.payloads import Payloads
+from ddltrace.experiments.engine.refusal import refuse
+from ddltrace.experiments.engine.step_in_progress import Usage
+from ddltrace.experiments.engine.step_policy import StepContext, StepPolicy
+from ddltrace.experiments.engine.trace_marks import carrying, optimizer_phase, region
+from ddltrace.experiments.schedules.odsgd import OdSgd
+from ddltrace.experiments.strategy.message_plan import Gradient, Message
+from ddltrace.experiments.strategy.spec import Strategy
+
+
+@dataclass
+class _Delayed:
+    """The exchange of one step's gradients, and what its update starts from.
+
+    Attributes:
+        messages: The messages under way.
+        averages: Receive the averaged gradients, by the parameter's index.
+        weights: The global weights before the update, by index.
+        versions: Of the parameters after the local step, by index.
+        update: The optimizer with its settings of that step.
+        usage: Which parameters got a gradient on some rank.
+    """
+
+    messages: list[tuple[Message, Handle]]
+    averages: dict[int, torch.Tensor]
+    weights: dict[int, torch.Tensor]
+    versions: dict[int, int]
+    update: DeferredUpdate
+    usage: Usage
+
+
+class OneStepDelay(StepPolicy):
+    """Replaces each update by that of the step before, and a step of the local copy.
+
+    The gradients that travel are those that the optimizer would see: a job that clips them
+    clips each rank's own. Between two steps the parameters hold the local copy; a checkpoint,
+    or a job that lists the parameters, gets the global weights, with all updates applied.
+    """
+
+    def __init__(self, strategy: Strategy, context: StepContext) -> None:
+        """Makes it. Collective.
+
+        Args:
+            strategy: With `OdSgd` as its schedule.
+            context: What to work on.
+        """
+        super().__init__(context)
+        assert isinstance(strategy.schedule, OdSgd)
+        self._schedule = strategy.schedule
+        self._spec = strategy.spec
+        self._names = [name for name, _ in context.parameters]
+        self._parameters = [parameter for _, parameter in context.parameters]
+        # A group of its own: broadcasts of buffers must not queue behind gradients.
+        self._group = new_group_like(context.group, "delayed exchange")
+        self._exchange = create_message_exchange(strategy, self._group)
+        self._index_of = {id(p): index for index, p in enumerate(self._parameters)}
+        self._payloads: dict[int, Payloads] = {}
+        self._checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._updates = 0
+        self._first: weakref.ref[Optimizer] | None = None
+        self._averaged = True
+        self._delayed: dict[int, _Delayed] = {}
+
+    def exchanges_gradients(self) -> bool:
+        """During the warm-up."""
+        self._averaged = self._updates < self._schedule.warmup
+        return self._averaged
+
+    def before_update(self, optimizer: Optimizer) -> bool:
+        """After the warm-up: applies the update of the step before and starts this step's."""
+        self._check(optimizer)
+        if self._first is None:
+            self._first = weakref.ref(optimizer)
+        if self._first() is optimizer:
+            self._updates += 1
+        if self._averaged:
+            return True
+        indices = self._indices_of(optimizer)
+        own = {index: raw_gradient(self._parameters[index]) for index in indices}
+        self._apply(id(optimizer))
+        for index, gradient in own.items():
+            set_gradient(self._parameters[index], gradient)
+        self._delayed[id(optimizer)] = self._start(optimizer, own)
+        update_when_read(self, self.settle)
+        return False
+
+    def settle(self) -> None:
+        """Gives the parameters the global weights with all updates. Other ranks may go on."""
+        if not self._delayed:
+            return
+        with optimizer_phase():
+            for key in list(self._delayed):
+                self._apply(key)
+
+    def _indices_of(self, optimizer: Optimizer) -> list[int]:
+        updated_here = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        return [index for key, index in self._index_of.items() if key in updated_here]
+
+    @torch.no_grad()
+    def _start(self, optimizer: Optimizer, own: dict[int, torch.Tensor | None]) -> _Delayed:
+        """Sends the gradients of this step, and takes the local step with them."""
+        update = DeferredUpdate(optimizer)
+        update.remember_settings()
+        parameters = self._parameters
+        sent = {
+            index: torch.zeros_like(parameters[index]) if gradient is None else gradient
+            for index, gradient in own.items()
+        }
+        messages = []
+        payloads = self._payloads.setdefault(id(optimizer), Payloads(copies=True))
+        # Backward creates gradients from the output layer on.
+        plan = self._schedule.plan([self._describe(index) for index in reversed(own)])
+        self._exchange.prepare(plan.gradients)
+        for message in self._schedule.dispatcher(plan).backward_ended():
+            payload = payloads.gather(message, sent)
+            with self._carrying(message):
+                messages.append((message, self._exchange.start(message, payload)))
+        present = [index for index, gradient in own.items() if gradient is not None]
+        usage = Usage(parameters, present, self._group)
+        weights = {index: parameters[index].detach().clone() for index in own}
+        for group in optimizer.param_groups:
+            rate = group["lr"] if group["maximize"] else -group["lr"]
+            for parameter in group["params"]:
+                gradient = own.get(self._index_of.get(id(parameter), -1))
+                if gradient is not None:
+                    parameter.add_(gradient * rate)
+        return _Delayed(
+            messages,
+            {index: torch.empty_like(parameters[index]) for index in own},
+            weights,
+            {index: parameters[index]._version for index in own},
+            update,
+            usage,
+        )
+
+    @torch.no_grad()
+    def _apply(self, optimizer: int) -> None:
+        """Waits for the averages of the step before, and updates the global weights."""
+        delayed = self._delayed.pop(optimizer, None)
+        if delayed is None:
+            return
+        with region("wait", "gradients of the step before"):
+            for message, handle in delayed.messages:
+                with self._carrying(message):
+                    averaged = handle.wait()
+                self._payloads[optimizer].scatter(message, averaged, delayed.averages)
+            used = {index for index in delayed.averages if delayed.usage.anywhere(index)}
+        gradients = []
+        for index, weights in delayed.weights.items():
+            parameter = self._parameters[index]
+            # What the job itself wrote meanwhile, such as a loaded checkpoint, stays.
+            if parameter._version == delayed.versions[index]:
+                parameter.copy_(weights)
+                if index in used:
+                    gradients.append((parameter, delayed.averages[index]))
+        delayed.update.apply(gradients)
+        if not self._delayed:
+            updated(self)
+
+    def _carrying(self, message: Message) -> Any:
+        indices = dict.fromkeys(part.gradient for part in message.slices)
+        return carrying(None, [self._parameters[index] for index in indices])
+
+    def _describe(self, index: int) -> Gradient:
+        parameter = self._parameters[index]
+        return Gradient(
+            index=index,
+            name=self._names[index],
+            elements=parameter.numel(),
+            element_bytes=parameter.element_size(),
+            dtype=str(parameter.dtype).removeprefix("torch."),
+            shape=tuple(parameter.shape),
+        )
+
+    def _check(self, optimizer: Optimizer) -> None:
+        """Refuses what the local step cannot follow."""
+        if optimizer not in self._checked:
+            self._checked.add(optimizer)
+            if not isinstance(optimizer, SGD):
+                refuse(
+                    self._spec,
+                    "its local step is that of SGD, and the job uses "
+                    f"{type(optimizer).__name__}; use torch.optim.SGD",
+                )
+            if _under_scaler():
+                refuse(
+                    self._spec,
+                    "a GradScaler skips steps by each rank's own gradients, and the ranks would "
+                    "no longer step together; use bfloat16, which needs no scaler",
+                )
+        for index in self._indices_of(optimizer):
+            gradient = raw_gradient(self._parameters[index])
+            if gradient is not None and gradient.is_sparse:
+                refuse(
+                    self._spec,
+                    f"the gradient of {self._names[index]!r} is sparse; use sparse=False",
+                )
+
+
+def _under_scaler() -> bool:
+    """Whether a GradScaler has called the optimizer's step."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_globals.get("__name__") == "torch.amp.grad_scaler":
+            return True
+    return False

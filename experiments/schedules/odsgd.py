@@ -1,0 +1,51 @@
+"""One-step delayed SGD: a step computes while the gradients of the step before still travel.
+
+Xu et al., "OD-SGD: One-step Delay Stochastic Gradient Descent for Distributed Training",
+ACM TACO 2020, arXiv 2005.06728.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddltrace.experiments.schedules.base import (
+    AfterBackward,
+    Dispatcher,
+    Schedule,
+    WaitingPoint,
+)
+from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
+from ddltrace.experiments.strategy.message_plan import Gradient, MessagePlan
+
+
+@dataclass(frozen=True)
+class OdSgd(Schedule):
+    """DDP's buckets, sent after backward and awaited at the next step's update.
+
+    Step k + 1 computes on a local copy: the global weights after the updates through step
+    k - 1, moved by this rank's own gradient of step k times the learning rate. The global
+    weights follow synchronous SGD on the averaged gradients, one step later.
+
+    Attributes:
+        warmup: Synchronous steps before that.
+    """
+
+    warmup: int = 5
+
+    def __post_init__(self) -> None:
+        if self.warmup < 0:
+            raise ValueError("warmup must not be negative")
+
+    @property
+    def wait(self) -> WaitingPoint:
+        """Before the next step's update."""
+        return "next_update"
+
+    def plan(self, gradients: Sequence[Gradient]) -> MessagePlan:
+        """DDP's buckets: few messages, as none can start before the others."""
+        return DdpBuckets().plan(gradients)
+
+    def dispatcher(self, plan: MessagePlan) -> Dispatcher:
+        """Starts everything when backward has ended."""
+        return AfterBackward(plan)
