@@ -196,7 +196,7 @@ def memory_of(column: pa.Array) -> IntArray:
 
 
 def numbers_of(array: Any, null: int) -> IntArray:
-    """The values of a column of integers; where it is null, a number that stands for it."""
+    """Returns the values of an integer column, with nulls replaced by a given number."""
     values = memory_of(array)
     if not array.null_count:
         return values

@@ -77,7 +77,7 @@ class ActivityBuilder:
         self._host = Growing()
 
     def add(self, columns: Columns) -> None:
-        """Takes over what is needed of some events."""
+        """Adds a part of the events."""
         kernels, phases = columns.rows("kernel"), columns.rows("phase")
         self._device |= len(kernels) > 0
         _add(self._kernels, columns, kernels)
@@ -92,7 +92,7 @@ class ActivityBuilder:
         _add(self._host, columns, columns.rows("step", "phase", "marker", "host"))
 
     def finish(self, messages: Messages, waits: Waits) -> Activity:
-        """The activity in all events that came."""
+        """Returns the activity of all added events."""
         compute: Spans | None = None
         if self._device:
             compute = self._kernels.spans()

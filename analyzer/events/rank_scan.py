@@ -102,7 +102,7 @@ class RankScanner:
         self._gradient_step = Gathered(np.int32)
 
     def add(self, columns: Columns) -> None:
-        """Takes over what is needed of some events."""
+        """Adds a part of the events."""
         start, end = columns.start, columns.end
         self._events += len(columns)
         self._damaged += columns.damaged
@@ -119,7 +119,7 @@ class RankScanner:
         self._gradient_step.add(np.repeat(columns.step[rows], counts))
 
     def finish(self) -> RankScan:
-        """What is kept of all events that came."""
+        """Returns the reduced data of all added events."""
         table = pa.concat_tables([EVENTS.empty_table(), *self._kept]).unify_dictionaries()
         self._kept = []
         kept = drop_superseded(table)

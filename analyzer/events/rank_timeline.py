@@ -48,7 +48,7 @@ _ON_DEVICE: Final = {"kernel": "compute", "copy": "copy"}
 
 
 class Partition(NamedTuple):
-    """Time cut into segments: segment i reaches from ``time[i]`` to ``time[i + 1]``.
+    """Time divided into segments: segment i extends from ``time[i]`` to ``time[i + 1]``.
 
     Attributes:
         time: Ascending, ns; before the first there is nothing.
@@ -89,7 +89,7 @@ class Timeline:
 
     @property
     def nbytes(self) -> int:
-        """Memory that it holds, about."""
+        """Approximate memory in bytes."""
         columns = (*self.segments, self.block_start, self.block_end, self.block_message)
         return sum(column.nbytes for column in (*columns, self.gradient_time))
 
@@ -112,17 +112,17 @@ class Work(NamedTuple):
     update: BoolArray
 
     def keep(self, rows: IntArray | BoolArray) -> Work:
-        """Some of them, in the order given."""
+        """Returns the selected intervals, in the given order."""
         return Work(*(column[rows] for column in self))
 
     @staticmethod
     def joined(parts: Sequence[Work]) -> Work:
-        """All of some parts, one part after the other."""
+        """Concatenates several parts."""
         return Work(*(np.concatenate(columns) for columns in zip(_NO_WORK, *parts, strict=True)))
 
 
 class _Labels(NamedTuple):
-    """Time cut into segments as in `Partition`, with what decides on each.
+    """Time divided into segments as in `Partition`, with the row that determines each.
 
     Attributes:
         time: Ascending, ns.
@@ -166,7 +166,7 @@ class TimelineBuilder:
         self._device: dict[str, list[Work]] = {kind: [] for kind in _ON_DEVICE}
 
     def add(self, columns: Columns) -> None:
-        """Takes over what is needed of some events."""
+        """Adds a part of the events."""
         codes = np.array([*(self._code(name) for name in columns.names), NULL], dtype=np.int32)
         optimizer = self._names.get("optimizer", NULL - 1)
         for kind, parts in self._device.items():
@@ -187,7 +187,7 @@ class TimelineBuilder:
     def finish(
         self, rank: int, found: Gradients, messages: Messages, waits: Waits, activity: Activity
     ) -> Timeline | None:
-        """The timeline.
+        """Returns the timeline.
 
         Args:
             rank: Whose it is.
@@ -229,7 +229,7 @@ class TimelineBuilder:
         )
 
     def _leading(self) -> str | None:
-        """The thread that leads: with the most steps, else `main`, else with the most host work."""
+        """Returns the thread with the most steps, else `main`, else the most host work."""
         if not self._lanes:
             return MAIN_LANE
         return max(
@@ -256,10 +256,10 @@ class TimelineBuilder:
             self._pending = [pending]
 
     def _cut(self, work: Work) -> None:
-        """Cuts time into segments up to where nothing is open any more."""
+        """Divides time into segments, up to where no event is open any more."""
         found = _nested(work)
         former = self._found[0].values()
-        # Where one ends and the next starts, the former does not end in a hole.
+        # If an event ends where the next one starts, there is no hole between them.
         if len(former) and len(found.time) and former[-1] == found.time[0]:
             for column in self._found:
                 column.drop_last()
@@ -282,7 +282,7 @@ class Gradients(NamedTuple):
 
 
 def _counts(lanes: IntArray, names: Sequence[str | None]) -> dict[str | None, int]:
-    """How many rows each lane has.
+    """Returns the number of rows of each lane.
 
     Args:
         lanes: Index of each row's lane; -1 if it has none.
@@ -294,7 +294,7 @@ def _counts(lanes: IntArray, names: Sequence[str | None]) -> dict[str | None, in
 
 
 def _work(columns: Columns, rows: IntArray, codes: IntArray, optimizer: int) -> Work:
-    """Some rows as work; what takes no time is left out."""
+    """Converts rows to work; rows without duration are excluded."""
     start, end = columns.start[rows], columns.end[rows]
     filled = end > start
     rows = rows[filled]
@@ -305,13 +305,13 @@ def _work(columns: Columns, rows: IntArray, codes: IntArray, optimizer: int) -> 
 
 
 def _nested(work: Work) -> _Labels:
-    """For events of one thread, which nest: the innermost one open at every instant."""
-    # Of events with the same times the outer one is of the wider kind, or recorded later.
+    """Returns the innermost open event at every instant, for nested events of one thread."""
+    # If events have the same times, the outer one has the wider kind, or was recorded later.
     order = np.lexsort((-np.arange(len(work.start)), work.kind, -work.end, work.start))
     work = work.keep(order)
     start, end = work.start, work.end
     count = len(order)
-    # By end, and of events that end together the inner ones, which start later, first.
+    # Sorted by end; events with the same end are sorted from inner (later start) to outer.
     closing = np.lexsort((-np.arange(count), end))
     closed_before = np.searchsorted(end[closing], start, side="right")
     depth = np.arange(count) - closed_before
@@ -328,7 +328,7 @@ def _nested(work: Work) -> _Labels:
 
 
 def _parents(depth: IntArray) -> IntArray:
-    """Of nesting events sorted by start: the index of the one around each, or `NULL`."""
+    """Returns the index of the enclosing event of each, or `NULL`; events are sorted by start."""
     parent = np.full(len(depth), NULL)
     by_depth = np.argsort(depth, kind="stable")
     levels = np.flatnonzero(np.append(True, np.diff(depth[by_depth]) != 0)[: len(depth)])
@@ -341,7 +341,7 @@ def _parents(depth: IntArray) -> IntArray:
 
 
 def _latest(work: Work) -> _Labels:
-    """For events that may overlap in any way (kernels on streams): one open at every instant.
+    """Returns one open event at every instant, for arbitrarily overlapping events (kernels).
 
     It is the one that started last, and when that has ended, the one that ends last.
     """
@@ -363,18 +363,18 @@ def _latest(work: Work) -> _Labels:
 
 
 def _label(work: Work, time: IntArray, row: IntArray) -> _Labels:
-    """What the row that decides says of each segment; `NULL` stands for a hole."""
+    """Labels each segment by the row that determines it; `NULL` denotes a hole."""
     hole = row == NULL
     if not len(work.start):
         return _Labels(time, *_NO_WORK[2:])
     kind = np.where(hole, np.int8(_HOLE), work.kind[row])
-    # A step only says that the host is at work; it does not name it.
+    # A step indicates host work without a name.
     name = np.where(hole | (kind == KIND["step"]), np.int32(NULL), work.name[row])
     return _Labels(time, kind, name, work.update[row] & ~hole)
 
 
 def _describe(labels: _Labels, meaning: dict[str, str]) -> Partition:
-    """The category of each segment by the kind of what decides it."""
+    """Returns the category of each segment by the kind of the row that determines it."""
     codes = np.full(len(KIND) + 1, CATEGORY["host"], dtype=np.int8)
     for kind, name in meaning.items():
         codes[KIND[kind]] = CATEGORY[name]
@@ -399,7 +399,7 @@ def _overlay(top: Partition, bottom: Partition) -> Partition:
 
 
 def _with_copies(host: Partition, copies: Partition) -> Partition:
-    """A host's time with copies in place of host code that is not compute."""
+    """Replaces host code that is not compute by concurrent copies."""
     if not len(copies.time):
         return host
     plain = host.category == CATEGORY["host"]
@@ -408,7 +408,7 @@ def _with_copies(host: Partition, copies: Partition) -> Partition:
 
 
 def _without_holes(partition: Partition, first: int | None) -> Partition:
-    """Between a rank's first and last event its host is at work on something; beside, idle."""
+    """Fills holes: host work between a rank's first and last event, idle time outside."""
     category = np.where(partition.category == _HOLE, CATEGORY["host"], partition.category)
     if len(category) and partition.category[-1] == _HOLE:
         category[-1] = CATEGORY["idle"]
@@ -426,7 +426,7 @@ def _without_holes(partition: Partition, first: int | None) -> Partition:
 def blocked_times(
     messages: Messages, waits: Waits, activity: Activity, lane: str | None
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """When a rank does nothing but wait for a message.
+    """Returns the times in which a rank only waits for a message.
 
     Args:
         messages: Its messages.
@@ -442,7 +442,7 @@ def blocked_times(
 
 
 def _blocked(waits: Waits, lane: str | None) -> tuple[IntArray, IntArray, IntArray]:
-    """Start, end and message of one thread's waits, made disjoint; of all if it has none."""
+    """Returns start, end and message of one thread's disjoint waits; of all if it has none."""
     waits_rows = np.arange(len(waits.start))
     if lane in waits.lanes:
         waits_rows = waits_rows[waits.lane == waits.lanes.index(lane)]
@@ -455,14 +455,14 @@ def _blocked(waits: Waits, lane: str | None) -> tuple[IntArray, IntArray, IntArr
 
 
 def _exposed(messages: Messages, activity: Activity) -> tuple[IntArray, IntArray, IntArray]:
-    """Start, end and message of the times in which a device does nothing but communicate."""
+    """Returns start, end and message of the times in which a device only communicates."""
     exposed = (
         activity.comm if activity.compute is None else subtract(activity.comm, activity.compute)
     )
     counted = np.flatnonzero(messages.in_flight & messages.closed)
     by_end = counted[np.argsort(messages.end[counted], kind="stable")]
     ends = messages.end[by_end]
-    # Cut at the ends of messages, so that each block belongs to one: the next one to end.
+    # Divided at the ends of messages, so that each block belongs to the next message to end.
     first = np.searchsorted(ends, exposed.start, side="right")
     last = np.searchsorted(ends, exposed.end, side="left")
     cuts = np.maximum(last - first, 0)

@@ -348,7 +348,7 @@ class PathFinder:
         return self._split_backward(line, pieces, name == line.backward)
 
     def _split_backward(self, line: Timeline, pieces: Pieces, backward: BoolArray) -> Pieces:
-        """Cuts backward where gradients became ready; a part is named by the one it ends with."""
+        """Divides backward where gradients became ready; a part is named after its last one."""
         times = line.gradient_time
         if line.backward == NULL or not len(times):
             return pieces
@@ -387,7 +387,7 @@ class PathFinder:
         return self._tensors[line.rank]
 
     def _message_code(self, row: int) -> int:
-        """The paths' code of what a message is: its operation and the tensors that it carries."""
+        """Returns a code for the description of a message: its operation and its tensors."""
         messages = self._joined.messages
         op, rank = messages.ops[messages.op[row]], int(messages.rank[row])
         count, first = int(messages.tensor_count[row]), int(messages.first_tensor[row])

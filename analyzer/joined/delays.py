@@ -253,7 +253,7 @@ def _spent(
     since: IntArray,
     until: IntArray,
 ) -> IntArray:
-    """What ranks spent in windows on each of `CAUSES` and on waiting, ns.
+    """Returns the time of ranks in windows for each of `CAUSES` and for waiting, ns.
 
     Args:
         graph: Has the blocks.
@@ -286,7 +286,7 @@ def _by_place(place: IntArray, count: int) -> list[IntArray]:
 
 @dataclass(frozen=True)
 class _HandedOn:
-    """What waits receive of the waiting of other ranks.
+    """The waiting of other ranks that is propagated to waits.
 
     Attributes:
         received: By each wait, ns.
@@ -304,7 +304,7 @@ def _hand_on(
     cost: FloatArray,
     share: FloatArray,
 ) -> _HandedOn:
-    """Hands waiting on to the waits that it is due to, what depends on most first.
+    """Propagates waiting to the waits that cause it, those with most dependencies first.
 
     Args:
         graph: Has the levels: a wait depends on waits of lower levels only.

@@ -174,7 +174,7 @@ def other_sides(joined: Joined) -> IntArray:
 
 
 def _levels(graph: Graph) -> tuple[IntArray, IntArray]:
-    """Levels of blocks and joins; what depends on itself is taken for independent.
+    """Returns the levels of blocks and joins; nodes in a cycle count as independent.
 
     Blocks are visited by their end, so nearly everything that a block depends on has its level
     already; the stack is for what ends at the same instant.

@@ -40,13 +40,13 @@ class State(IntEnum):
     """The state of a collective: how well its messages could be joined."""
 
     COMPLETE = 0
-    """Seen on every member, completed on every member, if perhaps nobody knows when."""
+    """Recorded and completed on every member, possibly at an unknown time."""
     OPEN = 1
-    """Seen on every member, not completed on some."""
+    """Recorded on every member, not completed on some."""
     PARTIAL = 2
-    """Some member's part is missing: it never entered, or its part was lost."""
+    """The part of a member is missing: it never entered, or its record was lost."""
     MISMATCH = 3
-    """Its members disagree on operation or size, or one of them has it twice."""
+    """The members disagree on operation or size, or one of them has it twice."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Collectives:
 
     @property
     def timed(self) -> BoolArray:
-        """Whether each completed on every member, at a time that is known."""
+        """Whether each completed on every member, at a known time."""
         return np.asarray((self.state == State.COMPLETE) & (self.end != NULL_NS))
 
 
@@ -143,7 +143,7 @@ class AllMessages:
 
     @property
     def is_collective(self) -> BoolArray:
-        """Whether each message is one collective's on one rank.
+        """Whether each message is part of a collective.
 
         A remote call is neither that nor a send: its other side records nothing.
         """
@@ -191,7 +191,7 @@ class Joined:
         return slice(self.messages.offsets[rank], end)
 
     def wait_and_transfer(self) -> tuple[IntArray, IntArray]:
-        """Per message, wait and transfer in ns; their sum is its duration.
+        """Returns wait and transfer of each message in ns; their sum is its duration.
 
         wait = min(released, end) - start and transfer = end - start - wait, so neither is
         negative even where clocks disagree; `NULL` where the release or the end is unknown.
@@ -270,7 +270,7 @@ def _concatenate(trace: Trace, messages: Mapping[int, Messages]) -> AllMessages:
 def _recode(
     codes: dict[Any, int], parts: Sequence[tuple[IntArray, Sequence[Any]]], missing: Any = ""
 ) -> IntArray:
-    """Brings columns of codes, each with its own values, onto one growing vocabulary."""
+    """Maps columns of codes, each with its own values, to one growing vocabulary."""
     recoded = []
     for column, values in parts:
         used = [*values, missing] if (column == NULL).any() else values
@@ -280,7 +280,7 @@ def _recode(
 
 
 def _numbered(messages: AllMessages) -> tuple[IntArray, bool]:
-    """Sequence numbers; where the trace has none, places in the aligned records of the ranks.
+    """Returns sequence numbers; if the trace has none, indices in the aligned records of the ranks.
 
     Places are told from numbers by being negative: -2 for the first, -3 for the second.
     """
@@ -321,7 +321,7 @@ def _changes(*sorted_keys: IntArray) -> IntArray:
 
 
 def _collect(messages: AllMessages, seq: IntArray) -> tuple[Collectives, IntArray, IntArray]:
-    """Puts the rows of each collective side by side and reduces them."""
+    """Groups the rows of each collective and reduces them."""
     rows = np.flatnonzero(messages.is_collective)
     by_place = seq < NULL
     number = np.where(by_place, -2 - seq, seq)
@@ -392,7 +392,7 @@ def _reduce(ufunc: np.ufunc, values: IntArray, begins: IntArray) -> IntArray:
 
 
 def _pair(messages: AllMessages) -> IntArray:
-    """Row of the other side of every send and receive, or `NULL`."""
+    """Returns the row of the peer of every send and receive, or `NULL`."""
     partner = np.full(len(messages), NULL)
     rows = np.flatnonzero(messages.is_p2p & (messages.peer != NULL))
     sends = messages.op_is("send")[rows]
@@ -428,7 +428,7 @@ def _release(
     collectives: Collectives,
     order: IntArray,
 ) -> tuple[IntArray, IntArray]:
-    """When each message had nobody to wait for any more, and who came last."""
+    """Returns when each message was released, and the last rank to arrive."""
     start, rank = messages.start, messages.rank
     released = np.full(len(messages), NULL_NS)
     releaser = np.full(len(messages), NULL)
@@ -452,8 +452,9 @@ def _release(
     released[pairs] = start[partner[pairs]]
     releaser[pairs] = rank[partner[pairs]]
 
-    # Who came later than the one it needs waited for nobody; nor did who left before the last
-    # came, where an operation allows that. (Elsewhere such an order is the clocks' error.)
+    # A rank that arrives after the rank that it needs does not wait; neither does a rank that
+    # leaves before the last arrival, if the operation allows it. (Otherwise, this order is a clock
+    # error.)
     known = released != NULL_NS
     left = (messages.end != NULL_NS) & (released > messages.end)
     alone = known & ((released <= start) | (left & messages.op_is(*MAY_LEAVE)))

@@ -15,7 +15,7 @@ from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, IntArray
 from ddltrace.analyzer.joined.join import Joined
 
 _HANDOVER_NS: Final = 200_000
-"""A queue that goes on later than this after a message has ended was not busy with it."""
+"""Maximum delay between the end of a message and the next start in a queue that it occupied."""
 
 
 class Queues:
@@ -30,7 +30,7 @@ class Queues:
         self._former = find_formers(joined)
 
     def starting(self, rank: int, at_ns: int) -> int | None:
-        """Row of a rank's message that begins at an instant; None if there is none."""
+        """Returns the row of a rank's message that begins at an instant; None if there is none."""
         rows = self._joined.rows(rank)
         starts = self._joined.messages.start[rows]
         place = int(np.searchsorted(starts, at_ns))
@@ -39,13 +39,13 @@ class Queues:
         return int(rows.start) + place
 
     def former(self, row: int) -> int | None:
-        """Row of the message whose end let another one begin; see `find_formers`."""
+        """Returns the row of the message whose end let another one begin; see `find_formers`."""
         former = int(self._former[row])
         return None if former == NULL else former
 
 
 def find_formers(joined: Joined) -> IntArray:
-    """For each message, the row of the one whose end let it begin.
+    """Returns, for each message, the row of the message whose end let it begin.
 
     That is the last to end of those of its rank and group that ended before it began, if it
     had been enqueued by then.

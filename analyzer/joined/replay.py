@@ -131,7 +131,7 @@ class Replay:
                 yield rank, mine
 
     def _plan_joins(self) -> None:
-        """Sorts the joins by level and finds what the gain of each of their messages comes from.
+        """Sorts the joins by level and finds the sources of the gain of each message.
 
         Index -1 of every array of gains is a row of zeros, for what nothing is gained on.
         """
@@ -178,7 +178,7 @@ class Replay:
         self._join_bounds = _bounds(join_level[order])
 
     def _plan_blocks(self) -> None:
-        """Sorts the blocks by level and finds what the gain of each comes from."""
+        """Sorts the blocks by level and finds the sources of the gain of each block."""
         graph, messages, join_chunk = self._graph, self._joined.messages, self._join_chunk
         blocks = graph.blocks
         self._block_order = np.argsort(graph.block_level, kind="stable")
@@ -196,7 +196,7 @@ class Replay:
         self._block_bounds = _bounds(graph.block_level[self._block_order])
 
     def saved(self, scenarios: Sequence[Scenario]) -> list[float]:
-        """What each scenario saves: mean over the steps, ns per step, never negative.
+        """Returns the savings of each scenario: mean over the steps, ns per step, never negative.
 
         A chunk ends when its last rank does.
         """

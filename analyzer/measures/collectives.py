@@ -158,12 +158,12 @@ def joining(joined: Joined) -> Joining:
 
 
 def in_steps(step: IntArray, numbers: IntArray) -> IntArray:
-    """Whether each step number is among those given, ascending."""
+    """Whether each step number is among the given, ascending steps."""
     return np.asarray(place_in(step, numbers) != NULL)
 
 
 def place_in(step: IntArray, numbers: IntArray) -> IntArray:
-    """The place of each step number among those given, ascending; `NULL` if it is not there."""
+    """Returns the index of each step number in the given, ascending steps, or `NULL`."""
     if not len(numbers):
         return np.full(len(step), NULL)
     first, last = int(numbers[0]), int(numbers[-1])

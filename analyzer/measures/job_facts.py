@@ -146,7 +146,7 @@ def _shares_update(exchanges: Iterable[Exchange]) -> bool:
 
 
 def _link(joined: Joined, steady: IntArray) -> Exchange | None:
-    """What the mean link carries in a steady step."""
+    """Returns the mean traffic of a link in a steady step."""
     messages = joined.messages
     _, transfer = joined.wait_and_transfer()
     rows = np.flatnonzero(

@@ -72,7 +72,7 @@ def at_place(silence: Mapping[str, Any]) -> str:
 
 
 def _last_events(trace: Trace, rank: int, after_ns: int, until_ns: int | None) -> Columns:
-    """Those events of a rank that tell what it did last, found a window at a time.
+    """Returns the events that determine a rank's last activity, searched window by window.
 
     All its messages, what had not ended, and of each window what ended last; of those that began
     within some time.

@@ -154,7 +154,7 @@ def _stage(
 
 
 def _receives(joined: Joined, rank: int, peer: int, steady: IntArray) -> IntArray:
-    """Rows of what a rank receives from another in the steady steps, in the order of their ends."""
+    """Returns the rows of a rank's receives from another in the steady steps, sorted by end."""
     messages, own = joined.messages, joined.rows(rank)
     rows = np.arange(own.start, own.stop)
     rows = rows[messages.op_is("recv")[own] & (messages.peer[own] == peer)]

@@ -63,7 +63,7 @@ class Known:
                 self._written[info.rank] = max(seen)
 
     def until(self, rank: int, at_ns: int) -> int | None:
-        """The time until which it is known that what a rank was in at a moment went on."""
+        """Returns until when the activity of a rank at a moment is known to have continued."""
         _, ended = self._lives.of(rank, at_ns)
         written = self._written.get(rank)
         if written is None:
@@ -71,7 +71,7 @@ class Known:
         return written if ended is None else max(written, ended - _UNWRITTEN_NS)
 
     def may_have_come(self, ranks: Iterable[int], since_ns: int) -> bool:
-        """Whether nobody knows of one of some ranks what it did from a moment on."""
+        """Whether the activity of one of the ranks after a moment is unknown."""
         return any(
             self._written.get(rank, since_ns) < since_ns
             and self._lives.of(rank, since_ns)[1] is None
@@ -80,7 +80,7 @@ class Known:
 
 
 def end_of_trace(trace: Trace, scans: Mapping[int, RankScan]) -> int | None:
-    """When the job ended, or now if it runs, on rank 0's clock; None if nothing tells.
+    """Returns when the job ended, or now if it is running, on rank 0's clock; None if unknown.
 
     If nobody saw it end: the last that was seen of it.
     """

@@ -43,7 +43,7 @@ _REPLAYED: Final = 16
 
 @dataclass(frozen=True)
 class _Sums:
-    """What each cause costs, by rank, activity and other side of the link.
+    """The cost of each cause, by rank, activity and peer of the link.
 
     Attributes:
         rank: The rank.
@@ -110,7 +110,7 @@ class RootCauseFinder:
         )
 
     def causes(self, finder: SavingsFinder | None) -> tuple[RootCause, ...]:
-        """The causes, what costs most first.
+        """Returns the causes, most expensive first.
 
         Args:
             parts: Tell what the activity is, of each rank.
@@ -159,7 +159,7 @@ class RootCauseFinder:
         return np.asarray(self._joined.messages.is_p2p[row])
 
     def _names(self, chosen: IntArray) -> dict[int, str]:
-        """What the activity of some causes is: where the rank was longer than the other ranks.
+        """Returns the names of causes' activities: those that took longer than on the other ranks.
 
         That is the name in which it spent most more than the median of those ranks that have it;
         of a name that no other rank has, all counts.
@@ -226,7 +226,7 @@ class RootCauseFinder:
         )
 
     def _least(self, cause: int) -> IntArray:
-        """In each step, what the rank that is fastest at an activity spends on it, ns."""
+        """Returns the time of the fastest rank for an activity in each step, ns."""
         if cause not in self._least_of:
             least = np.full(len(self._numbers), np.iinfo(np.int64).max)
             for rank, scan in self._scans.items():
@@ -262,7 +262,7 @@ class RootCauseFinder:
         return Scenario({rank: union(end - np.rint(gone).astype(np.int64), end)})
 
     def _without(self, index: int) -> Scenario:
-        """The run without what one cause took longer where others waited for it."""
+        """Returns the run without the excess time of one cause for which other ranks waited."""
         sums, delays = self._sums, self._delays
         rank, cause = int(sums.rank[index]), int(sums.cause[index])
         if cause == _TRANSFER:
@@ -314,7 +314,7 @@ def _counted(
 def _time_by_name(
     scan: RankScan, activity: str, window: tuple[int, int] | None
 ) -> dict[str, float]:
-    """What a rank spent on each name of an activity, ns."""
+    """Returns the time of a rank for each name of an activity, ns."""
     line = scan.timeline
     if line is None:
         return {}
@@ -328,7 +328,7 @@ def _time_by_name(
 
 
 def _slower_transfers(joined: Joined) -> IntArray:
-    """Of each receive, what its transfer takes longer than usual on the other links, ns.
+    """Returns the time by which each receive's transfer exceeds the usual time on other links, ns.
 
     Usual is the median, over the other links, of the median transfer of messages of about that
     size (the same power of two). 0 where there is no other link to compare with.

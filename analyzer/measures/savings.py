@@ -62,7 +62,7 @@ class SavingsFinder:
         self._transfer = np.where(wait == NULL, 0, np.maximum(transfer, 0))
 
     def by_category(self) -> Savings:
-        """What each category costs, on all ranks together."""
+        """Returns the possible savings of each category, over all ranks."""
         work = {rank: own_work(scan) for rank, scan in self._scans.items()}
         scenarios = [Scenario({rank: parts[name] for rank, parts in work.items()}) for name in _OWN]
         scenarios += [Scenario(transfers=self._transfer), Scenario(balanced=True)]
@@ -75,12 +75,12 @@ class SavingsFinder:
         )
 
     def by_rank(self, ranks: Sequence[int]) -> dict[int, float]:
-        """What it would save if no rank ever waited for one of these, by rank."""
+        """Returns, for each rank, the savings if no rank ever waited for it."""
         scenarios = [Scenario({rank: unblocked(self._scans[rank])}) for rank in ranks]
         return dict(zip(ranks, self.saved(scenarios), strict=True))
 
     def by_part(self, parts: Sequence[PathPart], paths: Sequence[Path]) -> list[float]:
-        """What each part of the critical path costs on its rank alone."""
+        """Returns the possible savings of each part of the critical path on its rank alone."""
         pieces = _pieces_of(parts, paths)
         everywhere = self._everywhere(parts)
         scenarios = []
@@ -137,7 +137,7 @@ class SavingsFinder:
         return found
 
     def saved(self, scenarios: Sequence[Scenario]) -> list[float]:
-        """What each scenario saves, us per step."""
+        """Returns the savings of each scenario, us per step."""
         return [min(ns / 1e3, self._mean_us) for ns in self._replay.saved(scenarios)]
 
 

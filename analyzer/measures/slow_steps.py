@@ -43,7 +43,7 @@ RULE_FEW: Final = f"fewer than {_MIN_STEPS} steady steps: too few to tell slow o
 
 
 def slow_steps(steps: Steps, paths: Mapping[int, Path]) -> SlowSteps:
-    """Finds the slow ones among the steady steps, the slowest first.
+    """Finds the slow steps among the steady steps, slowest first.
 
     Args:
         steps: All steps.
@@ -94,7 +94,7 @@ def _usual(ordinary: list[int], paths: Mapping[int, Path], ranks: int, median: f
 
 
 def _extra(path: Path, usual: FloatArray) -> tuple[ExtraTime, ...]:
-    """What a path holds more, or less, than usual by category; what differs most first."""
+    """Returns the differences of a path from the usual times by category, largest first."""
     more = _by_rank(path, len(usual)) - usual
     rows = []
     for name, code in CATEGORY.items():

@@ -26,7 +26,7 @@ _BLOCK: Final = 1 << 16
 _VALUE_BITS: Final = 44
 _CODE_BITS: Final = 32
 _SPREADING: Final = frozenset({"all_gather", "broadcast"})
-"""Operations that carry a gradient only where nothing else does: compressed, for example."""
+"""Operations that count as carriers of a gradient only if no other one does, e.g. compressed."""
 
 _MAX_PERIODS: Final = 64
 _LIMIT: Final = 1 << (_VALUE_BITS - 1)
@@ -34,7 +34,7 @@ _LIMIT: Final = 1 << (_VALUE_BITS - 1)
 
 
 def exposed_parts(messages: Messages, exposed: Spans) -> FloatArray:
-    """Each message's part of its rank's exposed communication, ns.
+    """Returns each message's part of its rank's exposed communication, ns.
 
     Every exposed instant is shared equally by the messages in flight at it, so the parts of
     all messages sum to the whole.
@@ -57,7 +57,7 @@ def exposed_parts(messages: Messages, exposed: Spans) -> FloatArray:
 def tensor_rows(
     trace: Trace, scans: Mapping[int, RankScan], steady: IntArray
 ) -> tuple[tuple[TensorRow, ...], dict[str, FloatArray]]:
-    """One row per parameter, the most exposed first, and its exposed time in the run's course.
+    """Returns one row per parameter, most exposed first, with its exposed time over the run.
 
     Args:
         trace: Names the tensors.
@@ -122,14 +122,14 @@ def tensor_rows(
 
 
 class _Table:
-    """A rank's tensors: the last entry stands for ids that it does not name."""
+    """A rank's tensors: the last entry represents ids without a name."""
 
     def __init__(self, ids: IntArray, codes: IntArray, sizes: IntArray) -> None:
         self._order = np.argsort(ids, kind="stable")
         self._ids, self._codes, self._sizes = ids, codes, sizes
 
     def codes(self, tensor: IntArray) -> IntArray:
-        """Code of each tensor, 32 bits; `NULL` for one without a name."""
+        """Code of each tensor, 32 bits; `NULL` for a tensor without a name."""
         return np.asarray(self._codes[self._find(tensor)])
 
     def bytes(self, tensor: IntArray) -> FloatArray:
@@ -146,7 +146,7 @@ class _Table:
 
 
 class _Gradients:
-    """When one rank's gradients were ready for good in each step, and what carried them then.
+    """When one rank's gradients were finally ready in each step, and the messages that carry them.
 
     A parameter is carried by messages that have nothing to do with its gradient, too: FSDP gathers
     it before each forward and backward pass, ZeRO after the update. And several backward passes
@@ -209,7 +209,7 @@ class _Gradients:
             self._is_sent[at[some]] = True
 
     def ready(self) -> tuple[IntArray, IntArray, IntArray]:
-        """Code and place of step of each gradient, and when it was ready for good.
+        """Returns code and step index of each gradient, and when it was finally ready.
 
         In steps in which it was sent, if it ever was: those that its messages are of.
         """
@@ -230,7 +230,7 @@ def _codes_of(pairs: IntArray) -> IntArray:
 
 @dataclass(frozen=True)
 class _Part:
-    """What one rank tells of tensors in the steps that count, a block at a time.
+    """The tensor times of one rank in the steady steps, one block at a time.
 
     Attributes:
         scan: The rank.
@@ -271,12 +271,12 @@ class _Part:
         return part
 
     def ready(self) -> Iterator[IntArray]:
-        """Keys of when gradients became ready, from the start of the step."""
+        """Returns keys of the times at which gradients became ready, from the start of the step."""
         code, place, time = self.gradients.ready()
         yield _keys(code, time - self.begins[place])
 
     def lives(self, name: str) -> Iterator[IntArray]:
-        """Keys of one time in the life of the messages that carry each tensor's gradient."""
+        """Returns keys of one time of the messages that carry each tensor's gradient."""
         messages, gradients = self.scan.messages, self.gradients
         wanted = gradients.last if name == "complete" else gradients.first
         seen = 0

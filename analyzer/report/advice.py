@@ -234,7 +234,7 @@ def _pipelines(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
 
 
 def _root_causes(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
-    """What makes ranks wait at sends and receives."""
+    """Yields findings on the causes of waiting at sends and receives."""
     known = [cause for cause in analysis.root_causes if cause.saves_us]
     for cause in sorted(known, key=lambda row: -(row.saves_us or 0.0))[:_SHOWN_CAUSES]:
         waiting = cause.direct_us + cause.propagated_us
@@ -285,7 +285,7 @@ def _fix(analysis: Analysis, row: StragglerRow) -> str:
 
 
 def _bound_of_cause(savings: Savings, cause: str | None) -> float | None:
-    """What a step could get shorter without any time of a straggler's cause; None if unknown."""
+    """Returns the savings per step without the time of a straggler's cause; None if unknown."""
     bounds = {
         "compute": savings.compute_us,
         "data": savings.data_us,
@@ -367,7 +367,7 @@ def _update(
 
 
 def _sharded_update(analysis: Analysis, facts: JobFacts, savings: Savings) -> float:
-    """What ZeRO's first stage would save: each rank updates its part, then all gather them."""
+    """Estimates the savings of ZeRO stage 1: each rank updates its shard, then all ranks gather."""
     ranks = analysis.trace.world_size
     exchange = next((each for each in facts.exchanges if each.op == "all_reduce"), None)
     if not facts.replicated or facts.shares_update or exchange is None or ranks < 2:
@@ -410,9 +410,9 @@ def experiment_command(analysis: Analysis, strategies: tuple[str, ...]) -> str |
 
 
 def _again(analysis: Analysis, path: Path | None) -> str | None:
-    """Records the job once more, where the trace tells its command, and compares with this trace.
+    """Returns commands to record the job again, if its command is known, and compare the traces.
 
-    None if it neither tells the command nor lies in one place.
+    None if the trace has neither a command nor a single path.
     """
     trace = analysis.trace
     compare = None if path is None else f"ddltrace compare {shlex.quote(str(path))} after"

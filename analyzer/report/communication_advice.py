@@ -143,7 +143,7 @@ def _whole(facts: JobFacts) -> float:
 def _of_link(
     analysis: Analysis, facts: JobFacts, link: Exchange, exposed_us: float
 ) -> Iterator[Proposal]:
-    """What sends and receives could save."""
+    """Returns the possible savings for sends and receives."""
     cost, whole = _cost(analysis, link), _whole(facts)
     if not whole or not cost.total_us:
         return
@@ -219,7 +219,7 @@ def _none_pays(analysis: Analysis, facts: JobFacts, exposed_us: float) -> Propos
 
 
 def _cost(analysis: Analysis, exchange: Exchange) -> _Cost:
-    """What latency takes of an operation's transfers in a step."""
+    """Returns the part of an operation's transfers in a step that is due to latency."""
     total = exchange.transfer_us
     for fit in analysis.cost_fits:
         if fit.src is not None or fit.verdict != "fitted":

@@ -139,7 +139,7 @@ def rank_breakdown(analysis: Analysis) -> go.Figure | None:
 
 
 def idle_causes(analysis: Analysis) -> go.Figure | None:
-    """What each rank waits for while it is idle, and inside of messages (ms)."""
+    """Idle time of each rank by cause, and its waiting in messages (ms)."""
     rows = [row for row in analysis.idle if row.idle_us is not None]
     parts = [
         ("data", "data", [row.data_us for row in rows]),
@@ -306,7 +306,7 @@ def cost_fits(analysis: Analysis) -> go.Figure | None:
 
 
 def _fit_name(fit: CostFit) -> str:
-    """What a fit is of: ``all_reduce of 4, gloo``."""
+    """Formats the subject of a fit: ``all_reduce of 4, gloo``."""
     return f"{label(fit.title, 28)}, {label(fit.backend or 'backend unknown', 20)}"
 
 
@@ -345,7 +345,7 @@ def stragglers(analysis: Analysis) -> go.Figure | None:
 
 
 def critical_parts(analysis: Analysis) -> go.Figure | None:
-    """What holds most of the critical path: layers, tensors, operations (ms per step)."""
+    """Largest parts of the critical path: layers, tensors, operations (ms per step)."""
     rows = analysis.critical_path[:MAX_ROWS]
     if not rows:
         return None
@@ -471,7 +471,7 @@ def _tallest(rows: Sequence[StepRow], width: int) -> float:
 
 
 def _mark_warmup(figure: go.Figure, rows: Sequence[StepRow], *, times: bool = True) -> None:
-    """Shades the first steps, which the summary leaves out; tells their times if wanted."""
+    """Shades the warm-up steps, which the summary excludes; optionally shows their times."""
     first = next((row.step for row in rows if row.steady), None)
     if first is None or first == rows[0].step:
         return
@@ -497,7 +497,7 @@ def _less(total: float | None, part: float | None) -> float | None:
 
 
 def _copies_alone(row: RankRow) -> float | None:
-    """Copies outside of compute and communication: what the other parts leave of the span."""
+    """Copies outside of compute and communication: the span minus the other parts."""
     others = (row.compute_us, row.exposed_comm_us, row.idle_us)
     known = [part for part in others if part is not None]
     if row.span_us is None or len(known) < len(others):
@@ -506,7 +506,7 @@ def _copies_alone(row: RankRow) -> float | None:
 
 
 def total_cost(row: CollectiveRow) -> float:
-    """What a kind of collective costs a rank: its waiting, mean over ranks, and transfer (us)."""
+    """Cost of a kind of collective per rank: waiting, as mean over ranks, and transfer (us)."""
     return (row.wait_us_total or 0) / row.group_size + (row.transfer_us_total or 0)
 
 

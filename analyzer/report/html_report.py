@@ -167,7 +167,7 @@ def _figures(analysis: Analysis) -> Iterable[tuple[str, go.Figure | None]]:
 
 
 def _paths(analyzed: Analyzed, names: dict[str, int]) -> list[ShownPath]:
-    """Steps whose path the reader can choose: the telling ones first, then all that fit.
+    """Returns the steps whose path can be selected: notable steps first, then all that fit.
 
     Args:
         analyzed: Where they come from.

@@ -173,7 +173,7 @@ def _where(analysis: Analysis) -> str:
 
 
 def _in_flight(analysis: Analysis) -> str:
-    """What can be said of a job whose compute was not recorded: how long it communicated."""
+    """Summarizes a job whose compute was not recorded, by its time in communication."""
     wall_us = float(analysis.rank_steps["wall_ns"].sum()) / 1e3
     if not wall_us:
         return "nothing was recorded"

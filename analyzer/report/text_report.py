@@ -100,7 +100,7 @@ def _notes(analysis: Analysis) -> list[str]:
 
 
 def _hangs(analysis: Analysis) -> list[str]:
-    """All that hangs, if it is more than the first sentence tells."""
+    """Lists all hangs, if there are more than the first sentence contains."""
     if len(analysis.hangs) < 2:
         return []
     lines = ["What hangs, causes before what waits behind them"]
@@ -344,7 +344,7 @@ def _longest(bubbles: tuple[float, ...]) -> str:
 
 
 def _start_of(name: str) -> str:
-    """The begin of a kernel's name: what follows are the types of its arguments."""
+    """Returns the start of a kernel's name, without the types of its arguments."""
     return shorten(printable(name).removeprefix("void "), _NAME, "start")
 
 

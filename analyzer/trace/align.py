@@ -282,7 +282,7 @@ def _broken(fit: Fit, method: str) -> RankClock:
 
 
 def _samples(value: Any) -> Bounds:
-    """The exchanges of one process as bounds; damaged ones are left out."""
+    """Returns the exchanges of one process as bounds, without damaged ones."""
     rows = []
     for sample in value if isinstance(value, list) else []:
         if not isinstance(sample, dict):

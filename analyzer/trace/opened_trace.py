@@ -322,7 +322,7 @@ class Trace:
             last_id += highest + 1
 
     def event_tables(self, rank: int) -> Iterator[pa.Table]:
-        """The rows of `events`: all at once, sorted; of a trace too long for that, as they come.
+        """Yields the rows of `events`: all at once, sorted, or in parts if the trace is too long.
 
         Raises:
             TraceError: The trace has nothing of that rank.
@@ -335,7 +335,7 @@ class Trace:
     def event_windows(self, rank: int) -> Iterator[pa.Table]:
         """The rows of `events`, some ten thousand at a time, in the order of recording.
 
-        For what needs all events of a trace that is too long to be held: events are read twice.
+        For users of all events of a trace that is too long for memory: events are read twice.
 
         Raises:
             TraceError: The trace has nothing of that rank.
@@ -368,7 +368,7 @@ class Trace:
             yield from EventReader(self.path, info.segment, names)
 
     def first_step(self, info: RankInfo) -> int:
-        """What the steps of a process's events count from in this trace."""
+        """Returns the number of the first step of a process in this trace."""
         generation = self._generations[info.segment]
         return self._first_steps[generation] if generation else 0
 
@@ -405,7 +405,7 @@ class Trace:
         return windows[0] if len(windows) == 1 else pa.concat_tables(windows).unify_dictionaries()
 
     def _read_windows(self, info: RankInfo) -> Iterator[pa.Table]:
-        """A process's events on its own clock, as much as can be read; notes what cannot."""
+        """Reads a process's events on its own clock, as far as possible; notes unreadable parts."""
         if self._steps is None:
             yield from self._read_all(info)
             return
@@ -470,7 +470,7 @@ class Trace:
 
     @cached_property
     def _generations(self) -> dict[str, int]:
-        """Segment name -> how manieth life of the job it belongs to, from 0."""
+        """Segment name -> generation of the job that it belongs to, from 0."""
         keys: dict[str, tuple[int, int]] = {}
         seen: dict[tuple[int, int], int] = {}
         for info in sorted(self.run.ranks, key=_age):

@@ -138,7 +138,7 @@ def _ends(steps: range) -> str:
 
 
 class _Count(NamedTuple):
-    """What a process recorded, counted.
+    """Counts of the records of a process.
 
     Attributes:
         events: All its events.

@@ -21,10 +21,10 @@ from ddltrace.tracer.record.recorder import Message
 _PATIENCE_S: Final = 0.05
 
 _AT_A_TIME: Final = 2
-"""As many as the threads that PyTorch gives to a group of Gloo."""
+"""The number of threads that PyTorch creates for a Gloo group."""
 
 _MAX_HELD_BYTES: Final = 1 << 26
-"""How much memory of the job's may live longer because its messages are followed."""
+"""Maximum memory of the job, bytes, whose lifetime the tracer may extend to follow messages."""
 
 
 @dataclass
@@ -149,12 +149,12 @@ class Reapers:
             self._completed(followed.message, time.monotonic_ns(), failed)
 
     def _is_over(self, followed: _Followed) -> bool:
-        """Whether a message is complete, or was let go; holds its handle no longer than to ask."""
+        """Whether a message is complete or was dropped; holds its handle only during the call."""
         work = followed.work
         return work is None or self._is_completed(work)
 
     def _drop(self, message: Message) -> _Followed | None:
-        """No longer counts what a message holds."""
+        """Subtracts the memory that a message holds from the total."""
         with self._lock:
             followed = self._held.pop(message.id, None)
             if followed is not None:
@@ -163,7 +163,7 @@ class Reapers:
 
 
 class _GroupReapers:
-    """Waits for the messages of one group, which it takes in the order of their launch."""
+    """Waits for the messages of one group, in launch order."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class _GroupReapers:
             self.threads.append(thread)
 
     def _run(self) -> None:
-        """Follows messages until told to stop."""
+        """Follows messages until it is stopped."""
         work: Any = None
         while True:
             item, idle = None, False
@@ -195,7 +195,7 @@ class _GroupReapers:
                 item = self.queue.get(timeout=None if work is None else _PATIENCE_S)
             except queue.Empty:
                 idle = True
-            # Nothing of the job's may live longer because it is traced.
+            # Tracing must not extend the lifetime of the job's objects.
             former, work = work, None
             try:
                 if former is not None:

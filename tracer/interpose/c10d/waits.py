@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _now = time.monotonic_ns
 _PATIENCE_NS: Final = 50_000_000
-# A mode or a signal handler of the job's may launch before an outer launch has returned.
+# A dispatch mode or a signal handler of the job may launch before an outer launch has returned.
 _MOST_NESTED: Final = 4
 
 
@@ -57,16 +57,16 @@ class MessageOf:
         self._strong[id(thing)] = (thing, message)
 
     def get(self, thing: Any) -> Message | Launched | None:
-        """The message of an object, or None."""
+        """Returns the message of an object, or None."""
         held = self._strong.get(id(thing))
         return self._weak.get(thing) if held is None else held[1]
 
     def release(self, thing: Any) -> None:
-        """No longer holds an object, should it have been held."""
+        """Releases an object, if it is held."""
         self._weaken(id(thing))
 
     def discard(self, thing: Any) -> None:
-        """Forgets an object that has served."""
+        """Forgets an object that is no longer needed."""
         if self._strong.pop(id(thing), None) is None:
             self._weak.pop(thing)
 
@@ -110,10 +110,10 @@ class Waits:
         self._on_ordered = on_ordered
         self.works = MessageOf()
         self.futures = MessageOf()
-        # When a job that polls saw a message complete: the reaper may learn of it later,
-        # because it waits for the job to let go of the interpreter.
+        # When a polling job observed that a message is complete: the reaper may observe it later,
+        # because it waits for the job to release the interpreter lock.
         self.seen_complete: dict[int, int] = {}
-        # Messages of backends whose wait does not block: it only puts streams into order.
+        # Messages of backends whose wait does not block: it only orders streams.
         self.stream_ordered: set[int] = set()
         self._module_of_pytorch = Work.__module__
         self.original_wait = Work.wait
@@ -145,11 +145,11 @@ class Waits:
                 setattr(work_class, name, functools.wraps(original)(patched(original)))
 
     def is_in_python(self, work: Any) -> bool:
-        """Whether a handle is of a class that the job wrote in Python: nobody else may ask it."""
+        """Whether the job wrote the class of a handle in Python: the tracer must not call it."""
         return type(work).__module__ != self._module_of_pytorch
 
     def record(self, message: Message | Launched | None, name: str, start: int, end: int) -> None:
-        """Notes that the host was blocked.
+        """Records that the host was blocked.
 
         Args:
             message: What it waited for; None if that is not known.
@@ -162,9 +162,9 @@ class Waits:
     def waited(
         self, message: Message | Launched, start: int, end: int, *, failed: bool = False
     ) -> None:
-        """Notes that the host has waited for a message to its end."""
+        """Records that the host has waited until a message was complete."""
         if isinstance(message, Launched):
-            # Else Gloo's own threads tell the end.
+            # Otherwise Gloo's threads record the end.
             if message.place >= 0 and self._context.known is not None:
                 self._context.known.waited(message, end, failed=failed)
         elif message.id in self.stream_ordered:
@@ -203,7 +203,7 @@ class Waits:
         self, message: Message | Launched, work: Any, start: int, end: int, *, failed: bool
     ) -> None:
         if failed and not self.is_in_python(work) and not self.original_is_completed(work):
-            # Out of patience, not out of order: it may yet complete.
+            # The wait timed out; the message may still complete.
             self.record(message, message.name, start, end)
             return
         self.works.discard(work)
@@ -226,7 +226,7 @@ class Waits:
     def _seen_completed(self, work: Any) -> None:
         message = self.works.get(work)
         if not isinstance(message, Message) or message.end_ns is not None:
-            return  # or Gloo's own threads tell the end
+            return  # or Gloo's threads record the end
         if message.slot >= 0 or self.is_in_python(work):
             self._recorder.complete(message, _now())
         else:
@@ -248,7 +248,7 @@ class Waits:
         return _like(get_future, original)
 
     def _complete_with(self, message: Message, future: Any) -> None:
-        """Completes a message when a future is, of which nobody else tells the end."""
+        """Completes a message with its future, if its end is not recorded otherwise."""
 
         def complete(_: Any) -> None:
             try:
@@ -297,7 +297,7 @@ class Waits:
     def _carrying(
         self, name: str | None, tensors: list[int] | None, callback: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """A callback whose messages are about the same as those of the one who asked for it."""
+        """Returns a callback whose messages are attributed like those of its registering caller."""
         context = self._context
 
         @functools.wraps(callback)
@@ -316,7 +316,7 @@ class Waits:
         return _like(_collect_all, original)
 
     def _follows(self, future: Any, former: Iterable[Any]) -> None:
-        """A future that completes after others: it stands for the last message among theirs."""
+        """Maps a future that completes after others to the last of their messages."""
         try:
             messages = [m for f in former if (m := self.futures.get(f)) is not None]
             if messages:
