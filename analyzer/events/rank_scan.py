@@ -34,7 +34,7 @@ class RankScan:
     """The data of one rank that an analysis keeps.
 
     Attributes:
-        rank: Whose it is.
+        rank: Its rank.
         events: How many events it has.
         damaged: Rows whose times cannot be real.
         backwards: Rows that ended before they started.
@@ -42,7 +42,7 @@ class RankScan:
         last: Latest time of any event, ns.
         messages: Its messages.
         waits: When its host was blocked on them.
-        activity: What it did when.
+        activity: The activity of the rank.
         block_start: When it begins to be blocked on a message, see `blocked_times`.
         block_end: When it goes on.
         block_message: Index of the message it is blocked on; `NULL` if that is not known.
@@ -88,7 +88,7 @@ class RankScanner:
     """Reduces a rank's events in parts; rows of most kinds are not kept.
 
     Args:
-        rank: Whose events.
+        rank: The rank of the events.
     """
 
     def __init__(self, rank: int) -> None:

@@ -66,14 +66,14 @@ class Timeline:
     """A rank's time, and the blocks at which the critical path stops.
 
     Attributes:
-        rank: Whose it is.
+        rank: Its rank.
         segments: Its time without holes, from the beginning of time.
-        names: What the codes of names stand for.
+        names: Names by code.
         block_start: Where the rank begins to be blocked: ascending; blocks are disjoint.
         block_end: Where it goes on.
         block_message: Index of the message it is blocked on; `NULL` if unknown.
         gradient_time: When gradients became ready, ascending.
-        gradient_tensor: Whose they are: ids of tensors.
+        gradient_tensor: Tensor ids of the gradients.
         backward: Code of the backward phase's name; `NULL` if it has none.
     """
 
@@ -190,11 +190,11 @@ class TimelineBuilder:
         """Returns the timeline.
 
         Args:
-            rank: Whose it is.
+            rank: Its rank.
             found: Its gradients, and when its first event starts.
             messages: Its messages.
             waits: Its waits.
-            activity: What it did when.
+            activity: The activity of the rank.
 
         Returns:
             The timeline; None where it cannot be told from events that came some at a time:
@@ -431,7 +431,7 @@ def blocked_times(
     Args:
         messages: Its messages.
         waits: Its waits.
-        activity: What it did when.
+        activity: The activity of the rank.
         lane: The thread that trains; not used where the device is seen.
 
     Returns:

@@ -61,7 +61,7 @@ class Delays:
 
     Attributes:
         block: Index of the block.
-        rank: Who waits.
+        rank: The waiting rank.
         cause_rank: For whom.
         waiting: How long, ns.
         start: When it begins.
@@ -99,7 +99,7 @@ def find_delays(
     """Finds the causes of all waiting.
 
     Args:
-        graph: What depends on what.
+        graph: The dependency graph.
         joined: All messages.
         work: Each rank's own work by activity.
         counted: Whether the waiting in each block counts; what does not still hands on.

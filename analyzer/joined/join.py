@@ -66,7 +66,7 @@ class Collectives:
         last: A, the last arrival.
         lead: How much the last arriver comes after the one before it; 0 if it is alone.
         median: Median arrival.
-        last_rank: Who arrived last.
+        last_rank: The last rank to arrive.
         end: Last end over ranks; `NULL_NS` where it is not known on some rank.
         state: A `State`.
         wait: Sum over ranks of A - arrival.

@@ -71,7 +71,7 @@ class Replay:
     """A run that can be replayed in any number of scenarios.
 
     Args:
-        graph: What depends on what.
+        graph: The dependency graph.
         joined: All messages.
         steps: The steps to replay.
     """

@@ -35,7 +35,7 @@ def event_slack(trace: Trace, analyzed: Analyzed, rank: int) -> pa.Array:
     Args:
         trace: The trace.
         analyzed: Its analysis.
-        rank: Whose events.
+        rank: The rank of the events.
 
     Returns:
         One number per row of ``trace.events(rank)``: null for events of no completed step and

@@ -93,7 +93,7 @@ def by_hta(document: dict[str, Any], breakdown: list[HtaBreakdown]) -> dict[str,
     """The object of ``analyze --json`` with HTA's values in the ranks' rows.
 
     Args:
-        document: What `ddltrace.analyzer.model.Analysis.to_json` gave.
+        document: The result of `ddltrace.analyzer.model.Analysis.to_json`.
         breakdown: HTA's values; a rank that has none gets null.
     """
     found = {each.rank: each for each in breakdown}

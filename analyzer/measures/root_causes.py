@@ -68,7 +68,7 @@ class RootCauseFinder:
     Args:
         scans: Rank -> its scan.
         joined: All messages.
-        graph: What depends on what.
+        graph: The dependency graph.
         steps: All steps; the steady ones count, or all of the trace where there are none.
     """
 

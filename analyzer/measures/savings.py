@@ -32,7 +32,7 @@ class SavingsFinder:
     Args:
         scans: Rank -> its scan.
         joined: All messages.
-        graph: What depends on what.
+        graph: The dependency graph.
         steps: All steps.
     """
 

@@ -41,7 +41,7 @@ class Steps:
         number: Their numbers.
         start: Earliest start on any rank, ns.
         end: Latest end on any rank, ns.
-        last_rank: Whose end is the latest.
+        last_rank: The rank with the latest end.
         lead: How much that is after the end of the rank before it; 0 if it is alone.
         ranks: How many ranks completed each.
         steady: Whether the summary counts it.

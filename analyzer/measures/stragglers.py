@@ -55,7 +55,7 @@ def straggler_rows(
         chosen: Which collectives count.
         rank_steps: Measures per rank and step, see `ddltrace.analyzer.measures.breakdown`.
         steady: Which entries of `rank_steps` count.
-        residual_ns: What the clocks cannot tell apart; None if that is unknown.
+        residual_ns: Resolution of the aligned clocks; None if unknown.
     """
     collectives = joined.collectives
     # Below three ranks the later is last by definition, but by how much it is still counts.
@@ -105,7 +105,7 @@ def holds_others_up(rows: tuple[StragglerRow, ...], num_ranks: int) -> Straggler
 
     Args:
         rows: The stragglers, the worst first.
-        num_ranks: Of the job.
+        num_ranks: Number of ranks of the job.
     """
     if not rows:
         return None

@@ -96,7 +96,7 @@ def find_findings(
 
     Args:
         analysis: The measured trace.
-        facts: What kind of job it is.
+        facts: Properties of the job.
         path: Where the trace is, to compare another with it; None if it is in several places.
     """
     savings = analysis.savings

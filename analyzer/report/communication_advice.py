@@ -34,7 +34,7 @@ class Proposal:
     """One change.
 
     Attributes:
-        advice: What to try, one clause.
+        advice: The proposed change, as one clause.
         saves_us: At most, of a step.
         strategies: What `ddltrace experiment run` compares to test it; empty where it cannot.
     """
@@ -64,9 +64,9 @@ def best_proposal(
 
     Args:
         analysis: The measured trace.
-        facts: What kind of job it is.
-        exposed_us: What a step would save if transfers took no time.
-        least_us: What saves less does not pay.
+        facts: Properties of the job.
+        exposed_us: Savings per step if transfers took no time.
+        least_us: Minimum savings of a worthwhile change.
     """
     proposals = [
         proposal

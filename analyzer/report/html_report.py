@@ -86,10 +86,10 @@ def write_html(
     """Writes the report as one self-contained HTML file.
 
     Args:
-        analyzed: What to report.
+        analyzed: The analysis to report.
         trace: Where it comes from.
         path: The file; replaced whole if it exists.
-        sources: What the trace was opened from, if that is not its own path.
+        sources: Paths from which the trace was opened, if not its own path.
 
     Raises:
         DdltraceError: The file cannot be written.

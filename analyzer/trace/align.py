@@ -45,7 +45,7 @@ class RankClock:
 
     Attributes:
         rank: Global rank.
-        offset_ns: What is added to its times at `reference_ns`.
+        offset_ns: Added to its times at `reference_ns`.
         drift: Change of the offset per nanosecond of its clock (1e-6 is 1 ppm).
         reference_ns: Time on its own clock at which `offset_ns` holds.
         residual_ns: Bound on the error that is left; None where nothing is known of it.

@@ -35,7 +35,7 @@ class Bounds:
         x: Local times.
         low: Lower bounds; -inf where there is none.
         high: Upper bounds; inf where there is none.
-        base: What is added to `low` and `high`: keeps the digits of offsets of years.
+        base: Added to `low` and `high`: preserves the precision of offsets of years.
     """
 
     x: IntArray
@@ -78,7 +78,7 @@ class Fit:
     Attributes:
         x: Local times of the knots, at least two, ascending.
         y: Offsets there, relative to `base`.
-        base: What is added to `y`.
+        base: Added to `y`.
         residual: Bound on the error between the first and the last knot.
     """
 

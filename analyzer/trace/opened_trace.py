@@ -104,9 +104,9 @@ class Trace:
     Attributes:
         path: Where it was opened.
         name: How reports call it: the last part of the path.
-        run: What is known of the run.
+        run: Metadata of the run.
         ranks: The ranks of which something was recorded, ascending.
-        notes: What a reader must know before believing the numbers; grows while reading.
+        notes: Problems that affect the numbers; grows while reading.
         damage: The notes that report damage of the events read so far: a wrong checksum or
             unreadable bytes.
     """

@@ -107,8 +107,8 @@ class KnownMessages:
     """Creates messages from the records of C++.
 
     Args:
-        library: What records them.
-        times: What follows them to their end.
+        library: The native library, which records them.
+        times: Follows the messages to their end.
         recorder: Where they go.
     """
 
@@ -295,7 +295,7 @@ class KnownMessages:
         """Activates known messages: from now on, they are recorded without Python.
 
         Args:
-            places: What `add` has returned for them.
+            places: Their indices, as returned by `add`.
         """
         for place in places:
             self._library.activate(place)

@@ -47,7 +47,7 @@ def install(context: PatchContext, observer: Observer) -> None:
 
     Args:
         context: The parts of the recording rank.
-        observer: What records messages.
+        observer: Records messages.
     """
     import torch.distributed as dist
     from torch._C._distributed_c10d import Work
@@ -126,7 +126,7 @@ def _as_operator(
         operator: The operator.
         method: The job's function.
         args: Its arguments, from the group on.
-        kwargs: Those given by name.
+        kwargs: Keyword arguments.
     """
     if kwargs:
         bound = inspect.signature(method).bind(*args, **kwargs)
@@ -147,13 +147,13 @@ class _Call:
     """A call of a method in progress.
 
     Attributes:
-        operator: What it does.
+        operator: The operator of the same operation.
         args: Its arguments, as the operator has them.
         group: The group.
         method: The job's function.
         start: When it was called.
         former: What this thread's messages were said to be about.
-        message: What is recorded of it so far.
+        message: The message recorded for it so far.
     """
 
     operator: Operator
@@ -170,7 +170,7 @@ class _Calls:
 
     Args:
         context: The parts of the recording rank.
-        observer: What records messages.
+        observer: Records messages.
     """
 
     def __init__(self, context: PatchContext, observer: Observer) -> None:
@@ -191,11 +191,11 @@ class _Calls:
         """Called before the method.
 
         Args:
-            process_group: Whose it is.
+            process_group: Its process group.
             method: The job's function.
-            operator: What it does.
+            operator: The operator of the same operation.
             args: Its arguments.
-            kwargs: Those given by name.
+            kwargs: Keyword arguments.
 
         Returns:
             What `end` is to be given; None if the call is part of another, or left out.
@@ -228,8 +228,8 @@ class _Calls:
         """Called after the method.
 
         Args:
-            call: What `begin` has returned.
-            work: What the method has returned.
+            call: The result of `begin`.
+            work: The result of the method.
             status: How it ended.
         """
         observer = self._observer

@@ -59,7 +59,7 @@ def install(context: PatchContext, observer: Observer) -> Offering | None:
 
     Args:
         context: The parts of the recording rank.
-        observer: What records messages.
+        observer: Records messages.
 
     Returns:
         What offers launches; None if it cannot.
@@ -103,7 +103,7 @@ class Launches(Protocol):
     """The launches by one function.
 
     Attributes:
-        operator: What it calls.
+        operator: The called operator.
         num_args: How many arguments it has at least behind the first, if a launch may be offered.
         last_type: Of which type the last of them then is.
     """
@@ -125,8 +125,8 @@ class Launches(Protocol):
             first: The first argument of the function.
             args: The others.
             group: The group.
-            result: What the function has returned.
-            known: What `NativeLibrary.offered` then held.
+            result: The result of the function.
+            known: The values of `NativeLibrary.offered` after the launch.
         """
 
 
@@ -135,10 +135,10 @@ class Offering:
 
     Args:
         context: The parts of the recording rank.
-        observer: What records messages.
-        gloo: What takes down their times.
-        known: What makes them of what C++ has taken down.
-        library: What sees the launches.
+        observer: Records messages.
+        gloo: Records the times of Gloo messages.
+        known: Creates messages from the records of C++.
+        library: The native library, which observes the launches.
     """
 
     def __init__(
@@ -174,10 +174,10 @@ class Offering:
         On the way of every launch: few calls.
 
         Args:
-            operator: What was called.
-            tensors: What it was about.
+            operator: The called operator.
+            tensors: Its tensors.
             group: The group.
-            known: What `NativeLibrary.offered` then held.
+            known: The values of `NativeLibrary.offered` after the launch.
             peer: Rank in the group of the root, or of the other side.
             tag: Its tag.
 
@@ -296,7 +296,7 @@ class _ByMethod:
 
     Args:
         offering: Offers them.
-        operator: What the method calls.
+        operator: The called operator.
         last_type: Of its last argument.
     """
 

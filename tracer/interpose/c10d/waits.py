@@ -152,8 +152,8 @@ class Waits:
         """Records that the host was blocked.
 
         Args:
-            message: What it waited for; None if that is not known.
-            name: What the timeline shows.
+            message: The message that it waited for; None if unknown.
+            name: Name shown in the timeline.
             start: When the wait began.
             end: When it ended.
         """
