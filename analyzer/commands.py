@@ -43,6 +43,7 @@ Examples:
   ddltrace analyze first-trace
   ddltrace analyze first-trace --json | jq .summary
   ddltrace analyze first-trace --html report.html --steps 10:20
+  ddltrace analyze first-trace --format markdown > comment.md
   ddltrace analyze kineto-folder --fail-on "overlap_ratio<0.6"
   ddltrace analyze kineto-folder --definitions hta
   ddltrace analyze node-0/trace node-1/trace
@@ -51,7 +52,15 @@ Examples:
 @click.argument(
     "traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE..."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the report.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "markdown", "json"]),
+    default="text",
+    show_default=True,
+    help="Form of the report; markdown: short, for a comment on a pull request.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option(
     "--html",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -83,6 +92,7 @@ Examples:
 def analyze(
     *,
     traces: tuple[Path, ...],
+    form: str,
     as_json: bool,
     html: Path | None,
     steps: range | None,
@@ -112,7 +122,8 @@ def analyze(
         raise UsageError("--definitions hta looks at profiler steps: leave out --window")
     with open_as_one(traces) as trace:
         opened = trace if window is None else with_window(trace, window)
-        _report(opened, traces, steps, definitions, as_json=as_json, html=html, fail_on=fail_on)
+        form = "json" if as_json else form
+        _report(opened, traces, steps, definitions, form=form, html=html, fail_on=fail_on)
 
 
 def _report(
@@ -121,13 +132,14 @@ def _report(
     steps: range | None,
     definitions: str,
     *,
-    as_json: bool,
+    form: str,
     html: Path | None,
     fail_on: tuple[str, ...],
 ) -> None:
     """Analyzes an opened trace and reports on it in the ways that were asked for."""
     from ddltrace.analyzer.analysis import analyze_in_full
     from ddltrace.analyzer.measures.hta_definitions import by_hta, hta_breakdown, render_breakdown
+    from ddltrace.analyzer.report.markdown_report import render_markdown
     from ddltrace.analyzer.report.text_report import render_report
     from ddltrace.analyzer.report.threshold import check_threshold
     from ddltrace.analyzer.trace.trace_directories import dashboard_command
@@ -135,11 +147,13 @@ def _report(
     breakdown = hta_breakdown(opened) if definitions == "hta" else None
     analyzed = analyze_in_full(opened, steps)
     analysis = analyzed.analysis
-    if as_json:
+    if form == "json":
         document = analysis.to_json() | {"definitions": definitions}
         if breakdown is not None:
             document = by_hta(document, breakdown)
         click.echo(json.dumps(document, indent=1, allow_nan=False))
+    elif form == "markdown":
+        click.echo(render_markdown(analysis))
     else:
         click.echo(render_report(analysis))
         if breakdown is not None:
@@ -159,12 +173,21 @@ def _report(
 Examples:
   ddltrace compare before after
   ddltrace compare before after --json | jq .step_us.verdict
+  ddltrace compare main branch --fail-on "step_us>+5%"
 """,
 )
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the tables.")
-def compare(before: Path, after: Path, as_json: bool) -> None:
+@click.option(
+    "--fail-on",
+    "fail_on",
+    metavar="EXPR",
+    multiple=True,
+    help='Exit with 3 if a change is beyond a limit and more than noise, e.g. "step_us>+5%"; '
+    "repeat it for more.",
+)
+def compare(before: Path, after: Path, as_json: bool, fail_on: tuple[str, ...]) -> None:
     """Compare two traces, and tell differences from noise.
 
     Differences are computed over the steady steps of each trace, with a confidence interval.
@@ -172,8 +195,10 @@ def compare(before: Path, after: Path, as_json: bool) -> None:
     """
     from ddltrace.analyzer.compare.comparison import compare as compare_analyses
     from ddltrace.analyzer.compare.comparison import render_comparison
+    from ddltrace.analyzer.compare.regression import check_limit, parse_limit
     from ddltrace.analyzer.trace.opened_trace import open_trace
 
+    limits = [parse_limit(expression) for expression in fail_on]
     traces = open_trace(before), open_trace(after)
     for trace in traces:
         report_steps_left_out(trace)
@@ -185,6 +210,8 @@ def compare(before: Path, after: Path, as_json: bool) -> None:
     else:
         click.echo(render_comparison(comparison))
         click.echo(f"\nNext: ddltrace dashboard {before} {after}")
+    for limit in limits:
+        check_limit(comparison, limit)
 
 
 @click.command(

@@ -1,0 +1,89 @@
+"""The report as Markdown, short enough for a comment on a pull request."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from ddltrace.analyzer.formatting.units import printable, share_text, time_text
+from ddltrace.analyzer.model import Analysis
+from ddltrace.analyzer.report.notes import notes_of
+from ddltrace.analyzer.report.sentences import sentences
+
+_MAX_RANKS: Final = 16
+_MAX_FINDINGS: Final = 5
+_SPECIAL: Final = re.compile(r"([\\`*_\[\]|~])")
+
+
+def render_markdown(analysis: Analysis) -> str:
+    """The findings, the summary, the ranks and the notes of an analysis.
+
+    Names come from the trace: everything that Markdown or HTML would interpret is escaped.
+    """
+    trace, summary = analysis.trace, analysis.summary
+    first, *rest = sentences(analysis)
+    lines = [
+        f"### ddltrace: {_escape(trace.name)}",
+        "",
+        f"**{_escape(first)}**",
+        *(line for sentence in rest for line in ("", _escape(sentence))),
+        "",
+        *_table(
+            ("step, median", "95th percentile", "overlap", "compute", "exposed", "waiting", "idle"),
+            [
+                (
+                    time_text(summary.step_us.p50),
+                    time_text(summary.step_us.p95),
+                    share_text(summary.overlap_ratio),
+                    share_text(summary.compute_share),
+                    share_text(summary.exposed_comm_share),
+                    share_text(summary.sync_overhead_share),
+                    share_text(summary.idle_share),
+                )
+            ],
+        ),
+    ]
+    if analysis.findings:
+        lines += ["", "Findings, largest saving first:", ""]
+        lines += [
+            f"- saves at most {time_text(finding.saves_us)} a step: {_escape(finding.evidence)}. "
+            f"To try: {_escape(finding.advice)}."
+            for finding in analysis.findings[:_MAX_FINDINGS]
+        ]
+    if analysis.ranks:
+        lines += ["", *_ranks(analysis)]
+    lines += [f"\n> {_escape(note)}" for note in notes_of(analysis)]
+    return "\n".join(lines)
+
+
+def _ranks(analysis: Analysis) -> list[str]:
+    rows = [
+        (
+            str(row.rank),
+            time_text(row.step_us_p50),
+            share_text(row.overlap_ratio),
+            time_text(row.exposed_comm_us),
+            time_text(row.wait_us),
+            time_text(row.idle_us),
+        )
+        for row in analysis.ranks[:_MAX_RANKS]
+    ]
+    table = _table(("rank", "step, median", "overlap", "exposed", "waiting", "idle"), rows)
+    more = len(analysis.ranks) - len(rows)
+    return [*table, *(["", f"{more} more ranks are not shown."] if more else [])]
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [
+        f"| {' | '.join(heads)} |",
+        f"|{' --- |' * len(heads)}",
+        *(f"| {' | '.join(map(_escape, row))} |" for row in rows),
+    ]
+
+
+def _escape(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    text = html.escape(printable(text).replace("\n", " "), quote=False)
+    return _SPECIAL.sub(r"\\\1", text).replace("@", "&#64;")
