@@ -1,7 +1,7 @@
 """Writes the list of modules into `docs/architecture.md`: `python3 dev.py docs`.
 
 Every module has one line: the first line of its docstring. Folders stand in the order of the
-data's way; a folder that `FOLDERS` does not name comes after the named ones of its room.
+data flow; a folder that `FOLDERS` does not name comes after the named ones of its room.
 """
 
 from __future__ import annotations

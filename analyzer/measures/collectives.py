@@ -33,7 +33,7 @@ def collective_rows(
     Args:
         joined: All messages.
         chosen: Which collectives are in the analyzed window.
-        residual_ns: Resolution of the aligned clocks; None if unknown.
+        residual_ns: Remaining error of the aligned clocks; None if unknown.
     """
     collectives = joined.collectives
     index = np.flatnonzero(chosen & (collectives.state != State.MISMATCH))
@@ -95,7 +95,7 @@ def p2p_rows(joined: Joined, chosen: IntArray, residual_ns: float | None) -> tup
     Args:
         joined: All messages.
         chosen: Which messages are in the analyzed window.
-        residual_ns: Resolution of the aligned clocks; None if unknown.
+        residual_ns: Remaining error of the aligned clocks; None if unknown.
     """
     messages = joined.messages
     wait, transfer = joined.wait_and_transfer()

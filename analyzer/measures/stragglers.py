@@ -55,7 +55,7 @@ def straggler_rows(
         chosen: Which collectives count.
         rank_steps: Measures per rank and step, see `ddltrace.analyzer.measures.breakdown`.
         steady: Which entries of `rank_steps` count.
-        residual_ns: Resolution of the aligned clocks; None if unknown.
+        residual_ns: Remaining error of the aligned clocks; None if unknown.
     """
     collectives = joined.collectives
     # Below three ranks the later is last by definition, but by how much it is still counts.

@@ -1,8 +1,8 @@
-"""The memory that C++ and Python share, read from the header that declares it.
+"""The layout of the memory that C++ and Python share, parsed from the header that declares it.
 
-`layout.h` names every field once; C++ makes its structures of these lists, and this module makes
-the places from them at which Python reads and writes. A library tells its layout when it is
-loaded, so one that was compiled from another header is refused.
+`layout.h` declares every field once. C++ generates its structures from these lists, and this module
+the positions at which Python reads and writes. A library reports its layout when it is loaded, so
+a library that was compiled from another header is rejected.
 """
 
 from __future__ import annotations
