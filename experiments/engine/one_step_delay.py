@@ -140,11 +140,12 @@ class OneStepDelay(StepPolicy):
         usage = Usage(parameters, present, self._group)
         weights = {index: parameters[index].detach().clone() for index in own}
         for group in optimizer.param_groups:
-            rate = group["lr"] if group["maximize"] else -group["lr"]
             for parameter in group["params"]:
                 gradient = own.get(self._index_of.get(id(parameter), -1))
                 if gradient is not None:
-                    parameter.add_(gradient * rate)
+                    state = optimizer.state.get(parameter, {})
+                    direction = _sgd_direction(group, state, parameter, gradient)
+                    parameter.sub_(direction * group["lr"])
         return _Delayed(
             messages,
             {index: torch.empty_like(parameters[index]) for index in own},
@@ -216,6 +217,23 @@ class OneStepDelay(StepPolicy):
                     self._spec,
                     f"the gradient of {self._names[index]!r} is sparse; use sparse=False",
                 )
+
+
+def _sgd_direction(
+    group: dict[str, Any], state: dict[str, Any], weights: torch.Tensor, gradient: torch.Tensor
+) -> torch.Tensor:
+    """What `torch.optim.SGD` would subtract, by its documented formula; its state stays."""
+    direction = -gradient if group["maximize"] else gradient
+    if group["weight_decay"]:
+        direction = direction + group["weight_decay"] * weights
+    if not group["momentum"]:
+        return direction
+    velocity = state.get("momentum_buffer")
+    if velocity is None:
+        velocity = direction
+    else:
+        velocity = group["momentum"] * velocity + (1 - group["dampening"]) * direction
+    return direction + group["momentum"] * velocity if group["nesterov"] else velocity
 
 
 def _under_scaler() -> bool:

@@ -24,8 +24,9 @@ class OdSgd(Schedule):
     """DDP's buckets, sent after backward and awaited at the next step's update.
 
     Step k + 1 computes on a local copy: the global weights after the updates through step
-    k - 1, moved by this rank's own gradient of step k times the learning rate. The global
-    weights follow synchronous SGD on the averaged gradients, one step later.
+    k - 1, after one more step of the optimizer with this rank's own gradient of step k. The
+    global weights follow synchronous SGD on the averaged gradients, one step later. The paper
+    has no momentum; here the local step takes the momentum of the global weights along.
 
     Attributes:
         warmup: Synchronous steps before that.

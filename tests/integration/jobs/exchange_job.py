@@ -24,6 +24,12 @@ from ddltrace.experiments.strategy.spec import Strategy, parse
 STEPS = 4
 WARMUP = 2
 DELAYED_STEPS = 7
+SGDS: dict[str, dict[str, Any]] = {
+    "plain": {"momentum": 0.0},
+    "nesterov": {"nesterov": True, "weight_decay": 0.1},
+    "dampened": {"dampening": 0.5},
+    "ascent": {"maximize": True, "momentum": 0.0},
+}
 SPECS = (
     "fifo",
     "wfbp",
@@ -138,8 +144,9 @@ def same(left: Any, right: Any) -> bool:
     return len(flat[0]) == len(flat[1]) and all(map(torch.equal, flat[0], flat[1]))
 
 
-def image(step: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+def image(step: int, rank: int | None = None) -> torch.Tensor:
+    seed = 100 * step + (dist.get_rank() if rank is None else rank)
+    generator = torch.Generator().manual_seed(seed)
     made = torch.randn(8, 2, 4, 4, generator=generator)
     return made.to(memory_format=torch.channels_last)
 
@@ -296,20 +303,35 @@ def delay(report: dict[str, Any]) -> None:
     found["keeps_what_was_loaded"] = all(
         torch.equal(value, begin[name]) for name, value in model.state_dict().items()
     )
+
+    # With the same data on all ranks, a rank's own gradient is the average.
+    for name, options in SGDS.items():
+        finals = []
+        for spec in ("ddp", f"odsgd:warmup={WARMUP}"):
+            _, parameters, optimizer, exchange = delayed_model(spec, **options)
+            for step in range(DELAYED_STEPS):
+                delayed_step(exchange, optimizer, step, rank=0)
+            exchange.close()
+            finals.append(parameters)
+        found[f"same data, {name}"] = close_to(*finals)
     report["delay"] = found
 
 
-def delayed_model() -> tuple[nn.Module, list[nn.Parameter], torch.optim.SGD, Any]:
+def delayed_model(
+    spec: str = f"odsgd:warmup={WARMUP}", **options: Any
+) -> tuple[nn.Module, list[nn.Parameter], torch.optim.SGD, Any]:
     model = cnn()
     parameters = list(model.parameters())
-    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-    return model, parameters, optimizer, attach(model, parse(f"odsgd:warmup={WARMUP}"))
+    optimizer = torch.optim.SGD(parameters, **{"lr": 0.1, "momentum": 0.9, **options})
+    return model, parameters, optimizer, attach(model, parse(spec))
 
 
-def delayed_step(exchange: Any, optimizer: torch.optim.SGD, step: int) -> None:
+def delayed_step(
+    exchange: Any, optimizer: torch.optim.SGD, step: int, rank: int | None = None
+) -> None:
     optimizer.param_groups[0]["lr"] = rate(step)
     optimizer.zero_grad(set_to_none=step % 2 == 0)
-    exchange.model(image(step)).square().mean().backward()
+    exchange.model(image(step, rank)).square().mean().backward()
     optimizer.step()
 
 
@@ -338,7 +360,10 @@ def delayed_rule() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         else:
             if due is not None:
                 update(*due)
-            local = [w - rate(step) * g for w, g in zip(weights, own, strict=True)]
+            local = [
+                w - rate(step) * (0.9 * v + g)
+                for w, v, g in zip(weights, momentum, own, strict=True)
+            ]
             due = (averages, rate(step))
         with torch.no_grad():
             for parameter, value in zip(parameters, local, strict=True):
