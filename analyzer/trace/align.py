@@ -3,7 +3,8 @@
 Processes of one clock domain read the same monotonic clock and need no correction; the tracer's
 first exchange with rank 0 has verified this. For every other clock, exchanges and the messages of
 the trace bound the offset (`clock_bounds`), and the line in the middle of these bounds is the
-correction (`clock_fit`).
+correction (`clock_fit`). Without exchanges, wall clocks that satisfy all bounds are left
+as they are.
 """
 
 from __future__ import annotations
@@ -22,8 +23,16 @@ from ddltrace.analyzer.trace.clock_bounds import (
     message_bounds,
     message_times,
 )
-from ddltrace.analyzer.trace.clock_fit import Bounds, Fit, fit_broken_line, fit_line
+from ddltrace.analyzer.trace.clock_fit import (
+    Bounds,
+    Fit,
+    fit_broken_line,
+    fit_constant,
+    fit_line,
+    without_contradictions,
+)
 from ddltrace.analyzer.trace.run_validation import is_number
+from ddltrace.tracer.trace.completeness import listed
 from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
 
 SHARED: Final = "shared clock"
@@ -75,7 +84,10 @@ class RankClock:
 
 
 def align(
-    run: RunInfo, read: EventReader | None = None, generations: Mapping[str, int] | None = None
+    run: RunInfo,
+    read: EventReader | None = None,
+    generations: Mapping[str, int] | None = None,
+    notes: list[str] | None = None,
 ) -> dict[str, RankClock]:
     """Finds the clock correction of every rank process.
 
@@ -85,6 +97,7 @@ def align(
             are several clocks. Without it, messages are not looked at.
         generations: Segment name -> which life of the job the process belongs to; by default
             its restart attempt.
+        notes: Receives a note on each clock whose messages contradict each other.
 
     Returns:
         Segment name -> correction onto the clock of the first rank 0; if the trace lacks rank
@@ -95,7 +108,7 @@ def align(
         if len({info.clock_domain for info in run.ranks}) < 2:
             return {info.segment: RankClock(info.rank) for info in run.ranks}
         zeros = _in_place_of_rank_0(run.ranks)
-    return _Aligner(run, zeros, read, generations or {}).clocks()
+    return _Aligner(run, zeros, read, generations or {}, [] if notes is None else notes).clocks()
 
 
 def _in_place_of_rank_0(infos: Sequence[RankInfo]) -> dict[int, RankInfo]:
@@ -118,12 +131,14 @@ class _Aligner:
         zeros: dict[int, RankInfo],
         read: EventReader | None,
         generations: Mapping[str, int],
+        notes: list[str],
     ) -> None:
         self._infos = run.ranks
         self._zeros = zeros
         self._zero = zeros[min(zeros)]
         self._read = read
         self._generations = generations
+        self._notes = notes
         self._samples = {info.segment: _samples(info.clock.get("samples")) for info in run.ranks}
         self._domain = {info.segment: info.clock_domain for info in [*zeros.values(), *run.ranks]}
         self._split_off_contradictions()
@@ -201,15 +216,43 @@ class _Aligner:
 
     def _without_exchanges(self, domain: str) -> RankClock:
         messages = self._message_bounds(domain)
-        if messages is not None:
-            line = fit_line(messages, *self._time_range(domain, messages))
-            if line is not None:
-                return _straight(line, MESSAGES)
         info = next(info for info in self._infos if self._domain[info.segment] == domain)
         offset = _wall_offset(info, self._zero)
+        if messages is not None:
+            fit = self._fit_messages(domain, messages, offset)
+            if fit is not None:
+                return _straight(fit, MESSAGES)
         if offset is None:
             return RankClock(0, residual_ns=None, method=UNKNOWN)
         return RankClock(0, offset_ns=offset, residual_ns=None, method=WALL)
+
+    def _fit_messages(self, domain: str, bounds: Bounds, wall: int | None) -> Fit | None:
+        """Fits a clock to the bounds from its messages.
+
+        Args:
+            domain: The clock.
+            bounds: The bounds, of which some may come from calls that are not the same message.
+            wall: Its offset by the wall clocks, ns, if known; kept where the bounds allow it.
+
+        Returns:
+            The fit; None, with a note, if the bounds contradict each other too much.
+        """
+        first, last = self._time_range(domain, bounds)
+        kept = without_contradictions(bounds, first, last)
+        ranks = sorted({i.rank for i in self._infos if self._domain[i.segment] == domain})
+        if kept is None:
+            self._notes.append(
+                f"the clock of rank {listed(ranks)} cannot be fitted: its messages contradict each "
+                "other and are not used"
+            )
+            return None
+        if len(kept) < len(bounds):
+            self._notes.append(
+                f"the clock of rank {listed(ranks)}: some of its messages contradict the others: "
+                f"{len(bounds) - len(kept)} of {len(bounds)} bounds on it were left out"
+            )
+        unmoved = None if wall is None else fit_constant(kept, first, last, wall)
+        return unmoved or fit_line(kept, first, last)
 
     def _exchange_bounds(self, domain: str) -> Bounds | None:
         """Bounds on the offset to the first rank 0, by way of the rank 0 of each attempt."""

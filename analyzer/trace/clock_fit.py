@@ -26,6 +26,12 @@ MAX_DRIFT: Final = 1e-3
 WANDER: Final = 1e-6
 """How much the rate of a clock changes between two looks at it: temperature, corrections."""
 
+MAX_CONTRADICTING: Final = 0.1
+"""Where more of the bounds contradict the others, it is not known which of them are right."""
+
+_ROUNDING_NS: Final = 0.5
+"""Bounds are whole nanoseconds: a line that misses one by less than this touches it."""
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -116,6 +122,117 @@ def fit_line(bounds: Bounds, first: int, last: int) -> Fit | None:
     return Fit(np.array([first, last], np.int64), (low + high) / 2, bounds.base, residual)
 
 
+def fit_constant(bounds: Bounds, first: int, last: int, offset: int) -> Fit | None:
+    """A given offset, if it satisfies all intervals: there is no reason to correct the clock.
+
+    Args:
+        bounds: At least one lower and one upper bound.
+        first, last: The times between which the offset is wanted, first < last.
+        offset: The offset, ns.
+
+    Returns:
+        The constant line, whose residual is the distance to the farthest line that passes
+        through all intervals; None if the offset violates an interval.
+    """
+    at = float(offset - bounds.base)
+    if (bounds.low > at + _ROUNDING_NS).any() or (bounds.high < at - _ROUNDING_NS).any():
+        return None
+    polygon = _polygon(bounds, first, last)
+    if not len(polygon):
+        return None
+    farthest = float(np.abs(polygon - at).max())
+    residual = farthest + WANDER * _largest_distance(bounds, first, last)
+    return Fit(np.array([first, last], np.int64), np.zeros(2), offset, residual)
+
+
+def without_contradictions(bounds: Bounds, first: int, last: int) -> Bounds | None:
+    """Leaves out intervals that contradict the others, so that a line passes through the rest.
+
+    The line with the least sum of violations balances the lower bounds that it violates against
+    the upper ones, so a wrong bound pushes it into about as many right ones; but it misses the
+    wrong bound by far more. The half that is violated most is left out, until a line fits.
+
+    Wrong bounds can also be too close to the truth to contradict anything. As many of them as
+    contradicted are assumed on each side, and the tightest bounds are left out for them, so that
+    the residual covers the truth.
+
+    Args:
+        bounds: Intervals with one end each, at least one of each side.
+        first, last: The times between which the offset is wanted, first < last.
+
+    Returns:
+        The intervals that are left; None if more than `MAX_CONTRADICTING` of them contradict.
+    """
+    kept, most = bounds, int(MAX_CONTRADICTING * len(bounds))
+    while not len(_polygon(kept, first, last)):
+        if not _has_both_sides(kept):
+            return None
+        violation = -_slack(kept, _least_violating(kept, first, last))
+        violated = int(np.count_nonzero(violation > 0))
+        dropped = max(1, violated // 2)
+        if len(bounds) - len(kept) + dropped > most:
+            return None
+        kept = kept.taken(np.sort(np.argsort(violation, kind="stable")[: len(kept) - dropped]))
+    line = fit_line(kept, first, last)
+    hidden = len(bounds) - len(kept)
+    if line is None or not hidden:
+        return kept
+    slack = _slack(kept, line)
+    is_lower = np.isfinite(kept.low)
+    remaining = [
+        rows[np.argsort(slack[rows], kind="stable")[hidden:]]
+        for rows in (np.flatnonzero(is_lower), np.flatnonzero(~is_lower))
+    ]
+    kept = kept.taken(np.sort(np.concatenate(remaining)))
+    return kept if _has_both_sides(kept) else None
+
+
+def _has_both_sides(bounds: Bounds) -> bool:
+    return bool(np.isfinite(bounds.low).any() and np.isfinite(bounds.high).any())
+
+
+def _slack(bounds: Bounds, fit: Fit) -> FloatArray:
+    """How far a line is inside each interval; negative where it is outside."""
+    offset = fit.relative(bounds.x) + (fit.base - bounds.base)
+    return np.minimum(offset - bounds.low, bounds.high - offset)
+
+
+def _least_violating(bounds: Bounds, first: int, last: int) -> Fit:
+    """The line with the least sum of violations; its residual is not set.
+
+    The sum is convex. For a given rise over the whole time the best start of the line has as many
+    upper bounds below it as lower bounds above it, which the order of all bounds tells; the rise
+    is found by ternary search.
+    """
+    span = max(last - first, 1)
+    is_lower = np.isfinite(bounds.low)
+    value = np.where(is_lower, bounds.low, bounds.high)
+    position = (bounds.x - first) / span
+    sign = np.where(is_lower, 1.0, -1.0)
+    lower_bounds = int(np.count_nonzero(is_lower))
+
+    def start_of(rise: float) -> float:
+        level = value - rise * position
+        middle = np.partition(level, [lower_bounds - 1, lower_bounds])
+        return float(middle[lower_bounds - 1] + middle[lower_bounds]) / 2
+
+    def violations(rise: float) -> float:
+        level = value - rise * position - start_of(rise)
+        return float(np.maximum(sign * level, 0.0).sum())
+
+    low, high = -MAX_DRIFT * span, MAX_DRIFT * span
+    while high - low > _ROUNDING_NS:
+        third = (high - low) / 3
+        if violations(low + third) <= violations(high - third):
+            high -= third
+        else:
+            low += third
+    rise = (low + high) / 2
+    start = start_of(rise)
+    x = np.array([first, first + span], np.int64)
+    return Fit(x, np.array([start, start + rise]), bounds.base, 0.0)
+
+
 def fit_broken_line(bounds: Bounds, first: int, last: int) -> Fit:
     """Returns a piecewise linear function through the intervals.
 
@@ -196,8 +313,7 @@ def _cut(polygon: FloatArray, t: float, limit: float, *, above: bool) -> FloatAr
     side = polygon[:, 0] * (1 - t) + polygon[:, 1] * t - limit
     if not above:
         side = -side
-    # Bounds are whole nanoseconds: what touches within rounding fits.
-    if (side >= -0.5).all():
+    if (side >= -_ROUNDING_NS).all():
         return polygon
     kept = []
     for index in range(len(polygon)):

@@ -190,7 +190,11 @@ class Trace:
 
         Reads the events if the trace has several clocks: its messages tell of them, too.
         """
-        return align(self.run, self._read_windows, self._generations)
+        notes: list[str] = []
+        clocks = align(self.run, self._read_windows, self._generations, notes)
+        for note in notes:
+            self._note(note)
+        return clocks
 
     def moment(self, info: RankInfo, ns: int) -> int:
         """Converts a time of one process's clock to rank 0's clock.
