@@ -11,7 +11,7 @@ from dash import ALL, MATCH, Input, Output, State, ctx, dcc, html, no_update
 
 from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.hosts import check_host
-from ddltrace.dashboard.pages import sql_page
+from ddltrace.dashboard.pages import experiments_page, sql_page
 from ddltrace.dashboard.pages.page_list import PAGES, make_figure, page_at
 from ddltrace.dashboard.pages.timeline_page import (
     event_panel,
@@ -199,6 +199,22 @@ def _add_shell_callbacks(app: dash.Dash, workspace: Workspace) -> None:
         Input("url", "pathname"),
         Input("url", "search"),
     )(show_page)
+
+    def refresh(_: list[int | None], pathname: str | None, search: str | None) -> Any:
+        shown = ctx.triggered_id
+        if not isinstance(shown, dict):
+            return no_update
+        if not experiments_page.has_changed(workspace, Address.parse(search), shown["version"]):
+            return no_update
+        return show_page(pathname, search)[0]
+
+    app.callback(
+        Output("page", "children", allow_duplicate=True),
+        Input({"type": "refresh", "version": ALL}, "n_intervals"),
+        State("url", "pathname"),
+        State("url", "search"),
+        prevent_initial_call=True,
+    )(refresh)
 
     if len(workspace.traces) > 1:
         _add_choice_callbacks(app, len(workspace.traces))

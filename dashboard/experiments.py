@@ -25,7 +25,7 @@ class OpenExperiment:
         self.title = title
         self.directory = directory
         self._lock = threading.Lock()
-        self._stamp: tuple[int, int] | None = None
+        self._read_version: str | None = None
         self._results: Results | None = None
         self._steps: dict[str, StepTimeline | None] = {}
 
@@ -36,17 +36,21 @@ class OpenExperiment:
         Raises:
             TraceError: The file cannot be read or is damaged.
         """
-        file = self.directory / RESULTS_FILE
         with self._lock:
-            try:
-                status = file.stat()
-                stamp = (status.st_mtime_ns, status.st_size)
-            except OSError:
-                stamp = None
-            if self._results is None or stamp is None or stamp != self._stamp:
-                self._results = read(file)
-                self._stamp = stamp
+            version = self.version
+            if self._results is None or version != self._read_version:
+                self._results = read(self.directory / RESULTS_FILE)
+                self._read_version = version
             return self._results
+
+    @property
+    def version(self) -> str:
+        """Another text whenever the results have changed."""
+        try:
+            status = (self.directory / RESULTS_FILE).stat()
+        except OSError:
+            return "gone"
+        return f"{status.st_mtime_ns}-{status.st_size}"
 
     def steps(self) -> dict[str, StepTimeline]:
         """The median step of the first finished run of each strategy, by the row's label."""

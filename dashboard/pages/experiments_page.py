@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ddltrace.experiments.harness.step_intervals import Difference, Speedup
 
 PATH: Final = "/experiments"
+_REFRESH_MS: Final = 2000
 
 FIGURES: Final[dict[str, Callable[[OpenExperiment], go.Figure | None]]] = {
     "exp-steps": lambda experiment: figures.step_times(experiment.results),
@@ -70,6 +71,7 @@ def experiments_page(workspace: Workspace, address: Address) -> Component:
             className="page",
         )
     experiment = workspace.experiment(address.number("experiment", 0))
+    version = experiment.version  # before the results: a change in between is noticed later
     results = experiment.results
     cards: list[Any] = []
     for name, title, hint in _CARDS:
@@ -86,7 +88,15 @@ def experiments_page(workspace: Workspace, address: Address) -> Component:
             html.Ul([html.Li(printable(line)) for line in explanations(results)]),
         ),
     ]
+    if results.status == "running":
+        parts.append(dcc.Interval(id={"type": "refresh", "version": version}, interval=_REFRESH_MS))
     return html.Main(parts, className="page")
+
+
+def has_changed(workspace: Workspace, address: Address, version: str) -> bool:
+    """Whether the experiment that the address names has other results than a page shows."""
+    experiment = workspace.experiment(address.number("experiment", 0))
+    return experiment.version != version
 
 
 def _choice(workspace: Workspace, chosen: OpenExperiment, address: Address) -> Component | None:

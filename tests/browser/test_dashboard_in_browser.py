@@ -14,6 +14,7 @@ import pytest
 import ddltrace
 from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.dashboard.app import create_app
+from ddltrace.dashboard.experiments import OpenExperiment
 from ddltrace.dashboard.server import bind, running
 from ddltrace.dashboard.workspace import Workspace
 from ddltrace.tracer.trace.event_file import write_events
@@ -654,6 +655,25 @@ def test_a_statement_is_run_and_a_tensor_is_followed(browser: Any, address: str)
     # The timeline shows the message, not the whole trace.
     assert visit.state("view.width") < visit.state("view.span") / 10
     assert visit.troubles == []
+
+
+def test_an_experiment_under_way_fills_its_page(browser: Any, tmp_path: Path) -> None:
+    """The page of a running experiment shows a row soon after it was written."""
+    source = ROOT / "sample_traces" / "experiment-400mbit" / "results.json"
+    finished = json.loads(source.read_text(encoding="utf-8"))
+    under_way = finished | {"status": "running", "rows": finished["rows"][:2]}
+    results = tmp_path / "results.json"
+    results.write_text(json.dumps(under_way), encoding="utf-8")
+    workspace = Workspace([], [OpenExperiment(0, "experiment", tmp_path)])
+    with running(create_app(workspace).server, bind("127.0.0.1", None)) as url:
+        visit = Visit(browser, url, "experiments")
+        visit.page.wait_for_selector("main[data-page=experiments] .graph svg.main-svg")
+        table = visit.page.locator("main .table tbody tr")
+        assert table.count() == 2
+        results.write_text(json.dumps(finished), encoding="utf-8")
+        visit.until_true(lambda: table.count() == len(finished["rows"]), "all rows are there")
+        visit.page.wait_for_load_state("networkidle")
+        assert visit.troubles == []
 
 
 def test_an_empty_trace_says_so(browser: Any, address: str) -> None:

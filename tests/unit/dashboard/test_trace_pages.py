@@ -138,7 +138,10 @@ def test_an_experiment_is_found_shown_and_read_again(experiment, trace_path):
     grown = workspace.experiments[0].results
     grown.rows[1].runs.clear()
     write(Results(settings=grown.settings, rows=grown.rows[:1], status="running"), experiment)
-    assert "topk" not in as_json(experiments_page(workspace, Address()))
+    running = as_json(experiments_page(workspace, Address()))
+    assert "topk" not in running
+    assert "refresh" in running
+    assert "refresh" not in page
 
 
 def test_damaged_results_are_one_line(experiment):
