@@ -33,7 +33,10 @@ class MessageExchange(ABC):
     Attributes:
         rounds: 1 if `Handle.wait` launches no collective. 2 if it does: those of `start` then
             use `group` and those of `wait` use `second_group`, so that the order of collectives
-            within each group is the same on all ranks, however far `start` runs ahead.
+            within each group is the same on all ranks, however far `start` runs ahead. An
+            exchange for a schedule that waits before the update, with ``plan`` as agreement,
+            may launch collectives of `group` in `wait` with 1, too: in each step all calls of
+            `start` then come before the first `wait`.
         group: The ranks that take part.
         second_group: The same ranks in a group of its own; None if `rounds` is 1.
     """
@@ -53,6 +56,12 @@ class MessageExchange(ABC):
             gradients: All gradients by their index. May come again; state stays.
         """
         del gradients  # most exchanges need to know nothing in advance
+
+    def begin_step(self) -> None:  # noqa: B027 - most exchanges have nothing to begin
+        """Called at the first gradient of a step, before anything else is sent. Collective."""
+
+    def close(self) -> None:  # noqa: B027 - most exchanges have nothing to end
+        """Called at the end, when nothing is under way any more."""
 
     @abstractmethod
     def start(self, message: Message, payload: torch.Tensor) -> Handle:

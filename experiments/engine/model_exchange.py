@@ -181,6 +181,7 @@ class ModelExchange:
         if self._layers is not None:
             self._layers.close()
         self._communicator.close()
+        self._exchange.close()
 
     @property
     def _decides(self) -> bool:
@@ -225,6 +226,7 @@ class ModelExchange:
         if not step.arrived:
             # As DistributedDataParallel: whoever reads gradients after backward finds averages.
             Variable._execution_engine.queue_callback(self._finish)
+            self._exchange.begin_step()
             if step.plan is not None:
                 self._communicator.begin(step)
         gradient = raw_gradient(parameter)

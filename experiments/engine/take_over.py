@@ -14,14 +14,20 @@ from typing import Any
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ddltrace.experiments.engine.factor_exchange import FactorExchange
 from ddltrace.experiments.engine.groups import new_group_like
-from ddltrace.experiments.engine.message_exchange import AllReduce, create_message_exchange
+from ddltrace.experiments.engine.message_exchange import (
+    AllReduce,
+    MessageExchange,
+    create_message_exchange,
+)
 from ddltrace.experiments.engine.model_exchange import ModelExchange
 from ddltrace.experiments.engine.optimizer_rule import create_optimizer_rule
 from ddltrace.experiments.engine.refusal import refuse
 from ddltrace.experiments.engine.step_policy import StepContext, create_step_policy
 from ddltrace.experiments.engine.update_control import UpdateControl
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
+from ddltrace.experiments.schedules.poseidon import Poseidon
 from ddltrace.experiments.strategy.spec import Strategy
 
 
@@ -65,11 +71,13 @@ class TakenOver:
             strategy,
             StepContext(parameters, group, lambda: create_message_exchange(strategy, group)),
         )
-        exchange = (
-            AllReduce(messages)
-            if getattr(strategy.frequency, "exchanges", "gradients") != "gradients"
-            else create_message_exchange(strategy, messages)
-        )
+        exchange: MessageExchange
+        if getattr(strategy.frequency, "exchanges", "gradients") != "gradients":
+            exchange = AllReduce(messages)
+        elif isinstance(strategy.schedule, Poseidon):
+            exchange = FactorExchange(messages, strategy.schedule, ddp.module, parameters)
+        else:
+            exchange = create_message_exchange(strategy, messages)
         self.exchange = ModelExchange(
             ddp.module,
             parameters,

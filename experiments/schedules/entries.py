@@ -12,6 +12,7 @@ from ddltrace.experiments.schedules.fusion import Fusion
 from ddltrace.experiments.schedules.mgwfbp import MgWfbp
 from ddltrace.experiments.schedules.odsgd import OdSgd
 from ddltrace.experiments.schedules.p3 import P3
+from ddltrace.experiments.schedules.poseidon import Poseidon
 from ddltrace.experiments.schedules.tictac import TicTac
 from ddltrace.experiments.schedules.wait_free import WaitFree
 from ddltrace.experiments.strategy.technique import Technique
@@ -47,6 +48,14 @@ TECHNIQUES: Final = (
         "MG-WFBP, arXiv 1811.11141",
         MgWfbp,
         needs=("some 6 steps to measure when gradients are ready",),
+    ),
+    Technique(
+        "order",
+        "poseidon",
+        "as wfbp; dense layers exchange the factors of their gradients where these are smaller",
+        "Poseidon, ATC 2017",
+        Poseidon,
+        needs=("nn.Linear layers in float32 or float64 for the factors; else it is wfbp",),
     ),
     Technique(
         "order",

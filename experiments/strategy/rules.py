@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ddltrace.experiments.codecs.composition import compose
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
+from ddltrace.experiments.schedules.poseidon import Poseidon
 
 if TYPE_CHECKING:
     from ddltrace.experiments.strategy.spec import Strategy
@@ -72,6 +73,15 @@ RULES: Final = (
         ),
         "the vote of signsgd has no scale, and the frequency technique exchanges distances",
         "add feedback, which sends the scale, too",
+    ),
+    Rule(
+        lambda s: (
+            isinstance(s.schedule, Poseidon)
+            and (s.codec is not None or s.feedback is not None or s.frequency is not None)
+        ),
+        "poseidon exchanges factors of the gradients of one step, which codecs and frequency "
+        "techniques cannot change",
+        "choose wfbp as the schedule",
     ),
     Rule(
         lambda s: getattr(s.codec, "whole_tensors", False) and s.schedule.cuts_tensors,

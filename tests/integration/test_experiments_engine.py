@@ -90,3 +90,29 @@ def test_the_plan_of_ddps_buckets_is_what_the_reducer_sends(
     found = report["ddp_plan"][bucket_mb]
     assert found["planned"] == found["real"]
     assert len(found["real"]) > 1
+
+
+def test_factors_give_the_gradients_of_ddp_to_rounding(report: dict[str, Any]) -> None:
+    assert len(report["factors"]["distances"]) == 9
+    assert max(report["factors"]["distances"]) < 1e-5
+    assert report["factors"]["replicas_equal"]
+
+
+def test_factors_travel_where_the_rule_chooses_them_and_only_there(report: dict[str, Any]) -> None:
+    sent = report["factors"]["sent"]
+
+    def factors(rows: int, outputs: int = 80, inputs: int = 80) -> int:
+        return 1 + rows * (outputs + inputs)
+
+    def of(rows: int) -> list[int]:
+        return [factors(2 * rows), factors(rows, inputs=200)]
+
+    # Rank 1 has 3 x 3 rows, to which rank 0 pads, and `twice` runs two times a step. The weight
+    # of `mixed` is used outside its layer, too: after three steps its factors are no longer sent.
+    mixed, accumulated = factors(9), factors(18)
+    assert sent[:2] == [[mixed, *of(9)]] * 2
+    assert sent[2] == [accumulated, *of(18)]
+    assert sent[3] == []  # too many rows
+    assert sent[4] == of(18)  # with the rows of a pass whose gradients were dropped
+    assert sent[5] == of(3)  # no rows on rank 1
+    assert sent[6:] == [of(9)] * 3

@@ -3,6 +3,7 @@
 Started by test_experiments_engine.py: torchrun exchange_job.py OUTPUT
 """
 
+import copy
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -423,10 +424,107 @@ def note_bucket(seen: list[Any], bucket: dist.GradBucket) -> torch.futures.Futur
     return work.get_future().then(lambda future: future.value()[0])
 
 
+class DenseCases(nn.Module):
+    """Dense layers in every way that factors have to cope with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(200, 80)
+        self.twice = nn.Linear(80, 80, bias=False)
+        self.shared = nn.Linear(80, 80)
+        self.alias = nn.Linear(80, 80)
+        self.alias.weight = self.shared.weight
+        self.around = nn.Linear(80, 80)
+        self.mixed = nn.Linear(80, 80)
+        self.small = nn.Linear(80, 3)
+        self.empty = nn.Linear(0, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        x = self.first(input=inputs).relu_()
+        x = self.twice(self.twice(x).tanh()).tanh()
+        x = self.alias(self.shared(x).tanh()).tanh()
+        x = nn.functional.linear(x, self.around.weight, self.around.bias).tanh()
+        x = self.mixed(x) + nn.functional.linear(x, self.mixed.weight)
+        return self.small(x) + self.empty(x[..., :0])
+
+
+def dense(step: int) -> torch.Tensor:
+    """Batches of three dimensions, of other sizes on the two ranks; too large in step 3."""
+    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    batch = {3: 40, 5: 1 - dist.get_rank()}.get(step, 2 + dist.get_rank())
+    return torch.randn(batch, 3, 200, generator=generator)
+
+
+def train_dense(spec: str) -> dict[str, Any]:
+    """Trains with single steps, accumulation, an inf, and a copy of the model in use."""
+    torch.manual_seed(1)
+    model = DenseCases()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    exchange = attach(model, parse(spec))
+    wrapped: Any = exchange.model
+    gradients, sent = [], []
+    for step in range(9):
+        optimizer.zero_grad()
+        if step == 2:
+            with wrapped.no_sync():
+                wrapped(dense(20)).square().sum().backward()
+        if step == 4:  # backward passes of which no gradient stays
+            model(dense(21)).sum().backward()
+            optimizer.zero_grad()
+            copy.deepcopy(model)(dense(22)).sum().backward()
+        gathered, restore = record_gathers()
+        scale = float("inf") if step == 8 and dist.get_rank() == 1 else 1.0
+        (wrapped(dense(step)).square().sum() * scale).backward()
+        restore()
+        sent.append(gathered)
+        gradients.append([p.grad.clone() for p in model.parameters()])
+        if step != 8:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    exchange.close()
+    return {"gradients": gradients, "sent": sent, "final": list(model.parameters())}
+
+
+def record_gathers() -> tuple[list[int], Callable[[], None]]:
+    """The number of elements that this rank sends in every all_gather from here on."""
+    original = dist.all_gather
+    sizes: list[int] = []
+
+    def recording(outputs: list[torch.Tensor], tensor: torch.Tensor, **kwargs: Any) -> Any:
+        sizes.append(tensor.numel())
+        return original(outputs, tensor, **kwargs)
+
+    dist.all_gather = recording
+
+    def restore() -> None:
+        dist.all_gather = original
+
+    return sizes, restore
+
+
+def factors(report: dict[str, Any]) -> None:
+    """Poseidon against DDP, in gradients of every step and in final parameters."""
+    ours, plain = train_dense("poseidon"), train_dense("ddp")
+    distances = []
+    for mine, ddps in zip(ours["gradients"], plain["gradients"], strict=True):
+        a, b = (torch.cat([g.flatten() for g in side]) for side in (mine, ddps))
+        finite = b.isfinite()
+        assert torch.equal(a.isfinite(), finite)
+        distance = (a - b)[finite].abs().sum() / b[finite].abs().sum().clamp(min=1e-9)
+        distances.append(float(distance))
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, [p.tolist() for p in ours["final"]])
+    report["factors"] = {
+        "distances": distances,
+        "sent": ours["sent"],
+        "replicas_equal": gathered[0] == gathered[1],
+    }
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     report: dict[str, Any] = {}
-    for part in (equality, order, unused, delay, ddp_plan, misuse):
+    for part in (equality, order, unused, delay, ddp_plan, factors, misuse):
         part(report)
     if dist.get_rank() == 0:
         Path(sys.argv[1]).write_text(json.dumps(report))
