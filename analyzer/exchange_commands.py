@@ -45,7 +45,8 @@ def import_(source: Path, memory_limit: str | None, output: Path, force: bool) -
     """Convert another tool's trace to a trace directory.
 
     SOURCE is a file, or a folder with one file per rank: Kineto JSON (torch.profiler), Chrome
-    JSON, a Horovod timeline, Flight Recorder dumps, NCCL Inspector files; plain or gzip.
+    JSON, a Horovod timeline, Flight Recorder dumps, NCCL Inspector files,
+    Chakra execution traces (.et, or their JSON); plain or gzip.
     """
     from ddltrace.analyzer.importers import formats
     from ddltrace.analyzer.importers.memory_limit import limited_to
@@ -74,6 +75,7 @@ Examples:
   ddltrace export first-trace --to chrome -o trace.json.gz
   ddltrace export kineto-folder --to parquet -o events.parquet
   ddltrace export gpu-trace --to chrome --per-rank -o for-hta
+  ddltrace export first-trace --to chakra -o execution-traces
 """,
 )
 @click.argument("trace", type=click.Path(path_type=Path))
@@ -81,7 +83,8 @@ Examples:
     "--to",
     type=click.Choice(FORMATS),
     required=True,
-    help="chrome and perfetto: for trace viewers. parquet and csv: one row per event.",
+    help="chrome and perfetto: for trace viewers. parquet and csv: one row per event. chakra and "
+    "chakra-json: a folder with an MLCommons Chakra execution trace of each rank.",
 )
 @click.option(
     "--per-rank",
@@ -90,8 +93,8 @@ Examples:
     "and other tools for torch.profiler's files can read.",
 )
 @_output_options(
-    "File to write (a folder with --per-rank); .gz compresses Chrome JSON, Perfetto's format "
-    "and CSV.",
+    "File to write (a folder with --per-rank and for Chakra); .gz compresses Chrome JSON, "
+    "Perfetto's format and CSV.",
     "a file",
 )
 def export(trace: Path, to: str, per_rank: bool, output: Path, force: bool) -> None:
@@ -104,8 +107,9 @@ def export(trace: Path, to: str, per_rank: bool, output: Path, force: bool) -> N
     from ddltrace.analyzer.exporters import export as write
     from ddltrace.analyzer.trace.opened_trace import open_trace
 
-    if to == "perfetto":
-        require_extra("perfetto", "export --to perfetto")
+    extra = {"perfetto": "perfetto", "chakra": "chakra", "chakra-json": "chakra"}.get(to)
+    if extra is not None:
+        require_extra(extra, f"export --to {to}")
     opened = open_trace(trace)
     events = write(opened, to, output, force=force, per_rank=per_rank)
     report_damage(opened)

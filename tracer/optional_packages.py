@@ -20,6 +20,7 @@ EXTRAS: Final[Mapping[str, Mapping[str, str]]] = {
     "dashboard": {"dash": "dash", "plotly": "plotly", "jinja2": "jinja2"},
     "experiments": {"scikit-learn": "sklearn"},
     "perfetto": {"perfetto": "perfetto"},
+    "chakra": {"protobuf": "google.protobuf"},
 }
 """Extra -> the packages that it installs -> the module that each provides."""
 
@@ -30,6 +31,7 @@ USES: Final[Mapping[str, str]] = {
     "dashboard": "ddltrace dashboard",
     "experiments": "ddltrace experiment run with a workload of images",
     "perfetto": "export --to perfetto",
+    "chakra": "export --to chakra and reading Chakra execution traces",
 }
 """Extra -> the commands that need it."""
 

@@ -11,9 +11,13 @@ from ddltrace.tracer.errors import UsageError
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
 
-__all__ = ["FORMATS", "export"]
+__all__ = ["FOLDER_FORMATS", "FORMATS", "export"]
 
-FORMATS: Final = ("chrome", "perfetto", "parquet", "csv")
+FORMATS: Final = ("chrome", "perfetto", "parquet", "csv", "chakra", "chakra-json")
+
+
+FOLDER_FORMATS: Final = frozenset({"chakra", "chakra-json"})
+"""Formats that have one file per rank, always."""
 
 
 def export(
@@ -24,7 +28,8 @@ def export(
     Args:
         trace: The trace.
         to: One of `FORMATS`.
-        path: The file to write; Chrome JSON and CSV are compressed if it ends in ``.gz``.
+        path: The file to write (a folder for Chakra, which has one file per rank); Chrome JSON
+            and CSV are compressed if it ends in ``.gz``.
         force: Whether an existing file may be replaced.
         per_rank: Whether `path` is a folder that gets one file per rank (Chrome JSON only), as
             torch.profiler writes them and Holistic Trace Analysis reads them.
@@ -39,15 +44,21 @@ def export(
     """
     from ddltrace.analyzer.exporters.output import replacing, replacing_folder
 
-    if per_rank:
-        if to != "chrome":
-            raise UsageError(f"--per-rank goes with --to chrome: {to} is written as one file")
-        from ddltrace.analyzer.exporters.chrome_json import write_each_rank
-
+    if per_rank and to != "chrome" and to not in FOLDER_FORMATS:
+        raise UsageError(f"--per-rank goes with --to chrome: {to} is written as one file")
+    if per_rank or to in FOLDER_FORMATS:
         with replacing_folder(path, force=force) as temporary:
-            return write_each_rank(trace, temporary)
+            return _folder_writer(to)(trace, temporary)
     with replacing(path, force=force) as temporary:
         return _writer(to)(trace, temporary)
+
+
+def _folder_writer(to: str) -> Callable[[Trace, Path], int]:
+    from ddltrace.analyzer.exporters import chakra, chrome_json
+
+    if to == "chrome":
+        return chrome_json.write_each_rank
+    return chakra.write_each_rank if to == "chakra" else chakra.write_json_of_each_rank
 
 
 def _writer(to: str) -> Callable[[Trace, Path], int]:

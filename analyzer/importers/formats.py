@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from ddltrace.analyzer.importers import flight_recorder, nccl_inspector
 from ddltrace.analyzer.importers.blocks import Blocks
+from ddltrace.analyzer.importers.chakra import chakra_reader
 from ddltrace.analyzer.importers.chrome import chrome_reader, horovod
 from ddltrace.analyzer.importers.imported import ImportedTrace
 from ddltrace.analyzer.importers.kineto import kineto_reader
@@ -29,7 +30,14 @@ class _Format(NamedTuple):
 # are found at once; to a reader that knows no better, its files and Horovod's are Chrome traces.
 _FORMATS: Final = tuple(
     _Format(module.NAME, module.recognizes, module.read)
-    for module in (kineto_reader, horovod, nccl_inspector, flight_recorder, chrome_reader)
+    for module in (
+        kineto_reader,
+        horovod,
+        nccl_inspector,
+        flight_recorder,
+        chakra_reader,
+        chrome_reader,
+    )
 )
 
 

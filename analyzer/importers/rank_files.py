@@ -11,6 +11,7 @@ MAX_RANK: Final = 10**9 - 1  # a segment's name has at most nine digits
 _IN_NAME: Final = (
     re.compile(r"rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE),
     re.compile(r"worker[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE),
+    re.compile(r"\.(\d{1,9})\.et(?:\.[a-z]+)*$", re.IGNORECASE),
     re.compile(r"[-_](\d{1,9})(?:\.[a-z]+)*$", re.IGNORECASE),
 )
 

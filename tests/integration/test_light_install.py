@@ -81,6 +81,7 @@ def test_other_commands_work_without_extras(
         (("query", SAMPLE, "FROM steps"), "query", "duckdb"),
         (("dashboard", SAMPLE, "--no-browser"), "dashboard", "dash, plotly, jinja2"),
         (("export", SAMPLE, "--to", "perfetto", "-o", "t.pftrace"), "perfetto", "perfetto"),
+        (("export", SAMPLE, "--to", "chakra", "-o", "et"), "chakra", "protobuf"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.made_trace import HOSTILE, made_trace
 
-from ddltrace.analyzer.exporters import FORMATS, export
+from ddltrace.analyzer.exporters import FOLDER_FORMATS, FORMATS, export
 from ddltrace.analyzer.importers import formats
 from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 from ddltrace.tracer.errors import UsageError
@@ -255,7 +255,7 @@ def test_csv(trace: Trace, tmp_path: Path, name: str) -> None:
     assert any(row["name"] == "'" + HOSTILE for row in found)
 
 
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("to", [to for to in FORMATS if to not in FOLDER_FORMATS])
 def test_nothing_is_overwritten_without_force(trace: Trace, tmp_path: Path, to: str) -> None:
     path = tmp_path / "out"
     path.write_text("precious")

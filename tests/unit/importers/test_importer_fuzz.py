@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.chakra_files import chakra_file, chakra_node
 
 from ddltrace.analyzer.importers import formats
 from ddltrace.tracer.errors import TraceError
@@ -138,10 +139,38 @@ def recorder(foreign: Path) -> bytes:
     return (foreign / "flight-recorder" / "nccl_trace_rank_0").read_bytes()
 
 
+def chakra(foreign: Path) -> bytes:
+    """Nodes of each type, encoded as the format's schema says."""
+    return chakra_file(
+        chakra_node(
+            number, f"node {number}", kind, start=10 + number, duration=5, deps=[number - 1]
+        )
+        for number, kind in enumerate([4, 7, 5, 6, 2, 3, 1] * 3, 1)
+    )
+
+
+def chakra_json(foreign: Path) -> bytes:
+    nodes = [
+        {"id": str(number), "name": "n", "type": kind, "startTimeMicros": str(10 + number)}
+        | {"durationMicros": "5", "dataDeps": ["1"]}
+        | {"attr": [{"name": "comm_size", "int64Val": "64"}, {"name": "x", "boolVal": True}]}
+        for number, kind in enumerate(["COMP_NODE", "COMM_COLL_NODE", "COMM_RECV_NODE"] * 3, 1)
+    ]
+    return b"".join(json.dumps(each).encode() for each in [{"version": "1.0.0"}, *nodes])
+
+
 # Nearly every damage to a pickle makes all of it unreadable.
 @pytest.mark.parametrize(
     ("make", "least"),
-    [(small_kineto, 0.3), (gpu_kineto, 0.3), (horovod, 0.3), (inspector, 0.3), (recorder, 0.01)],
+    [
+        (small_kineto, 0.3),
+        (gpu_kineto, 0.3),
+        (horovod, 0.3),
+        (inspector, 0.3),
+        (recorder, 0.01),
+        (chakra, 0.3),
+        (chakra_json, 0.3),
+    ],
 )
 def test_damage_is_survived(
     foreign: Path, tmp_path: Path, make: Callable[[Path], bytes], least: float

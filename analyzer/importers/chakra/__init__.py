@@ -1,0 +1,1 @@
+"""Execution traces of MLCommons Chakra: the messages of the format, and their reader."""

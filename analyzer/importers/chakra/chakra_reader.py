@@ -1,0 +1,402 @@
+"""Execution traces of MLCommons Chakra: a graph of computation and communication per rank.
+
+A file is of one rank (``NAME.RANK.et``), in protobuf or as the JSON that Chakra's own tool
+``chakra_jsonizer`` makes of it. Chakra's converter writes durations and dependencies, but no
+start times: such nodes are laid out by their dependencies, each rank on its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from ddltrace.analyzer.importers.blocks import Blocks
+from ddltrace.analyzer.importers.chakra.messages import (
+    COLLECTIVE,
+    COLLECTIVES,
+    COMP,
+    MEM_LOAD,
+    MEM_STORE,
+    NODE_TYPES,
+    RECV,
+    SEND,
+    Frames,
+    attributes,
+    begins_like_a_trace,
+    messages,
+)
+from ddltrace.analyzer.importers.communication import count, public_op
+from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace
+from ddltrace.analyzer.importers.memory_limit import check_memory
+from ddltrace.analyzer.importers.names import clean
+from ddltrace.analyzer.importers.rank_files import MAX_RANK, assign_ranks
+from ddltrace.analyzer.importers.rows import Row, table_of
+from ddltrace.analyzer.importers.sequence import number_messages
+from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.optional_packages import require_extra
+from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo
+from ddltrace.tracer.trace.schema import PHASES, STATUSES
+from ddltrace.tracer.trace.trace_files import segment_name
+
+NAME: Final = "chakra"
+
+_JSON_MARKS: Final = re.compile(
+    rb'"type"\s*:\s*"(?:COMP|COMM_COLL|COMM_SEND|COMM_RECV|MEM_LOAD|MEM_STORE)_NODE"'
+)
+_NODE_TYPES: Final = {
+    key: number for number, name in enumerate(NODE_TYPES) for key in (name, str(number))
+}
+_READ: Final = frozenset({MEM_LOAD, MEM_STORE, COMP, SEND, RECV, COLLECTIVE})
+_NODE_BYTES: Final = 700
+"""Memory of one node and its row: 620 measured, with a name of its own and nine attributes."""
+
+_JSON_TIMES: Final = 5
+"""Memory of JSON text, as bytes and as characters of up to four bytes, in multiples of the file."""
+
+_MAX_JSON: Final = 1 << 30
+_MAX_SPANS: Final = 1 << 22
+_DAY_NS: Final = 86_400 * 10**9
+"""A clock whose first time is later did not begin with the trace: a start of 0 is none."""
+
+_MAX_INT32: Final = (1 << 31) - 1
+
+
+@dataclass(slots=True)
+class _Node:
+    """A node and the event that it becomes; times in nanoseconds."""
+
+    id: int
+    deps: tuple[int, ...]
+    duration_ns: int
+    row: Row
+
+
+@dataclass
+class _File:
+    path: Path
+    metadata: dict[str, Any] = field(default_factory=dict)
+    nodes: list[_Node] = field(default_factory=list)
+    damaged: int = 0
+    damage: str | None = None
+
+
+def recognizes(head: bytes) -> bool:
+    """Whether a file that begins so is an execution trace."""
+    return _JSON_MARKS.search(head) is not None or begins_like_a_trace(head)
+
+
+def read(paths: Sequence[Path]) -> ImportedTrace:
+    """Reads the files of a job, one per rank.
+
+    Raises:
+        TraceError: There is no node of computation or communication with a time.
+        MissingCapabilityError: The package ``protobuf`` is not installed.
+    """
+    require_extra("chakra", "reading a Chakra execution trace")
+    run = RunInfo(status="complete", level="op", source=NAME)
+    files = [_read_file(path) for path in paths]
+    stated = [_small(file.metadata.get("rank"), MAX_RANK) for file in files]
+    ranks = assign_ranks(stated, [path.name for path in paths], run.notes)
+    if len(set(ranks)) < len(ranks):
+        raise TraceError(f"{paths[0].parent}: several files are of one rank: choose one job's")
+    for file in files:
+        _note_damage(file, run)
+    files_of = dict(zip(ranks, files, strict=True))
+    _place_in_time(files, run.notes)
+    world = max(ranks) + 1
+    tables = {}
+    for rank in sorted(ranks):
+        file = files_of[rank]
+        rows = [node.row for node in file.nodes] + _spans(file)
+        if not rows:
+            continue
+        rows.sort(key=lambda row: row.start_ns)
+        domain = file.metadata.get("clock_domain")
+        info = RankInfo(
+            rank=rank,
+            segment=segment_name(rank=rank, attempt=0, pid=0),
+            world_size=world,
+            status="complete",
+            level="op",
+            clock_domain=clean(domain, 200) if isinstance(domain, str) else f"rank {rank}",
+            groups=_groups(file),
+            events=len(rows),
+        )
+        run.ranks.append(info)
+        tables[info.segment] = table_of(rows)
+    if len(tables) < world:
+        run.notes.append(f"{world - len(tables)} of {world} ranks have no nodes that can be read")
+        run.status = "partial"
+    if not any(row.kind == "step" for file in files for row in _spans(file)):
+        run.notes.append("the files tell no training steps")
+    by_segment = {info.segment: info.rank for info in run.ranks}
+    return ImportedTrace(run, number_messages(tables, by_segment, run.notes))
+
+
+def _note_damage(file: _File, run: RunInfo) -> None:
+    if file.damage is not None:
+        run.notes.append(f"{clean(file.path.name, 100)!r}: {file.damage}")
+    if file.damaged:
+        run.notes.append(
+            f"{clean(file.path.name, 100)!r}: {file.damaged} nodes are damaged and left out"
+        )
+    if file.damage is not None or file.damaged:
+        run.status = "partial"
+
+
+def _read_file(path: Path) -> _File:
+    file = _File(path)
+    blocks = Blocks(path)
+    if begins_like_a_trace(blocks.head(1 << 18)):
+        decoded = _protobuf_messages(file, blocks)
+    else:
+        decoded = _json_messages(file, blocks)
+    for message in decoded:
+        if message.DESCRIPTOR.name == "GlobalMetadata":
+            file.metadata = attributes(message)
+        elif message.type in _READ:
+            node = _node(message)
+            if node is None:
+                file.damaged += 1
+            else:
+                file.nodes.append(node)
+                if not len(file.nodes) % 4096:
+                    needed = len(file.nodes) * _NODE_BYTES
+                    check_memory(path, needed, blocks.read_bytes)
+    return file
+
+
+def _protobuf_messages(file: _File, blocks: Blocks) -> Iterator[Any]:
+    errors: Any = importlib.import_module("google.protobuf.message")
+    frames = Frames(blocks)
+    for number, encoded in enumerate(frames):
+        message = messages().node() if number else messages().metadata()
+        try:
+            message.ParseFromString(encoded)
+        except (errors.DecodeError, ValueError):
+            file.damaged += 1
+            continue
+        yield message
+    file.damage = frames.damage
+
+
+def _json_messages(file: _File, blocks: Blocks) -> Iterator[Any]:
+    """The objects of a JSON file, which stand one behind the other."""
+    json_format: Any = importlib.import_module("google.protobuf.json_format")
+    content = bytearray()
+    for block in blocks:
+        content += block
+        if len(content) > _MAX_JSON:
+            raise TraceError(f"{file.path} holds more than 1 GB of JSON: read its .et file")
+        check_memory(file.path, _JSON_TIMES * len(content), len(content))
+    file.damage = blocks.damage
+    text = content.decode("utf-8", "replace")
+    decoder = json.JSONDecoder()
+    space = re.compile(r"[\s,]*")
+    at = len(space.match(text)[0])  # type: ignore[index]
+    while at < len(text):
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            file.damage = file.damage or "the JSON is damaged: the rest is not read"
+            return
+        at = space.match(text, at).end()  # type: ignore[union-attr]
+        is_node = isinstance(value, dict) and "type" in value
+        # protobuf fails in its own code where a type is neither a number nor a valid name.
+        kind = _NODE_TYPES.get(str(value.pop("type"))) if is_node else None
+        if is_node and kind is None:
+            file.damaged += 1
+            continue
+        message = messages().node() if is_node else messages().metadata()
+        try:
+            json_format.ParseDict(value, message, ignore_unknown_fields=True)
+        # Values of a wrong type make the library raise more than its own error.
+        except (json_format.ParseError, TypeError, ValueError, AttributeError, RecursionError):
+            file.damaged += 1
+            continue
+        if kind is not None:
+            message.type = kind
+        yield message
+
+
+def _node(message: Any) -> _Node | None:
+    """A node as an event, not yet placed if it has no start; None if its times are damage."""
+    start, duration = message.start_time_micros * 1000, message.duration_micros * 1000
+    if start >= MAX_TIME_NS or duration >= MAX_TIME_NS:
+        return None
+    values = attributes(message)
+    row = Row(start, start + duration, "host", clean(message.name) or None)
+    row.step = _small(values.get("step"), _MAX_INT32)
+    phase = values.get("phase")
+    row.phase = phase if isinstance(phase, str) and phase in PHASES else None
+    if message.type in (SEND, RECV, COLLECTIVE):
+        _describe_message(row, message.type, values)
+    else:
+        on_host = values.get("is_cpu_op")
+        # Chakra's own feeder takes a node that does not say so for one of the device.
+        if not on_host:
+            row.kind = "kernel" if message.type == COMP else "copy"
+        row.lane = _lane(values, on_host=bool(on_host))
+        row.bytes = count(values.get("tensor_size")) if message.type != COMP else None
+    return _Node(message.id, (*message.data_deps, *message.ctrl_deps), duration, row)
+
+
+def _lane(values: dict[str, Any], *, on_host: bool) -> str:
+    named = values.get("lane")
+    if isinstance(named, str) and named:
+        return sys.intern(clean(named, 200))
+    if on_host:
+        thread = count(values.get("tid"))
+        return "main" if thread is None else f"thread-{thread}"
+    return sys.intern(f"stream-{count(values.get('stream')) or 0}")
+
+
+def _describe_message(row: Row, kind: int, values: dict[str, Any]) -> None:
+    size = count(values.get("comm_size"))
+    group = values.get("pg_name")
+    row.kind = "message"
+    row.group = sys.intern(clean(group, 200)) if isinstance(group, str) and group else "0"
+    row.lane = sys.intern(f"comm/{row.group}")
+    row.status = "ok"
+    row.seq = count(values.get("seq"))
+    row.bytes = size
+    row.out_bytes = count(values.get("out_bytes"))
+    if kind == COLLECTIVE:
+        number = count(values.get("comm_type"))
+        named = values.get("op")
+        row.op = COLLECTIVES.get(-1 if number is None else number)
+        if row.op is None:
+            row.op = clean(named, 60) if isinstance(named, str) and named else _op_in(row.name)
+        row.peer = _small(values.get("root"), _MAX_INT32)
+    else:
+        row.op = "send" if kind == SEND else "recv"
+        row.peer = _small(values.get("comm_dst" if kind == SEND else "comm_src"), _MAX_INT32)
+        row.tag = _small(values.get("comm_tag"), _MAX_INT32)
+        if kind == RECV:
+            row.bytes, row.out_bytes = None, size
+    dtype = values.get("dtype")
+    row.dtype = sys.intern(clean(dtype, 60)) if isinstance(dtype, str) and dtype else None
+    status = values.get("status")
+    if isinstance(status, str) and status in STATUSES:
+        row.status = status
+    if row.status == "open":
+        row.end_ns = None
+
+
+def _op_in(name: str | None) -> str:
+    return public_op(name or "") or clean(name or "collective", 60)
+
+
+def _place_in_time(files: list[_File], notes: list[str]) -> None:
+    """Lays nodes out by their dependencies if no file tells when they started.
+
+    Raises:
+        TraceError: There are no nodes, or they have neither starts nor durations.
+    """
+    nodes = [node for file in files for node in file.nodes]
+    if not nodes:
+        raise TraceError(f"{files[0].path} holds no node of computation or communication")
+    starts = [node.row.start_ns for node in nodes if node.row.start_ns]
+    if starts:
+        if min(starts) > _DAY_NS:
+            _leave_out_unplaced(files, notes)
+        return
+    if not any(node.duration_ns for node in nodes):
+        raise TraceError(
+            f"{files[0].path}: no node has a start time or a duration: this is a workload for a "
+            "simulator, not a recording"
+        )
+    if len(nodes) == len(files):
+        return  # one node on each rank may start at zero
+    left_out = 0
+    for file in files:
+        placed = _lay_out(file.nodes)
+        left_out += len(file.nodes) - len(placed)
+        file.nodes = placed
+    notes.append(
+        "the files tell durations, but no start times: nodes are laid out by their dependencies, "
+        "each rank on its own; positions in time and waits between ranks are not measured"
+    )
+    if left_out:
+        notes.append(f"{left_out} nodes depend on one another in a circle and are left out")
+
+
+def _leave_out_unplaced(files: list[_File], notes: list[str]) -> None:
+    """Leaves out nodes without a start, in files whose clock does not begin at zero."""
+    unplaced = 0
+    for file in files:
+        placed = [node for node in file.nodes if node.row.start_ns]
+        unplaced += len(file.nodes) - len(placed)
+        file.nodes = placed
+    if unplaced:
+        notes.append(f"{unplaced} nodes have no start time and are left out")
+
+
+def _lay_out(nodes: list[_Node]) -> list[_Node]:
+    """Starts each node when all that it depends on is over; nodes in circles are left out."""
+    by_id = {node.id: node for node in nodes}
+    waiting: dict[int, int] = {}
+    followers: dict[int, list[_Node]] = defaultdict(list)
+    for node in by_id.values():
+        deps = {dep for dep in node.deps if dep in by_id}
+        waiting[node.id] = len(deps)
+        for dep in deps:
+            followers[dep].append(node)
+    ready = deque(node for node in by_id.values() if not waiting[node.id])
+    placed = []
+    while ready:
+        node = ready.popleft()
+        end = min(node.row.start_ns + node.duration_ns, MAX_TIME_NS)
+        node.row.end_ns = None if node.row.end_ns is None else end
+        placed.append(node)
+        for each in followers[node.id]:
+            each.row.start_ns = max(each.row.start_ns, end)
+            waiting[each.id] -= 1
+            if not waiting[each.id]:
+                ready.append(each)
+    return placed
+
+
+def _spans(file: _File) -> list[Row]:
+    """Steps and phases, which this project's exporter writes into the metadata."""
+    lists = [
+        file.metadata.get(f"span_{name}")
+        for name in ("kinds", "names", "steps", "start_micros", "duration_micros")
+    ]
+    if not all(isinstance(each, list) for each in lists):
+        return []
+    rows: list[Row] = []
+    for kind, name, step, start, duration in zip(*lists, strict=False):
+        known = count(start), count(duration), _small(step, _MAX_INT32)
+        if kind not in ("step", "phase") or known[0] is None or known[1] is None:
+            continue
+        if max(known[0], known[1]) >= MAX_TIME_NS // 1000 or len(rows) >= _MAX_SPANS:
+            continue
+        begin = known[0] * 1000
+        row = Row(begin, begin + known[1] * 1000, kind, clean(name), "main", known[2])
+        row.phase = row.name if kind == "phase" and row.name in PHASES else None
+        rows.append(row)
+    return rows
+
+
+def _groups(file: _File) -> list[GroupInfo]:
+    names = dict.fromkeys(node.row.group for node in file.nodes if node.row.group is not None)
+    infos = []
+    for name in names:
+        members = file.metadata.get(f"pg_ranks/{name}")
+        known = [_small(each, MAX_RANK) for each in members] if isinstance(members, list) else []
+        ranks = tuple(each for each in known if each is not None)
+        infos.append(GroupInfo(name, "", "", ranks if len(ranks) == len(known) else ()))
+    return infos
+
+
+def _small(value: Any, largest: int) -> int | None:
+    number = None if isinstance(value, bool) else count(value)
+    return number if number is not None and number <= largest else None
