@@ -171,6 +171,7 @@ class Metadata(msgspec.Struct, gc=False, tag_field="ph", tag="M"):
     """A name of a process or a thread."""
 
     name: str = ""
+    ts: Any = None
     pid: int | str | None = None
     tid: int | str | None = None
     args: MetadataArgs | None = None

@@ -52,8 +52,9 @@ class Decoded:
     Attributes:
         columns: Buffers of numbers. One for each row: `ts` and `dur` in microseconds (doubles);
             `name`, `category` and `thread`, 32-bit indices into the lists below. One for each
-            row that has them: `linked` (row, 64 bits) and `correlation` (number that device
-            work shares with the call that launched it, 64 bits; -1 if it is not told);
+            row that has them: `linked` (row, 64 bits), `correlation` (number that device
+            work shares with the call that launched it, 64 bits; -1 if it is not told) and
+            `stream` (number of the stream in the arguments, 64 bits; -1 without one);
             `on_device` (row, 64 bits) and `device` (32-bit index).
         names: Distinct names.
         categories: Distinct categories.
@@ -103,6 +104,7 @@ class _Builder:
     thread: array[int] = field(default_factory=lambda: array("i"))
     linked: array[int] = field(default_factory=lambda: array("q"))
     correlation: array[int] = field(default_factory=lambda: array("q"))
+    stream: array[int] = field(default_factory=lambda: array("q"))
     on_device: array[int] = field(default_factory=lambda: array("q"))
     device: array[int] = field(default_factory=lambda: array("i"))
     names: Codes = field(default_factory=Codes)
@@ -140,6 +142,7 @@ class _Builder:
         self.correlation.fromlist(
             [n if n is not None and -1 < n < _MAX_NUMBER else -1 for n in numbers]
         )
+        self.stream.fromlist([_stream_number(link.stream) for link in links])
         for row, link in zip(linked, links, strict=True):
             if not self.is_device[categories[row]]:
                 continue
@@ -173,7 +176,7 @@ class _Builder:
 
     def finish(self, file: EventFile) -> Decoded:
         columns = ("ts", "dur", "name", "category", "thread")
-        sparse = ("linked", "correlation", "on_device", "device")
+        sparse = ("linked", "correlation", "stream", "on_device", "device")
         return Decoded(
             columns={name: PickleBuffer(getattr(self, name)) for name in columns + sparse},
             names=list(self.names),
@@ -198,6 +201,13 @@ def _object_bytes(text: bytes) -> int:
 def _rows(codes: list[int], wanted: list[bool]) -> list[int]:
     """The rows whose codes are wanted."""
     return list(compress(count(), map(wanted.__getitem__, codes)))
+
+
+def _stream_number(stream: int | str | None) -> int:
+    """The stream's number; -1 if it has none."""
+    if isinstance(stream, str):
+        stream = int(stream) if stream.isdecimal() else None
+    return -1 if stream is None or abs(stream) >= _MAX_NUMBER else stream
 
 
 def _process_id(event: Complete | None) -> int | None:

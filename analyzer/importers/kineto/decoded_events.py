@@ -13,7 +13,7 @@ from ddltrace.analyzer.importers.chrome.trace_events import Args
 from ddltrace.analyzer.importers.imported import MAX_TIME_NS
 from ddltrace.analyzer.importers.kineto.decode import Decoded
 
-_NOT_EVENTS: Final = "Trace"
+NOT_EVENTS: Final = "Trace"
 """The category of the profiler's own span around everything."""
 
 
@@ -83,17 +83,17 @@ class Intervals:
 
 def intervals_of(decoded: Decoded) -> Intervals:
     """Makes columns in nanoseconds of what was decoded; rows without a usable time are left out."""
-    ts, duration = _column(decoded, "ts", np.float64), _column(decoded, "dur", np.float64)
+    ts, duration = column(decoded, "ts", np.float64), column(decoded, "dur", np.float64)
     limit = MAX_TIME_NS / 1000
     good = (np.abs(ts) < limit) & (duration >= 0) & (duration < limit)
-    category = _column(decoded, "category", np.int32)
-    own_span = np.array([name == _NOT_EVENTS for name in decoded.categories] or [False])
+    category = column(decoded, "category", np.int32)
+    own_span = np.array([name == NOT_EVENTS for name in decoded.categories] or [False])
     wanted = good & ~own_span[category]
     left_out = len(good) - int(np.count_nonzero(good))
     columns = {
-        "name": _column(decoded, "name", np.int32),
+        "name": column(decoded, "name", np.int32),
         "category": category,
-        "thread": _column(decoded, "thread", np.int32),
+        "thread": column(decoded, "thread", np.int32),
         "device": _spread(decoded, "on_device", "device", np.int32),
         "correlation": _spread(decoded, "linked", "correlation", np.int64),
     }
@@ -120,15 +120,16 @@ def intervals_of(decoded: Decoded) -> Intervals:
     )
 
 
-def _column(decoded: Decoded, name: str, kind: Any) -> npt.NDArray[Any]:
+def column(decoded: Decoded, name: str, kind: Any) -> npt.NDArray[Any]:
+    """One of the buffers of a decoded file as an array."""
     return np.frombuffer(decoded.columns[name], kind)
 
 
 def _spread(decoded: Decoded, rows: str, values: str, kind: Any) -> npt.NDArray[Any]:
     """A column of all rows from one of some rows; -1 elsewhere."""
-    column = np.full(len(_column(decoded, "ts", np.float64)), -1, kind)
-    column[_column(decoded, rows, np.int64)] = _column(decoded, values, kind)
-    return column
+    spread = np.full(len(column(decoded, "ts", np.float64)), -1, kind)
+    spread[column(decoded, rows, np.int64)] = column(decoded, values, kind)
+    return spread
 
 
 def _nanoseconds(microseconds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:

@@ -20,6 +20,12 @@ from ddltrace.analyzer.importers.kineto import decode as rows_of
 from ddltrace.analyzer.importers.kineto.decode import Decoded, decode_file
 from ddltrace.analyzer.importers.kineto.decoded_events import Intervals, intervals_of
 from ddltrace.analyzer.importers.kineto.decoded_messages import DEFAULT_GROUP, Describer, Message
+from ddltrace.analyzer.importers.kineto.hta_figures import (
+    HTA_LABEL,
+    HtaFile,
+    hta_figures,
+    hta_file,
+)
 from ddltrace.analyzer.importers.kineto.kernel_names import is_message_kernel, is_suspect_kernel
 from ddltrace.analyzer.importers.kineto.parallel_decode import read_side_by_side, text_bytes
 from ddltrace.analyzer.importers.kineto.phases import Spans, backward_calls
@@ -79,6 +85,7 @@ class RankFile:
     base_ns: int
     steps: int
     kernel_classes: dict[str, int]
+    hta: HtaFile
     suspects: Counter[str] = field(default_factory=Counter)
     unknown_categories: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
@@ -116,6 +123,9 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
         run.ranks.append(info)
         tables[info.segment] = table
     _complete_run(run, whole)
+    run.labels[HTA_LABEL] = hta_figures(
+        [(rank, file.hta) for rank, file in zip(ranks, whole, strict=True)]
+    )
     by_segment = {info.segment: info.rank for info in run.ranks}
     return ImportedTrace(run, number_messages(tables, by_segment, run.notes))
 
@@ -171,6 +181,7 @@ def map_file(path: Path, decoded: Decoded) -> RankFile:
         base_ns=base,
         steps=mapped.steps,
         kernel_classes=mapped.kernel_classes,
+        hta=hta_file(path, decoded),
         suspects=mapped.suspects,
         unknown_categories=mapped.unknown_categories,
     )
@@ -252,7 +263,6 @@ def _complete_run(run: RunInfo, files: list[RankFile]) -> None:
         suspects.update(file.suspects)
         categories.update(file.unknown_categories)
     run.labels["kernel_classes"] = dict(classes)
-    run.labels["kineto_base_ns"] = files[0].base_ns
     if suspects:
         run.labels["kernels_of_unknown_class"] = dict(suspects.most_common(_MAX_LISTED))
         name, times = suspects.most_common(1)[0]
