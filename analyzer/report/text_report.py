@@ -528,7 +528,7 @@ def _streams(analysis: Analysis) -> list[str]:
     header = [
         "stream", "works", "busy", "host wait", "kernel wait", "other", "mean queue", "longest",
     ]  # fmt: skip
-    lines = ["Idle time of streams and their queues, by the definitions of HTA"]
+    lines = ["Idle time of streams and their queues, as HTA defines them"]
     return lines + render(header, cells, WIDTH) + _more(len(analysis.streams), _MAX_ROWS)
 
 
