@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _HOST_KINDS: Final = frozenset({"phase", "layer", "data", "codec", "host"})
 _DEVICE_KINDS: Final = frozenset({"kernel", "copy"})
-_SPANS: Final = ("step", "phase")
+_SPANS: Final = ("step", "phase", "wait")
 _COLUMNS: Final = (
     *("start_ns", "kind", "name", "lane", "step", "phase", "id", "parent", "op", "group", "seq"),
     *("peer", "tag", "bytes", "out_bytes", "dtype", "enqueue_ns", "status"),
@@ -110,7 +110,7 @@ def _write(trace: Trace, folder: Path, suffix: str, write: Callable[[Any, IO[byt
         pieces = _pieces(table)
         _connect(pieces)
         with (folder / f"trace.{rank}.{suffix}").open("wb") as file:
-            write(_metadata(trace, rank, table), file)
+            write(_metadata(trace, rank, table, pieces), file)
             for number, piece in enumerate(pieces):
                 write(_node(number, piece, trace.origin_ns), file)
         written += len(pieces)
@@ -238,7 +238,7 @@ def _lane_of(piece: _Piece) -> tuple[bool, Any]:
     return piece.is_message, piece.event["group" if piece.is_message else "lane"]
 
 
-def _metadata(trace: Trace, rank: int, table: pa.Table) -> Any:
+def _metadata(trace: Trace, rank: int, table: pa.Table, pieces: Sequence[_Piece]) -> Any:
     metadata = messages().metadata(version=VERSION)
     _add(metadata, "rank", rank)
     # Times of all ranks are on one clock: the trace was aligned when it was opened.
@@ -250,17 +250,23 @@ def _metadata(trace: Trace, rank: int, table: pa.Table) -> Any:
     spans = [
         (event, end)
         for event, end in zip(
-            table.select(["kind", "name", "step", "start_ns"]).to_pylist(),
+            table.select(["kind", "name", "step", "start_ns", "parent"]).to_pylist(),
             ends_of(table).tolist(),
             strict=True,
         )
-        if event["kind"] in _SPANS and event["step"] is not None
+        if event["kind"] in _SPANS
     ]
     starts = [(event["start_ns"] - trace.origin_ns) // 1000 for event, _ in spans]
     stops = [(end - trace.origin_ns) // 1000 for _, end in spans]
+    steps = [-1 if event["step"] is None else event["step"] for event, _ in spans]
+    numbers = {p.event["id"]: number for number, p in enumerate(pieces) if p.is_message}
+    awaited = [
+        -1 if event["parent"] is None else numbers.get(event["parent"], -1) for event, _ in spans
+    ]
     _add_list(metadata, "span_kinds", "string_list", [event["kind"] for event, _ in spans])
     _add_list(metadata, "span_names", "string_list", [event["name"] or "" for event, _ in spans])
-    _add_list(metadata, "span_steps", "int64_list", [event["step"] for event, _ in spans])
+    _add_list(metadata, "span_steps", "int64_list", steps)
+    _add_list(metadata, "span_nodes", "int64_list", awaited)
     _add_list(metadata, "span_start_micros", "int64_list", starts)
     durations = [stop - start for start, stop in zip(starts, stops, strict=True)]
     _add_list(metadata, "span_duration_micros", "int64_list", durations)
@@ -285,6 +291,7 @@ def _node(number: int, piece: _Piece, origin_ns: int) -> Any:
     else:
         node.type = MEM_LOAD if event["kind"] == "copy" else COMP
         _add(node, "lane", event["lane"])
+        _add(node, "kind", event["kind"])
         if event["kind"] == "copy":
             _add(node, "tensor_size", event["bytes"])
     return node

@@ -114,7 +114,9 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     tables = {}
     for rank in sorted(ranks):
         file = files_of[rank]
-        rows = [node.row for node in file.nodes] + _spans(file)
+        spans = _spans(file)
+        # A part of a phase is no phase: the metadata has the whole ones.
+        rows = [node.row for node in file.nodes if node.row.kind != "phase"] + spans
         if not rows:
             continue
         rows.sort(key=lambda row: row.start_ns)
@@ -243,6 +245,9 @@ def _node(message: Any) -> _Node | None:
         # Chakra's own feeder takes a node that does not say so for one of the device.
         if not on_host:
             row.kind = "kernel" if message.type == COMP else "copy"
+        elif values.get("kind") in ("layer", "data", "phase"):
+            # As this project's exporter tells it.
+            row.kind = values["kind"]
         row.lane = _lane(values, on_host=bool(on_host))
         row.bytes = count(values.get("tensor_size")) if message.type != COMP else None
     return _Node(message.id, (*message.data_deps, *message.ctrl_deps), duration, row)
@@ -365,25 +370,35 @@ def _lay_out(nodes: list[_Node]) -> list[_Node]:
 
 
 def _spans(file: _File) -> list[Row]:
-    """Steps and phases, which this project's exporter writes into the metadata."""
+    """Steps, phases and waits, which this project's exporter writes into the metadata."""
     lists = [
         file.metadata.get(f"span_{name}")
-        for name in ("kinds", "names", "steps", "start_micros", "duration_micros")
+        for name in ("kinds", "names", "steps", "nodes", "start_micros", "duration_micros")
     ]
     if not all(isinstance(each, list) for each in lists):
         return []
     rows: list[Row] = []
-    for kind, name, step, start, duration in zip(*lists, strict=False):
+    places = _message_places(file)
+    for kind, name, step, node, start, duration in zip(*lists, strict=False):
         known = count(start), count(duration), _small(step, _MAX_INT32)
-        if kind not in ("step", "phase") or known[0] is None or known[1] is None:
+        if kind not in ("step", "phase", "wait") or known[0] is None or known[1] is None:
             continue
         if max(known[0], known[1]) >= MAX_TIME_NS // 1000 or len(rows) >= _MAX_SPANS:
             continue
         begin = known[0] * 1000
         row = Row(begin, begin + known[1] * 1000, kind, clean(name), "main", known[2])
+        if kind == "wait" and isinstance(node, int):
+            row.parent = places.get(node)
         row.phase = row.name if kind == "phase" and row.name in PHASES else None
         rows.append(row)
     return rows
+
+
+def _message_places(file: _File) -> dict[int, int]:
+    """The place of each message's node among the messages by start, which becomes its ``id``."""
+    nodes = [node for node in file.nodes if node.row.kind == "message"]
+    nodes.sort(key=lambda node: node.row.start_ns)
+    return {node.id: place for place, node in enumerate(nodes)}
 
 
 def _groups(file: _File) -> list[GroupInfo]:
