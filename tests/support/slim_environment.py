@@ -47,13 +47,19 @@ def make_slim_environment(path: Path, requirements: Iterable[str]) -> Path:
     variables = {"base": str(path), "platbase": str(path)}
     packages = Path(sysconfig.get_path("purelib", "venv", vars=variables))
     for name in {"ddltrace", *_closure(requirements)}:
-        distribution = metadata.distribution(name)
+        distribution = _installed(name)
         tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
         for top in tops:
             link = packages / top
             if not link.exists():
                 link.symlink_to(Path(str(distribution.locate_file(top))))
     return path / "bin" / "python"
+
+
+def _installed(name: str) -> metadata.Distribution:
+    """An installed distribution; metadata that a build left in the working directory is not."""
+    installed = [path for path in sys.path if path.endswith("-packages")]
+    return next(iter(metadata.distributions(name=name, path=installed)))
 
 
 def _closure(requirements: Iterable[str]) -> set[str]:
@@ -67,5 +73,5 @@ def _closure(requirements: Iterable[str]) -> set[str]:
         name = canonicalize_name(requirement.name)
         if name not in found:
             found.add(name)
-            waiting += [Requirement(line) for line in metadata.requires(name) or ()]
+            waiting += [Requirement(line) for line in _installed(name).requires or ()]
     return found
