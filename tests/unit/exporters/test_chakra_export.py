@@ -73,6 +73,10 @@ def test_a_trace_comes_back(tmp_path: Path, to: str) -> None:
     assert waits(after) == waits(before)
     one, other = before.analyze(), after.analyze()
     assert len(other.steps) == len(one.steps) > 20
+    for original, again in zip(one.steps, other.steps, strict=True):
+        assert again.wall_us == pytest.approx(original.wall_us, abs=2)
+        for share in ("overlap_ratio", "compute_share", "exposed_comm_share"):
+            assert getattr(again, share) == pytest.approx(getattr(original, share), abs=0.01)
     assert after.events(0).num_rows > 500
 
 
