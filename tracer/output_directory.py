@@ -26,7 +26,10 @@ def make_empty(directory: Path, *, marker: str, kind: str, force: bool) -> None:
             if not force:
                 raise is_taken(directory)
             if not (directory / marker).is_file():
-                raise UsageError(f"{directory} is not a {kind}: --force overwrites only {kind}s")
+                article = "an" if kind[0] in "aeiou" else "a"
+                raise UsageError(
+                    f"{directory} is not {article} {kind}: --force overwrites only {kind}s"
+                )
             shutil.rmtree(directory)
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Iterable, Sequence
@@ -279,7 +280,11 @@ class ModelExchange:
         with self._lock:
             step.ended = True
             if step.dispatcher is not None:
-                self._communicator.start(step, step.dispatcher.backward_ended())
+                left = step.dispatcher.backward_ended()
+                # Backward has ended, though the autograd engine has not returned yet: this time
+                # is the exchange's, and must not count as computation that hides messages.
+                with region("wait", "launch of messages") if left else contextlib.nullcontext():
+                    self._communicator.start(step, left)
         if isinstance(self._communicator, ThreadedCommunicator):
             self._communicator.arrived()
         for index in sorted(step.sparse_gradients):
@@ -384,8 +389,12 @@ class ModelExchange:
         return f"{name} priority {message.priority}"
 
     def _settle_all(self) -> None:
-        """As `settle`, with the wait in the trace: another thread waits for the messages."""
-        if isinstance(self._communicator, ThreadedCommunicator) and self._step.unsettled:
+        """As `settle`, with the whole of it as a wait in the trace.
+
+        The tracer sees the main thread's waits for single messages, but neither those of
+        another thread nor what the exchange does between them.
+        """
+        if self._step.unsettled:
             with region("wait", "gradients"):
                 self._wait(self._step.unsettled)
         self.settle()

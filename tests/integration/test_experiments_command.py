@@ -124,7 +124,7 @@ def test_a_training_that_diverged_is_marked(ran: tuple[Path, str, str]) -> None:
 def test_an_experiment_is_not_overwritten(ran: tuple[Path, str, str], tmp_path: Path) -> None:
     assert "--force" in call("run", *SMALL, "-o", str(ran[0]), status=2).stderr
     (tmp_path / "precious").write_text("x")
-    assert "no experiment" in call("run", "-o", str(tmp_path), "--force", status=2).stderr
+    assert "is not an experiment" in call("run", "-o", str(tmp_path), "--force", status=2).stderr
     assert (tmp_path / "precious").exists()
 
 
