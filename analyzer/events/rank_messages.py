@@ -130,7 +130,7 @@ class Waits:
             this backward completed.
         message: Index of the message waited for in the rank's `Messages`; `NULL` if unknown.
             Where the wait does not name it: of those enqueued in this backward, or within the
-            wait, the last to complete.
+            wait, the last to complete; else the last to complete within the wait.
         lane: Index of the thread's lane in `lanes`.
         lanes: Names of lanes.
     """
@@ -157,6 +157,9 @@ def read_waits(columns: Columns, messages: Messages) -> Waits:
         backward = named[columns.name[rows[unknown]]]
         since = np.where(backward, _backward_starts(columns, start[unknown]), start[unknown])
         message[unknown] = _last_enqueued(messages, since, end[unknown])
+        # Of messages that were handed over before the wait, it is for the last to complete in it.
+        none = np.flatnonzero((message[unknown] == NULL) & ~backward)
+        message[unknown[none]] = _last_ended(messages, start[unknown[none]], end[unknown[none]])
         ends = np.append(messages.end, NULL_NS)[message[unknown]]
         known = (message[unknown] != NULL) & (ends != NULL_NS)
         # Of the time after the last gradient, only that before its last message completed was
@@ -200,3 +203,13 @@ def _last_enqueued(messages: Messages, since: IntArray, until: IntArray) -> IntA
     for i in np.flatnonzero(high > low):
         last[i] = order[low[i] + int(np.argmax(ends[low[i] : high[i]]))]
     return last
+
+
+def _last_ended(messages: Messages, since: IntArray, until: IntArray) -> IntArray:
+    """Returns the message that ends last within each window; `NULL` if none does."""
+    closed = np.flatnonzero(messages.closed)
+    order = closed[np.argsort(messages.end[closed], kind="stable")]
+    last = np.searchsorted(messages.end[order], until, side="right") - 1
+    found = np.append(order, NULL)[last]
+    ends = np.append(messages.end[order], NULL_NS)[last]
+    return np.where((last >= 0) & (ends >= since), found, NULL)

@@ -53,14 +53,15 @@ def test_the_thread_that_trains_is_followed(build):
     ]
 
 
-def test_when_all_had_come_the_whole_wait_is_transfer(build):
+@pytest.mark.parametrize("names_message", [True, False])
+def test_when_all_had_come_the_whole_wait_is_transfer(build, names_message):
     built = build(2)
     for rank, arrival in ((0, 5), (1, 8)):
         one = built[rank]
         one.step = 0
         one.add("phase", 0, 20, name="backward")
         message = one.message("all_reduce", arrival, 30, seq=0, bytes=4)
-        one.wait(20, 30, message)
+        one.wait(20, 30, message if names_message else None)
         one.whole_step(0, 0, 30 + rank)
     assert _pieces(built.trace()) == [
         (1, "compute", "backward", 0, 20),
