@@ -12,6 +12,7 @@ from support import sampling
 from ddltrace.tracer.errors import MissingCapabilityError
 from ddltrace.tracer.native import build as native_build
 
+BROWSER = Path(__file__).parent / "browser"
 UNIT = Path(__file__).parent / "unit"
 
 
@@ -37,12 +38,16 @@ def pytest_report_header() -> str:
     return f"long matrices: sampled with seed {seed} ({sampling.SEED_VARIABLE}={seed} repeats it)"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps tests that start jobs of several processes on one worker, one after the other."""
-    for item in items:
-        if not item.path.is_relative_to(UNIT):
-            item.add_marker(pytest.mark.xdist_group("jobs"))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Keeps tests that start jobs of several processes on one worker, one after the other.
+
+    The browser's tests start none and form a group of their own. Markers are added here because
+    xdist reads them before any conftest may modify the collected items.
+    """
+    if item.path.is_relative_to(BROWSER):
+        item.add_marker(pytest.mark.xdist_group("browser"))
+    elif not item.path.is_relative_to(UNIT):
+        item.add_marker(pytest.mark.xdist_group("jobs"))
 
 
 @pytest.hookimpl(tryfirst=True)
