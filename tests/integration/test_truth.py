@@ -46,7 +46,7 @@ def test_level_op_sees_operators_in_its_window_only(tmp_path: Path) -> None:
 
 def test_a_job_measures_what_its_recording_costs(tmp_path: Path) -> None:
     command = on_ranks("ddp_cnn.py", "224")
-    done = run(traced(tmp_path / "trace", command), cwd=tmp_path)
+    done = run(traced(tmp_path / "trace", command, "--measure-cost", "40"), cwd=tmp_path)
     assert done.status == 0, done.stderr
     assert "times an unrecorded one" in done.stderr
     infos = read_run(tmp_path / "trace").ranks
