@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from support.jobs import JOBS, ONE_RANK, Done, at_once, on_ranks, run, torchrun, traced
+from support.traces import read_last_rows
 
-from ddltrace.tracer.trace.event_reader import read_events
 from ddltrace.tracer.trace.run_info import RunInfo
 from ddltrace.tracer.trace.run_reader import read_run
 
@@ -19,7 +19,7 @@ CNN_STEPS = 6
 def rows(trace: Path, run_info: RunInfo, rank: int) -> pd.DataFrame:
     """Events of a rank, the last row of each message only."""
     info = next(info for info in run_info.ranks if info.rank == rank)
-    table, lost = read_events(trace, info.segment)
+    table, lost = read_last_rows(trace, info.segment)
     assert lost == 0
     frame = table.to_pandas()
     messages = frame[frame.kind == "message"].drop_duplicates("id", keep="last")

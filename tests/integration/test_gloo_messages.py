@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from support.jobs import DDLTRACE, ONE_RANK, Done, on_ranks, run, traced
+from support.traces import read_last_rows
 
 from ddltrace.tracer.native import build as native_build
-from ddltrace.tracer.trace.event_reader import read_events
 from ddltrace.tracer.trace.run_info import RankInfo
 from ddltrace.tracer.trace.run_reader import read_run
 
@@ -91,7 +91,7 @@ def record(tmp_path: Path, script: str, **environment: str) -> tuple[Done, list[
 
 
 def messages(tmp_path: Path, info: RankInfo) -> pd.DataFrame:
-    frame = read_events(tmp_path / "trace", info.segment)[0].to_pandas()
+    frame = read_last_rows(tmp_path / "trace", info.segment)[0].to_pandas()
     frame = frame[frame.kind == "message"].drop_duplicates("id", keep="last")
     return frame.sort_values("id").reset_index(drop=True)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from support.jobs import JOBS, ONE_RANK, Done, at_once, run, traced
+from support.traces import read_last_rows
 
 from ddltrace.tracer.native import build as native_build
-from ddltrace.tracer.trace.event_reader import read_events
 from ddltrace.tracer.trace.run_reader import read_run
 
 needs_compiler = pytest.mark.skipif(
@@ -87,7 +87,7 @@ def gradients(trace: Path) -> pd.DataFrame:
     """In the order in which they became ready."""
     (info,) = read_run(trace).ranks
     assert info.errors == []
-    table, lost = read_events(trace, info.segment)
+    table, lost = read_last_rows(trace, info.segment)
     assert lost == 0
     frame = table.to_pandas()
     frame = frame[frame.kind == "gradient"].sort_values("start_ns", kind="stable")

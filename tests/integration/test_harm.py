@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 from support.jobs import DDLTRACE, JOBS, ONE_RANK, at_once, on_ranks, run, torchrun, traced
+from support.traces import read_last_rows
 
-from ddltrace.tracer.trace.event_reader import read_events
 from ddltrace.tracer.trace.finalize import finalize
 from ddltrace.tracer.trace.run_files import write_run
 from ddltrace.tracer.trace.run_info import RunInfo
@@ -56,7 +56,7 @@ def test_every_way_to_end_ends_as_untraced(tmp_path: Path) -> None:
         if how == "vanished":
             trace = trace.with_name(trace.name + ".gone")
         for info in read_run(trace).ranks:
-            table, lost = read_events(trace, info.segment)
+            table, lost = read_last_rows(trace, info.segment)
             # Only a death in the middle of a write cuts a batch.
             assert lost == 0 or info.status == "killed", how
             if how not in CUT_SHORT | {"vanished"}:
@@ -80,7 +80,7 @@ def test_killed_ranks_lose_only_what_was_not_written(tmp_path: Path) -> None:
                 run_info = finalize(trace, run_info)
                 assert run_info.ranks[0].status == "killed"
             (info,) = run_info.ranks
-            table, _ = read_events(trace, info.segment)
+            table, _ = read_last_rows(trace, info.segment)
             table.validate(full=True)
             updates = table["name"].to_pylist().count("optimizer")
             assert death["sure"] <= updates <= death["steps"] + 1, (death, reading)
@@ -131,7 +131,7 @@ if sys.argv[1] == "killed":
         done = run(traced(trace, job), cwd=tmp_path, **ONE_RANK)
         assert (done.status, done.stdout) == (status, "done\n"), done.stderr
         (info,) = read_run(trace).ranks
-        table, lost = read_events(trace, info.segment)
+        table, lost = read_last_rows(trace, info.segment)
         regions = table["name"].to_pylist().count("region")
         assert (lost, regions + info.dropped) == (0, 300_000)
         # The buffer holds a third of them.
@@ -184,7 +184,7 @@ train("parents", 2)
     assert (run_info.status, run_info.notes) == ("complete", [])
     (info,) = run_info.ranks
     assert {tensor.name for tensor in info.tensors} == {"parents.weight", "parents.bias"}
-    table, lost = read_events(trace, info.segment)
+    table, lost = read_last_rows(trace, info.segment)
     table.validate(full=True)
     names = table["name"].to_pylist()
     assert (lost, names.count("region"), names.count("optimizer")) == (0, 50_000, 2)
@@ -220,7 +220,7 @@ def test_nothing_is_kept_alive_and_memory_stays(tmp_path: Path) -> None:
         # Each of the copies takes the former one's place.
         assert [t.name for t in info.tensors].count("0.weight") == 1
         assert len(info.tensors) == 8 + 8 + 2
-        table, _ = read_events(tmp_path / "trace", info.segment)
+        table, _ = read_last_rows(tmp_path / "trace", info.segment)
         messages = table.filter(pc.equal(table["op"], "send"))
         # A message that was open when it was written first has two rows.
         assert len(pc.unique(messages["id"])) == steps
@@ -237,7 +237,7 @@ def test_parameters_can_be_swapped(tmp_path: Path, native: str) -> None:
     assert done.losses() == untraced.losses()
     for info in read_run(tmp_path / "trace").ranks:
         assert info.errors == []
-        events = read_events(tmp_path / "trace", info.segment)[0].to_pandas()
+        events = read_last_rows(tmp_path / "trace", info.segment)[0].to_pandas()
         names = events[events.kind == "gradient"].name.astype(str).value_counts()
         # Once in each of six steps, before the swap, after it, and after the one that failed.
         swapped = {"weight": 6, "bias": 6, "weight#2": 6, "bias#2": 6}
@@ -293,7 +293,7 @@ def test_nobody_else_waits_for_what_writes_when_it_is_waited_for(
     assert done.status == 0, done.stderr
     for info in read_run(tmp_path / "trace").ranks:
         assert info.errors == []
-        events = read_events(tmp_path / "trace", info.segment)[0].to_pandas()
+        events = read_last_rows(tmp_path / "trace", info.segment)[0].to_pandas()
         found = events[events.op == "reduce_scatter"]
         assert len(found) == 3 * 60
         assert set(found.status) == {"ok"}
@@ -330,7 +330,7 @@ def test_a_job_that_sends_nothing_hangs_nowhere(tmp_path: Path) -> None:
     assert done.status == 0, done.stderr
     (info,) = read_run(tmp_path / "trace").ranks
     assert info.errors == []
-    events = read_events(tmp_path / "trace", info.segment)[0].to_pandas()
+    events = read_last_rows(tmp_path / "trace", info.segment)[0].to_pandas()
     found = events[events.kind == "message"]
     assert list(found.op) == ["all_reduce", "all_reduce", "barrier", "send"]
     assert set(found.status) == {"ok"}
@@ -384,7 +384,7 @@ def test_a_thread_may_communicate_while_another_trains(tmp_path: Path, native: s
     assert done.status == 0, done.stderr
     for info in read_run(tmp_path / "trace").ranks:
         assert (info.errors, info.dropped) == ([], 0)
-        events = read_events(tmp_path / "trace", info.segment)[0].to_pandas()
+        events = read_last_rows(tmp_path / "trace", info.segment)[0].to_pandas()
         reduced = events[(events.kind == "message") & (events.op == "all_reduce")]
         assert reduced.id.nunique() == 4000
 
@@ -434,7 +434,7 @@ for optimizer in (plain, Nested([weight], lr=0.1)):
     assert (done.status, done.stdout) == (0, 2 * "of the job's own\n"), done.stderr
     (info,) = read_run(tmp_path / "trace").ranks
     assert info.errors == []
-    table, _ = read_events(tmp_path / "trace", info.segment)
+    table, _ = read_last_rows(tmp_path / "trace", info.segment)
     assert table["kind"].to_pylist().count("step") == 6
     assert table["name"].to_pylist().count("optimizer") == 6
 

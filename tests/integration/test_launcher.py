@@ -27,10 +27,10 @@ from support.jobs import (
     torchrun,
     traced,
 )
+from support.traces import read_last_rows
 
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.launch.launcher import prepare_directory
-from ddltrace.tracer.trace.event_reader import read_events
 from ddltrace.tracer.trace.run_reader import read_run
 
 
@@ -162,7 +162,7 @@ def test_a_killed_rank_loses_at_most_a_second(tmp_path: Path) -> None:
     assert info.status == "partial"
     rank_1 = next(r for r in info.ranks if r.rank == 1)
     assert rank_1.status == "killed"
-    table, lost = read_events(trace, rank_1.segment)
+    table, lost = read_last_rows(trace, rank_1.segment)
     assert lost == 0
     # Rank 1 printed how far it came; what it did a second before its end must be in the trace.
     printed = re.findall(r"rank 1 step (\d+) at (\d+)", "".join(lines) + output)
@@ -177,7 +177,7 @@ def test_a_trace_that_still_runs_can_be_read(tmp_path: Path) -> None:
     info = read_run(trace)
     assert {r.rank for r in info.ranks} == {0, 1}
     for rank in info.ranks:
-        table, _ = read_events(trace, rank.segment)
+        table, _ = read_last_rows(trace, rank.segment)
         assert table.num_rows > 100
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=100)
@@ -230,7 +230,7 @@ def test_a_launcher_and_its_job_killed_at_once_leave_a_marked_trace(tmp_path: Pa
         in report.stdout
     )
     for info in read_run(trace).ranks:
-        table, lost = read_events(trace, info.segment)
+        table, lost = read_last_rows(trace, info.segment)
         assert lost == 0
         assert table["name"].to_pylist().count("optimizer") > 50
 
@@ -278,7 +278,7 @@ def test_descriptors_that_the_job_closes_are_not_written_to(tmp_path: Path) -> N
     read = read_run(tmp_path / "tr\udce4ce")
     assert read.status == "complete"
     for info in read.ranks:
-        table, lost = read_events(tmp_path / "tr\udce4ce", info.segment)
+        table, lost = read_last_rows(tmp_path / "tr\udce4ce", info.segment)
         assert (lost, table["op"].to_pylist().count("all_reduce")) == (0, 30)
 
 
@@ -319,7 +319,7 @@ def test_a_command_may_end_before_its_ranks(tmp_path: Path) -> None:
         time.sleep(0.2)
     assert (read_run(trace).status, read_run(trace).notes) == ("complete", [])
     for info in read_run(trace).ranks:
-        table, lost = read_events(trace, info.segment)
+        table, lost = read_last_rows(trace, info.segment)
         assert lost == 0
         assert set(table.filter(pc.equal(table["kind"], "message"))["status"].to_pylist()) == {"ok"}
 

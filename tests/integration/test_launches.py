@@ -8,10 +8,9 @@ import pandas as pd
 import pytest
 from pandas.testing import assert_frame_equal
 from support.jobs import on_ranks, run, traced
-from support.traces import SAME_OF_MESSAGES, last_of_messages
+from support.traces import SAME_OF_MESSAGES, last_of_messages, read_last_rows
 
 from ddltrace.tracer.native import build as native_build
-from ddltrace.tracer.trace.event_reader import read_events
 from ddltrace.tracer.trace.run_reader import read_run
 
 pytestmark = pytest.mark.skipif(
@@ -23,7 +22,7 @@ def messages(trace: Path, rank: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The messages of a rank in the order of their launch, and its waits."""
     info = next(info for info in read_run(trace).ranks if info.rank == rank)
     assert info.errors == []
-    events = read_events(trace, info.segment)[0].to_pandas()
+    events = read_last_rows(trace, info.segment)[0].to_pandas()
     frame = last_of_messages(events).sort_values("enqueue_ns").reset_index(drop=True)
     return frame, events[events.kind == "wait"]
 

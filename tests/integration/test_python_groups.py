@@ -8,9 +8,8 @@ import pandas as pd
 import pytest
 from pandas.testing import assert_frame_equal
 from support.jobs import Done, on_ranks, run, traced
-from support.traces import SAME_OF_MESSAGES, last_of_messages
+from support.traces import SAME_OF_MESSAGES, last_of_messages, read_last_rows
 
-from ddltrace.tracer.trace.event_reader import read_events
 from ddltrace.tracer.trace.run_info import GroupInfo
 from ddltrace.tracer.trace.run_reader import read_run
 
@@ -34,7 +33,7 @@ def messages(trace: Path, rank: int) -> tuple[pd.DataFrame, dict[str, GroupInfo]
     """The messages of a rank in the order of their launch, and its groups by name."""
     info = next(info for info in read_run(trace).ranks if info.rank == rank)
     assert info.errors == []
-    events = read_events(trace, info.segment)[0].to_pandas()
+    events = read_last_rows(trace, info.segment)[0].to_pandas()
     frame = last_of_messages(events).sort_values("enqueue_ns").reset_index(drop=True)
     return frame, {group.name: group for group in info.groups}
 

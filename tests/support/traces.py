@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 
+from ddltrace.analyzer.events.superseded import drop_superseded
 from ddltrace.tracer.trace.event_reader import read_events
 from ddltrace.tracer.trace.run_info import RankInfo
 from ddltrace.tracer.trace.run_reader import read_run
@@ -15,6 +17,15 @@ SAME_OF_MESSAGES = [
     *("step", "phase", "group", "lane"),
 ]
 """What two recordings of a job agree on: all but times and numbers of their own."""
+
+
+def read_last_rows(trace: Path, segment: str) -> tuple[pa.Table, int]:
+    """Reads a rank's events, of each message only the last row.
+
+    A message that was under way when a batch was written has a row before its final one.
+    """
+    table, lost = read_events(trace, segment)
+    return drop_superseded(table), lost
 
 
 def last_of_messages(events: pd.DataFrame) -> pd.DataFrame:
