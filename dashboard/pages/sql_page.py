@@ -58,7 +58,7 @@ EXAMPLES: Final = (
 
 
 def plot(result: pa.Table) -> go.Figure | None:
-    """Bars of the first numeric column that is not the first one, or lines for many rows.
+    """Draws bars of the first numeric column after the first column, for at most 200 rows.
 
     Args:
         result: The rows; the first column gives the categories.
