@@ -7,14 +7,13 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.jobs import JOBS, Done, run, traced
+from support.jobs import JOBS, Done, free_port, run, traced
 
 import ddltrace
 from ddltrace.analyzer.trace.align import SHARED, RankClock
@@ -52,9 +51,6 @@ def run_with_clocks(
     tmp_path: Path, wraps: list[str], *, seconds: float = 4, shifts: tuple[float, ...] = ()
 ) -> Done:
     """Traces `clock_probe.py` on some ranks, each behind a command of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     job = [shlex.quote(sys.executable), shlex.quote(str(JOBS / "clock_probe.py")), str(seconds)]
     lines = []
     for rank, wrap in enumerate(wraps):
@@ -67,7 +63,7 @@ def run_with_clocks(
         cwd=tmp_path,
         WORLD_SIZE=str(len(wraps)),
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
+        MASTER_PORT=str(free_port()),
     )
     assert done.status == 0, done.stderr
     return done
@@ -191,9 +187,7 @@ def test_a_replaced_clock_is_never_taken_for_the_hosts_own() -> None:
 @needs_namespace
 def test_a_rank_that_is_killed_leaves_its_exchanges(tmp_path: Path) -> None:
     """The exchanges so far are on disk: the clock of what it recorded is known."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     python, probe = shlex.quote(sys.executable), shlex.quote(str(JOBS / "clock_probe.py"))
     (tmp_path / "launch.sh").write_text(
         f"RANK=0 {python} {probe} 120 > /dev/null 2>&1 & ZERO=$!\n"

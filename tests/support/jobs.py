@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import random
 import re
 import socket
 import subprocess
@@ -71,10 +73,16 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
 
 
 def free_port() -> int:
-    """A port of this host that nobody listens to."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    """A port of this host that no process listens to.
+
+    It lies below the range from which Linux takes the ports of outgoing connections (32768 and
+    above): such a connection could take the port before the caller listens to it.
+    """
+    while True:
+        port = random.SystemRandom().randrange(15000, 32768)
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 def start(
