@@ -40,6 +40,7 @@ from ddltrace.analyzer.measures.collectives import collective_rows, in_steps, jo
 from ddltrace.analyzer.measures.device_queues import device_queues
 from ddltrace.analyzer.measures.failures import find_failure
 from ddltrace.analyzer.measures.hangs import find_hangs, find_standstill, has_lasted
+from ddltrace.analyzer.measures.ideal_job import ideal_job
 from ddltrace.analyzer.measures.idle import idle_row, idle_shares
 from ddltrace.analyzer.measures.job_facts import job_facts
 from ddltrace.analyzer.measures.operation_rows import kernel_rows, operator_rows
@@ -147,6 +148,8 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
         steady_paths,
     )
     executions = find_executions(trace, None if wanted is None else steps.number)
+    # Before the trace's facts are collected: it may add a note.
+    ideal = ideal_job(trace, steps.number)
     analysis = Analysis(
         trace=_trace_facts(trace, scans, steps, portion),
         clock=_clock_facts(trace, residual),
@@ -195,6 +198,7 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
             )
             for rank, scan in scans.items()
         ),
+        ideal_job=ideal,
         rank_steps=rank_steps,
         **_operations(trace, executions, rank_steps, steps, wanted),
     )

@@ -46,7 +46,8 @@ def import_(source: Path, memory_limit: str | None, output: Path, force: bool) -
 
     SOURCE is a file, or a folder with one file per rank: Kineto JSON (torch.profiler), Chrome
     JSON, a Horovod timeline, Flight Recorder dumps, NCCL Inspector files,
-    Chakra execution traces (.et, or their JSON); plain or gzip.
+    Chakra execution traces (.et, or their JSON), plain or gzip; or a Parquet
+    file of StragglerAnalysis.
     """
     from ddltrace.analyzer.importers import formats
     from ddltrace.analyzer.importers.memory_limit import limited_to

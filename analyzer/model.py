@@ -678,7 +678,7 @@ class P2PRow:
         src: Sending rank.
         dst: Receiving rank.
         count: Messages.
-        bytes: Their bytes, summed.
+        bytes: Their bytes, summed; null if no message tells its size.
         wait_us: Sum of the receiver's waiting for the send to begin.
         transfer_us: Sum of receive end - the later of both starts.
         unmatched: How many of `count` were seen on one side only.
@@ -691,7 +691,7 @@ class P2PRow:
     src: int
     dst: int
     count: int
-    bytes: int
+    bytes: int | None
     wait_us: float | None
     transfer_us: float | None
     unmatched: int
@@ -994,6 +994,106 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
+class NamedSlowdown:
+    """How much one type of operation slows the job.
+
+    Attributes:
+        name: ``forward-compute`` and so on; all calls of the pipeline in one direction are
+            ``forward-pp-comm`` or ``backward-pp-comm``.
+        slowdown: S_t: the mean step with the recorded durations of these operations and the ideal
+            durations of all others, over the ideal step.
+    """
+
+    name: str
+    slowdown: float
+
+
+@dataclass(frozen=True)
+class PartSlowdown:
+    """How much one data-parallel replica or one pipeline stage slows the job.
+
+    Attributes:
+        number: Its number.
+        slowdown: The mean step with the recorded durations of its workers and the ideal durations
+            of all others, over the ideal step.
+    """
+
+    number: int
+    slowdown: float
+
+
+@dataclass(frozen=True)
+class WorkerSlowdown:
+    """How much one worker slows the job.
+
+    Attributes:
+        rank: Its rank.
+        replica: Its data-parallel rank.
+        stage: Its pipeline stage.
+        slowdown: S_w: the smaller one of its replica's and its stage's.
+    """
+
+    rank: int
+    replica: int
+    stage: int
+    slowdown: float
+
+
+@dataclass(frozen=True)
+class StepSlowdown:
+    """How much stragglers slow one step.
+
+    Attributes:
+        step: Its number.
+        slowdown: The step over the ideal step, both replayed.
+    """
+
+    step: int
+    slowdown: float
+
+
+@dataclass(frozen=True)
+class IdealJob:
+    """A job compared with the same job without stragglers, as StragglerAnalysis does.
+
+    Both are replayed from the dependencies of the operations, without the gaps in which the host
+    is late. In the ideal job, all operations of one type take equally long: the mean duration of
+    computations, the median transfer duration of communication. Definitions and symbols: Lin et
+    al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025.
+
+    Attributes:
+        slowdown: S: `replayed_us` over `ideal_us`.
+        step_us: Mean of the recorded steps.
+        replayed_us: Mean of the replayed steps.
+        ideal_us: A step of the ideal job.
+        discrepancy: `step_us` over `replayed_us`: far from 1, the replay does not describe the job.
+        operations: By type of operation, the largest slowdown first.
+        replicas: By data-parallel replica.
+        stages: By pipeline stage.
+        workers: By worker, the largest slowdown first.
+        slowest_ranks: The 3 % of the workers (at least one) with the largest slowdown.
+        m_w: M_W: the share of the slowdown that is gone when `slowest_ranks` have ideal durations;
+            null if nothing slows the job.
+        m_s: M_S: the share that is gone when the last pipeline stage has ideal durations.
+        steps: By step.
+    """
+
+    slowdown: float
+    step_us: float
+    replayed_us: float
+    ideal_us: float
+    discrepancy: float
+    operations: tuple[NamedSlowdown, ...]
+    replicas: tuple[PartSlowdown, ...]
+    stages: tuple[PartSlowdown, ...]
+    workers: tuple[WorkerSlowdown, ...]
+    slowest_ranks: tuple[int, ...]
+    m_w: float | None
+    m_s: float | None
+    steps: tuple[StepSlowdown, ...]
+
+
+@dataclass(frozen=True)
 class Hang:
     """A collective that some ranks entered and that never completed, or a send or receive
     whose other side never came.
@@ -1170,6 +1270,7 @@ class Analysis:
         launches: How each rank's host launched its device work.
         streams: Each stream's idle time by cause, and its queue.
         copies: Bandwidth of copies by rank and direction.
+        ideal_job: The slowdown by stragglers; null unless the trace is StragglerAnalysis's.
         rank_steps: Column name -> array over (rank, step), times in nanoseconds.
         tensor_course: Parameter -> its exposed communication, microseconds per rank and step,
             in each of at most 64 periods of the run.
@@ -1204,6 +1305,7 @@ class Analysis:
     launches: tuple[LaunchRow, ...] = ()
     streams: tuple[StreamRow, ...] = ()
     copies: tuple[CopyRow, ...] = ()
+    ideal_job: IdealJob | None = None
     rank_steps: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     tensor_course: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 

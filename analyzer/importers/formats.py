@@ -14,6 +14,7 @@ from ddltrace.analyzer.importers.chakra import chakra_reader
 from ddltrace.analyzer.importers.chrome import chrome_reader, horovod
 from ddltrace.analyzer.importers.imported import ImportedTrace
 from ddltrace.analyzer.importers.kineto import kineto_reader
+from ddltrace.analyzer.importers.straggler_analysis import straggler_reader
 from ddltrace.tracer.errors import TraceError
 
 _HEAD_BYTES: Final = 1 << 18
@@ -36,6 +37,7 @@ _FORMATS: Final = tuple(
         nccl_inspector,
         flight_recorder,
         chakra_reader,
+        straggler_reader,
         chrome_reader,
     )
 )

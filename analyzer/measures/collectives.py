@@ -121,13 +121,14 @@ def p2p_rows(joined: Joined, chosen: IntArray, residual_ns: float | None) -> tup
         moved = (took > 0) & (size[places[kept]] > 0)
         gbps = size[places[kept]][moved] * _BITS_PER_BYTE / took[moved]
         median = float(np.median(took)) if len(took) else None
+        sizes = size[places][size[places] != NULL]
         unsure = residual_ns is None or (median is not None and 0 < residual_ns > median)
         found.append(
             P2PRow(
                 src=src,
                 dst=dst,
                 count=len(mine),
-                bytes=int(np.maximum(size[places], 0).sum()),
+                bytes=int(sizes.sum()) if len(sizes) else None,
                 wait_us=float(wait[timed].sum() / 1e3) if len(timed) else None,
                 transfer_us=float(took.sum() / 1e3) if len(timed) else None,
                 unmatched=int((~matched[mine]).sum()),
@@ -137,7 +138,7 @@ def p2p_rows(joined: Joined, chosen: IntArray, residual_ns: float | None) -> tup
                 unsure=bool(unsure),
             )
         )
-    return tuple(sorted(found, key=lambda row: -row.bytes))
+    return tuple(sorted(found, key=lambda row: -(row.bytes or 0)))
 
 
 def joining(joined: Joined) -> Joining:

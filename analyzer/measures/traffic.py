@@ -35,7 +35,11 @@ def traffic_rows(
         p2p: The measured pairs.
         chosen: Which collectives are in the analyzed window.
     """
-    found = [TrafficRow(src=row.src, dst=row.dst, bytes=row.bytes, assumed=None) for row in p2p]
+    found = [
+        TrafficRow(src=row.src, dst=row.dst, bytes=row.bytes, assumed=None)
+        for row in p2p
+        if row.bytes is not None
+    ]
     sums: dict[tuple[int, int, str], float] = {}
     for src, dst, size, how in _assumed(joined, chosen):
         sums[src, dst, how] = sums.get((src, dst, how), 0.0) + size

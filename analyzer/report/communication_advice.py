@@ -202,6 +202,12 @@ def _none_pays(analysis: Analysis, facts: JobFacts, exposed_us: float) -> Propos
         main = facts.link
     if main is None:
         return Proposal("no change of this job's messages pays; a faster link would", exposed_us)
+    if not main.bytes:
+        return Proposal(
+            "a faster link: the trace does not tell the messages' sizes, so that nothing else can "
+            "be judged",
+            exposed_us,
+        )
     cost = _cost(analysis, main)
     share = cost.latency_us / cost.total_us if cost.total_us else 0.0
     per_step = f"{main.count:.0f} {main.op} of {bytes_text(round(main.bytes / main.count))} a step"

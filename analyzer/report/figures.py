@@ -386,7 +386,7 @@ def traffic(analysis: Analysis) -> go.Figure | None:
     np.add.at(
         sent,
         ([place[row.src] for row in rows], [place[row.dst] for row in rows]),
-        [row.bytes for row in rows],
+        [row.bytes or 0 for row in rows],
     )
     sent[sent == 0] = np.nan
     figure = base_figure(height=min(560, 150 + _ROW_HEIGHT * len(names)))

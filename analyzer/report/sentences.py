@@ -37,6 +37,8 @@ _SHOWN_RANKS = 8
 _SHOWN_DOINGS = 3
 _SHOWN_SILENCE_US = 1000.0
 _SHOWN_NAME = 40
+_SLOWED = 1.03
+_MAIN_SHARE = 0.5
 _SHOWN_SHARE = 0.0005  # below, it would be written as 0.0 %
 
 
@@ -185,33 +187,28 @@ def _in_flight(analysis: Analysis) -> str:
     )
 
 
+def _slowed_by_stragglers(analysis: Analysis) -> str:
+    """How much stragglers slow the job, and which; empty if they do not, or if it is unknown."""
+    ideal = analysis.ideal_job
+    if ideal is None or ideal.slowdown < _SLOWED:
+        return ""
+    reasons = [
+        (ideal.m_w or 0.0, f"{ranks_text(ideal.slowest_ranks)} had ideal times"),
+        (ideal.m_s or 0.0, "the last pipeline stage had ideal times"),
+    ]
+    share, reason = max(reasons)
+    # The two shares can sum to more than the whole, and one alone can exceed it.
+    gone = "all" if share >= 1 else share_text(share)
+    why = f"{gone} of it would be gone if {reason}"
+    if share < _MAIN_SHARE:
+        why = "it comes neither from few slow workers nor from a slow last stage"
+    return f"Stragglers slow the job by {share_text(ideal.slowdown - 1)}: {why}."
+
+
 def _cause(analysis: Analysis) -> str:
-    if analysis.waiting.is_point_to_point:
-        began = _where_waiting_began(analysis)
-        if began:
-            return began
-    worst = analysis.stragglers[0] if analysis.stragglers else None
-    sync = analysis.summary.sync_overhead_share or 0.0
-    if worst is not None and sync >= 0.02 and not worst.unsure:
-        culprit = holds_others_up(analysis.stragglers, len(analysis.trace.ranks))
-        if culprit is None:
-            return (
-                f"Ranks take turns at coming last to collectives (rank {worst.rank} costs most: "
-                f"last to {share_text(worst.share)}); they wait for each other {share_text(sync)} "
-                "of the step."
-            )
-        if culprit.sometimes:
-            how = (
-                f"is late in some steps only, {culprit.late_steps} of {analysis.summary.steps}, "
-                f"then by {time_text(culprit.late_step_us)}"
-            )
-        else:
-            how = (
-                f"comes last to {share_text(culprit.share)} of its collectives, by "
-                f"{time_text(culprit.lateness_us)}"
-            )
-        why = _why(analysis, culprit)
-        return f"Rank {culprit.rank} {how}, {why}; others wait {share_text(sync)} of the step."
+    said = _slowed_by_stragglers(analysis) or _waiting(analysis)
+    if said:
+        return said
     parts = [part for part in analysis.critical_path if part.name is not None]
     if parts:
         top = parts[0]
@@ -227,6 +224,41 @@ def _cause(analysis: Analysis) -> str:
             f"{row.count} of them, {time_text(row.transfer_us_total)} in all."
         )
     return "No rank holds the others up, and no collective was completed by all its ranks."
+
+
+def _waiting(analysis: Analysis) -> str:
+    """Which rank the others wait for, and why; empty if none holds them up."""
+    if analysis.waiting.is_point_to_point:
+        began = _where_waiting_began(analysis)
+        if began:
+            return began
+    worst = analysis.stragglers[0] if analysis.stragglers else None
+    sync = analysis.summary.sync_overhead_share or 0.0
+    if worst is None or sync < 0.02 or worst.unsure:
+        return ""
+    culprit = holds_others_up(analysis.stragglers, len(analysis.trace.ranks))
+    if culprit is None:
+        return (
+            f"Ranks take turns at coming last to collectives (rank {worst.rank} costs most: "
+            f"last to {share_text(worst.share)}); they wait for each other {share_text(sync)} "
+            "of the step."
+        )
+    # A rank that is late without a reason of its own may itself have waited for another.
+    began = "" if culprit.cause else _where_waiting_began(analysis)
+    if began:
+        return began
+    if culprit.sometimes:
+        how = (
+            f"is late in some steps only, {culprit.late_steps} of {analysis.summary.steps}, "
+            f"then by {time_text(culprit.late_step_us)}"
+        )
+    else:
+        how = (
+            f"comes last to {share_text(culprit.share)} of its collectives, by "
+            f"{time_text(culprit.lateness_us)}"
+        )
+    why = _why(analysis, culprit)
+    return f"Rank {culprit.rank} {how}, {why}; others wait {share_text(sync)} of the step."
 
 
 def _where_waiting_began(analysis: Analysis) -> str:

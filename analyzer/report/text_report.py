@@ -54,6 +54,7 @@ def render_report(analysis: Analysis) -> str:
         _cost(analysis),
         _p2p(analysis),
         _pipelines(analysis),
+        _ideal_job(analysis),
         _stragglers(analysis),
         _root_causes(analysis),
         _tensors(analysis),
@@ -332,6 +333,33 @@ def _pipelines(analysis: Analysis) -> list[str]:
             "longest backward",
         ]  # fmt: skip
         lines += render(header, cells, WIDTH) + _more(len(pipeline.stages), _MAX_RANKS)
+    return lines
+
+
+def _ideal_job(analysis: Analysis) -> list[str]:
+    ideal = analysis.ideal_job
+    if ideal is None:
+        return []
+    lines = _wrapped(
+        f"Slowdown by stragglers S = {ideal.slowdown:.3f}: a step of "
+        f"{time_text(ideal.replayed_us)} (replayed; recorded {time_text(ideal.step_us)}) over "
+        f"{time_text(ideal.ideal_us)} in the ideal job, in which all operations of one type take "
+        "equally long"
+    )
+    cells = [[row.name, f"{row.slowdown:.3f}"] for row in ideal.operations[:_MAX_ROWS]]
+    lines += render(["operations with their recorded times", "S_t"], cells, WIDTH)
+    lines += _more(len(ideal.operations), _MAX_ROWS)
+    cells = [
+        [f"rank {row.rank}", str(row.replica), str(row.stage), f"{row.slowdown:.3f}"]
+        for row in ideal.workers[:_MAX_ROWS]
+    ]
+    lines += render(["worker with its recorded times", "replica", "stage", "S_w"], cells, WIDTH)
+    lines += _more(len(ideal.workers), _MAX_ROWS)
+    lines += _wrapped(
+        f"Of the slowdown, {share_text(ideal.m_w)} is gone if {ranks_text(ideal.slowest_ranks)} "
+        f"had ideal times (M_W), {share_text(ideal.m_s)} if the last stage had (M_S).",
+        "  ",
+    )
     return lines
 
 

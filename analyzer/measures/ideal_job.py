@@ -1,0 +1,339 @@
+"""The slowdown of a job by stragglers: its replay compared with that of an ideal job.
+
+For traces of ByteDance's StragglerAnalysis, by its definitions (see `IdealJob` in
+`ddltrace.analyzer.model`), so that its published figures can be compared with. The slowdown of one
+replica needs no replay of its own: all other replicas have ideal durations and are alike, so the
+replica and one ideal replica beside it suffice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ddltrace.analyzer.events.event_columns import NULL_NS, IntArray
+from ddltrace.analyzer.importers.straggler_analysis.operations import (
+    CHUNK_MARK,
+    COLLECTIVES,
+    OPERATIONS,
+    PIPELINE,
+    WORKERS_LABEL,
+    Operation,
+    Recorded,
+)
+from ddltrace.analyzer.measures.operation_replay import FloatArray, OperationGraph, find_graph
+from ddltrace.analyzer.model import (
+    IdealJob,
+    NamedSlowdown,
+    PartSlowdown,
+    StepSlowdown,
+    WorkerSlowdown,
+)
+from ddltrace.tracer.errors import TraceError
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace.opened_trace import Trace
+
+_CLOCKS_DISAGREE_NS: Final = 10_000_000
+"""A communication that ends this long before its last participant starts has transfer time 0."""
+
+_SLOWEST_PERCENT: Final = 3
+_JOINT_NAMES: Final = {
+    name: f"{direction.compute.split('-')[0]}-pp-comm" for name, direction in PIPELINE.items()
+}
+_CODE: Final = {name: code for code, name in enumerate(OPERATIONS)}
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """The operations of one worker, by step, type and start.
+
+    Attributes:
+        rank: Its rank.
+        replica: Its data-parallel rank.
+        stage: Its pipeline stage.
+        step: Of each operation: the step.
+        name: Place in `OPERATIONS`.
+        number: Number within step and type.
+        start: Start, ns.
+        end: End, ns.
+        chunk: Model chunk.
+    """
+
+    rank: int
+    replica: int
+    stage: int
+    step: IntArray
+    name: IntArray
+    number: IntArray
+    start: IntArray
+    end: IntArray
+    chunk: IntArray
+
+
+def ideal_job(trace: Trace, steps: IntArray) -> IdealJob | None:
+    """Compares a job with the ideal job; notes in the trace why that is not possible.
+
+    Args:
+        trace: The trace.
+        steps: Numbers of the steps to look at.
+
+    Returns:
+        The comparison; None for traces of other formats, and for jobs that the model does not
+        describe.
+    """
+    layout = trace.run.labels.get(WORKERS_LABEL)
+    if trace.run.source != "straggler-analysis" or not isinstance(layout, dict):
+        return None
+    try:
+        workers = _workers(trace, layout, steps)
+        return _Comparison(workers, trace.notes).result()
+    except TraceError as error:
+        trace.notes.append(f"the slowdown by stragglers is not known: {error}")
+        return None
+
+
+def _workers(trace: Trace, layout: dict[str, object], steps: IntArray) -> list[_Worker]:
+    """The operations of all workers, by replica and stage.
+
+    Raises:
+        TraceError: Workers are missing.
+    """
+    places: dict[tuple[int, int], int] = {}
+    for rank in trace.ranks:
+        match layout.get(str(rank)):
+            case [int(replica), int(stage)]:
+                places[replica, stage] = rank
+            case _:
+                raise TraceError(f"the place of rank {rank} in the job is not recorded")
+    replicas, stages = (1 + max(each[axis] for each in places) for axis in (0, 1))
+    if len(places) != replicas * stages:
+        raise TraceError(
+            f"{len(places)} of {replicas * stages} workers are recorded "
+            f"({replicas} replicas of {stages} stages)"
+        )
+    return [_worker(trace, rank, at, steps) for at, rank in sorted(places.items())]
+
+
+def _worker(trace: Trace, rank: int, at: tuple[int, int], steps: IntArray) -> _Worker:
+    columns = trace.columns(rank)
+    codes = np.array([*(_CODE.get(name, -1) for name in columns.names), -1])[columns.name]
+    chunk_of = [
+        int(end) if (end := lane.rpartition(CHUNK_MARK)[2]).isdecimal() and len(end) < 8 else 0
+        for lane in columns.lanes
+    ]
+    rows = np.flatnonzero((codes >= 0) & np.isin(columns.step, steps) & (columns.end != NULL_NS))
+    rows = rows[np.lexsort((columns.start[rows], codes[rows], columns.step[rows]))]
+    step, name = columns.step[rows].astype(np.int64), codes[rows]
+    first = np.append(True, (step[1:] != step[:-1]) | (name[1:] != name[:-1]))[: len(rows)]
+    place = np.arange(len(rows))
+    number = place - np.maximum.accumulate(np.where(first, place, 0)) if len(rows) else place
+    return _Worker(
+        rank=rank,
+        replica=at[0],
+        stage=at[1],
+        step=step,
+        name=name,
+        number=number,
+        start=columns.start[rows],
+        end=columns.end[rows],
+        chunk=np.array([*chunk_of, 0])[columns.lane[rows]],
+    )
+
+
+class _Comparison:
+    """The recorded and the ideal job."""
+
+    def __init__(self, workers: Sequence[_Worker], notes: list[str]) -> None:
+        self._workers = workers
+        self._replicas = 1 + max(each.replica for each in workers)
+        self._stages = 1 + max(each.stage for each in workers)
+        present = [np.unique(each.step) for each in workers]
+        self._steps = present[0]
+        for each in present[1:]:
+            self._steps = np.intersect1d(self._steps, each)
+        if not len(self._steps):
+            raise TraceError("no step is recorded on all workers")
+        graph = find_graph(self._first_replica(), self._stages)
+        start, end = self._times(graph, notes)
+        self._graph = graph
+        self._base = np.asarray(end.max(axis=(0, 2)) - start.min(axis=(0, 2)), np.float64)
+        self._actual = _durations(graph, start, end)
+        self._ideal = _ideal_durations(graph, self._actual)
+
+    def _first_replica(self) -> list[Recorded]:
+        """The operations of the first replica in its first step."""
+        found = []
+        for worker in self._workers[: self._stages]:
+            rows = np.flatnonzero(worker.step == self._steps[0])
+            columns = (worker.name, worker.number, worker.start, worker.end, worker.chunk)
+            for name, number, start, end, chunk in zip(
+                *(column[rows].tolist() for column in columns), strict=True
+            ):
+                operation = Operation(OPERATIONS[name], number, worker.stage)
+                found.append(Recorded(operation, start, end, chunk))
+        return found
+
+    def _times(
+        self, graph: OperationGraph, notes: list[str]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Start and end of all operations, ns, shape (operations, steps, replicas).
+
+        Only steps in which all replicas have the same operations; others are left out and noted.
+        """
+        shape = (len(graph.operations), len(self._steps), self._replicas)
+        start, end = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        seen = np.zeros(shape, bool)
+        whole = np.ones(len(self._steps), bool)
+        numbers = 1 + max(int(each.number.max()) for each in self._workers)
+        for worker in self._workers:
+            places = np.full(len(OPERATIONS) * numbers, -1)
+            for place, (name, number, stage) in enumerate(graph.operations):
+                if stage == worker.stage:
+                    places[_CODE[name] * numbers + number] = place
+            place = places[worker.name * numbers + worker.number]
+            at = np.minimum(np.searchsorted(self._steps, worker.step), len(self._steps) - 1)
+            inside = self._steps[at] == worker.step
+            whole[at[inside & (place < 0)]] = False
+            known = inside & (place >= 0)
+            cell = (place[known], at[known], worker.replica)
+            start[cell], end[cell], seen[cell] = worker.start[known], worker.end[known], True
+        whole &= seen.all(axis=(0, 2))
+        if not whole.any():
+            raise TraceError("replicas have different operations in every step")
+        if not whole.all():
+            notes.append(
+                f"{int((~whole).sum())} of {len(whole)} steps have other operations than the "
+                "first one: left out of the slowdown by stragglers"
+            )
+            self._steps = self._steps[whole]
+            return start[:, whole], end[:, whole]
+        return start, end
+
+    def result(self) -> IdealJob:
+        """All figures."""
+        actual = self._graph.replay(self._actual)
+        ideal = self._step(self._ideal_everywhere())
+        replicas = self._by_replica() / ideal
+        stages = [self._with_actual(self._on_stage(each)) / ideal for each in range(self._stages)]
+        workers = sorted(
+            (
+                WorkerSlowdown(
+                    each.rank,
+                    each.replica,
+                    each.stage,
+                    min(float(replicas[each.replica]), stages[each.stage]),
+                )
+                for each in self._workers
+            ),
+            key=lambda row: (-row.slowdown, row.rank),
+        )
+        slowest = workers[: -(-len(workers) * _SLOWEST_PERCENT // 100)]
+        which = np.zeros((len(self._graph.operations), self._replicas), bool)
+        for row in slowest:
+            which[self._on_stage(row.stage), row.replica] = True
+        last = np.zeros_like(which)
+        last[self._on_stage(self._stages - 1)] = True
+        base, replayed = float(self._base.mean()), float(actual.mean())
+        return IdealJob(
+            slowdown=replayed / ideal,
+            step_us=base / 1e3,
+            replayed_us=replayed / 1e3,
+            ideal_us=ideal / 1e3,
+            discrepancy=base / replayed,
+            operations=self._by_name(ideal),
+            replicas=tuple(
+                PartSlowdown(number, value) for number, value in enumerate(replicas.tolist())
+            ),
+            stages=tuple(PartSlowdown(number, value) for number, value in enumerate(stages)),
+            workers=tuple(workers),
+            slowest_ranks=tuple(row.rank for row in slowest),
+            m_w=self._share_gone(which, replayed, ideal),
+            m_s=self._share_gone(last, replayed, ideal),
+            steps=tuple(
+                StepSlowdown(step, value)
+                for step, value in zip(self._steps.tolist(), (actual / ideal).tolist(), strict=True)
+            ),
+        )
+
+    def _ideal_everywhere(self) -> FloatArray:
+        return np.broadcast_to(self._ideal[:, None, None], self._actual.shape)
+
+    def _step(self, durations: FloatArray) -> float:
+        """The mean step with given durations, ns."""
+        return float(self._graph.replay(durations).mean())
+
+    def _with_actual(self, operations: npt.NDArray[np.bool_]) -> float:
+        """The mean step in which only some operations have their recorded durations, ns."""
+        chosen = operations[:, None, None]
+        return self._step(np.where(chosen, self._actual, self._ideal_everywhere()))
+
+    def _on_stage(self, stage: int) -> npt.NDArray[np.bool_]:
+        return np.array([each.stage == stage for each in self._graph.operations])
+
+    def _by_replica(self) -> FloatArray:
+        """The mean step in which only one replica has its recorded durations, for each, ns."""
+        operations = len(self._graph.operations)
+        lanes = [self._actual.reshape(operations, -1)]
+        if self._replicas > 1:
+            lanes.append(np.broadcast_to(self._ideal[:, None], lanes[0].shape))
+        times = self._graph.replay(np.stack(lanes, axis=2))
+        return np.asarray(times.reshape(-1, self._replicas).mean(axis=0))
+
+    def _by_name(self, ideal: float) -> tuple[NamedSlowdown, ...]:
+        names = np.array(
+            [_JOINT_NAMES.get(each.name, each.name) for each in self._graph.operations]
+        )
+        found = [
+            NamedSlowdown(name, self._with_actual(names == name) / ideal)
+            for name in np.unique(names).tolist()
+        ]
+        return tuple(sorted(found, key=lambda row: (-row.slowdown, row.name)))
+
+    def _share_gone(
+        self, ideal_ones: npt.NDArray[np.bool_], replayed: float, ideal: float
+    ) -> float | None:
+        """How much of the slowdown is gone when some operations have ideal durations.
+
+        Args:
+            ideal_ones: Which have, shape (operations, replicas).
+            replayed: The mean replayed step, ns.
+            ideal: The ideal step, ns.
+        """
+        if replayed <= ideal:
+            return None
+        durations = np.where(ideal_ones[:, None], self._ideal_everywhere(), self._actual)
+        return (replayed - self._step(durations)) / (replayed - ideal)
+
+
+def _durations(
+    graph: OperationGraph, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
+) -> FloatArray:
+    """Durations of computations and transfer durations of communication, ns."""
+    found = np.asarray(end - start, np.float64)
+    for exchange in graph.exchanges:
+        if not exchange.is_message:
+            continue
+        places = list(exchange.operations)
+        latest = start[places].max(axis=0)
+        if exchange.all_replicas:
+            latest = np.broadcast_to(latest.max(axis=1, keepdims=True), latest.shape)
+        transfer = end[places] - latest
+        found[places] = np.where(transfer <= -_CLOCKS_DISAGREE_NS, 0, transfer)
+    return found
+
+
+def _ideal_durations(graph: OperationGraph, actual: FloatArray) -> FloatArray:
+    """The duration that all operations of a type have in the ideal job, for each operation, ns."""
+    names = np.array([each.name for each in graph.operations])
+    found = np.zeros(len(names))
+    for name in np.unique(names).tolist():
+        mine = names == name
+        is_message = name in COLLECTIVES or name in PIPELINE
+        values = actual[mine]
+        found[mine] = np.median(values) if is_message else values.mean()
+    return found
