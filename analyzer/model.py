@@ -259,6 +259,24 @@ class IdleRow:
 
 
 @dataclass(frozen=True)
+class OperationOfShapes:
+    """The runs of a kernel or operator on inputs of the same shapes.
+
+    Attributes:
+        shapes: Such as ``[[64,3],[3]]``: one list for each input, empty for an input that is no
+            tensor. Of a kernel, the inputs of the operator that launched it.
+        count: How often it ran.
+        total_us: Sum of its durations.
+        mean_us: Mean duration.
+    """
+
+    shapes: str
+    count: int
+    total_us: float
+    mean_us: float
+
+
+@dataclass(frozen=True)
 class OperationOfRank:
     """One rank's part of a kernel or operator.
 
@@ -293,6 +311,8 @@ class KernelRow:
         share: Its part of the durations of all kernels and copies.
         per_step_us: Its time in one step of one rank, mean; None without steps.
         ranks: Its runs by rank.
+        shapes: Its runs by the shapes of inputs, the longest total first, at most 16; empty where
+            no shapes are known.
     """
 
     name: str
@@ -306,6 +326,7 @@ class KernelRow:
     share: float
     per_step_us: float | None
     ranks: tuple[OperationOfRank, ...]
+    shapes: tuple[OperationOfShapes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -324,6 +345,7 @@ class OperatorRow:
         self_device_us: The same without those launched by another operator in it.
         per_step_us: Its time in one step of one rank, mean; None without steps.
         ranks: Its runs by rank.
+        shapes: As in `KernelRow`.
     """
 
     name: str
@@ -337,6 +359,7 @@ class OperatorRow:
     self_device_us: float
     per_step_us: float | None
     ranks: tuple[OperationOfRank, ...]
+    shapes: tuple[OperationOfShapes, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ddltrace.analyzer.compare.input_shapes import (
+    common_ratio,
+    most_frequent,
+    other_shapes,
+    shapes_per_run,
+)
 from ddltrace.analyzer.formatting.text_table import render, shorten
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable, time_text
 from ddltrace.analyzer.model import Analysis, KernelRow, OperatorRow
@@ -29,13 +35,16 @@ class OperationChange:
     Attributes:
         name: Its name.
         kind: As in `KernelRow` and `OperatorRow`.
-        verdict: ``appeared``, ``vanished``, ``count`` (other number of runs a step) or
-            ``duration`` (as many runs, whose mean duration differs by more than 25 %).
+        verdict: ``appeared``, ``vanished``, ``count`` (other number of runs a step), ``shapes``
+            (an operator that runs as often, on inputs of other shapes) or ``duration`` (as many
+            runs, whose mean duration differs by more than 25 %).
         before_count: Runs in one step of one rank, in the first trace.
         after_count: The same in the second.
         before_us: Microseconds in one step of one rank, in the first trace.
         after_us: The same in the second.
         change_us: after - before.
+        before_shapes: The most frequent shapes of its inputs in the first trace; None if unknown.
+        after_shapes: The same in the second.
     """
 
     name: str
@@ -46,6 +55,8 @@ class OperationChange:
     before_us: float
     after_us: float
     change_us: float
+    before_shapes: str | None = None
+    after_shapes: str | None = None
 
 
 @dataclass(frozen=True)
@@ -54,11 +65,16 @@ class WorkDifference:
 
     Attributes:
         same: Whether no kernel and no operator appeared, vanished or changed its number of
-            runs, and copies from the host carry as much; None where one trace has none of them.
+            runs, operators run on inputs of the same shapes, and copies from the host carry as
+            much; None where one trace has none of them.
         appeared: Kernels (operators, where no trace has kernels) of the second trace only.
         vanished: Of the first only.
         count_changed: Of both, with another number of runs a step.
         duration_changed: Of both, with as many runs of another duration.
+        shapes_changed: Operators of both, with as many runs on inputs of other shapes; None where
+            the shapes are not known.
+        first_dimension_ratio: First dimension of these inputs, after / before, where most agree on
+            it: another batch size shows here. None otherwise.
         input_bytes_ratio: Bytes copied from host to device in a step, after / before: another
             batch size shows here. None without such copies.
         sentence: The same in words.
@@ -69,6 +85,8 @@ class WorkDifference:
     vanished: int
     count_changed: int
     duration_changed: int
+    shapes_changed: int | None
+    first_dimension_ratio: float | None
     input_bytes_ratio: float | None
     sentence: str
 
@@ -94,7 +112,8 @@ def operation_changes(
         rows = [side.get(key) for side in sides]
         counts = [row.count / part if row else 0.0 for row, part in zip(rows, parts, strict=True)]
         times = [row.total_us / part if row else 0.0 for row, part in zip(rows, parts, strict=True)]
-        verdict = _verdict(counts, times, whole)
+        shapes = [None if row is None else shapes_per_run(row) for row in rows]
+        verdict = _verdict(counts, times, whole, other_shapes(*shapes) and key[1] == "operator")
         if verdict is not None:
             change = OperationChange(
                 name=key[0],
@@ -105,18 +124,24 @@ def operation_changes(
                 before_us=times[0],
                 after_us=times[1],
                 change_us=times[1] - times[0],
+                before_shapes=most_frequent(shapes[0]),
+                after_shapes=most_frequent(shapes[1]),
             )
             changes.append(change)
     return tuple(sorted(changes, key=lambda row: (-abs(row.change_us), row.name)))
 
 
-def _verdict(counts: list[float], times: list[float], whole: float) -> str | None:
+def _verdict(
+    counts: list[float], times: list[float], whole: float, other_inputs: bool
+) -> str | None:
     if not counts[0]:
         return "appeared"
     if not counts[1]:
         return "vanished"
     if abs(counts[1] - counts[0]) > _OTHER_COUNT * max(counts):
         return "count"
+    if other_inputs:
+        return "shapes"
     means = times[0] / counts[0], times[1] / counts[1]
     differs = abs(means[1] - means[0]) > _OTHER_TIME * max(*means, 1e-9)
     return "duration" if differs and max(times) > _LEAST_SHARE * whole else None
@@ -139,10 +164,15 @@ def work_difference(
         verdict: sum(row.verdict == verdict for row in changes)
         for verdict in ("appeared", "vanished", "count", "duration")
     }
+    reshaped = [row for row in operators if row.verdict == "shapes"]
+    shapes_known = all(any(row.shapes for row in side.operators) for side in (before, after))
+    dimension = common_ratio([(row.before_shapes, row.after_shapes) for row in reshaped])
     sizes = [_input_bytes(side) for side in (before, after)]
     ratio = sizes[1] / sizes[0] if sizes[0] and sizes[1] else None
     other_input = ratio is not None and abs(ratio - 1) > _OTHER_COUNT
-    same = not (counts["appeared"] or counts["vanished"] or counts["count"] or other_input)
+    same = not (
+        counts["appeared"] or counts["vanished"] or counts["count"] or reshaped or other_input
+    )
     what = "kernels" if by_kernels else "operators"
     return WorkDifference(
         same=same if known else None,
@@ -150,12 +180,24 @@ def work_difference(
         vanished=counts["vanished"],
         count_changed=counts["count"],
         duration_changed=counts["duration"],
+        shapes_changed=len(reshaped) if shapes_known else None,
+        first_dimension_ratio=dimension,
         input_bytes_ratio=ratio,
-        sentence=_sentence(counts, what, ratio if other_input else None, same) if known else "",
+        sentence=_sentence(
+            counts, what, ratio if other_input else None, same, (len(reshaped), dimension)
+        )
+        if known
+        else "",
     )
 
 
-def _sentence(counts: dict[str, int], what: str, ratio: float | None, same: bool) -> str:
+def _sentence(
+    counts: dict[str, int],
+    what: str,
+    ratio: float | None,
+    same: bool,
+    reshaped: tuple[int, float | None],
+) -> str:
     if same and not counts["duration"]:
         return f"Both traces run the same {what}."
     parts = [
@@ -169,6 +211,15 @@ def _sentence(counts: dict[str, int], what: str, ratio: float | None, same: bool
         if counts[verdict]
     ]
     text = f"of their {what}, {', '.join(parts)}" if parts else f"their {what} are the same"
+    count, dimension = reshaped
+    if count:
+        begin = f"{count} operator{' runs' if count == 1 else 's run'} on inputs of other shapes"
+        if dimension is not None:
+            begin += (
+                f", whose first dimension is {dimension:.2f} times as large, as with another "
+                "batch size"
+            )
+        text = f"{begin}; {text}"
     if ratio is not None:
         text += (
             f"; a step copies {ratio:.2f} times as many bytes from the host to the device, "

@@ -96,6 +96,8 @@ def _text_of_rank(
             starts = part["start_ns"].to_numpy() - trace.origin_ns
             lengths = ends[rows] - part["start_ns"].to_numpy()
             details = details_of(part, trace.tensors(rank))
+            if "shapes" in details:
+                details["Input Dims"] = _as_json(details.pop("shapes"))
             kinds = _quoted(part["kind"].combine_chunks())
             categories = kinds
             if kineto is not None:
@@ -158,6 +160,20 @@ def _json(column: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         return _quoted(column)
     return column.cast(pa.string())
+
+
+def _as_json(column: pa.DictionaryArray) -> pa.Array:
+    """Text that is JSON itself; null where it is not, because it was cut short."""
+    return pa.array([_checked(text) for text in column.dictionary.to_pylist()], pa.string()).take(
+        column.indices
+    )
+
+
+def _checked(text: str) -> str | None:
+    try:
+        return _encode(msgspec.json.decode(text)).decode()
+    except msgspec.DecodeError:
+        return None
 
 
 def _quoted(column: pa.DictionaryArray) -> pa.Array:

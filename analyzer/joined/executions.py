@@ -43,6 +43,9 @@ class Executions:
         own: Of operators and calls: without what runs in them, nanoseconds.
         device: Of operators and calls: the device work launched in them, nanoseconds.
         own_device: The same without what was launched by an operator in them.
+        shapes: The shapes of inputs that occur.
+        shape: Index into `shapes`: of an operator's inputs; of device work, of the inputs of the
+            operator that launched it; -1 where they are not known.
     """
 
     names: list[str]
@@ -54,13 +57,17 @@ class Executions:
     own: IntArray
     device: IntArray
     own_device: IntArray
+    shapes: list[str]
+    shape: IntArray
 
     def of_kinds(self, kinds: tuple[str, ...]) -> IntArray:
         """Entries of some kinds."""
         return np.flatnonzero(np.isin(self.kind, [KINDS.index(kind) for kind in kinds]))
 
 
-_COLUMNS: Final = ("name", "kind", "rank", "step", "duration", "own", "device", "own_device")
+_COLUMNS: Final = (
+    *("name", "kind", "rank", "step", "duration", "own", "device", "own_device", "shape"),
+)
 
 
 def find_executions(trace: Trace, steps: IntArray | None = None) -> Executions:
@@ -71,6 +78,7 @@ def find_executions(trace: Trace, steps: IntArray | None = None) -> Executions:
         steps: Numbers of the steps wanted; by default everything.
     """
     names: dict[str, int] = {}
+    shapes: dict[str, int] = {}
     parts: dict[str, list[IntArray]] = {column: [] for column in _COLUMNS}
     for rank in trace.ranks if trace.run.level == "op" else ():
         for table in trace.event_tables(rank):
@@ -79,6 +87,8 @@ def find_executions(trace: Trace, steps: IntArray | None = None) -> Executions:
             rows = found.pop("row")
             codes = [names.setdefault(name, len(names)) for name in columns.names]
             found["name"] = np.array([*codes, NULL], dtype=np.int64)[columns.name[rows]]
+            codes = [shapes.setdefault(each, len(shapes)) for each in columns.codes("shapes")[1]]
+            found["shape"] = np.array([*codes, NULL], dtype=np.int64)[found["shape"]]
             found["rank"] = np.full(len(rows), rank)
             found["step"] = columns.step[rows]
             kept = found["name"] != NULL
@@ -90,7 +100,7 @@ def find_executions(trace: Trace, steps: IntArray | None = None) -> Executions:
         column: np.concatenate(values) if values else np.empty(0, dtype=np.int64)
         for column, values in parts.items()
     }
-    return Executions(list(names), **joined)
+    return Executions(names=list(names), shapes=list(shapes), **joined)
 
 
 def device_rows(columns: Columns) -> IntArray:
@@ -124,6 +134,9 @@ def _of_rank(columns: Columns) -> dict[str, IntArray]:
     direct = nested & called[calls]
     np.add.at(own_device, parents[direct], of_calls[direct])
     none = np.zeros(len(work), dtype=np.int64)
+    shape = np.asarray(columns.codes("shapes")[0], dtype=np.int64)
+    around = shape.copy()
+    around[calls] = _from_outer(shape[calls], parents, depth)
     return {
         "row": np.concatenate([work, calls]),
         "kind": np.concatenate([work_kind, np.where(called[calls], 4, 3)]),
@@ -131,7 +144,20 @@ def _of_rank(columns: Columns) -> dict[str, IntArray]:
         "own": np.concatenate([duration[work], np.maximum(own, 0)]),
         "device": np.concatenate([none, device]),
         "own_device": np.concatenate([none, own_device]),
+        "shape": np.concatenate([np.where(launch == NULL, NULL, around[launch]), shape[calls]]),
     }
+
+
+def _from_outer(values: IntArray, parents: IntArray, depth: IntArray) -> IntArray:
+    """Each entry's value, or that of the innermost entry around it that has one."""
+    found: IntArray = np.array(values)
+    by_depth = np.argsort(depth, kind="stable")
+    borders = np.searchsorted(depth[by_depth], np.arange(int(depth.max(initial=0)) + 2))
+    for level in range(1, len(borders) - 1):
+        inner = by_depth[borders[level] : borders[level + 1]]
+        inner = inner[(parents[inner] != NULL) & (found[inner] == NULL)]
+        found[inner] = found[parents[inner]]
+    return found
 
 
 def _with_inner(values: IntArray, parents: IntArray, depth: IntArray) -> IntArray:

@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from ddltrace.analyzer.events.event_columns import IntArray
 from ddltrace.analyzer.joined.executions import DEVICE_KINDS, HOST_KINDS, KINDS, Executions
-from ddltrace.analyzer.model import KernelRow, OperationOfRank, OperatorRow
+from ddltrace.analyzer.model import KernelRow, OperationOfRank, OperationOfShapes, OperatorRow
 
 Floats = npt.NDArray[np.float64]
 _P95: Final = 0.95
+_MAX_SHAPES: Final = 16
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ def kernel_rows(found: Executions, rank_steps: int) -> tuple[KernelRow, ...]:
     whole = max(int(by_name.total.sum()), 1)
     in_steps = _in_steps(found, rows, by_name, rank_steps)
     of_ranks = _of_ranks(found, rows, by_name)
+    of_shapes = _of_shapes(found, rows, by_name)
     return tuple(
         KernelRow(
             name=found.names[int(found.name[rows[by_name.first[group]]])],
@@ -89,6 +91,7 @@ def kernel_rows(found: Executions, rank_steps: int) -> tuple[KernelRow, ...]:
             share=float(by_name.total[group]) / whole,
             per_step_us=in_steps[group],
             ranks=of_ranks[group],
+            shapes=of_shapes[group],
         )
         for group in np.argsort(-by_name.total, kind="stable").tolist()
     )
@@ -110,6 +113,7 @@ def operator_rows(found: Executions, rank_steps: int) -> tuple[OperatorRow, ...]
     own, device, own_device = map(sums, (found.own, found.device, found.own_device))
     in_steps = _in_steps(found, rows, by_name, rank_steps)
     of_ranks = _of_ranks(found, rows, by_name)
+    of_shapes = _of_shapes(found, rows, by_name)
     return tuple(
         OperatorRow(
             name=found.names[int(found.name[rows[by_name.first[group]]])],
@@ -123,6 +127,7 @@ def operator_rows(found: Executions, rank_steps: int) -> tuple[OperatorRow, ...]
             self_device_us=float(own_device[group]),
             per_step_us=in_steps[group],
             ranks=of_ranks[group],
+            shapes=of_shapes[group],
         )
         for group in np.argsort(-own, kind="stable").tolist()
     )
@@ -155,4 +160,27 @@ def _of_ranks(
                 p95_us=float(parts.p95[part]) / 1e3,
             )
         )
+    return [tuple(rows) for rows in lists]
+
+
+def _of_shapes(
+    found: Executions, rows: IntArray, by_name: Groups
+) -> list[tuple[OperationOfShapes, ...]]:
+    known = np.flatnonzero(found.shape[rows] >= 0)
+    parts = grouped(
+        [found.shape[rows[known]], by_name.of_entry[known]], found.duration[rows[known]]
+    )
+    lists: list[list[OperationOfShapes]] = [[] for _ in range(len(by_name))]
+    for part in np.argsort(-parts.total, kind="stable").tolist():
+        entry = int(known[parts.first[part]])
+        mine = lists[by_name.of_entry[entry]]
+        if len(mine) < _MAX_SHAPES:
+            mine.append(
+                OperationOfShapes(
+                    shapes=found.shapes[int(found.shape[rows[entry]])],
+                    count=int(parts.count[part]),
+                    total_us=float(parts.total[part]) / 1e3,
+                    mean_us=float(parts.total[part] / parts.count[part]) / 1e3,
+                )
+            )
     return [tuple(rows) for rows in lists]

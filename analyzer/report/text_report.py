@@ -60,6 +60,7 @@ def render_report(analysis: Analysis) -> str:
         _tensors(analysis),
         _kernels(analysis),
         _operators(analysis),
+        _shapes(analysis),
         _launches(analysis),
         _streams(analysis),
         _copies(analysis),
@@ -507,6 +508,32 @@ def _operators(analysis: Analysis) -> list[str]:
     header = ["operator", "count", "self", "total", "mean", "p95", "a step", "launched work"]
     lines = ["Operators and runtime calls by self time (all ranks)"]
     return lines + render(header, cells, WIDTH) + _more(len(analysis.operators), _MAX_ROWS)
+
+
+def _shapes(analysis: Analysis) -> list[str]:
+    """The operators that take longest, by the shapes of their inputs, where those are known."""
+    rows = [
+        (row.name, part)
+        for row in analysis.operators[:_MAX_ROWS]
+        for part in row.shapes
+        if row.kind == "operator"
+    ]
+    if not rows:
+        return []
+    rows.sort(key=lambda row: -row[1].total_us)
+    cells = [
+        [
+            _start_of(name),
+            shorten(printable(part.shapes), _NAME),
+            f"{part.count:,}",
+            time_text(part.total_us),
+            time_text(part.mean_us),
+        ]
+        for name, part in rows[:_MAX_ROWS]
+    ]
+    lines = ["Operators by the shapes of their inputs (all ranks)"]
+    lines += render(["operator", "shapes of inputs", "count", "total", "mean"], cells, WIDTH)
+    return lines + _more(len(rows), _MAX_ROWS)
 
 
 def _launches(analysis: Analysis) -> list[str]:

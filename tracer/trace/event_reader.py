@@ -11,10 +11,12 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.trace.schema import EVENTS, SCHEMA_NAME
+from ddltrace.tracer.trace.arrow_arrays import integers, strings
+from ddltrace.tracer.trace.schema import ADDED, EVENTS, SCHEMA_NAME
 from ddltrace.tracer.trace.stream_frames import scan_stream
 from ddltrace.tracer.trace.trace_files import (
     FILE_SUFFIX,
@@ -67,7 +69,7 @@ class EventReader:
     ) -> None:
         self.lost_bytes = 0
         self._path = event_path(directory, segment)
-        self._columns = [number for number, name in enumerate(EVENTS.names) if name in columns]
+        self._columns = [name for name in EVENTS.names if name in columns]
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         self.lost_bytes = 0
@@ -98,8 +100,11 @@ class EventReader:
         source = pa.BufferReader(data)
         good, passed = 0, _ReleasedPages(content)
         try:
-            self._check_schema(pa.ipc.read_schema(data))
-            options = pa.ipc.IpcReadOptions(included_fields=self._columns)
+            schema = pa.ipc.read_schema(data)
+            self._check_schema(schema)
+            stored = [number for number, name in enumerate(schema.names) if name in self._columns]
+            missing = [name for name in self._columns if name not in schema.names]
+            options = pa.ipc.IpcReadOptions(included_fields=stored)
             reader = pa.ipc.open_stream(source, options=options)
             while True:
                 good = source.tell()
@@ -108,7 +113,7 @@ class EventReader:
                 for name, column in zip(batch.schema.names, batch.columns, strict=True):
                     if column.null_count and not EVENTS.field(name).nullable:
                         raise pa.ArrowInvalid("null where none may be")
-                yield batch
+                yield self._complete(batch) if missing else batch
                 passed(start + source.tell())
         except StopIteration:
             return
@@ -117,11 +122,29 @@ class EventReader:
 
     def _check_schema(self, schema: pa.Schema) -> None:
         found = (schema.metadata or {}).get(b"ddltrace.schema", b"").decode("utf-8", "replace")
-        if found != SCHEMA_NAME or not schema.equals(EVENTS):
+        lacking = ADDED - set(schema.names)
+        expected = pa.schema([field for field in EVENTS if field.name not in lacking])
+        if found != SCHEMA_NAME or not schema.equals(expected):
             raise TraceError(
                 f"{self._path}: schema {found!r:.80} is not {SCHEMA_NAME!r}; "
                 "read it with the version of ddltrace that wrote it"
             )
+
+    def _complete(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Adds null columns for those that the file lacks."""
+        columns = [
+            batch.column(name) if name in batch.schema.names else _nulls(name, batch.num_rows)
+            for name in self._columns
+        ]
+        schema = pa.schema([EVENTS.field(name) for name in self._columns], EVENTS.metadata)
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _nulls(name: str, rows: int) -> pa.Array:
+    """A column of text without values."""
+    kind = EVENTS.field(name).type
+    codes = integers(np.zeros(rows, np.int64), np.ones(rows, bool), kind.index_type)
+    return pa.DictionaryArray.from_arrays(codes, strings([]))
 
 
 class _ReleasedPages:

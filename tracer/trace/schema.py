@@ -94,10 +94,14 @@ COLUMNS: Final = (
     Column("dtype", _coded(pa.int8()), "shared"),
     Column("enqueue_ns", pa.int64(), "own"),
     Column("status", _coded(pa.int8()), "own"),
+    Column("shapes", _coded(pa.int32())),
     Column("tensors", pa.list_(pa.int32()), "shared"),
 )
 """Every column, in order. What the recorder, the batches and the ring of repeated messages hold
 of a message is derived from these."""
+
+ADDED: Final = frozenset({"shapes"})
+"""Columns that older traces of this version lack; readers give them null columns."""
 
 OWN_FIELDS: Final = tuple(column.name for column in COLUMNS if column.message == "own")
 SHARED_FIELDS: Final = tuple(column.name for column in COLUMNS if column.message == "shared")

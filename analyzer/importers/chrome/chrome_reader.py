@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ddltrace.analyzer.importers.chrome.event_intervals import Interval, Recording, read_recording
-from ddltrace.analyzer.importers.chrome.trace_events import INTERVAL_BYTES, EventFile
+from ddltrace.analyzer.importers.chrome.trace_events import INTERVAL_BYTES, EventFile, input_shapes
 from ddltrace.analyzer.importers.communication import count, element_type, public_op
 from ddltrace.analyzer.importers.imported import ImportedTrace
 from ddltrace.analyzer.importers.names import clean
@@ -117,6 +117,8 @@ def _row(interval: Interval, recording: Recording) -> Row:
         lane=clean(lane, 200),
         step=_small(args.step),
     )
+    if row.kind == "host":
+        row.shapes = input_shapes(args.dims)
     if args.phase in PHASES:
         row.phase = args.phase
     op = args.op if isinstance(args.op, str) and args.op else None

@@ -31,6 +31,10 @@ _MAX_META_BYTES: Final = 8 << 20
 """As objects of Python, lists and mappings take up to thirty times their text."""
 
 _TRIES: Final = 16
+_SHAPES_MARK: Final = b'"Input Dims"'
+_SHAPES: Final = re.compile(rb'"Input Dims"\s*:\s*(\[[\[\]\d,\s]*\])')
+_DIGIT: Final = re.compile(rb"\d")
+_MAX_SHAPES: Final = 400
 _TAIL_BYTES: Final = 1 << 16
 _LIST_START: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN_EVENTS: Final = re.compile(rb"\}\s*,\s*\{")
@@ -222,6 +226,37 @@ def _link_of(raw: msgspec.Raw) -> Link:
         return _LINK.decode(raw) if raw else NO_LINK
     except UNDECODABLE:
         return NO_LINK
+
+
+def shapes_of(raws: list[msgspec.Raw]) -> list[str | None]:
+    """The shapes of operators' inputs as JSON without spaces; None where they are not recorded.
+
+    Such as ``[[64,3],[3]]``: one list for each input, empty for an input that is no tensor.
+    """
+    texts = [bytes(raw) for raw in raws]
+    return [_shapes_in(text) if _SHAPES_MARK in text else None for text in texts]
+
+
+def _shapes_in(text: bytes) -> str | None:
+    match = _SHAPES.search(text)
+    if match is None or not _DIGIT.search(match[1]):
+        return None
+    return _cut(match[1].translate(None, b" \n\t\r").decode())
+
+
+def input_shapes(dims: Any) -> str | None:
+    """The shapes of an operator's inputs from its decoded arguments, as `shapes_of` gives them."""
+    if not isinstance(dims, list):
+        return None
+    text = msgspec.json.encode(dims)
+    return _shapes_in(b'"Input Dims":' + text)
+
+
+def _cut(shapes: str) -> str:
+    if len(shapes) <= _MAX_SHAPES:
+        return shapes
+    # At most so much, to the end of a whole input.
+    return shapes[: shapes.rfind("]", 0, _MAX_SHAPES) + 1] + ",...]"
 
 
 class EventFile:

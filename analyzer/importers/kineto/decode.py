@@ -18,6 +18,7 @@ from ddltrace.analyzer.importers.chrome.trace_events import (
     EventFile,
     args_of,
     links_of,
+    shapes_of,
 )
 from ddltrace.analyzer.importers.kineto.kernel_names import is_message_kernel
 from ddltrace.analyzer.importers.names import Codes
@@ -55,11 +56,13 @@ class Decoded:
             row that has them: `linked` (row, 64 bits), `correlation` (number that device
             work shares with the call that launched it, 64 bits; -1 if it is not told) and
             `stream` (number of the stream in the arguments, 64 bits; -1 without one);
-            `on_device` (row, 64 bits) and `device` (32-bit index).
+            `on_device` (row, 64 bits) and `device` (32-bit index); `shaped` (row, 64 bits) and
+            `shape` (32-bit index).
         names: Distinct names.
         categories: Distinct categories.
         threads: Distinct ids of threads, and of device work's streams.
         devices: Distinct ids of devices.
+        shapes: Distinct shapes of operators' inputs, as JSON.
         pid: The process, where it is known.
         args: Row -> arguments, for rows whose name speaks of communication.
         sizes: Row -> bytes of a copy.
@@ -73,6 +76,7 @@ class Decoded:
     categories: list[str]
     threads: list[Any]
     devices: list[Any]
+    shapes: list[str]
     pid: int | None
     args: dict[int, Args]
     sizes: dict[int, int]
@@ -107,22 +111,26 @@ class _Builder:
     stream: array[int] = field(default_factory=lambda: array("q"))
     on_device: array[int] = field(default_factory=lambda: array("q"))
     device: array[int] = field(default_factory=lambda: array("i"))
+    shaped: array[int] = field(default_factory=lambda: array("q"))
+    shape: array[int] = field(default_factory=lambda: array("i"))
     names: Codes = field(default_factory=Codes)
     categories: Codes = field(default_factory=Codes)
     threads: Codes = field(default_factory=Codes)
     devices: Codes = field(default_factory=Codes)
+    shapes: Codes = field(default_factory=Codes)
     pid: int | None = None
     args: dict[int, Args] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
     speaks: list[bool] = field(default_factory=list)
     is_device: list[bool] = field(default_factory=list)
     is_linked: list[bool] = field(default_factory=list)
+    is_operator: list[bool] = field(default_factory=list)
     arguments_bytes: int = 0
 
     @property
     def more_bytes(self) -> int:
         """Memory of what is kept besides the columns: distinct texts, arguments, sizes."""
-        distinct = (self.names, self.categories, self.threads, self.devices)
+        distinct = (self.names, self.categories, self.threads, self.devices, self.shapes)
         kept = sum(map(len, distinct)) + len(self.sizes)
         return kept * _TEXT_BYTES + self.arguments_bytes
 
@@ -152,6 +160,13 @@ class _Builder:
                 threads[row] = self.threads[link.stream]
             if link.bytes is not None and 0 <= link.bytes < _MAX_NUMBER:
                 self.sizes[first + row] = int(link.bytes)
+        called = _rows(categories, self.is_operator)
+        for row, shapes in zip(
+            called, shapes_of([events[row].args for row in called]), strict=True
+        ):
+            if shapes is not None:
+                self.shaped.append(first + row)
+                self.shape.append(self.shapes[shapes])
         for row in _rows(names, self.speaks):
             self.args[first + row] = args_of(events[row].args)
             self.arguments_bytes += _MESSAGE_BYTES + _object_bytes(bytes(events[row].args))
@@ -173,16 +188,18 @@ class _Builder:
             plain = name.lower()
             self.is_device.append(plain in _ON_DEVICE)
             self.is_linked.append(plain in _ON_DEVICE or plain in RUNTIME)
+            self.is_operator.append(plain in OPERATOR)
 
     def finish(self, file: EventFile) -> Decoded:
         columns = ("ts", "dur", "name", "category", "thread")
-        sparse = ("linked", "correlation", "stream", "on_device", "device")
+        sparse = ("linked", "correlation", "stream", "on_device", "device", "shaped", "shape")
         return Decoded(
             columns={name: PickleBuffer(getattr(self, name)) for name in columns + sparse},
             names=list(self.names),
             categories=list(self.categories),
             threads=list(self.threads),
             devices=list(self.devices),
+            shapes=list(self.shapes),
             pid=self.pid,
             args=self.args,
             sizes=self.sizes,

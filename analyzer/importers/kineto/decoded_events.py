@@ -29,6 +29,7 @@ class Intervals:
         thread: Index into `threads`: a thread's id, or a stream's of device work.
         device: Index into `devices` for device work, else -1.
         correlation: Number that device work shares with the call that launched it, else -1.
+        shape: Index into `shapes` for operators whose shapes are known, else -1.
         pid: The process, where it is known.
         args: Row -> arguments, for rows whose name speaks of communication.
         sizes: Row -> bytes of a copy.
@@ -42,10 +43,12 @@ class Intervals:
     thread: npt.NDArray[np.int32]
     device: npt.NDArray[np.int32]
     correlation: npt.NDArray[np.int64]
+    shape: npt.NDArray[np.int32]
     names: list[str]
     categories: list[str]
     threads: list[Any]
     devices: list[Any]
+    shapes: list[str]
     pid: int | None
     args: dict[int, Args]
     sizes: dict[int, int]
@@ -96,6 +99,7 @@ def intervals_of(decoded: Decoded) -> Intervals:
         "thread": column(decoded, "thread", np.int32),
         "device": _spread(decoded, "on_device", "device", np.int32),
         "correlation": _spread(decoded, "linked", "correlation", np.int64),
+        "shape": _spread(decoded, "shaped", "shape", np.int32),
     }
     args, sizes = decoded.args, decoded.sizes
     if not wanted.all():
@@ -113,6 +117,7 @@ def intervals_of(decoded: Decoded) -> Intervals:
         categories=[name.lower() for name in decoded.categories],
         threads=decoded.threads,
         devices=decoded.devices,
+        shapes=decoded.shapes,
         pid=decoded.pid,
         args=args,
         sizes=sizes,

@@ -457,6 +457,9 @@ class _Mapper:
                 kind != _KINDS.index("message"),
             ),
         }
+        if intervals.shapes:
+            shape = intervals.shape
+            columns["shapes"] = coded("shapes", np.maximum(shape, 0), intervals.shapes, shape < 0)
         sizes = _scattered(count_of_rows, list(intervals.sizes), list(intervals.sizes.values()))
         for name in ("bytes", "out_bytes", "seq", "peer", "tag"):
             values = [getattr(message, name) for message in messages]

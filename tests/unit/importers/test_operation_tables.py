@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from ddltrace.analyzer.compare.comparison import compare, render_comparison
 from ddltrace.analyzer.model import Analysis
 from ddltrace.analyzer.query.sql import run_query
 from ddltrace.analyzer.report.text_report import render_report
 from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.cli import cli
 
 COPY = "Memcpy HtoD (Pinned -> Device)"
 # By HTA 0.5.0: sum of idle time by cause of two streams, of all works of rank 0.
@@ -133,3 +135,80 @@ def test_idle_time_of_streams_is_hta_s(dlrm: Path) -> None:
     first = analysis.launches[0]
     assert (first.launches, first.call_us) == (261, pytest.approx(9.038314))
     assert first.delay_us == pytest.approx(60.659004)
+
+
+def write_shapes(path: Path, batch: int) -> Path:
+    """Two steps with a linear layer, whose kernel takes as long whatever the batch size is."""
+    events: list[dict[str, Any]] = []
+    for step in range(2):
+        for name, category, ts, dur, args in (
+            (f"ProfilerStep#{step}", "user_annotation", 0, 1000, {}),
+            ("aten::linear", "cpu_op", 100, 100, {"Input Dims": [[batch, 3], [4, 3], []]}),
+            ("aten::mm", "cpu_op", 110, 50, {"Input Dims": [[batch, 3], [3, 4]]}),
+            ("cudaLaunchKernel", "cuda_runtime", 120, 10, {"correlation": step + 1}),
+            ("aten::ones", "cpu_op", 300, 10, {"Input Dims": [[], []]}),
+        ):
+            event = {"ph": "X", "name": name, "cat": category, "ts": step * 1000 + ts, "dur": dur}
+            events.append(event | {"pid": 1, "tid": 1, "args": args})
+        place = {"stream": 7, "device": 0, "correlation": step + 1}
+        kernel = {"ph": "X", "name": "gemm", "cat": "kernel", "ts": step * 1000 + 140, "dur": 40}
+        events.append(kernel | {"pid": 0, "tid": 7, "args": place})
+    path.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": [], "traceEvents": events}))
+    return path
+
+
+def test_shapes_of_inputs(tmp_path: Path) -> None:
+    trace = open_trace(write_shapes(tmp_path / "a.json", 64))
+    analysis = trace.analyze()
+    operators = {row.name: row.shapes for row in analysis.operators}
+    [mm] = operators["aten::mm"]
+    assert (mm.shapes, mm.count, mm.total_us, mm.mean_us) == ("[[64,3],[3,4]]", 2, 100.0, 50.0)
+    assert [row.shapes for row in operators["aten::linear"]] == ["[[64,3],[4,3],[]]"]
+    assert operators["aten::ones"] == operators["cudaLaunchKernel"] == ()
+    # A kernel works on the inputs of the innermost operator that launched it.
+    assert [row.shapes for row in analysis.kernels[0].shapes] == ["[[64,3],[3,4]]"]
+    assert "[[64,3],[3,4]]" in render_report(analysis)
+    sql = "SELECT DISTINCT shapes FROM events WHERE name = 'aten::mm'"
+    assert run_query(trace, sql).to_pylist() == [{"shapes": "[[64,3],[3,4]]"}]
+    for to in ("out.json", "kept"):
+        kept = tmp_path / to
+        command = ["export", str(trace.path), "--to", "chrome"] if to == "out.json" else None
+        done = CliRunner().invoke(cli, [*(command or ["import", str(trace.path)]), "-o", str(kept)])
+        assert done.exit_code == 0, done.output
+        again = open_trace(kept).analyze().operators
+        assert {row.name: row.shapes for row in again} == operators
+
+
+def test_another_batch_size_is_told_first(tmp_path: Path) -> None:
+    """Also where names, counts and times are the same."""
+    sides = [
+        open_trace(write_shapes(tmp_path / f"{batch}.json", batch)).analyze() for batch in (64, 32)
+    ]
+    assert compare(sides[0], sides[0]).work.shapes_changed == 0
+    found = compare(*sides)
+    assert found.work.same is False
+    assert (found.work.shapes_changed, found.work.first_dimension_ratio) == (2, 0.5)
+    rows = {row.name: row for row in found.operators}
+    assert rows["aten::mm"].verdict == "shapes"
+    assert (rows["aten::mm"].before_shapes, rows["aten::mm"].after_shapes) == (
+        "[[64,3],[3,4]]",
+        "[[32,3],[3,4]]",
+    )
+    assert " ".join(render_comparison(found).split()).startswith(
+        "The traces do not run the same work, so their times do not compare: 2 operators run on "
+        "inputs of other shapes, whose first dimension is 0.50 times as large, as with another "
+        "batch size"
+    )
+
+
+def test_long_and_damaged_shapes(tmp_path: Path) -> None:
+    path = write_shapes(tmp_path / "a.json", 64)
+    text = path.read_text()
+    long = json.dumps([[number, 7] for number in range(200)])
+    path.write_text(text.replace("[[64, 3], [3, 4]]", long).replace("[[64, 3], [4, 3], []]", '"x"'))
+    operators = {row.name: row.shapes for row in open_trace(path).analyze().operators}
+    [mm] = operators["aten::mm"]
+    assert mm.shapes.startswith("[[0,7],[1,7]")
+    assert mm.shapes.endswith("],...]")
+    assert len(mm.shapes) < 410
+    assert operators["aten::linear"] == ()

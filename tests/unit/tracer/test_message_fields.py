@@ -62,7 +62,7 @@ def test_every_field_of_a_message_gets_into_its_row() -> None:
     recorder.finished.append(message)
     (row,) = rows_of(recorder)
     expected = VALUES | {"phase": "backward", "kind": "message", "lane": "comm/g"}
-    assert row == expected | {"parent": None, "wire_bytes": None}
+    assert row == expected | {"parent": None, "wire_bytes": None, "shapes": None}
 
 
 def test_every_field_of_a_repeated_message_gets_into_its_row() -> None:
