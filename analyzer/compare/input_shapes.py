@@ -1,4 +1,4 @@
-"""Whether operators of two traces run on inputs of the same shapes, and by how much those differ."""
+"""Whether operators of two traces run on inputs of the same shapes, and how those differ."""
 
 from __future__ import annotations
 
