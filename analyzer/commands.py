@@ -87,7 +87,8 @@ Examples:
     default="ddltrace",
     show_default=True,
     help="hta: give each rank's overlap, idle, compute and kernel time as Holistic Trace "
-    "Analysis 0.5.0 does, which drops the last step. Needs Kineto files.",
+    "Analysis 0.5.0 does, which drops the last step; and its tables of idle time, queue length "
+    "and bandwidth of copies. Needs Kineto files.",
 )
 def analyze(
     *,
@@ -138,7 +139,13 @@ def _report(
 ) -> None:
     """Analyzes an opened trace and reports on it in the ways that were asked for."""
     from ddltrace.analyzer.analysis import analyze_in_full
-    from ddltrace.analyzer.measures.hta_definitions import by_hta, hta_breakdown, render_breakdown
+    from ddltrace.analyzer.measures.hta_definitions import (
+        by_hta,
+        hta_breakdown,
+        hta_tables,
+        render_breakdown,
+        render_tables,
+    )
     from ddltrace.analyzer.report.markdown_report import render_markdown
     from ddltrace.analyzer.report.text_report import render_report
     from ddltrace.analyzer.report.threshold import check_threshold
@@ -150,7 +157,7 @@ def _report(
     if form == "json":
         document = analysis.to_json() | {"definitions": definitions}
         if breakdown is not None:
-            document = by_hta(document, breakdown)
+            document = by_hta(document, breakdown, hta_tables(opened))
         click.echo(json.dumps(document, indent=1, allow_nan=False))
     elif form == "markdown":
         click.echo(render_markdown(analysis))
@@ -158,6 +165,8 @@ def _report(
         click.echo(render_report(analysis))
         if breakdown is not None:
             click.echo("\n" + render_breakdown(breakdown))
+            if tables := render_tables(hta_tables(opened)):
+                click.echo("\n" + tables)
         click.echo(f"\nNext: {dashboard_command(traces)}")
     if html is not None:
         from ddltrace.analyzer.report.html_report import write_html

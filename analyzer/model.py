@@ -395,14 +395,16 @@ class LaunchRow:
 class StreamRow:
     """One stream of one rank: why it is idle between two works, and its queue.
 
-    Definitions are those of Holistic Trace Analysis 0.5.0; `IdleRow` has ours.
+    Definitions are those of Holistic Trace Analysis 0.5.0, over all steps; `IdleRow` has ours.
 
     Attributes:
         rank: Global rank.
         stream: Its lane.
         works: Kernels and copies.
         busy_us: Sum of their durations.
-        host_wait_us: Gaps before works that were launched after the end of the work before.
+        host_wait_us: Gaps before works that were launched after the end of the work before. Works
+            whose launch is not recorded count, as in HTA, as launched when the first event of the
+            file began.
         kernel_wait_us: Other gaps shorter than 30 us.
         other_us: All other gaps.
         queue_mean: Works launched and not begun, mean over all changes of their number; None

@@ -2,7 +2,9 @@
 
 Checked against its release 0.5.0: ``get_cuda_kernel_launch_stats``, ``get_queue_length_summary``,
 ``get_idle_time_breakdown`` and ``get_memory_bw_summary``. The last one reads bandwidths that Kineto
-computed from durations in nanoseconds; this module divides bytes by the duration in the file.
+computed from durations in nanoseconds; this module divides bytes by the duration in the file. HTA
+drops the last of several profiler steps; this module does not. ``analyze --definitions hta`` gives
+HTA's own values in both cases.
 """
 
 from __future__ import annotations
@@ -10,9 +12,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from ddltrace.analyzer.events.event_columns import KIND, NULL, Columns, IntArray
-from ddltrace.analyzer.events.launches import launches_of
+from ddltrace.analyzer.events.launches import launches_of, named
+from ddltrace.analyzer.events.stream_gaps import (
+    KERNEL_WAIT_US,
+    LAUNCHES,
+    queue_lengths,
+    stream_gaps,
+)
+from ddltrace.analyzer.importers.kineto.hta_figures import HTA_FIRST_LABEL
 from ddltrace.analyzer.joined.executions import device_rows
 from ddltrace.analyzer.model import CopyRow, LaunchRow, StreamRow
 
@@ -21,7 +31,6 @@ if TYPE_CHECKING:
 
 _SLOW_CALL_NS: Final = 50_000
 _LONG_DELAY_NS: Final = 100_000
-_KERNEL_WAIT_NS: Final = 30_000
 _DIRECTION_LETTERS: Final = len("Memcpy HtoD")
 
 
@@ -44,9 +53,12 @@ def device_queues(trace: Trace, steps: IntArray | None = None) -> DeviceQueues:
     launches: list[LaunchRow] = []
     streams: list[StreamRow] = []
     copies: list[CopyRow] = []
+    label = trace.run.labels.get(HTA_FIRST_LABEL)
+    begun = set(label) if isinstance(label, list) else set()
     whole = trace.run.level == "op" and trace.portion is None
     for rank in trace.ranks if whole else ():
-        columns = trace.columns(rank)
+        # In the order of the file, on which HTA's order of equal times depends.
+        columns = Columns(pa.concat_tables(list(trace.windows(rank))).unify_dictionaries())
         work = device_rows(columns)
         if steps is not None:
             work = work[np.isin(columns.step[work], steps)]
@@ -56,11 +68,8 @@ def device_queues(trace: Trace, steps: IntArray | None = None) -> DeviceQueues:
         launched = call != NULL
         if launched.any():
             launches.append(_launch_row(rank, columns, work[launched], call[launched]))
-        lane = columns.lane[work]
-        for code in np.unique(lane).tolist():
-            mine = lane == code
-            name = columns.lanes[code] if code >= 0 else ""
-            streams.append(_stream_row(rank, name, columns, work[mine], call[mine]))
+        unseen = int(columns.start[0]) if rank in begun else None
+        streams += _stream_rows(rank, columns, work, call, unseen)
         copies += _copy_rows(rank, columns, work[columns.kind[work] == KIND["copy"]])
     return DeviceQueues(tuple(launches), tuple(streams), tuple(copies))
 
@@ -85,31 +94,54 @@ def _launch_row(rank: int, columns: Columns, work: IntArray, call: IntArray) -> 
     )
 
 
-def _stream_row(
-    rank: int, stream: str, columns: Columns, work: IntArray, call: IntArray
-) -> StreamRow:
-    order = np.argsort(columns.start[work], kind="stable")
-    work, call = work[order], call[order]
-    start, end = columns.start[work], columns.end[work]
-    gap, former_end = start[1:] - end[:-1], end[:-1]
-    launched = call[1:] != NULL
-    host = launched & (columns.start[call[1:]] > former_end)
-    kernel = ~host & (gap < _KERNEL_WAIT_NS)
-    known = call != NULL
-    times = np.concatenate([columns.start[call[known]], start[known]])
-    change = np.repeat([1, -1], int(known.sum()))
-    # Of changes at one time those that shorten the queue come first.
-    queue = np.cumsum(change[np.lexsort((change, times))])
-    return StreamRow(
-        rank=rank,
-        stream=stream,
-        works=len(work),
-        busy_us=float((end - start).sum()) / 1e3,
-        host_wait_us=float(gap[host].sum()) / 1e3,
-        kernel_wait_us=float(gap[kernel].sum()) / 1e3,
-        other_us=float(gap[~host & ~kernel].sum()) / 1e3,
-        queue_mean=float(queue.mean()) if len(queue) else None,
-        queue_max=int(queue.max()) if len(queue) else None,
+def _stream_rows(
+    rank: int, columns: Columns, work: IntArray, call: IntArray, unseen: int | None
+) -> list[StreamRow]:
+    """One row per stream.
+
+    Args:
+        rank: Global rank.
+        columns: Its events, in the order of the file.
+        work: Rows of its device work.
+        call: Rows of the calls that launched them; -1 where not known.
+        unseen: When HTA takes work as launched whose launch is not recorded; None for never.
+    """
+    lane = columns.lane[work]
+    launched = np.where(call == NULL, 0 if unseen is None else unseen, columns.start[call])
+    is_known = (call != NULL) | (unseen is not None)
+    queues = _queues(columns, work, call)
+    rows = []
+    for code in np.unique(lane).tolist():
+        mine = np.flatnonzero(lane == code)
+        start, end = columns.start[work[mine]], columns.end[work[mine]]
+        gaps = stream_gaps(start, end, launched[mine], is_known[mine], KERNEL_WAIT_US * 1000)
+        queue = queues.get(code)
+        rows.append(
+            StreamRow(
+                rank=rank,
+                stream=columns.lanes[code] if code >= 0 else "",
+                works=len(mine),
+                busy_us=float((end - start).sum()) / 1e3,
+                host_wait_us=gaps.host / 1e3,
+                kernel_wait_us=gaps.kernel / 1e3,
+                other_us=gaps.other / 1e3,
+                queue_mean=None if queue is None else float(queue.mean()),
+                queue_max=None if queue is None else int(queue.max()),
+            )
+        )
+    return rows
+
+
+def _queues(columns: Columns, work: IntArray, call: IntArray) -> dict[int, IntArray]:
+    """Lane -> number of works launched and not begun, after each of its changes."""
+    counted = np.append(named(columns, LAUNCHES.__contains__), False)[call]
+    work, call = work[counted], call[counted]
+    by_call = np.argsort(call, kind="stable")
+    return queue_lengths(
+        columns.start[call[by_call]],
+        columns.lane[work[by_call]],
+        columns.start[work],
+        columns.lane[work],
     )
 
 

@@ -10,15 +10,22 @@ synchronization records as work.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ddltrace.analyzer.formatting.text_table import render
-from ddltrace.analyzer.formatting.units import NOT_KNOWN
-from ddltrace.analyzer.importers.kineto.hta_figures import HTA_LABEL, HtaBreakdown
+from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable
+from ddltrace.analyzer.importers.kineto.hta_figures import (
+    HTA_LABEL,
+    HTA_STREAMS_LABEL,
+    HtaBreakdown,
+)
 from ddltrace.tracer.errors import UsageError
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
+
+_DESCRIBED: Final = ("count", "mean", "std", "min", "p25", "p50", "p75", "max")
+_MAX_ROWS: Final = 32
 
 
 def hta_breakdown(trace: Trace) -> list[HtaBreakdown]:
@@ -48,16 +55,87 @@ def hta_breakdown(trace: Trace) -> list[HtaBreakdown]:
     return [HtaBreakdown(rank, *figures[str(rank)]) for rank in trace.ranks if str(rank) in figures]
 
 
-def by_hta(document: dict[str, Any], breakdown: list[HtaBreakdown]) -> dict[str, Any]:
+def by_hta(
+    document: dict[str, Any], breakdown: list[HtaBreakdown], tables: HtaTables
+) -> dict[str, Any]:
     """The object of ``analyze --json`` with HTA's values in the ranks' rows.
 
     Args:
         document: The result of `ddltrace.analyzer.model.Analysis.to_json`.
         breakdown: HTA's values; a rank that has none gets null.
+        tables: HTA's tables of streams and copies, which become the entry ``hta``.
     """
     found = {each.rank: each for each in breakdown}
     rows = [row | _json_values(found.get(row["rank"])) for row in document["ranks"]]
-    return document | {"definitions": "hta", "ranks": rows}
+    return document | {"definitions": "hta", "ranks": rows, "hta": tables._asdict()}
+
+
+class HtaTables(NamedTuple):
+    """HTA's tables of streams and copies, over all ranks; rows as in the JSON output.
+
+    Attributes:
+        idle_time: Idle time of each stream by cause, microseconds (``get_idle_time_breakdown``).
+        queue_length: Works launched and not begun on each stream (``get_queue_length_summary``).
+        memory_bandwidth: Bandwidth by kind of copy, GB/s (``get_memory_bw_summary``).
+    """
+
+    idle_time: list[dict[str, Any]]
+    queue_length: list[dict[str, Any]]
+    memory_bandwidth: list[dict[str, Any]]
+
+
+def hta_tables(trace: Trace) -> HtaTables:
+    """HTA's tables of streams and copies; empty for a trace imported by an older version."""
+    label = trace.run.labels.get(HTA_STREAMS_LABEL)
+    stored = label if isinstance(label, dict) else {}
+    found = HtaTables([], [], [])
+    for rank in trace.ranks:
+        tables = stored.get(str(rank)) or {}
+        for stream, (host, kernel, other) in tables.get("idle", {}).items():
+            causes = {"host_wait_us": host, "kernel_wait_us": kernel, "other_us": other}
+            found.idle_time.append({"rank": rank, "stream": int(stream), **causes})
+        for stream, values in tables.get("queue", {}).items():
+            figures = dict(zip(_DESCRIBED, values, strict=True))
+            found.queue_length.append({"rank": rank, "stream": int(stream), **figures})
+        for name, values in tables.get("bandwidth", {}).items():
+            figures = dict(zip(_DESCRIBED, values, strict=True))
+            found.memory_bandwidth.append({"rank": rank, "name": name, **figures})
+    return found
+
+
+def render_tables(tables: HtaTables) -> str:
+    """HTA's tables of streams and copies as text; empty if there are none."""
+    parts = [
+        (
+            "Idle time of streams (us), by HTA",
+            ["rank", "stream", "host wait", "kernel wait", "other"],
+            [[f"{value:.0f}" for value in row.values()] for row in tables.idle_time],
+        ),
+        (
+            "Works launched and not begun, by HTA",
+            ["rank", "stream", *_DESCRIBED],
+            [[_number(value) for value in row.values()] for row in tables.queue_length],
+        ),
+        (
+            "Bandwidth of copies (GB/s), by HTA",
+            ["rank", "copy", *_DESCRIBED],
+            [[_number(value) for value in row.values()] for row in tables.memory_bandwidth],
+        ),
+    ]
+    shown = []
+    for title, header, rows in parts:
+        if rows:
+            more = [f"  {len(rows) - _MAX_ROWS} more in --json"] if len(rows) > _MAX_ROWS else []
+            shown.append("\n".join([title, *render(header, rows[:_MAX_ROWS]), *more]))
+    return "\n\n".join(shown)
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return NOT_KNOWN
+    if isinstance(value, str):
+        return printable(value)
+    return f"{value:.4g}"
 
 
 def _json_values(values: HtaBreakdown | None) -> dict[str, float | None]:

@@ -101,12 +101,13 @@ class Args(
 NO_ARGS: Final = Args()
 
 
-class Link(msgspec.Struct, gc=False):
+class Link(msgspec.Struct, gc=False, rename={"bandwidth": "memory bandwidth (GB/s)"}):
     """What ties device work to its stream and to the call that launched it."""
 
     stream: int | str | None = None
     correlation: int | None = None
     bytes: int | float | None = None
+    bandwidth: Any = None
 
 
 NO_LINK: Final = Link()

@@ -5,6 +5,7 @@ Needs neither NumPy nor Arrow, whose import takes a helper process longer than d
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass, field
 from itertools import compress, count
@@ -16,6 +17,7 @@ from ddltrace.analyzer.importers.chrome.trace_events import (
     Args,
     Complete,
     EventFile,
+    Metadata,
     args_of,
     links_of,
     shapes_of,
@@ -42,6 +44,9 @@ _EVENT_BYTES: Final = 250
 """Memory of an event's columns, here and in the trace that is made of them."""
 
 _TEXT_BYTES: Final = 250
+_NUMBER_BYTES: Final = 200
+"""Memory of an entry of a mapping of numbers."""
+
 _MESSAGE_BYTES: Final = 1500
 _MAX_NUMBER: Final = 1 << 62
 
@@ -66,6 +71,9 @@ class Decoded:
         pid: The process, where it is known.
         args: Row -> arguments, for rows whose name speaks of communication.
         sizes: Row -> bytes of a copy.
+        bandwidths: Row -> bandwidth of a copy as Kineto wrote it, GB/s.
+        begins_with_interval: Whether the first event in the file is the first row.
+        lacks_times: Whether the file has metadata without a time.
         meta: The file's top-level entries besides the events.
         unreadable: Events left out because they are damaged.
         damage: Why the file's end is missing; None if it is whole.
@@ -80,6 +88,9 @@ class Decoded:
     pid: int | None
     args: dict[int, Args]
     sizes: dict[int, int]
+    bandwidths: dict[int, float]
+    begins_with_interval: bool
+    lacks_times: bool
     meta: dict[str, Any]
     unreadable: int
     damage: str | None
@@ -94,6 +105,7 @@ def decode_file(path: Path) -> Decoded:
     file = EventFile(path, _EVENT_BYTES)
     builder = _Builder()
     for chunk in file:
+        builder.look_at_all(chunk)
         builder.add([event for event in chunk if type(event) is Complete])
         file.more_bytes = builder.more_bytes
     return builder.finish(file)
@@ -121,6 +133,9 @@ class _Builder:
     pid: int | None = None
     args: dict[int, Args] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
+    bandwidths: dict[int, float] = field(default_factory=dict)
+    begins_with_interval: bool | None = None
+    lacks_times: bool = False
     speaks: list[bool] = field(default_factory=list)
     is_device: list[bool] = field(default_factory=list)
     is_linked: list[bool] = field(default_factory=list)
@@ -131,8 +146,17 @@ class _Builder:
     def more_bytes(self) -> int:
         """Memory of what is kept besides the columns: distinct texts, arguments, sizes."""
         distinct = (self.names, self.categories, self.threads, self.devices, self.shapes)
-        kept = sum(map(len, distinct)) + len(self.sizes)
-        return kept * _TEXT_BYTES + self.arguments_bytes
+        kept = sum(map(len, distinct))
+        copies = len(self.sizes) + len(self.bandwidths)
+        return kept * _TEXT_BYTES + copies * _NUMBER_BYTES + self.arguments_bytes
+
+    def look_at_all(self, chunk: list[Any]) -> None:
+        """Notes what the file has besides intervals."""
+        if self.begins_with_interval is None and chunk:
+            self.begins_with_interval = type(chunk[0]) is Complete
+        self.lacks_times = self.lacks_times or any(
+            type(event) is Metadata and event.ts is None for event in chunk
+        )
 
     def add(self, events: list[Complete]) -> None:
         """Takes over what is needed of a chunk; its objects can go."""
@@ -160,6 +184,8 @@ class _Builder:
                 threads[row] = self.threads[link.stream]
             if link.bytes is not None and 0 <= link.bytes < _MAX_NUMBER:
                 self.sizes[first + row] = int(link.bytes)
+            if isinstance(link.bandwidth, (int, float)) and math.isfinite(link.bandwidth):
+                self.bandwidths[first + row] = float(link.bandwidth)
         called = _rows(categories, self.is_operator)
         for row, shapes in zip(
             called, shapes_of([events[row].args for row in called]), strict=True
@@ -203,6 +229,9 @@ class _Builder:
             pid=self.pid,
             args=self.args,
             sizes=self.sizes,
+            bandwidths=self.bandwidths,
+            begins_with_interval=bool(self.begins_with_interval),
+            lacks_times=self.lacks_times,
             meta=file.meta,
             unreadable=file.unreadable,
             damage=file.damage,

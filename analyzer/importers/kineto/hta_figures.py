@@ -32,22 +32,35 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ddltrace.analyzer.events.stream_gaps import LAUNCHES
 from ddltrace.analyzer.importers.blocks import Blocks
-from ddltrace.analyzer.importers.chrome.trace_events import EventFile, Metadata
 from ddltrace.analyzer.importers.kineto.decode import Decoded
 from ddltrace.analyzer.importers.kineto.decoded_events import NOT_EVENTS, column
+from ddltrace.analyzer.importers.kineto.hta_streams import (
+    WORK,
+    HtaEvents,
+    Tables,
+    hta_streams,
+    is_memory,
+)
 
 HTA_LABEL: Final = "hta_figures"
 """The entry of a run's labels that holds the result of `hta_figures`."""
+
+HTA_STREAMS_LABEL: Final = "hta_streams"
+"""The entry of a run's labels that holds the result of `streams_by_rank`."""
+
+HTA_FIRST_LABEL: Final = "hta_first_events"
+"""The entry of a run's labels with the ranks whose file begins with an interval: the first row."""
+
+_MOST_COPIES: Final = 4
+"""HTA multiplies work whose correlation several calls have; beyond so many events this stops."""
 
 _COMMUNICATION: Final = re.compile(r"nccl.*Kernel")
 _MEMORY: Final = re.compile(r"Memcpy|Memset|dma")
 _NOT_COMPUTATION: Final = re.compile(r"nccl.*Kernel|.*Memcpy|Memset|.*Sync")
 _DEVICE_SYNCS: Final = ("Event Sync", "Context Sync")
 _FRACTION: Final = re.compile(rb'"ts"\s*:\s*-?\d+[.eE]')
-_EVENT_BYTES: Final = 0
-"""Nothing is kept of the events that are read again."""
-
 _LONGEST_TIME: Final = 64
 """Bytes of a key and its time: that much of a block is looked at again with the next one."""
 
@@ -93,11 +106,17 @@ class HtaFile:
         whole: Figures of all device work, in the order of `HtaBreakdown` behind the rank; None
             without any.
         without_last_step: The same of the device work that was launched before the last step.
+        whole_streams: Tables of streams and copies, see `hta_streams`.
+        streams_without_last_step: The same without the last step.
+        begins_with_interval: Whether the first event in the file is an interval that HTA reads.
     """
 
     steps: tuple[str, ...]
     whole: _Figures | None
     without_last_step: _Figures | None
+    whole_streams: Tables | None = None
+    streams_without_last_step: Tables | None = None
+    begins_with_interval: bool = False
 
 
 def hta_figures(files: Sequence[tuple[int, HtaFile]]) -> dict[str, list[float | None]]:
@@ -120,6 +139,21 @@ def hta_figures(files: Sequence[tuple[int, HtaFile]]) -> dict[str, list[float | 
     }
 
 
+def streams_by_rank(files: Sequence[tuple[int, HtaFile]]) -> dict[str, Tables]:
+    """Chooses the tables of a job's ranks, as `hta_figures` chooses the figures."""
+    ranks = [rank for rank, _ in files]
+    several = len({step for _, file in files for step in file.steps}) > 1
+    chosen = [
+        (rank, file.streams_without_last_step if several else file.whole_streams)
+        for rank, file in files
+    ]
+    return {
+        str(rank): tables
+        for rank, tables in chosen
+        if tables is not None and ranks.count(rank) == 1
+    }
+
+
 def hta_file(path: Path, decoded: Decoded) -> HtaFile:
     """Computes the figures of one file.
 
@@ -133,17 +167,23 @@ def hta_file(path: Path, decoded: Decoded) -> HtaFile:
     on_device = events.wanted & (events.stream != -1)
     if not on_device.any():
         return HtaFile(step_names, None, None)
-    if _has_fractions(path, events):
+    fractional = _has_fractions(path, events, lacks_times=decoded.lacks_times)
+    if fractional:
         start, end = np.ceil(events.start), np.floor(events.start + events.duration)
     else:
         # HTA adds the length to times since the first event.
         start = events.start - events.start[events.wanted].min()
         end = start + events.duration
-    kept = np.where(on_device, _copies_before_last_step(events, start, steps), 0)
+    copies = _copies_before_last_step(events, start, steps)
+    kept = np.where(on_device, copies, 0)
+    streams = _Streams(events, decoded, start, end)
     return HtaFile(
         step_names,
         _figures(events, start, end, on_device.astype(np.int64)),
         _figures(events, start, end, kept) if kept.any() else None,
+        streams.tables(events.wanted.astype(np.int64), in_order=True),
+        streams.tables(copies, in_order=False) if kept.any() else None,
+        decoded.begins_with_interval and bool(events.wanted[0]),
     )
 
 
@@ -173,6 +213,12 @@ class _Events:
         usable = np.isfinite(self.start) & np.isfinite(self.duration)
         self.wanted: Mask = usable & ~unread[column(decoded, "category", np.int32)]
 
+    def is_work(self) -> Mask:
+        """Which rows are device work for HTA."""
+        is_sync = self.named(_DEVICE_SYNCS.__contains__, self.wanted)
+        found: Mask = self.wanted & ((self.stream >= 0) & (self.correlation >= 0) | is_sync)
+        return found
+
     def named(self, is_wanted: Callable[[str], object], among: Mask) -> Mask:
         """Which of some rows have a name that fulfils a condition."""
         codes = np.array([bool(is_wanted(name)) for name in self._names] or [False])
@@ -180,7 +226,92 @@ class _Events:
         return found
 
 
-def _has_fractions(path: Path, events: _Events) -> bool:
+class _Streams:
+    """What HTA's tables of streams and copies need of a file."""
+
+    def __init__(self, events: _Events, decoded: Decoded, start: Floats, end: Floats) -> None:
+        self._events, self._decoded = events, decoded
+        # HTA's column is of whole numbers unless an event has no time.
+        kind = np.dtype(np.float64)
+        if not decoded.lacks_times:
+            kind = _least_type(np.ceil(events.start[events.wanted]))
+        self._start = start.astype(kind)
+        self._end = end.astype(kind) if not np.any(end % 1 != 0) else end
+        self._work = events.is_work()
+        category = column(decoded, "category", np.int32)
+        is_work = np.array([name in WORK for name in decoded.categories] or [False])
+        self._is_work: Mask = is_work[category] & events.wanted & (events.stream != -1)
+        self._is_launch = events.named(LAUNCHES.__contains__, events.wanted)
+        self._is_memory = events.named(is_memory, events.wanted & (events.stream != -1))
+        self._call = self._partner(events.wanted & self._work, events.wanted & ~self._work)
+        self._of_call = self._partner(events.wanted & ~self._work, events.wanted & self._work)
+        self._bandwidth = np.zeros(len(events.start))
+        rows = list(decoded.bandwidths)
+        self._bandwidth[rows] = list(decoded.bandwidths.values())
+
+    def _partner(self, rows: Mask, others: Mask) -> Counts:
+        """For some rows the last of the others with the same correlation; -1 for none."""
+        correlation = self._events.correlation
+        found = np.full(len(correlation), -1)
+        mine = np.flatnonzero(rows & (correlation != -1))
+        partners = np.flatnonzero(others & (correlation != -1))
+        if len(mine) and len(partners):
+            order = partners[np.argsort(correlation[partners], kind="stable")]
+            place = np.searchsorted(correlation[order], correlation[mine], side="right") - 1
+            hit = (place >= 0) & (correlation[order[place]] == correlation[mine])
+            found[mine[hit]] = order[place[hit]]
+        return found
+
+    def tables(self, copies: Counts, *, in_order: bool) -> Tables | None:
+        """The tables of some rows; None where HTA's table has far more rows than the file.
+
+        Args:
+            copies: How often HTA keeps each row.
+            in_order: Whether it keeps the order of the file, or puts device work first.
+        """
+        events = self._events
+        useful = self._is_work | self._is_memory | self._is_launch
+        useful |= (events.stream != -1) & (events.correlation != -1)
+        counts = np.where(useful, copies, 0)
+        if int(counts.sum()) > _MOST_COPIES * len(counts):
+            return None
+        rows = np.repeat(np.arange(len(counts)), counts)
+        if not in_order:
+            rows = np.concatenate([rows[self._work[rows]], rows[~self._work[rows]]])
+        call = self._call[rows]
+        # HTA refers to a call that it does not find as the first event of the file.
+        first = 0 if self._decoded.begins_with_interval else -1
+        call = np.where((call == -1) & (events.correlation[rows] >= 0), first, call)
+        other = self._of_call[rows]
+        return hta_streams(
+            HtaEvents(
+                start=self._start[rows],
+                end=self._end[rows],
+                stream=events.stream[rows],
+                correlation=events.correlation[rows],
+                bandwidth=self._bandwidth[rows],
+                is_work=self._is_work[rows],
+                is_launch=self._is_launch[rows],
+                is_memory=self._is_memory[rows],
+                name=events.name[rows],
+                names=self._decoded.names,
+                launched=self._start[np.maximum(call, 0)],
+                is_launched=(call != -1) & (copies[np.maximum(call, 0)] > 0),
+                linked=(other != -1) & ((other != 0) | (first != 0)),
+            )
+        )
+
+
+def _least_type(values: Floats) -> np.dtype[Any]:
+    """The smallest type of integers that holds all values; equal times sort as in HTA then."""
+    low, high = float(values.min()), float(values.max())
+    for kind in (np.int8, np.int16, np.int32):
+        if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
+            return np.dtype(kind)
+    return np.dtype(np.int64)
+
+
+def _has_fractions(path: Path, events: _Events, *, lacks_times: bool) -> bool:
     """Whether HTA rounds a file's times: it does if it reads the column of starts as floats.
 
     One start with a fraction is enough, also ``5.0``, that of an event without a length, or
@@ -191,9 +322,8 @@ def _has_fractions(path: Path, events: _Events) -> bool:
         return True
     if not np.any(events.duration % 1 != 0):
         return False
-    for chunk in EventFile(path, _EVENT_BYTES):
-        if any(type(event) is Metadata and event.ts is None for event in chunk):
-            return True
+    if lacks_times:
+        return True
     rest = b""
     for block in Blocks(path):
         text = rest + block
@@ -208,8 +338,7 @@ def _copies_before_last_step(events: _Events, start: Floats, steps: Mask) -> Cou
 
     HTA keeps device work once for each event on the host that has its correlation.
     """
-    is_sync = events.named(_DEVICE_SYNCS.__contains__, events.wanted)
-    work = events.wanted & ((events.stream >= 0) & (events.correlation >= 0) | is_sync)
+    work = events.is_work()
     # For HTA all else is host work: also device work without a correlation.
     host = events.wanted & ~work
     last = start[host & steps].max(initial=-np.inf)

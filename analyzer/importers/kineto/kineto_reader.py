@@ -21,10 +21,13 @@ from ddltrace.analyzer.importers.kineto.decode import Decoded, decode_file
 from ddltrace.analyzer.importers.kineto.decoded_events import Intervals, intervals_of
 from ddltrace.analyzer.importers.kineto.decoded_messages import DEFAULT_GROUP, Describer, Message
 from ddltrace.analyzer.importers.kineto.hta_figures import (
+    HTA_FIRST_LABEL,
     HTA_LABEL,
+    HTA_STREAMS_LABEL,
     HtaFile,
     hta_figures,
     hta_file,
+    streams_by_rank,
 )
 from ddltrace.analyzer.importers.kineto.kernel_names import is_message_kernel, is_suspect_kernel
 from ddltrace.analyzer.importers.kineto.parallel_decode import read_side_by_side, text_bytes
@@ -123,9 +126,12 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
         run.ranks.append(info)
         tables[info.segment] = table
     _complete_run(run, whole)
-    run.labels[HTA_LABEL] = hta_figures(
-        [(rank, file.hta) for rank, file in zip(ranks, whole, strict=True)]
-    )
+    hta = [(rank, file.hta) for rank, file in zip(ranks, whole, strict=True)]
+    run.labels[HTA_LABEL] = hta_figures(hta)
+    run.labels[HTA_STREAMS_LABEL] = streams_by_rank(hta)
+    run.labels[HTA_FIRST_LABEL] = [
+        rank for rank, file in hta if file.begins_with_interval and ranks.count(rank) == 1
+    ]
     by_segment = {info.segment: info.rank for info in run.ranks}
     return ImportedTrace(run, number_messages(tables, by_segment, run.notes))
 
