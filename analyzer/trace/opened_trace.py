@@ -27,6 +27,7 @@ from ddltrace.analyzer.trace.run_validation import check_run
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.event_file import grouped, matches_checksum
 from ddltrace.tracer.trace.event_reader import EventReader
+from ddltrace.tracer.trace.run_files import CHANGED
 from ddltrace.tracer.trace.run_info import RankInfo, RunInfo, TensorInfo
 from ddltrace.tracer.trace.run_reader import read_run
 from ddltrace.tracer.trace.schema import EVENTS
@@ -107,7 +108,7 @@ class Trace:
         run: Metadata of the run.
         ranks: The ranks of which something was recorded, ascending.
         notes: Problems that affect the numbers; grows while reading.
-        damage: The notes that report damage of the events read so far: a wrong checksum or
+        damage: The notes that report damage of what was read so far: a wrong checksum or
             unreadable bytes.
     """
 
@@ -119,7 +120,7 @@ class Trace:
         self._tables = tables
         self._verified: set[str] = set()
         self._last_starts: dict[str, int] = {}
-        self.damage: list[str] = []
+        self.damage = [note for note in self.notes if note == CHANGED]
         self._leave_out_jobs_beside()
         self.ranks = sorted({info.rank for info in self.run.ranks})
         self._steps: range | None = None
@@ -447,7 +448,8 @@ class Trace:
         self._verified.add(info.segment)
         if not matches_checksum(self.path, info):
             self._note_damage(
-                f"rank {info.rank}: its file is not what was recorded, but damaged or another's"
+                f"rank {info.rank}: its file is not what was recorded, but damaged or another "
+                "rank's: its numbers may be wrong"
             )
 
     def _note_damage(self, text: str) -> None:

@@ -100,10 +100,9 @@ class EventReader:
         source = pa.BufferReader(data)
         good, passed = 0, _ReleasedPages(content)
         try:
-            schema = pa.ipc.read_schema(data)
-            self._check_schema(schema)
-            stored = [number for number, name in enumerate(schema.names) if name in self._columns]
-            missing = [name for name in self._columns if name not in schema.names]
+            names = self._checked_names(pa.ipc.read_schema(data))
+            stored = [number for number, name in enumerate(names) if name in self._columns]
+            missing = [name for name in self._columns if name not in names]
             options = pa.ipc.IpcReadOptions(included_fields=stored)
             reader = pa.ipc.open_stream(source, options=options)
             while True:
@@ -120,15 +119,24 @@ class EventReader:
         except _DECODING_ERRORS:
             self.lost_bytes += max(1, data.size - good)
 
-    def _check_schema(self, schema: pa.Schema) -> None:
+    def _checked_names(self, schema: pa.Schema) -> list[str]:
+        """The columns of the file.
+
+        Raises:
+            TraceError: They are not those of this version, or of an earlier one that it reads.
+        """
         found = (schema.metadata or {}).get(b"ddltrace.schema", b"").decode("utf-8", "replace")
-        lacking = ADDED - set(schema.names)
-        expected = pa.schema([field for field in EVENTS if field.name not in lacking])
-        if found != SCHEMA_NAME or not schema.equals(expected):
+        try:
+            names = list(schema.names)
+        except UnicodeDecodeError:  # damaged
+            names = []
+        expected = [field for field in EVENTS if field.name in names or field.name not in ADDED]
+        if found != SCHEMA_NAME or not schema.equals(pa.schema(expected)):
             raise TraceError(
                 f"{self._path}: schema {found!r:.80} is not {SCHEMA_NAME!r}; "
                 "read it with the version of ddltrace that wrote it"
             )
+        return names
 
     def _complete(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Adds null columns for those that the file lacks."""

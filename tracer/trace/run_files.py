@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import zlib
 from pathlib import Path
+from typing import Any, Final
 
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.json_files import read_json, release_space, write_with_reserve
@@ -17,10 +20,23 @@ from ddltrace.tracer.trace.run_info import (
 from ddltrace.tracer.trace.schema import SCHEMA_NAME
 from ddltrace.tracer.trace.trace_files import RUN_FILE, SIDECAR_SUFFIX
 
+CHANGED: Final = f"{RUN_FILE} is not what ddltrace wrote: its numbers may be wrong"
+"""Note of a run whose file does not have the checksum in it."""
+
+_CHECKSUM: Final = "checksum"
+
 
 def write_run(directory: Path, run: RunInfo) -> None:
-    """Writes ``run.json``."""
-    write_with_reserve(directory / RUN_FILE, run_to_json(run))
+    """Writes ``run.json``, with a checksum of its content."""
+    # As a reader will get it: JSON knows neither tuples nor keys that are numbers.
+    value = json.loads(json.dumps(run_to_json(run)))
+    write_with_reserve(directory / RUN_FILE, {**value, _CHECKSUM: _checksum_of(value)})
+
+
+def _checksum_of(value: dict[str, Any]) -> int:
+    """CRC-32 of a JSON object, whatever its layout."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return zlib.crc32(text.encode("ascii"))
 
 
 def read_run_file(directory: Path) -> RunInfo:
@@ -43,7 +59,14 @@ def read_run_file(directory: Path) -> RunInfo:
             "read it with the version of ddltrace that wrote it"
         )
     try:
-        return run_from_json(value)
+        expected = value.pop(_CHECKSUM, None)
+        changed = expected is not None and expected != _checksum_of(value)
+        run = run_from_json(value)
+        if changed and CHANGED not in run.notes:
+            run.notes.append(CHANGED)
+        if changed and run.status != "running":
+            run.status = "partial"
+        return run
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, IndexError) as error:
         raise TraceError(f"{path} is damaged: {error!r:.120}") from error
 

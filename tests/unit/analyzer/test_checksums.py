@@ -39,6 +39,7 @@ def without_checksums(directory: Path) -> None:
     value = json.loads(path.read_text())
     for entry in value["ranks"]:
         del entry["checksum"]
+    value.pop("checksum", None)
     path.write_text(json.dumps(value))
 
 
@@ -88,6 +89,50 @@ def test_swapped_files_are_noticed_on_both_ranks(sample):
     trace = open_trace(sample)
     assert trace.analyze().trace.status == "partial"
     assert len(trace.damage) == 2
+
+
+def change(directory: Path, key: str, value: object) -> None:
+    path = directory / "run.json"
+    content = json.loads(path.read_text())
+    content["ranks"][1][key] = value
+    path.write_text(json.dumps(content))
+
+
+def test_a_changed_run_file_is_noticed(sample):
+    assert open_trace(sample).analyze().trace.status == "complete"
+    path = sample / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=7))
+    assert open_trace(sample).damage == []
+    change(sample, "host", "elsewhere")
+    trace = open_trace(sample)
+    assert trace.damage == ["run.json is not what ddltrace wrote: its numbers may be wrong"]
+    facts = trace.analyze().trace
+    assert facts.status == "partial"
+    assert facts.notes[-1:] == tuple(trace.damage)
+
+
+def test_swapping_files_and_checksums_alike_is_noticed(sample):
+    """Who swaps two ranks' files and their checksums in run.json changes run.json."""
+    first, second = sorted(sample.glob("rank-*.arrow"))
+    sums = [checksum_of(first), checksum_of(second)]
+    content = json.loads((sample / "run.json").read_text())
+    for entry, its in zip(content["ranks"], reversed(sums), strict=True):
+        entry["checksum"] = its
+    (sample / "run.json").write_text(json.dumps(content, indent=1))
+    first.rename(sample / "kept")
+    second.rename(first)
+    (sample / "kept").rename(second)
+    assert len(open_trace(sample).damage) == 1
+
+
+def test_every_written_run_file_has_a_checksum(sample, tmp_path):
+    for path in SAMPLES.rglob("run.json"):
+        assert type(json.loads(path.read_text())["checksum"]) is int
+    (tmp_path / "merged").mkdir()
+    merge([sample], tmp_path / "merged")
+    assert open_trace(tmp_path / "merged").damage == []
+    change(tmp_path / "merged", "world_size", 3)
+    assert len(open_trace(tmp_path / "merged").damage) == 1
 
 
 def test_reading_a_few_columns_verifies_the_file_as_well(sample):

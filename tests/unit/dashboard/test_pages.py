@@ -131,8 +131,9 @@ def test_what_to_know_of_a_partial_trace_is_said_everywhere(write_run_of):
         return [row for row in rows if rank == 0 or row["seq"] != 3]
 
     path = write_run_of("half", steps=8, change=lose)
+    changed = {"status": "partial", "exit_status": 1, "checksum": None}
     run = json.loads((path / "run.json").read_text())
-    (path / "run.json").write_text(json.dumps(run | {"status": "partial", "exit_status": 1}))
+    (path / "run.json").write_text(json.dumps(run | changed))
     workspace = Workspace([open_trace(path), open_trace(write_run_of("whole", steps=8))])
     opened = workspace.get(0)
     says = [

@@ -35,6 +35,14 @@ def test_missing_columns_are_null() -> None:
     assert trace.events(trace.ranks[0]).schema.equals(EVENTS)
 
 
+def test_damaged_names_of_columns(tmp_path: Path) -> None:
+    content = (SAMPLE / f"{SEGMENT}.arrow").read_bytes()
+    place = content.index(b"out_bytes")
+    (tmp_path / f"{SEGMENT}.arrow").write_bytes(content[:place] + b"\xe5" + content[place + 1 :])
+    with pytest.raises(TraceError, match="read it with the version"):
+        list(EventReader(tmp_path, SEGMENT))
+
+
 def test_other_columns_are_not_optional(tmp_path: Path) -> None:
     table, _ = read_events(SAMPLE, SEGMENT)
     less = table.drop_columns(["bytes"])
