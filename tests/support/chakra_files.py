@@ -43,6 +43,7 @@ def chakra_node(
     start: int = 0,
     duration: int = 0,
     deps: Sequence[int] = (),
+    parents: Sequence[int] = (),
     attributes: Mapping[str, int | bool | str] | None = None,
 ) -> bytes:
     """A node; times in microseconds."""
@@ -51,6 +52,7 @@ def chakra_node(
             number(1, id),
             piece(2, name.encode()),
             number(3, kind),
+            piece(4, b"".join(map(varint, parents))) if parents else b"",
             piece(5, b"".join(map(varint, deps))) if deps else b"",
             number(6, start) if start else b"",
             number(7, duration) if duration else b"",

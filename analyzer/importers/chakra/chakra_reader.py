@@ -49,7 +49,16 @@ NAME: Final = "chakra"
 
 _JSON_MARKS: Final = re.compile(
     rb'"type"\s*:\s*"(?:COMP|COMM_COLL|COMM_SEND|COMM_RECV|MEM_LOAD|MEM_STORE)_NODE"'
+    rb'|"workload_graph"\s*:|"schema"\s*:\s*"[\d.]+-chakra'
 )
+_ATTRIBUTES: Final = (
+    *("is_cpu_op", "comm_type", "comm_size", "comm_src", "comm_dst", "comm_tag", "tensor_size"),
+)
+"""What a node of a workload graph tells besides its name, type, dependencies and duration."""
+
+_OBJECT_BYTES: Final = 600
+"""Memory of a JSON object of few entries."""
+
 _NODE_TYPES: Final = {
     key: number for number, name in enumerate(NODE_TYPES) for key in (name, str(number))
 }
@@ -70,10 +79,19 @@ _MAX_INT32: Final = (1 << 31) - 1
 
 @dataclass(slots=True)
 class _Node:
-    """A node and the event that it becomes; times in nanoseconds."""
+    """A node and the event that it becomes; times in nanoseconds.
+
+    Attributes:
+        id: Its number in the file.
+        deps: Nodes that it waits for (data dependencies).
+        parents: Its control dependencies: Chakra's converter writes the calling operator there.
+        duration_ns: Its duration.
+        row: The event.
+    """
 
     id: int
     deps: tuple[int, ...]
+    parents: tuple[int, ...]
     duration_ns: int
     row: Row
 
@@ -210,6 +228,19 @@ def _json_messages(file: _File, blocks: Blocks) -> Iterator[Any]:
             file.damage = file.damage or "the JSON is damaged: the rest is not read"
             return
         at = space.match(text, at).end()  # type: ignore[union-attr]
+        if isinstance(value, dict) and isinstance(value.get("workload_graph"), list):
+            check_memory(
+                file.path,
+                _JSON_TIMES * len(content) + _OBJECT_BYTES * content.count(b"{"),
+                len(content),
+            )
+            yield from _workload_graph(file, value["workload_graph"])
+            continue
+        if isinstance(value, dict) and isinstance(value.get("nodes"), list):
+            raise TraceError(
+                f"{file.path} is of PyTorch's ExecutionTraceObserver, which records no times: "
+                "read the profiler's trace, or what Chakra's converter makes of both"
+            )
         is_node = isinstance(value, dict) and "type" in value
         # protobuf fails in its own code where a type is neither a number nor a valid name.
         kind = _NODE_TYPES.get(str(value.pop("type"))) if is_node else None
@@ -225,6 +256,34 @@ def _json_messages(file: _File, blocks: Blocks) -> Iterator[Any]:
             continue
         if kind is not None:
             message.type = kind
+        yield message
+
+
+def _workload_graph(file: _File, graph: list[Any]) -> Iterator[Any]:
+    """The nodes of a workload graph, the JSON that Chakra's feeder reads."""
+    json_format: Any = importlib.import_module("google.protobuf.json_format")
+    values = {bool: "boolVal", int: "int64Val", str: "stringVal"}
+    for each in graph:
+        try:
+            node = {
+                "id": each["Id"],
+                "name": each.get("Name", ""),
+                "dataDeps": each.get("data_deps", []),
+                "durationMicros": each.get("runtime", 0),
+                "attr": [
+                    {"name": name, values[type(each[name])]: each[name]}
+                    for name in _ATTRIBUTES
+                    if name in each
+                ],
+            }
+            message = json_format.ParseDict(node, messages().node())
+            message.type = _NODE_TYPES[str(each["NodeType"])]
+        except (
+            *(json_format.ParseError, TypeError, ValueError, AttributeError, RecursionError),
+            KeyError,
+        ):
+            file.damaged += 1
+            continue
         yield message
 
 
@@ -250,7 +309,7 @@ def _node(message: Any) -> _Node | None:
             row.kind = values["kind"]
         row.lane = _lane(values, on_host=bool(on_host))
         row.bytes = count(values.get("tensor_size")) if message.type != COMP else None
-    return _Node(message.id, (*message.data_deps, *message.ctrl_deps), duration, row)
+    return _Node(message.id, tuple(message.data_deps), tuple(message.ctrl_deps), duration, row)
 
 
 def _lane(values: dict[str, Any], *, on_host: bool) -> str:
@@ -345,12 +404,17 @@ def _leave_out_unplaced(files: list[_File], notes: list[str]) -> None:
 
 
 def _lay_out(nodes: list[_Node]) -> list[_Node]:
-    """Starts each node when all that it depends on is over; nodes in circles are left out."""
+    """Starts each node when all that it depends on is over; nodes in circles are left out.
+
+    As in Chakra's feeder, data dependencies count. Control dependencies count where a file has no
+    others.
+    """
     by_id = {node.id: node for node in nodes}
+    by_data = any(node.deps for node in nodes)
     waiting: dict[int, int] = {}
     followers: dict[int, list[_Node]] = defaultdict(list)
     for node in by_id.values():
-        deps = {dep for dep in node.deps if dep in by_id}
+        deps = {dep for dep in (node.deps if by_data else node.parents) if dep in by_id}
         waiting[node.id] = len(deps)
         for dep in deps:
             followers[dep].append(node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,56 @@ def test_durations_are_laid_out_by_dependencies(tmp_path: Path) -> None:
     }
     assert any("positions in time" in note for note in trace.run.notes)
     assert "2 nodes depend on one another in a circle and are left out" in trace.run.notes
+
+
+def test_the_calling_operator_is_not_waited_for(tmp_path: Path) -> None:
+    """Chakra's converter writes it as a control dependency; data dependencies may contradict it."""
+    path = tmp_path / "trace.0.et"
+    nodes = [
+        chakra_node(1, "caller", COMP, duration=10, deps=[2]),
+        chakra_node(2, "callee", COMP, duration=4, parents=[1]),
+    ]
+    path.write_bytes(chakra_file(nodes))
+    trace = formats.read(path)
+    times = {row["name"]: (row["start_ns"], row["end_ns"]) for row in rows(trace)}
+    assert times == {"callee": (0, 4_000), "caller": (4_000, 14_000)}
+    assert not any("circle" in note for note in trace.run.notes)
+    path.write_bytes(chakra_file([chakra_node(1, "caller", COMP, duration=10), nodes[1]]))
+    times = {row["name"]: (row["start_ns"], row["end_ns"]) for row in rows(formats.read(path))}
+    assert times == {"caller": (0, 10_000), "callee": (10_000, 14_000)}
+
+
+def test_workload_graph(tmp_path: Path) -> None:
+    """The JSON that Chakra's feeder reads."""
+    graph = [
+        {"Id": 2, "Name": "gemm", "NodeType": 4, "data_deps": [1], "runtime": 9},
+        {"Id": 1, "Name": "aten::mm", "NodeType": 4, "data_deps": [], "runtime": 5},
+        {"Id": 3, "Name": "x", "NodeType": 7, "data_deps": [2], "runtime": 7},
+        {"Name": "no number", "NodeType": 4},
+        {"Id": 5, "NodeType": "y" * 99},
+        "no node",
+    ]
+    graph[1]["is_cpu_op"] = True  # type: ignore[index]
+    graph[2] |= {"comm_type": 0, "comm_size": 64, "is_cpu_op": False}  # type: ignore[operator]
+    path = tmp_path / "chakra.0.json"
+    path.write_text(json.dumps({"workload_graph": graph}, indent=1))
+    trace = formats.read(path)
+    assert [
+        (row["kind"], row.get("op"), row.get("bytes"), row["start_ns"], row["end_ns"])
+        for row in rows(trace)
+    ] == [
+        ("host", None, None, 0, 5_000),
+        ("kernel", None, None, 5_000, 14_000),
+        ("message", "all_reduce", 64, 14_000, 21_000),
+    ]
+    assert any("3 nodes are damaged" in note for note in trace.run.notes)
+
+
+def test_an_execution_trace_without_times_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pytorch_et.json"
+    path.write_text(json.dumps({"schema": "1.0.2-chakra.0.0.4", "pid": 1, "nodes": [{"id": 2}]}))
+    with pytest.raises(TraceError, match="ExecutionTraceObserver, which records no times"):
+        formats.read(path)
 
 
 def test_a_workload_without_times_is_refused(tmp_path: Path) -> None:
