@@ -25,10 +25,11 @@ from ddltrace.experiments.codecs.kernels.codec import Codec
 
 SPECS = (
     *("fp16", "bf16", "int8:block=256", "onebit", "onebit+feedback", "signsgd"),
-    *("signsgd+feedback", "qsgd:s=1", "qsgd:s=4", "qsgd:s=127", "ternary", "randomk:density=0.01"),
-    *("randomk:density=0.01+feedback", "doublesqueeze", "topk:density=0.01"),
-    *("topk:density=0.01+feedback", "topk:density=0.001+feedback", "dgc:density=0.001"),
-    *("powersgd:rank=1", "powersgd:rank=4+feedback"),
+    *("int8:block=256+feedback", "signsgd+feedback", "qsgd:s=1", "qsgd:s=2", "qsgd:s=4"),
+    *("qsgd:s=4+feedback", "qsgd:s=127", "qsgd:s=500", "ternary", "ternary+feedback"),
+    *("randomk:density=0.01", "randomk:density=0.01+feedback", "doublesqueeze"),
+    *("topk:density=0.01", "topk:density=0.01+feedback", "topk:density=0.001+feedback"),
+    *("dgc:density=0.001", "powersgd:rank=1", "powersgd:rank=4+feedback"),
 )
 _SLOW = ("topk", "dgc", "powersgd")
 _GOAL, _SLOW_GOAL = 1.0, 0.3

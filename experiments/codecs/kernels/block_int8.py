@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 
 import torch
 
 from ddltrace.experiments.codecs.block_int8 import BlockInt8
-from ddltrace.experiments.codecs.kernels.chunks import chunk_elements, float_chunks
-from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, view_as
+from ddltrace.experiments.codecs.kernels.chunks import chunk_elements, float_chunks, scratch
+from ddltrace.experiments.codecs.kernels.codec import ChunkedCodec, Payload, view_as
 
 _LEVELS = 127.0
 
 
-class BlockInt8Codec(Codec):
+class BlockInt8Codec(ChunkedCodec):
     """Rounds to the nearest multiple of the block's largest magnitude / 127.
 
     A block with an infinite or NaN element decodes to NaN as a whole. Magnitudes outside
@@ -30,8 +30,8 @@ class BlockInt8Codec(Codec):
         data = torch.empty(4 * blocks + elements, dtype=torch.uint8, device=flat.device)
         scales = data[: 4 * blocks].view(torch.float32)
         codes = data[4 * blocks :].view(torch.int8)
-        chunk = chunk_elements(flat, block)
-        work = torch.empty(chunk, dtype=torch.float32, device=flat.device)
+        chunk = chunk_elements(flat.numel(), flat.device, block)
+        work = scratch("noise", chunk, flat.device)
         for start, stop, values in float_chunks(flat, chunk):
             rows = -(-(stop - start) // block)
             part, magnitudes = values[: rows * block].view(rows, block), work[: rows * block]
@@ -47,20 +47,18 @@ class BlockInt8Codec(Codec):
             codes[start:stop] = work[: stop - start]
         return Payload(data, shape, flat.dtype)
 
-    def _decode(self, payload: Payload) -> torch.Tensor:
+    def _pieces(self, payload: Payload) -> Iterator[tuple[int, int, torch.Tensor]]:
         elements, block = payload.elements, self._block
         blocks = -(-elements // block)
         data = payload.data
         scales = view_as(data[: 4 * blocks], torch.float32)
         codes = data[4 * blocks :].view(torch.int8)
-        result = torch.empty(elements, dtype=payload.dtype, device=data.device)
-        chunk = chunk_elements(result, block)
-        work = torch.empty(chunk, dtype=torch.float32, device=data.device)
+        chunk = chunk_elements(elements, data.device, block)
+        work = scratch("decoded", chunk, data.device)
         for start in range(0, elements, chunk):
             stop = min(start + chunk, elements)
             rows = -(-(stop - start) // block)
             work[: stop - start].copy_(codes[start:stop])
             scale = scales[start // block : start // block + rows].unsqueeze(1)
             work[: rows * block].view(rows, block).mul_(scale)
-            result[start:stop] = work[: stop - start]
-        return result
+            yield start, stop, work[: stop - start]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,14 +111,15 @@ class Codec(ABC):
         elements = math.prod(shape)
         return self.description.wire_bytes(elements, dtype.itemsize) if elements else 0
 
-    def add_to(self, total: torch.Tensor, payload: Payload) -> None:
+    def add_to(self, total: torch.Tensor, payload: Payload, factor: float = 1.0) -> None:
         """Adds what a payload decodes to.
 
         Args:
             total: Flat, of the tensor's number of elements; float32 for 16-bit tensors.
             payload: Of at least one element.
+            factor: Of what is added.
         """
-        total.add_(self.decode(payload).view(-1))
+        total.add_(self.decode(payload).view(-1), alpha=factor)
 
     def with_feedback(self) -> Codec:
         """The codec to use below a residual; itself, unless its paper has another form."""
@@ -131,6 +132,27 @@ class Codec(ABC):
     @abstractmethod
     def _decode(self, payload: Payload) -> torch.Tensor:
         """Decodes a payload of at least one element; returns its elements, flat."""
+
+
+class ChunkedCodec(Codec):
+    """A codec whose payloads are decoded in pieces that stay in the processor's cache."""
+
+    def add_to(self, total: torch.Tensor, payload: Payload, factor: float = 1.0) -> None:
+        """Adds piece by piece, without a decoded tensor in between."""
+        narrow = payload.dtype if payload.dtype.itemsize < 4 else None
+        for start, stop, values in self._pieces(payload):
+            decoded = values if narrow is None else values.to(narrow)
+            total[start:stop].add_(decoded, alpha=factor)
+
+    def _decode(self, payload: Payload) -> torch.Tensor:
+        result = torch.empty(payload.elements, dtype=payload.dtype, device=payload.data.device)
+        for start, stop, values in self._pieces(payload):
+            result[start:stop] = values
+        return result
+
+    @abstractmethod
+    def _pieces(self, payload: Payload) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """Start and stop (exclusive) of each piece, and its elements as float32."""
 
 
 def view_as(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

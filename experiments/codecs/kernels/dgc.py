@@ -92,6 +92,6 @@ class DgcCodec(Codec):
     def _decode(self, payload: Payload) -> torch.Tensor:
         return densified(payload)
 
-    def add_to(self, total: torch.Tensor, payload: Payload) -> None:
+    def add_to(self, total: torch.Tensor, payload: Payload, factor: float = 1.0) -> None:
         """Adds the elements that were sent."""
-        add_sparse(total, payload)
+        add_sparse(total, payload, factor)

@@ -71,16 +71,19 @@ class FeedbackCodec(Codec):
                 residual.
             key: Of the tensor.
         """
+        if self._is_residual(compensated, key):
+            _without_overflow(compensated.sub_(sent))
+
+    def _is_residual(self, compensated: torch.Tensor, key: Hashable) -> bool:
         residual = self.residuals.get(key)
-        if residual is not None and residual.data_ptr() == compensated.data_ptr():
-            residual.sub_(sent)
-            if not is_finite(residual):
-                residual.nan_to_num_(0.0, posinf=0.0, neginf=0.0)
+        return residual is not None and residual.data_ptr() == compensated.data_ptr()
 
     def _encode(self, flat: torch.Tensor, shape: tuple[int, ...], key: Hashable) -> Payload:
         wanted = self.compensated(flat, key)
         payload = self.inner.encode(wanted.to(flat.dtype).view(shape), key=key)
-        self.keep(wanted, self.inner.decode(payload).view(-1), key)
+        if self._is_residual(wanted, key):
+            self.inner.add_to(wanted, payload, factor=-1.0)
+            _without_overflow(wanted)
         if key is None:
             self._shape = shape
         return payload
@@ -88,6 +91,12 @@ class FeedbackCodec(Codec):
     def _decode(self, payload: Payload) -> torch.Tensor:
         return self.inner.decode(payload).view(-1)
 
-    def add_to(self, total: torch.Tensor, payload: Payload) -> None:
+    def add_to(self, total: torch.Tensor, payload: Payload, factor: float = 1.0) -> None:
         """Adds as the inner codec does."""
-        self.inner.add_to(total, payload)
+        self.inner.add_to(total, payload, factor)
+
+
+def _without_overflow(residual: torch.Tensor) -> None:
+    """Clears elements that overflowed on the wire."""
+    if not is_finite(residual):
+        residual.nan_to_num_(0.0, posinf=0.0, neginf=0.0)

@@ -6,6 +6,7 @@ from collections.abc import Hashable
 
 import torch
 
+from ddltrace.experiments.codecs.kernels.chunks import scratch
 from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, as_bytes, view_as
 from ddltrace.experiments.codecs.kernels.signs import pack_signs, signs_to_values
 
@@ -22,13 +23,9 @@ class OneBitCodec(Codec):
         size = self.description.wire_bytes(flat.numel())
         data = torch.empty(size, dtype=torch.uint8, device=flat.device)
         sums = torch.zeros(3, dtype=torch.float64, device=flat.device)
-        spare = torch.empty(0, dtype=torch.float32, device=flat.device)
 
         def add(values: torch.Tensor) -> None:
-            nonlocal spare
-            if spare.numel() < values.numel():
-                spare = torch.empty_like(values)
-            part = spare[: values.numel()]
+            part = scratch("exact", values.numel(), values.device)
             sums[0] += torch.clamp(values, max=0, out=part).sum()
             sums[1] += torch.clamp(values, min=0, out=part).sum()
             sums[2] += torch.lt(values, 0, out=part).sum(dtype=torch.float32)

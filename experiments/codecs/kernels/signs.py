@@ -8,7 +8,10 @@ import torch
 
 from ddltrace.experiments.codecs.description import packed_bytes
 from ddltrace.experiments.codecs.kernels.bits import pack, unpack
-from ddltrace.experiments.codecs.kernels.chunks import chunk_elements, float_chunks
+from ddltrace.experiments.codecs.kernels.chunks import chunk_elements, float_chunks, scratch
+
+_TABLE_PAYS = 1 << 14
+"""Elements from which on a table of all bytes is worth making."""
 
 
 def pack_signs(
@@ -23,8 +26,8 @@ def pack_signs(
         out: ceil(n / 8) bytes that are filled; bit i of the whole is 1 where element i >= 0.
         observe: Called with each piece of the elements as float32; may change it.
     """
-    chunk = chunk_elements(flat)
-    signs = torch.empty(chunk, dtype=torch.float32, device=flat.device)
+    chunk = chunk_elements(flat.numel(), flat.device)
+    signs = scratch("noise", chunk, flat.device)
     for start, stop, values in float_chunks(flat, chunk):
         torch.ge(values, 0, out=signs)
         if flat.dtype == torch.float64:  # small negative numbers are zero in float32
@@ -46,16 +49,25 @@ def signs_to_values(
         positive: The value of bit 1.
         result: What is filled, flat.
     """
+    if result.numel() < _TABLE_PAYS:
+        _fill_from_bits(packed, negative, positive, result)
+        return
     # Eight values at once, looked up by the byte of their signs.
     places = torch.arange(8, device=packed.device)
     ones = (torch.arange(256, device=packed.device).unsqueeze(1) >> places) & 1
     table = torch.where(ones.bool(), positive, negative).to(result.dtype)
-    chunk = chunk_elements(result)
+    chunk = chunk_elements(result.numel(), result.device)
     whole = result.numel() // 8 * 8
     for start in range(0, whole, chunk):
         stop = min(start + chunk, whole)
         rows = packed[start // 8 : stop // 8].to(torch.int32)
         torch.index_select(table, 0, rows, out=result[start:stop].view(-1, 8))
     if whole < result.numel():
-        last = unpack(packed[whole // 8 :], 1, 8)[: result.numel() - whole]
-        result[whole:] = torch.where(last.bool(), positive, negative).to(result.dtype)
+        _fill_from_bits(packed[whole // 8 :], negative, positive, result[whole:])
+
+
+def _fill_from_bits(
+    packed: torch.Tensor, negative: torch.Tensor, positive: torch.Tensor, result: torch.Tensor
+) -> None:
+    bits = unpack(packed, 1, -(-result.numel() // 8) * 8)[: result.numel()]
+    result.copy_(torch.where(bits.view(torch.bool), positive, negative))

@@ -37,12 +37,13 @@ def densified(payload: Payload) -> torch.Tensor:
     return result
 
 
-def add_sparse(total: torch.Tensor, payload: Payload) -> None:
+def add_sparse(total: torch.Tensor, payload: Payload, factor: float = 1.0) -> None:
     """Adds a payload from `sparse_payload` without its zeros.
 
     Args:
         total: Flat; changed in place.
         payload: What is added.
+        factor: Of what is added.
     """
     indices, values = sparse_parts(payload)
-    total.index_add_(0, indices, values.to(total.dtype))
+    total.index_add_(0, indices, values.to(total.dtype), alpha=factor)
