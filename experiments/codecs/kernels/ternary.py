@@ -129,7 +129,8 @@ class TernaryCodec(ChunkedCodec):
 def _deviation(flat: torch.Tensor) -> torch.Tensor:
     """The standard deviation: float32, or float64 for such elements."""
     mean = flat.mean()
-    square = torch.linalg.vector_norm(flat).square() / flat.numel()
+    norm: torch.Tensor = torch.linalg.vector_norm(flat)
+    square = norm.square() / flat.numel()
     variance = square - mean.square()
     low, high = _SQUARES_HOLD
     # Exact enough unless the difference cancels, or squares vanish or overflow.
