@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.formatting.units import printable
-from ddltrace.analyzer.query.result_tables import OF_ANALYSIS, EventStream
+from ddltrace.analyzer.query.result_tables import OF_ANALYSIS, OF_TRACE, EventStream
 from ddltrace.analyzer.query.sql import QueryLimits, run_query
 from ddltrace.analyzer.recent_cache import RecentCache
 from ddltrace.analyzer.report.notes import notes_of, state_text
@@ -154,8 +154,12 @@ class OpenTrace:
         """The columns of a table that `query` can read."""
         if table not in self._columns:
             stream = EventStream(self.trace)
-            found = stream.schema.names if table == "events" else None
-            self._columns[table] = found or OF_ANALYSIS[table](self.analyzed).column_names
+            if table == "events":
+                self._columns[table] = stream.schema.names
+            elif table in OF_TRACE:
+                self._columns[table] = OF_TRACE[table](self.trace).column_names
+            else:
+                self._columns[table] = OF_ANALYSIS[table](self.analyzed).column_names
         return self._columns[table]
 
     @property

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ddltrace.tracer.config import LEVELS, CaptureConfig
+from ddltrace.tracer.config import COUNTERS_VARIABLE, LEVELS, CaptureConfig
 from ddltrace.tracer.errors import (
     MissingCapabilityError,
     TraceError,
@@ -70,6 +70,13 @@ The exit status is the job's own; 1 if the job succeeded but nothing could be re
     "overhead. Half of these steps are missing from the trace.  [default: record every step]",
 )
 @click.option(
+    "--counters/--no-counters",
+    default=True,
+    show_default=True,
+    envvar=COUNTERS_VARIABLE,
+    help="Once a second, record processor, memory, network and device counters.",
+)
+@click.option(
     "--strategy",
     metavar="SPEC",
     help="Train with this communication strategy in place of DistributedDataParallel's own; "
@@ -94,6 +101,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     level: str,
     op_steps: str,
     measure_cost: int,
+    counters: bool,
     strategy: str | None,
     steps: int | None,
     force: bool,
@@ -133,6 +141,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
             level=level,
             op_steps=window,
             measure_cost=measure_cost,
+            counters=counters,
             plugin=_STRATEGY_PLUGIN if uses_plugin else "",
             plugin_options=plugin_options,
         )

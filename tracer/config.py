@@ -16,7 +16,13 @@ from ddltrace.tracer.errors import UsageError
 
 ENVIRONMENT_VARIABLE: Final = "DDLTRACE_CONFIG"
 _MAX_REPORT: Final = 500
+COUNTERS_VARIABLE: Final = "DDLTRACE_COUNTERS"
 LEVELS: Final = ("comm", "layer", "op")
+
+
+def _wants_counters() -> bool:
+    """Whether the environment leaves resource counters on."""
+    return os.environ.get(COUNTERS_VARIABLE, "1").lower() not in ("0", "false", "no", "off")
 
 
 def read_reports(directory: Path) -> list[str]:
@@ -54,6 +60,7 @@ class CaptureConfig:
         reports_directory: A directory that every user may write to; empty if there is none. A
             process that cannot record reports why there, if it cannot write to the trace
             directory.
+        counters: Whether to record resource counters.
         plugin: Full name of a module that every rank loads when it has joined its process
             group, to call the module's ``install(plugin_options)``; empty for none.
         plugin_options: What `plugin` is given.
@@ -66,6 +73,7 @@ class CaptureConfig:
     flush_interval_s: float = 0.8
     buffer_rows: int = 100_000
     reports_directory: str = ""
+    counters: bool = True
     plugin: str = ""
     plugin_options: dict[str, Any] = field(default_factory=dict)
 
@@ -128,12 +136,12 @@ class CaptureConfig:
         if path.exists() and not path.is_dir():
             raise UsageError(f"{path} is not a directory")
         # Files that other ranks of the job are writing do not count.
-        trace_files = ("run.json", "rank-", "untraced-", ".")
+        trace_files = ("run.json", "rank-", "counters-", "untraced-", ".")
         if path.is_dir() and not all(
             entry.name.startswith(trace_files) for entry in path.iterdir()
         ):
             raise UsageError(f"{path} holds other files than a trace: choose another directory")
-        return CaptureConfig(directory=path, level=level)
+        return CaptureConfig(directory=path, level=level, counters=_wants_counters())
 
     @staticmethod
     def from_environment(environment: Mapping[str, str] = os.environ) -> CaptureConfig | None:

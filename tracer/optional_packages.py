@@ -21,6 +21,7 @@ EXTRAS: Final[Mapping[str, Mapping[str, str]]] = {
     "experiments": {"scikit-learn": "sklearn"},
     "perfetto": {"perfetto": "perfetto"},
     "chakra": {"protobuf": "google.protobuf"},
+    "gpu": {"nvidia-ml-py": "pynvml"},
 }
 """Extra -> the packages that it installs -> the module that each provides."""
 
@@ -31,6 +32,7 @@ USES: Final[Mapping[str, str]] = {
     "dashboard": "ddltrace dashboard",
     "experiments": "ddltrace experiment run with a workload of images",
     "perfetto": "export --to perfetto",
+    "gpu": "device counters of ddltrace run",
     "chakra": "export --to chakra and reading Chakra execution traces",
 }
 """Extra -> the commands that need it."""

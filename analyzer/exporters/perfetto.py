@@ -13,10 +13,12 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from ddltrace.analyzer.events.counter_series import counter_series
 from ddltrace.analyzer.exporters.details import BATCH, details_of
 from ddltrace.analyzer.exporters.flows import FlowFinder, Flows
 from ddltrace.analyzer.exporters.output import open_for_writing
 from ddltrace.analyzer.exporters.tracks import Integers, Track, ends_of, tracks_of
+from ddltrace.analyzer.formatting.units import printable
 from ddltrace.tracer.optional_packages import require_extra
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 _PROTOS: Final = "perfetto.protos.perfetto.trace.perfetto_trace_pb2"
 _SEQUENCE: Final = 1
+_AFTER_LANES: Final = 1 << 20
 _MAX_PIECES: Final = 1 << 18
 # Field number and wire type, as protobuf writes them before a value.
 _PACKET_TAG: Final = b"\x0a"  # Trace.packet: 1, length-delimited
@@ -70,6 +73,7 @@ class _Writer:
             for order, track in enumerate(tracks_of(table, ends)):
                 uuid = self._track(process, track.name, order)
                 self._events(rank, uuid, track, table=table, ends=ends, flows=flows)
+            self._counters(process, rank)
             written += table.num_rows
         return written
 
@@ -92,6 +96,28 @@ class _Writer:
         packet.track_descriptor.sibling_order_rank = order
         self._put(packet)
         return self._tracks
+
+    def _counters(self, process: int, rank: int) -> None:
+        """Writes each resource counter of a rank as a counter track below its process."""
+        origin = self._trace.origin_ns
+        for series in counter_series(self._trace.counters(rank)):
+            packet = self._new_packet()
+            packet.track_descriptor.uuid = uuid = self._next_track()
+            packet.track_descriptor.parent_uuid = process
+            packet.track_descriptor.name = printable(series.label)
+            packet.track_descriptor.sibling_order_rank = _AFTER_LANES
+            packet.track_descriptor.counter.unit_name = series.unit
+            self._put(packet)
+            # Perfetto's times are unsigned: samples before the first event are left out.
+            since = series.time_ns - origin
+            for time, value in zip(since.tolist(), series.value.tolist(), strict=True):
+                if time >= 0:
+                    event = self._protos.TrackEvent(
+                        type=self._protos.TrackEvent.Type.TYPE_COUNTER,
+                        track_uuid=uuid,
+                        double_counter_value=value,
+                    )
+                    self._put_event(time, event.SerializeToString())
 
     def _next_track(self) -> int:
         self._tracks += 1

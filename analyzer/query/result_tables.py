@@ -29,6 +29,7 @@ from ddltrace.analyzer.model import (
     flat_row,
 )
 from ddltrace.analyzer.trace.opened_trace import Trace
+from ddltrace.tracer.trace.counters import COUNTER_LIST
 from ddltrace.tracer.trace.schema import EVENTS
 
 
@@ -54,6 +55,31 @@ class EventStream:
             for batch in chain.from_iterable(table.to_batches() for table in tables):
                 ranks = pa.array(np.full(batch.num_rows, rank, dtype=np.int32))
                 yield pa.RecordBatch.from_arrays([ranks, *batch.columns], schema=self.schema)
+
+
+def counters_table(trace: Trace) -> pa.Table:
+    """One row per resource counter and sample: when, in which step, which value and unit."""
+    units = {counter.name: counter.unit for counter in COUNTER_LIST}
+    tables = []
+    for rank in trace.ranks:
+        table = trace.counters(rank)
+        names = table["name"].to_pylist()
+        host = trace.infos(rank)[-1].host
+        tables.append(
+            pa.table(
+                {
+                    "rank": pa.array(np.full(len(table), rank, np.int32)),
+                    "host": pa.array([host] * len(table), pa.string()),
+                    "time_ns": table["time_ns"],
+                    "step": table["step"],
+                    "name": pa.array(names, pa.string()),
+                    "instance": table["instance"].cast(pa.string()),
+                    "value": table["value"],
+                    "unit": pa.array([units.get(name) for name in names], pa.string()),
+                }
+            )
+        )
+    return pa.concat_tables(tables)
 
 
 def messages_table(analyzed: Analyzed) -> pa.Table:
@@ -238,7 +264,10 @@ OF_ANALYSIS: Final[dict[str, Callable[[Analyzed], pa.Table]]] = {
 }
 """Name -> what makes the table of an analysis."""
 
-TABLES: Final = ("events", *OF_ANALYSIS)
+OF_TRACE: Final[dict[str, Callable[[Trace], pa.Table]]] = {"counters": counters_table}
+"""Name -> what makes the table of a trace, without its analysis."""
+
+TABLES: Final = ("events", *OF_TRACE, *OF_ANALYSIS)
 """The tables that a statement can read."""
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ddltrace.analyzer.analysis import analyze_in_full
-from ddltrace.analyzer.query.result_tables import OF_ANALYSIS, EventStream
+from ddltrace.analyzer.query.result_tables import OF_ANALYSIS, OF_TRACE, EventStream
 from ddltrace.analyzer.query.statement_check import check_statement, refusal
 from ddltrace.analyzer.trace.opened_trace import Trace
 from ddltrace.tracer.errors import UsageError
@@ -70,6 +70,7 @@ def run_query(trace: Trace, sql: str, limits: QueryLimits | None = None) -> pa.T
     check_statement(sql)
     words = set(re.findall(r"\w+", sql.lower()))
     tables: dict[str, Any] = {"events": EventStream(trace)} if "events" in words else {}
+    tables |= {name: make(trace) for name, make in OF_TRACE.items() if name in words}
     wanted = [name for name in OF_ANALYSIS if name in words]
     if wanted:
         analyzed = analyze_in_full(trace)

@@ -25,7 +25,8 @@ from ddltrace.analyzer.recent_cache import RecentCache
 from ddltrace.analyzer.trace.align import RankClock, align
 from ddltrace.analyzer.trace.run_validation import check_run
 from ddltrace.tracer.errors import TraceError
-from ddltrace.tracer.trace.event_file import grouped, matches_checksum
+from ddltrace.tracer.trace.counters import COUNTERS, read_counters
+from ddltrace.tracer.trace.event_file import counters_match_checksum, grouped, matches_checksum
 from ddltrace.tracer.trace.event_reader import EventReader
 from ddltrace.tracer.trace.run_files import CHANGED
 from ddltrace.tracer.trace.run_info import RankInfo, RunInfo, TensorInfo
@@ -235,6 +236,41 @@ class Trace:
             TraceError: The trace has nothing of that rank.
         """
         return self._cache.get(rank)
+
+    def counters(self, rank: int) -> pa.Table:
+        """Returns the resource counters of a rank.
+
+        Returns:
+            A table of schema `COUNTERS`, times on rank 0's clock; without rows if the rank
+            recorded none.
+
+        Raises:
+            TraceError: The trace has nothing of that rank.
+        """
+        tables = []
+        for info in self.infos(rank):
+            table = self._read_counters(info)
+            times = self.clocks[info.segment].apply(table["time_ns"].to_numpy())
+            table = table.set_column(0, COUNTERS.field(0), pa.array(times, pa.int64()))
+            steps = pc.add(table["step"], pa.scalar(self.first_step(info), pa.int32()))
+            tables.append(table.set_column(3, COUNTERS.field(3), steps))
+        return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+
+    def _read_counters(self, info: RankInfo) -> pa.Table:
+        if self._tables is not None:
+            return COUNTERS.empty_table()
+        try:
+            table, lost_bytes = read_counters(self.path, info.segment)
+        except TraceError as error:
+            self._note_damage(f"rank {info.rank}: {error}")
+            return COUNTERS.empty_table()
+        if lost_bytes:
+            self._note_damage(
+                f"rank {info.rank}: the last {lost_bytes} bytes of its counters are unreadable"
+            )
+        elif not counters_match_checksum(self.path, info):
+            self._note_damage(f"rank {info.rank}: its counters are not those that were recorded")
+        return table
 
     def tensors(self, rank: int) -> list[TensorInfo]:
         """Returns the parameters that a rank's events refer to by id."""

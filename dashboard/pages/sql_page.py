@@ -51,6 +51,11 @@ EXAMPLES: Final = (
         "FROM critical_path GROUP BY category ORDER BY us DESC",
     ),
     (
+        "Peak memory of each rank",
+        "SELECT rank, max(value) / 1e6 AS MB FROM counters\n"
+        "WHERE name = 'process_memory' GROUP BY rank ORDER BY rank",
+    ),
+    (
         "Events by kind",
         "SELECT kind, count(*) AS events FROM events GROUP BY kind ORDER BY events DESC",
     ),

@@ -39,7 +39,7 @@ def ddltrace(python: Path, *arguments: str, cwd: Path) -> Done:
 
 def test_core_dependencies_are_few_and_have_no_torch(core: Path, tmp_path: Path) -> None:
     names = {line.split(">")[0] for line in core_dependencies()}
-    assert names == {"click", "isal", "msgspec", "numpy", "pyarrow"}
+    assert names == {"click", "isal", "msgspec", "numpy", "psutil", "pyarrow"}
     program = (
         "import importlib.util, json\n"
         f"names = {[*OPTIONAL, 'torch', 'jinja2']!r}\n"

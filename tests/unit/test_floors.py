@@ -142,7 +142,17 @@ def test_imports_point_down_only() -> None:
 ORDER = {
     "tracer": (
         *("errors", "exit_status", "fault_barrier", "optional_packages", "output_directory"),
-        *("trace", "config", "record", "native", "naming", "timing", "interpose", "capture"),
+        *(
+            "trace",
+            "config",
+            "record",
+            "resources",
+            "native",
+            "naming",
+            "timing",
+            "interpose",
+            "capture",
+        ),
         *("bootstrap", "launch", "annotate", "codec_events", "commands", "__init__"),
     ),
     "analyzer": (

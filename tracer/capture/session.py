@@ -20,6 +20,7 @@ from ddltrace.tracer.interpose.backward_pass import BackwardPass
 from ddltrace.tracer.interpose.c10d.gloo_times import GlooTimes
 from ddltrace.tracer.interpose.c10d.groups import Groups
 from ddltrace.tracer.interpose.c10d.known_messages import KnownMessages
+from ddltrace.tracer.interpose.device_memory import DeviceMemory
 from ddltrace.tracer.interpose.install import install
 from ddltrace.tracer.interpose.patch_context import PatchContext
 from ddltrace.tracer.interpose.reducer_buckets import DdpBuckets
@@ -33,13 +34,19 @@ from ddltrace.tracer.record.recorder import Recorder
 from ddltrace.tracer.record.step_tracker import Steps
 from ddltrace.tracer.record.watchdog import Watchdog
 from ddltrace.tracer.record.writer import WriterThread
+from ddltrace.tracer.resources.counter_thread import CounterThread
 from ddltrace.tracer.timing import clock_exchange
 from ddltrace.tracer.timing.clocks import clock_domain, paired_reading
 from ddltrace.tracer.timing.device_use import DeviceUse
 from ddltrace.tracer.trace.liveness import pid_namespace
 from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo
 from ddltrace.tracer.trace.stream_writer import StreamWriter
-from ddltrace.tracer.trace.trace_files import SIDECAR_SUFFIX, STREAM_SUFFIX, segment_name
+from ddltrace.tracer.trace.trace_files import (
+    SIDECAR_SUFFIX,
+    STREAM_SUFFIX,
+    counters_name,
+    segment_name,
+)
 
 if TYPE_CHECKING:
     from ddltrace.tracer.interpose.c10d.waits import Waits
@@ -83,6 +90,7 @@ class Session:
         context: The parts that the patches work with.
         stream: Where batches of events go.
         writer: Writes them.
+        counters: Records resource counters; None if they are not wanted.
         meter: Measures what recording costs; None if that is not to be measured.
         stoppers: Are called when the session closes, with the seconds that they may take; the
             patches add to them.
@@ -94,6 +102,7 @@ class Session:
         context: PatchContext,
         stream: StreamWriter,
         writer: WriterThread,
+        counters: CounterThread | None,
         *,
         meter: CostMeter | None,
         stoppers: Sequence[Callable[[float], object]],
@@ -108,6 +117,7 @@ class Session:
         self._record = context.record
         self._stream = stream
         self._writer = writer
+        self._counters = counters
         self._meter = meter
         self._stoppers = stoppers
         self._kept_alive = kept_alive
@@ -126,6 +136,8 @@ class Session:
             after_in_parent=quiet(self._writer.resume, fault),
             after_in_child=quiet(self._abandon, fault),
         )
+        if self._counters is not None:
+            self._start_counters(self._counters)
         close = quiet(self.close, fault)
         atexit.register(close)
         # Processes started by multiprocessing leave without running atexit.
@@ -136,6 +148,21 @@ class Session:
         stop_exchange = clock_exchange.start(self._record.info, context.save_info, fault)
         if stop_exchange is not None:
             context.on_close(stop_exchange)
+
+    def _start_counters(self, counters: CounterThread) -> None:
+        """Starts to record resource counters; the rank records its events without them, too."""
+        fault = self._record.fault
+        try:
+            counters.start()
+            os.register_at_fork(
+                before=quiet(counters.pause, fault),
+                after_in_parent=quiet(counters.resume, fault),
+                after_in_child=quiet(counters.abandon, fault),
+            )
+            memory = DeviceMemory(self.context, counters)
+            self.context.steps.on_update.append(memory.after_step)
+        except Exception as error:  # noqa: BLE001 - see above
+            self.fault("counters", error)
 
     def fault(self, where: str, error: Exception) -> None:
         """Notes a failure inside the tracer; the job never sees it."""
@@ -160,6 +187,10 @@ class Session:
         with contextlib.suppress(Exception):
             info.cost = self._meter.result() if self._meter else None
         info.clock["writer_busy_ns"] = self._writer.busy_ns
+        if self._counters is not None:
+            with contextlib.suppress(Exception):
+                self._counters.stop(max(0.5, deadline - time.monotonic()))
+            info.clock["counters_busy_ns"] = self._counters.busy_ns
         if self._writer.is_alive():
             self._writer.stop(max(1.0, deadline - time.monotonic()))
         else:  # its start has failed, or a fault has ended it
@@ -233,7 +264,32 @@ def _session(config: CaptureConfig) -> Session:
         watchdog=Watchdog(recorder, record.note_silence, lambda: registry.access.trainer),
     )
     meter = CostMeter(recorder, config.measure_cost) if config.measure_cost else None
-    return Session(context, stream, writer, meter=meter, stoppers=stoppers, kept_alive=kept_alive)
+    counters = _counters(config, info, recorder, record.fault) if config.counters else None
+    return Session(
+        context,
+        stream,
+        writer,
+        counters,
+        meter=meter,
+        stoppers=stoppers,
+        kept_alive=kept_alive,
+    )
+
+
+def _counters(
+    config: CaptureConfig,
+    info: RankInfo,
+    recorder: Recorder,
+    on_fault: Callable[[str, Exception], None],
+) -> CounterThread:
+    """The thread that records resource counters."""
+    return CounterThread(
+        config.directory / (counters_name(info.segment) + STREAM_SUFFIX),
+        # Of a host whose launcher does not number its ranks, each rank reads the counters.
+        whole_host=not info.local_rank,
+        step=lambda: recorder.step,
+        on_fault=on_fault,
+    )
 
 
 def _or_none(part: str, make: Callable[[], Any], faults: list[tuple[str, Exception]]) -> Any:

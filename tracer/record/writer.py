@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
+from ddltrace.tracer.record.background_thread import come_after_the_job, until_next
 from ddltrace.tracer.record.batches import BatchBuilder
 from ddltrace.tracer.record.recorder import Recorder, Taken
 from ddltrace.tracer.record.watchdog import Watchdog
@@ -79,10 +79,10 @@ class WriterThread(threading.Thread):
     def run(self) -> None:
         """Writes until stopped, then once more."""
         try:
-            _come_after_the_job()
+            come_after_the_job()
             written = self._interval_number()
             while not self._goes_on.acquire(
-                timeout=_until_next(self._interval_s / _LOOKS_PER_INTERVAL)
+                timeout=until_next(self._interval_s / _LOOKS_PER_INTERVAL)
             ):
                 now = self._interval_number()
                 if now != written or self._recorder.filled() > _MOST_FILLED:
@@ -195,26 +195,6 @@ class WriterThread(threading.Thread):
             self._stream.cut()
             return False
         return True
-
-
-def _come_after_the_job() -> None:
-    """Has this thread not interrupt others that work when it wakes up.
-
-    It has time until the next write; a rank that is interrupted makes all others wait for it.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # not on this system
-        os.sched_setscheduler(threading.get_native_id(), os.SCHED_BATCH, os.sched_param(0))
-
-
-def _until_next(interval_s: float) -> float:
-    """The time until a multiple of the interval, by the clock on the wall.
-
-    All ranks write at the same moments: a rank that is kept from its work keeps all from theirs
-    that wait for it, so it is better to be once for all of them than for each at its own time.
-    """
-    left_s = interval_s - time.time() % interval_s
-    # A thread that wakes a moment too early has not missed anything.
-    return left_s if left_s > interval_s / 8 else left_s + interval_s
 
 
 def _set_aside(num_bytes: int) -> mmap.mmap | None:

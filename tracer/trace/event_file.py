@@ -12,7 +12,12 @@ import pyarrow as pa
 from ddltrace.tracer.trace.run_info import RankInfo
 from ddltrace.tracer.trace.schema import EVENTS
 from ddltrace.tracer.trace.stream_writer import buffered
-from ddltrace.tracer.trace.trace_files import FILE_SUFFIX, event_path, require_regular_file
+from ddltrace.tracer.trace.trace_files import (
+    FILE_SUFFIX,
+    counters_path,
+    event_path,
+    require_regular_file,
+)
 
 _ROWS_PER_BATCH: Final = 1 << 16
 _BUFFER_BYTES: Final = 1 << 20
@@ -31,7 +36,22 @@ def write_events(
     Returns:
         The number of rows written, and the file's CRC-32.
     """
-    path = directory / (segment + FILE_SUFFIX)
+    return write_batches(directory / (segment + FILE_SUFFIX), EVENTS, batches)
+
+
+def write_batches(
+    path: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+) -> tuple[int, int]:
+    """Writes a final file from batches, in memory bounded by one written batch.
+
+    Args:
+        path: The file to write.
+        schema: The schema of the batches, whose dictionaries only grow.
+        batches: The batches.
+
+    Returns:
+        The number of rows written, and the file's CRC-32.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     options = pa.ipc.IpcWriteOptions(compression="zstd", emit_dictionary_deltas=True)
     rows = 0
@@ -39,10 +59,10 @@ def write_events(
         with (
             temporary.open("wb") as file,
             buffered(summed := _ChecksummedFile(file)) as sink,
-            pa.ipc.new_file(sink, EVENTS, options=options) as writer,
+            pa.ipc.new_file(sink, schema, options=options) as writer,
         ):
             for group in grouped(batches, _ROWS_PER_BATCH):
-                table = pa.Table.from_batches(group, schema=EVENTS).unify_dictionaries()
+                table = pa.Table.from_batches(group, schema=schema).unify_dictionaries()
                 for batch in table.combine_chunks().to_batches():
                     writer.write_batch(batch)
                     rows += batch.num_rows
@@ -72,11 +92,19 @@ def matches_checksum(directory: Path, info: RankInfo) -> bool:
     True as well where there is nothing to verify: the file is still a stream, ``run.json`` gives
     no checksum, or the file cannot be read, which its reader reports.
     """
-    path = event_path(directory, info.segment)
-    if info.checksum is None or path.suffix != FILE_SUFFIX:
+    return _matches(event_path(directory, info.segment), info.checksum)
+
+
+def counters_match_checksum(directory: Path, info: RankInfo) -> bool:
+    """Whether a rank's final counter file has the checksum that ``run.json`` gives."""
+    return _matches(counters_path(directory, info.segment), info.counters_checksum)
+
+
+def _matches(path: Path, checksum: int | None) -> bool:
+    if checksum is None or path.suffix != FILE_SUFFIX:
         return True
     try:
-        return checksum_of(path) == info.checksum
+        return checksum_of(path) == checksum
     except OSError:
         return True
 

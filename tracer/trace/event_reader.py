@@ -52,12 +52,13 @@ def read_events(directory: Path, segment: str) -> tuple[pa.Table, int]:
     return table.unify_dictionaries(), reader.lost_bytes
 
 
-class EventReader:
-    """Iterates over the batches of one event file or stream, stopping at the first damage.
+class ArrowReader:
+    """Iterates over the batches of one file or stream of a trace, stopping at the first damage.
 
     Args:
-        directory: The trace directory.
-        segment: Base name of the process's files.
+        path: The file or stream.
+        schema: The columns that it must have.
+        added: Columns that older files lack; they are read as nulls.
         columns: Read only these, which is several times faster; all by default.
 
     Attributes:
@@ -65,11 +66,17 @@ class EventReader:
     """
 
     def __init__(
-        self, directory: Path, segment: str, columns: Collection[str] = tuple(EVENTS.names)
+        self,
+        path: Path,
+        schema: pa.Schema,
+        added: Collection[str] = (),
+        columns: Collection[str] | None = None,
     ) -> None:
         self.lost_bytes = 0
-        self._path = event_path(directory, segment)
-        self._columns = [name for name in EVENTS.names if name in columns]
+        self._path = path
+        self._schema = schema
+        self._added = frozenset(added)
+        self._columns = [name for name in schema.names if columns is None or name in columns]
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         self.lost_bytes = 0
@@ -110,7 +117,7 @@ class EventReader:
                 batch = reader.read_next_batch()
                 batch.validate(full=True)
                 for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                    if column.null_count and not EVENTS.field(name).nullable:
+                    if column.null_count and not self._schema.field(name).nullable:
                         raise pa.ArrowInvalid("null where none may be")
                 yield self._complete(batch) if missing else batch
                 passed(start + source.tell())
@@ -130,7 +137,9 @@ class EventReader:
             names = list(schema.names)
         except UnicodeDecodeError:  # damaged
             names = []
-        expected = [field for field in EVENTS if field.name in names or field.name not in ADDED]
+        expected = [
+            field for field in self._schema if field.name in names or field.name not in self._added
+        ]
         if found != SCHEMA_NAME or not schema.equals(pa.schema(expected)):
             raise TraceError(
                 f"{self._path}: schema {found!r:.80} is not {SCHEMA_NAME!r}; "
@@ -144,8 +153,27 @@ class EventReader:
             batch.column(name) if name in batch.schema.names else _nulls(name, batch.num_rows)
             for name in self._columns
         ]
-        schema = pa.schema([EVENTS.field(name) for name in self._columns], EVENTS.metadata)
+        fields = [self._schema.field(name) for name in self._columns]
+        schema = pa.schema(fields, self._schema.metadata)
         return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class EventReader(ArrowReader):
+    """Iterates over the batches of one event file or stream, stopping at the first damage.
+
+    Args:
+        directory: The trace directory.
+        segment: Base name of the process's files.
+        columns: Read only these, which is several times faster; all by default.
+
+    Attributes:
+        lost_bytes: After the iteration: bytes that could not be read.
+    """
+
+    def __init__(
+        self, directory: Path, segment: str, columns: Collection[str] | None = None
+    ) -> None:
+        super().__init__(event_path(directory, segment), EVENTS, ADDED, columns)
 
 
 def _nulls(name: str, rows: int) -> pa.Array:

@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.completeness import account_for, listed
-from ddltrace.tracer.trace.event_file import checksum_of, write_events
-from ddltrace.tracer.trace.event_reader import EventReader
+from ddltrace.tracer.trace.counters import COUNTERS
+from ddltrace.tracer.trace.event_file import checksum_of, write_batches, write_events
+from ddltrace.tracer.trace.event_reader import ArrowReader, EventReader
 from ddltrace.tracer.trace.json_files import release_space
 from ddltrace.tracer.trace.liveness import is_running
 from ddltrace.tracer.trace.run_files import read_sidecars, write_run
@@ -28,6 +29,7 @@ from ddltrace.tracer.trace.trace_files import (
     RUN_FILE,
     SIDECAR_SUFFIX,
     STREAM_SUFFIX,
+    counters_name,
 )
 
 _MOST_AT_ONCE: Final = 4
@@ -93,6 +95,7 @@ def finalize_rank(directory: Path, info: RankInfo) -> None:
     stream = directory / (info.segment + STREAM_SUFFIX)
     if info.status == "running":
         info.status = "killed"
+    _finalize_counters(directory, info)
     if not stream.exists():
         if info.checksum is None:
             # `account_for` adds a note if there is no final file either.
@@ -111,6 +114,24 @@ def finalize_rank(directory: Path, info: RankInfo) -> None:
     else:
         # Kept under a name that no reader opens: somebody may want to look for more in it.
         stream.replace(stream.with_suffix(".damaged"))
+
+
+def _finalize_counters(directory: Path, info: RankInfo) -> None:
+    """Turns one rank's stream of counters into a final file; damage is noted, not raised."""
+    stream = directory / (counters_name(info.segment) + STREAM_SUFFIX)
+    if not stream.exists():
+        return
+    reader = ArrowReader(stream, COUNTERS)
+    try:
+        info.counters, info.counters_checksum = write_batches(
+            stream.with_suffix(FILE_SUFFIX), COUNTERS, iter(reader)
+        )
+    except (TraceError, pa.ArrowException, OSError) as error:
+        info.errors.append(f"the counters could not be finalized: {error!r:.200}")
+        return
+    if reader.lost_bytes:
+        info.errors.append(f"the last {reader.lost_bytes} bytes of the counters are unreadable")
+    stream.unlink()
 
 
 def _still_recording(directory: Path, run: RunInfo) -> list[int]:

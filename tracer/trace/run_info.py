@@ -67,6 +67,8 @@ class RankInfo:
         clock: Clock samples; see ``docs/trace-format.md``.
         events: Rows recorded.
         checksum: CRC-32 of its final file.
+        counters: Rows of its counter file; None if it recorded no counters.
+        counters_checksum: CRC-32 of its final counter file.
         dropped: Events that the bounded buffer could not take.
         lost_bytes: Bytes at the stream's end that could not be read.
         errors: Faults inside the tracer, each one line.
@@ -98,6 +100,8 @@ class RankInfo:
     clock: dict[str, Any] = field(default_factory=dict)
     events: int | None = None
     checksum: int | None = None
+    counters: int | None = None
+    counters_checksum: int | None = None
     dropped: int = 0
     lost_bytes: int = 0
     errors: list[str] = field(default_factory=list)
@@ -218,7 +222,10 @@ def _rank_from_json(value: dict[str, Any]) -> RankInfo:
             float(info.cost[key])
     if info.silence is not None:
         _check_silence(info.silence)
-    for number in (info.attempt, info.dropped, info.lost_bytes, info.checksum or 0):
+    for number in (
+        *(info.attempt, info.dropped, info.lost_bytes, info.checksum or 0),
+        *(info.counters or 0, info.counters_checksum or 0),
+    ):
         if type(number) is not int or not 0 <= number <= _MAX_COUNT:
             raise ValueError(f"count {number!r:.40}")
     return info

@@ -1,4 +1,4 @@
-"""Writes the events of a running process to an Arrow IPC stream.
+"""Writes the events or counters of a running process to an Arrow IPC stream.
 
 Batches are appended without a buffer in user space that outlives a call, so every complete batch
 survives any death of the process.
@@ -25,9 +25,9 @@ def buffered(file: Any) -> pa.NativeFile:
 
 
 class StreamWriter:
-    """Appends event batches to an IPC stream; each batch is on its way to disk on return."""
+    """Appends batches to an IPC stream; each batch is on its way to disk on return."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, schema: pa.Schema = EVENTS) -> None:
         path.touch(exist_ok=False)
         self._path = path
         self._file = OwnFile(path)
@@ -37,7 +37,7 @@ class StreamWriter:
         options = pa.ipc.IpcWriteOptions(
             compression="lz4", emit_dictionary_deltas=True, use_threads=False
         )
-        self._writer = pa.ipc.new_stream(self._buffer, EVENTS, options=options)
+        self._writer = pa.ipc.new_stream(self._buffer, schema, options=options)
         self._buffer.flush()
         self._good = self._file.length
         self._is_cut = False

@@ -6,6 +6,8 @@ A trace is a directory::
     rank-00003-0-4711.arrows     while rank 3 (attempt 0, process 4711) runs: an IPC stream
     rank-00003-0-4711.json       the process's own record: tensors, groups, clock
     rank-00003-0-4711.arrow      after the job has ended: an IPC file that replaces the stream
+    counters-00003-0-4711.arrows the process's resource counters while it runs: an IPC stream
+    counters-00003-0-4711.arrow  after the job has ended: the same as an IPC file
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ RUN_FILE: Final = "run.json"
 STREAM_SUFFIX: Final = ".arrows"
 FILE_SUFFIX: Final = ".arrow"
 SIDECAR_SUFFIX: Final = ".json"
+COUNTERS_PREFIX: Final = "counters-"
 PART_PREFIX: Final = "part-"
 """Prefix of directories in a trace that several launchers of one job wrote; see `trace_parts`."""
 
@@ -41,12 +44,29 @@ def event_path(directory: Path, segment: str) -> Path:
     """Where the events of one rank process are: its final file, else its stream."""
     if not _SEGMENT_NAME.match(segment):
         raise TraceError(f"{segment!r:.80} is no name of a rank's files")
+    return _stored(directory, segment)
+
+
+def counters_name(segment: str) -> str:
+    """Base name of a rank process's counter file."""
+    if not _SEGMENT_NAME.match(segment):
+        raise TraceError(f"{segment!r:.80} is no name of a rank's files")
+    return COUNTERS_PREFIX + segment.removeprefix("rank-")
+
+
+def counters_path(directory: Path, segment: str) -> Path:
+    """Where the counters of one rank process are: the final file, else the stream."""
+    return _stored(directory, counters_name(segment))
+
+
+def _stored(directory: Path, stem: str) -> Path:
+    """The final file with a base name, else the stream, in the trace or one of its parts."""
     for suffix in (FILE_SUFFIX, STREAM_SUFFIX):
-        if (path := directory / (segment + suffix)).exists():
+        if (path := directory / (stem + suffix)).exists():
             return path
-        for path in directory.glob(f"{PART_PREFIX}*/{segment}{suffix}"):
+        for path in directory.glob(f"{PART_PREFIX}*/{stem}{suffix}"):
             return path
-    return directory / (segment + STREAM_SUFFIX)
+    return directory / (stem + STREAM_SUFFIX)
 
 
 def require_regular_file(path: Path) -> None:

@@ -29,10 +29,9 @@ from ddltrace.tracer.trace.run_files import write_run
 from ddltrace.tracer.trace.run_info import PARTS_LABEL, RankInfo, RunInfo
 from ddltrace.tracer.trace.run_reader import read_run
 from ddltrace.tracer.trace.trace_files import (
-    FILE_SUFFIX,
     PART_PREFIX,
     RUN_FILE,
-    STREAM_SUFFIX,
+    counters_path,
     event_path,
 )
 
@@ -199,14 +198,13 @@ def merge(directories: Sequence[Path], output: Path) -> RunInfo:
     with joined(directories) as whole:
         run = read_run(whole)
         for info in run.ranks:
-            source = event_path(whole, info.segment)
-            if not source.exists():
-                continue
-            suffix = FILE_SUFFIX if source.suffix == FILE_SUFFIX else STREAM_SUFFIX
-            try:
-                shutil.copyfile(source, output / (info.segment + suffix))
-            except OSError as error:
-                raise UsageError(f"{source} cannot be copied: {error.strerror}") from error
+            for source in (event_path(whole, info.segment), counters_path(whole, info.segment)):
+                if not source.exists():
+                    continue
+                try:
+                    shutil.copyfile(source, output / source.name)
+                except OSError as error:
+                    raise UsageError(f"{source} cannot be copied: {error.strerror}") from error
         labels = {key: value for key, value in run.labels.items() if key != PARTS_LABEL}
         return finalize_ranks(output, replace(run, labels=labels, notes=[]))
 

@@ -16,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ddltrace.tracer.record.background_thread import until_next
 from ddltrace.tracer.record.batches import BatchBuilder, History, Vocabulary
 from ddltrace.tracer.record.recorder import Recorder
 from ddltrace.tracer.record.watchdog import Watchdog, stack_of_job
-from ddltrace.tracer.record.writer import WriterThread, _until_next
+from ddltrace.tracer.record.writer import WriterThread
 from ddltrace.tracer.trace import arrow_arrays
 from ddltrace.tracer.trace.event_reader import read_events
 from ddltrace.tracer.trace.finalize import finalize_rank
@@ -423,7 +424,7 @@ def test_all_ranks_write_at_the_same_moments(monkeypatch: pytest.MonkeyPatch) ->
     for _ in range(1000):
         now_s = rng.uniform(1.7e9, 1.8e9)
         monkeypatch.setattr(time, "time", lambda now_s=now_s: now_s)
-        left_s = _until_next(0.24)
+        left_s = until_next(0.24)
         beyond_s = (now_s + left_s) % 0.24
         assert min(beyond_s, 0.24 - beyond_s) < 1e-6
         assert 0.03 <= left_s <= 0.27  # a thread that was woken too early does not write twice

@@ -1,0 +1,1 @@
+"""Reads resource counters of the process, its host and its device."""

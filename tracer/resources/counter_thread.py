@@ -1,0 +1,144 @@
+"""The background thread that reads resource counters and writes them to the trace."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from ddltrace.tracer.record.background_thread import come_after_the_job, until_next
+from ddltrace.tracer.resources.host_counters import HostCounters
+from ddltrace.tracer.resources.nvml_counters import NvmlCounters
+from ddltrace.tracer.trace.counters import COUNTERS, CounterRows, Reading
+from ddltrace.tracer.trace.stream_writer import StreamWriter
+
+_MAX_PAUSE_S: Final = 1.0
+_MAX_WAITING: Final = 10_000
+"""Readings of the job's threads that may wait for the next write; older ones are dropped."""
+
+
+class CounterThread(threading.Thread):
+    """Reads all counters at every interval and appends one Arrow batch, until it is stopped.
+
+    Nothing here runs on the job's threads, except `add` and `use_device`, which only append. What
+    cannot be read is left out; a disk that does not take a batch ends the thread, not the job.
+
+    Args:
+        path: The file to create.
+        whole_host: Whether this process reads the counters of its host.
+        step: Returns the current step.
+        on_fault: Receives failures.
+        interval_s: The time between two samples.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        whole_host: bool,
+        step: Callable[[], int | None],
+        on_fault: Callable[[str, Exception], None],
+        interval_s: float = 1.0,
+    ) -> None:
+        super().__init__(name="ddltrace-counters", daemon=True)
+        self._path = path
+        self._whole_host = whole_host
+        self._step = step
+        self._on_fault = on_fault
+        self._interval_s = interval_s
+        self._waiting: deque[tuple[int, int | None, Reading]] = deque(maxlen=_MAX_WAITING)
+        self._rows = CounterRows()
+        self._stream: StreamWriter | None = None
+        self._host: HostCounters | None = None
+        self._devices: dict[str, NvmlCounters | None] = {}
+        self._wanted_devices: deque[str] = deque(maxlen=64)
+        self._goes_on = threading.Lock()
+        self._goes_on.acquire()
+        self._sampling = threading.Lock()
+        self.busy_ns = 0
+
+    def use_device(self, uuid: str) -> None:
+        """Has the counters of a device read from the next sample on."""
+        self._wanted_devices.append(uuid)
+
+    def add(self, time_ns: int, step: int | None, *readings: Reading) -> None:
+        """Adds readings of the job's own threads to the next batch."""
+        for reading in readings:
+            self._waiting.append((time_ns, step, reading))
+
+    def run(self) -> None:
+        """Samples until stopped, then once more."""
+        try:
+            come_after_the_job()
+            with self._sampling:
+                self._stream = StreamWriter(self._path, COUNTERS)
+                self._start_host()
+            self._sample()
+            while not self._goes_on.acquire(timeout=until_next(self._interval_s)):
+                self._sample()
+            self._sample()
+            self._stream.close()
+        except Exception as error:  # noqa: BLE001 - a thread that ends so would print
+            self._on_fault("counters", error)
+            if self._stream is not None:
+                self._stream.cut()
+
+    def stop(self, timeout_s: float) -> None:
+        """Asks for the last sample and waits for it."""
+        with contextlib.suppress(RuntimeError):  # it was asked before
+            self._goes_on.release()
+        if self.is_alive():
+            self.join(timeout_s)
+
+    def pause(self) -> None:
+        """Waits for the sample that is being written: a fork must not copy half of it."""
+        self._sampling.acquire(timeout=_MAX_PAUSE_S)
+
+    def resume(self) -> None:
+        """Lets the sampling go on."""
+        with contextlib.suppress(RuntimeError):  # the pause gave up
+            self._sampling.release()
+
+    def abandon(self) -> None:
+        """In a forked child: the file stays the parent's."""
+        if self._stream is not None:
+            with contextlib.suppress(OSError):
+                self._stream.abandon()
+
+    def _start_host(self) -> None:
+        # A job may hide the package, or run where ddltrace's dependencies are incomplete.
+        with contextlib.suppress(ImportError):
+            self._host = HostCounters(whole_host=self._whole_host)
+
+    def _sample(self) -> None:
+        with self._sampling:
+            now_ns, step = time.monotonic_ns(), self._step()
+            rows = [(now_ns, step, reading) for reading in self._read()]
+            while self._waiting:
+                rows.append(self._waiting.popleft())
+            if rows and self._stream is not None:
+                self._stream.write(self._rows.batch(rows))
+            self.busy_ns = time.thread_time_ns()
+
+    def _read(self) -> Iterator[Reading]:
+        if self._host is not None:
+            yield from self._host.sample()
+        while self._wanted_devices:
+            uuid = self._wanted_devices.popleft()
+            if uuid not in self._devices:
+                self._devices[uuid] = _device(uuid)
+        for device in self._devices.values():
+            if device is not None:
+                yield from device.sample()
+
+
+def _device(uuid: str) -> NvmlCounters | None:
+    """The reader of a device; None without nvidia-ml-py, or if NVML does not know the device."""
+    try:
+        return NvmlCounters(uuid)
+    except Exception:  # noqa: BLE001 - the trace has no counters of this device then
+        return None
