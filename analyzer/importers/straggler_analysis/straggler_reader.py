@@ -167,7 +167,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
 
 def _read_rows(path: Path, run: RunInfo) -> _Rows:
     try:
-        file = parquet.ParquetFile(path)
+        file = parquet.ParquetFile(path, page_checksum_verification=True)
         missing = [name for name in _REQUIRED if name not in file.schema_arrow.names]
         if missing:
             raise TraceError(
@@ -177,6 +177,7 @@ def _read_rows(path: Path, run: RunInfo) -> _Rows:
         rows = file.metadata.num_rows
         check_memory(path, rows * _ROW_BYTES, path.stat().st_size)
         table = file.read(columns=list(_REQUIRED))
+        table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise TraceError(f"{path} is damaged: {str(error).splitlines()[0]:.100}") from error
     if not table.num_rows:

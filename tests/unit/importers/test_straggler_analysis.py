@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -209,6 +210,19 @@ def test_damaged(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     rows[1] |= change
     with pytest.raises(TraceError, match=message):
         ddltrace.open(write(tmp_path / "job.parquet", rows))
+
+
+def test_changed_bytes_are_no_traceback(tmp_path: Path) -> None:
+    """One of these makes the number of names in the file zero."""
+    path = write(tmp_path / "job.parquet", two_stages())
+    parquet.write_table(parquet.read_table(path), path, compression="none")
+    content = path.read_bytes()
+    first_name = content.index(b"forward-compute")
+    # The head of the names' page, which counts them, and what stands before it.
+    for place in range(first_name - 50, first_name):
+        path.write_bytes(content[:place] + b"\0" + content[place + 1 :])
+        with contextlib.suppress(TraceError):
+            ddltrace.open(path)
 
 
 def test_other_parquet_files(tmp_path: Path) -> None:
