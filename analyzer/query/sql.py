@@ -11,12 +11,14 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ddltrace.analyzer.analysis import analyze_in_full
-from ddltrace.analyzer.query.result_tables import OF_ANALYSIS, OF_TRACE, EventStream
+from ddltrace.analyzer.query.result_tables import OF_ANALYSIS, OF_TRACE, TABLES, EventStream
 from ddltrace.analyzer.query.statement_check import check_statement, refusal
 from ddltrace.analyzer.trace.opened_trace import Trace
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.optional_packages import require_extra
+from ddltrace.tracer.trace.arrow_arrays import strings
 
+_SHOW_TABLES: Final = re.compile(r"\s*SHOW\s+(?:ALL\s+)?TABLES\s*;?\s*\Z", re.IGNORECASE)
 _BATCH_ROWS: Final = 1 << 16
 _INTERRUPT_EVERY_S: Final = 0.02
 _SHUT_IN: Final[dict[str, str | bool | int | float | list[str]]] = {
@@ -68,6 +70,9 @@ def run_query(trace: Trace, sql: str, limits: QueryLimits | None = None) -> pa.T
 
     limits = limits or QueryLimits()
     check_statement(sql)
+    if _SHOW_TABLES.match(sql):
+        # DuckDB knows only of those that were made.
+        return pa.table({"name": strings(sorted(TABLES))})
     words = set(re.findall(r"\w+", sql.lower()))
     tables: dict[str, Any] = {"events": EventStream(trace)} if "events" in words else {}
     tables |= {name: make(trace) for name, make in OF_TRACE.items() if name in words}

@@ -15,6 +15,7 @@ from support.made_trace import made_trace
 
 from ddltrace.analyzer.commands import query
 from ddltrace.analyzer.formatting.sizes import parse_memory_limit
+from ddltrace.analyzer.query.result_tables import TABLES
 from ddltrace.analyzer.query.rows_as_text import rows_as_text
 from ddltrace.analyzer.query.sql import QueryLimits, run_query
 from ddltrace.tracer.errors import UsageError
@@ -168,3 +169,11 @@ def test_limits_are_options() -> None:
     plan = run(query, [str(SAMPLE), "EXPLAIN SELECT 1"])
     assert len(plan.output.splitlines()) > 3
     assert os.linesep in plan.output
+
+
+def test_show_tables_lists_all_that_can_be_read():
+    trace = made_trace()
+    names = [row["name"] for row in run_query(trace, "show tables;").to_pylist()]
+    assert names == sorted(TABLES)
+    assert {"events", "steps", "kernels"} <= set(names)
+    assert run_query(trace, f"SELECT count(*) AS n FROM {names[0]}").num_rows == 1
