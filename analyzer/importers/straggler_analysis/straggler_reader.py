@@ -58,6 +58,12 @@ _MAX_STEP: Final = (1 << 31) - 2
 _MAX_SECONDS: Final = 1e5
 """A step is not longer."""
 
+_CONTENT_BYTES: Final = 40
+"""What a row takes decompressed."""
+
+_MOST_COMPRESSED: Final = 64
+"""Files that decompress to more than so many times their size hold no recording."""
+
 _ROW_BYTES: Final = 320
 """Memory that one row takes while it is read and as an event."""
 
@@ -175,7 +181,8 @@ def _read_rows(path: Path, run: RunInfo) -> _Rows:
                 f"{missing[0]}"
             )
         rows = file.metadata.num_rows
-        check_memory(path, rows * _ROW_BYTES, path.stat().st_size)
+        content = min(rows * _CONTENT_BYTES, _MOST_COMPRESSED * path.stat().st_size)
+        check_memory(path, rows * _ROW_BYTES, content)
         table = file.read(columns=list(_REQUIRED))
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:

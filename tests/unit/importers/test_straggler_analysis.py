@@ -212,6 +212,17 @@ def test_damaged(tmp_path: Path, change: dict[str, Any], message: str) -> None:
         ddltrace.open(write(tmp_path / "job.parquet", rows))
 
 
+def test_memory_is_limited_by_the_size_of_the_file(tmp_path: Path) -> None:
+    """Equal rows take nearly no space in a file."""
+    path = write(tmp_path / "job.parquet", two_stages()[:1] * 50_000)
+    table = parquet.read_table(path)
+    with parquet.ParquetWriter(path, table.schema) as writer:
+        for _ in range(30):
+            writer.write_table(table)
+    with pytest.raises(TraceError, match="more than the limit of 256 MB"):
+        ddltrace.open(path)
+
+
 def test_changed_bytes_are_no_traceback(tmp_path: Path) -> None:
     """One of these makes the number of names in the file zero."""
     path = write(tmp_path / "job.parquet", two_stages())
