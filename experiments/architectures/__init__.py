@@ -1,0 +1,1 @@
+"""Architectures: which rank sends which elements to which rank, in which round."""

@@ -1,0 +1,117 @@
+"""Which server of a parameter server keeps which key."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ddltrace.experiments.architectures.transfers import even_bounds
+
+GOOD_SKEW: Final = 1.1
+"""Skew at which no smaller pieces are tried: each piece is one more message."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """What one server keeps of one tensor.
+
+    Attributes:
+        tensor: Index of the tensor.
+        start: First element in the tensor.
+        stop: End, exclusive.
+        server: Number of the server, from 0.
+    """
+
+    tensor: int
+    start: int
+    stop: int
+    server: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Keys on servers.
+
+    Attributes:
+        keys: All keys, by tensor and start.
+        loads: Elements on each server.
+    """
+
+    keys: tuple[Key, ...]
+    loads: tuple[int, ...]
+
+    @property
+    def skew(self) -> float:
+        """Elements of the fullest server over the mean: 1 if all are equal; 1 for no elements."""
+        total = sum(self.loads)
+        return max(self.loads) * len(self.loads) / total if total else 1.0
+
+
+def place(sizes: Mapping[int, int], servers: int) -> Placement:
+    """Places tensors on servers so that none gets much more than its share.
+
+    A tensor that is larger than a server's fair share is cut into even pieces of at most that
+    share. Then the largest piece goes to the emptiest server, and so on (longest processing time
+    first: Graham, 1969). If the fullest server has over `GOOD_SKEW` times the mean, the same is
+    tried with smaller pieces, down to 1/8 of the share; the least skewed placement is taken.
+
+    Args:
+        sizes: Elements of each tensor by its index.
+        servers: How many servers there are.
+    """
+    share = -(-sum(sizes.values()) // servers)
+    best: Placement | None = None
+    for divisor in (1, 2, 4, 8):
+        found = _place_pieces(sizes, servers, max(1, share // divisor))
+        if best is None or found.skew < best.skew:
+            best = found
+        if best.skew <= GOOD_SKEW:
+            break
+    assert best is not None
+    return best
+
+
+def _place_pieces(sizes: Mapping[int, int], servers: int, largest: int) -> Placement:
+    pieces: list[tuple[int, int, int]] = []
+    for tensor, elements in sizes.items():
+        count = -(-elements // largest)
+        bounds = even_bounds(elements, max(1, count))
+        pieces += [(tensor, *ends) for ends in itertools.pairwise(bounds) if elements]
+    loads = [0] * servers
+    emptiest = [(0, server) for server in range(servers)]
+    keys = []
+    for tensor, start, stop in sorted(pieces, key=lambda piece: (piece[1] - piece[2], piece)):
+        load, server = heapq.heappop(emptiest)
+        loads[server] = load + stop - start
+        heapq.heappush(emptiest, (loads[server], server))
+        keys.append(Key(tensor, start, stop, server))
+    return Placement(tuple(sorted(keys, key=lambda key: (key.tensor, key.start))), tuple(loads))
+
+
+def keys_of_slices(
+    placement: Placement, slices: Sequence[tuple[int, int, int]]
+) -> list[tuple[int, int, int]]:
+    """The keys that a message holds.
+
+    Args:
+        placement: Of all tensors.
+        slices: (tensor, start, stop) in the order in which they lie in the message.
+
+    Returns:
+        (first element in the message, end, server) of each key or part of a key.
+    """
+    by_tensor: dict[int, list[Key]] = {}
+    for key in placement.keys:
+        by_tensor.setdefault(key.tensor, []).append(key)
+    found = []
+    offset = 0
+    for tensor, start, stop in slices:
+        for key in by_tensor.get(tensor, ()):
+            first, end = max(start, key.start), min(stop, key.stop)
+            if first < end:
+                found.append((offset + first - start, offset + end - start, key.server))
+        offset += stop - start
+    return found
