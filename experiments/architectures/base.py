@@ -12,8 +12,12 @@ class Architecture(ABC):
     """Who talks to whom to sum a vector over the ranks.
 
     A plan has two halves: `reduce`, after which each element's sum is on one rank, and `spread`,
-    which brings the sums to all ranks. The hierarchical architecture composes the halves.
-    """
+    which brings the sums to all ranks. The hierarchical architecture composes the halves."""
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Forms of exchange of encoded tensors that it carries; by default sums only."""
+        return ("all_reduce",)
 
     @abstractmethod
     def reduce(self, ranks: Sequence[int], elements: int) -> Reduction:

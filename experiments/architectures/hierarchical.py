@@ -51,6 +51,11 @@ class Hierarchical:
         if self.ranks_per_host is not None and self.ranks_per_host < 1:
             raise ValueError("ranks_per_host must be at least 1")
 
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Sums only."""
+        return ("all_reduce",)
+
     def plan(self, hosts: Sequence[Sequence[int]], elements: int) -> tuple[Round, ...]:
         """The rounds of a whole all-reduce.
 

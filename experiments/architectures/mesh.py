@@ -23,6 +23,11 @@ class Mesh(Architecture):
     p ranks, n elements: 2 rounds, p (p - 1) messages of n / p elements in each.
     """
 
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Every form is made of direct messages."""
+        return ("all_reduce", "all_gather", "all_to_all")
+
     def reduce(self, ranks: Sequence[int], elements: int) -> Reduction:
         """Every rank sends chunk i to rank i."""
         owners = _owners(ranks, elements)

@@ -38,6 +38,15 @@ class ParameterServer(Architecture):
         if self.servers is not None and not 1 <= self.servers <= MAX_SERVERS:
             raise ValueError(f"servers must be 1 to {MAX_SERVERS}")
 
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """A worker that serves one shard can decode what it gets, and encode the average again."""
+        return (
+            ("all_reduce", "all_to_all")
+            if self.sharded and self.servers is None
+            else ("all_reduce",)
+        )
+
     def dedicated(self) -> int:
         """Number of processes beside the workers."""
         return 0 if self.sharded else self.servers or 1

@@ -23,6 +23,11 @@ class Ring(Architecture):
     p ranks, n elements: 2 (p - 1) rounds, p messages of n / p elements in each.
     """
 
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Encoded tensors of all ranks can travel around, too."""
+        return ("all_reduce", "all_gather")
+
     def reduce(self, ranks: Sequence[int], elements: int) -> Reduction:
         """Chunk i travels once around the ring and ends, summed, before the rank it began at."""
         size, bounds = len(ranks), even_bounds(elements, len(ranks))

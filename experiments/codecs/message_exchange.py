@@ -22,6 +22,7 @@ from ddltrace.experiments.codecs.kernels.dgc import DgcCodec
 from ddltrace.experiments.codecs.kernels.feedback import FeedbackCodec
 from ddltrace.experiments.codecs.kernels.half_precision import HalfPrecisionCodec
 from ddltrace.experiments.codecs.kernels.power_sgd import PowerSgdCodec
+from ddltrace.experiments.collectives.base import Collectives, LibraryCollectives
 from ddltrace.experiments.engine.message_exchange import Handle, MessageExchange
 from ddltrace.experiments.strategy.message_plan import Gradient, Message
 
@@ -41,6 +42,7 @@ class CodecExchange(MessageExchange):
         modifier: Modifier | None,
         group: dist.ProcessGroup,
         second_group: dist.ProcessGroup,
+        collectives: tuple[Collectives, Collectives] | None = None,
     ) -> None:
         """Makes the codec.
 
@@ -49,16 +51,26 @@ class CodecExchange(MessageExchange):
             modifier: What changes it.
             group: The ranks.
             second_group: The same ranks in another group, for second passes.
+            collectives: Of the two groups; by default the library's own.
         """
         super().__init__(group, second_group)
         description = compose(codec, modifier)
         assert description is not None
-        self._form = _form_of(description, group, second_group)
+        self._collectives = collectives or (
+            LibraryCollectives(group),
+            LibraryCollectives(second_group),
+        )
+        self._form = _form_of(description, *self._collectives)
         self._shapes: dict[int, tuple[int, ...]] = {}
 
     def prepare(self, gradients: Mapping[int, Gradient]) -> None:
         """Notes the shapes of the gradients."""
         self._shapes = {index: gradient.shape for index, gradient in gradients.items()}
+
+    def close(self) -> None:
+        """Ends what the collectives have started."""
+        for each in self._collectives:
+            each.close()
 
     def start(self, message: Message, payload: torch.Tensor) -> Handle:
         """Encodes, and launches the first collective."""
@@ -75,23 +87,21 @@ class CodecExchange(MessageExchange):
             return self._form.start(parts, payload)
 
 
-def _form_of(
-    description: CodecDescription, group: dist.ProcessGroup, second_group: dist.ProcessGroup
-) -> Form:
+def _form_of(description: CodecDescription, first: Collectives, second: Collectives) -> Form:
     """The exchange that the codec's own formula chooses on this many ranks."""
     codec = description.make()
     inner = codec.inner if isinstance(codec, FeedbackCodec) else codec
     if isinstance(inner, PowerSgdCodec):
         feedback = codec if isinstance(codec, FeedbackCodec) else None
-        return LowRankForm(inner, feedback, group, second_group)
+        return LowRankForm(inner, feedback, first, second)
     if isinstance(inner, DgcCodec):
-        inner.ranks = group.size()
+        inner.ranks = first.size()
     # None of the formulas depends on the size of the tensor but PowerSGD's.
-    form = description.exchange(1, group.size())
+    form = description.exchange(1, first.size())
     if form == "all_reduce":
         dtype = inner.dtype if isinstance(inner, HalfPrecisionCodec) else None
-        return AllReduceForm(codec, dtype, group)
+        return AllReduceForm(codec, dtype, first)
     if form == "all_gather":
-        return AllGatherForm(codec, group, combination_of(codec))
+        return AllGatherForm(codec, first, combination_of(codec))
     server = description.second_pass.make()
-    return AllToAllForm(codec, server, group, second_group, combination_of(codec))
+    return AllToAllForm(codec, server, first, second, combination_of(codec))

@@ -104,10 +104,14 @@ class _Reduced:
 
 
 def create_message_exchange(strategy: Strategy, group: dist.ProcessGroup) -> MessageExchange:
-    """The exchange that a strategy's codec asks for; without one, `AllReduce`.
+    """The exchange that a strategy's codec and architecture ask for; with neither, `AllReduce`.
 
     Collective: all ranks of the group have to call it at the same point.
     """
+    if strategy.architecture is not None:
+        architectures = importlib.import_module("ddltrace.experiments.engine.architecture_exchange")
+        over_architecture: MessageExchange = architectures.create(strategy, group)
+        return over_architecture
     if strategy.codec is None and strategy.feedback is None:
         return AllReduce(group)
     codecs = importlib.import_module("ddltrace.experiments.codecs.message_exchange")

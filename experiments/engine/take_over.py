@@ -39,6 +39,7 @@ def runs_on_reducer(strategy: Strategy) -> bool:
         and strategy.feedback is None
         and strategy.frequency is None
         and strategy.optimizer_rule is None
+        and strategy.architecture is None
     )
 
 
@@ -121,7 +122,11 @@ def _check(ddp: Any, strategy: Strategy) -> None:
 
 def _group_for_messages(strategy: Strategy, group: dist.ProcessGroup) -> dist.ProcessGroup:
     """A group for messages that other threads launch, else the model's own."""
-    if strategy.schedule.agreement == "plan" and strategy.codec is None:
+    if (
+        strategy.schedule.agreement == "plan"
+        and strategy.codec is None
+        and strategy.architecture is None
+    ):
         return group
     return new_group_like(group, "exchange")
 

@@ -42,6 +42,25 @@ def carrying(name: str | None, parameters: Sequence[torch.Tensor]) -> Iterator[N
 
 
 @contextlib.contextmanager
+def carrying_part(name: str, positions: Sequence[int]) -> Iterator[None]:
+    """Says that the messages launched inside carry a part of what `carrying` says.
+
+    Args:
+        name: The messages' name in the trace.
+        positions: Places of the parameters among those of `carrying`.
+    """
+    session = current_session()
+    carried = None if session is None else session.registry.carried.now
+    if session is None or carried is None:
+        yield
+        return
+    ids = carried[1]
+    part = [ids[position] for position in positions] if ids is not None else [None]
+    with session.context.carrying(name, part):
+        yield
+
+
+@contextlib.contextmanager
 def region(kind: str, name: str) -> Iterator[None]:
     """Records what happens inside as one event.
 

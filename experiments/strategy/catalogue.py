@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ddltrace.experiments.architectures import entries as architectures
 from ddltrace.experiments.codecs import entries as codecs
 from ddltrace.experiments.frequency import entries as frequency
 from ddltrace.experiments.optimizer_rules import entries as optimizer_rules
@@ -37,6 +38,7 @@ TECHNIQUES: Final = (
     Technique("optimizer", "as-is", "the job's own optimizer"),
     *optimizer_rules.TECHNIQUES,
     Technique("architecture", "library", "the transport's own all_reduce"),
+    *architectures.TECHNIQUES,
     Technique("synchronization", "bsp", "every rank waits for every gradient of the step"),
     Technique("transport", "gloo", "TCP sockets between processes on the CPU"),
     Technique("network", "as-is", "the network of this machine"),

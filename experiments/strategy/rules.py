@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from ddltrace.experiments.architectures.parameter_server import ParameterServer
 from ddltrace.experiments.codecs.composition import compose
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.poseidon import Poseidon
@@ -29,6 +30,10 @@ class Rule:
     valid: str
 
 
+_MANY: Final = 8
+"""On so many ranks and more, codecs choose the form of exchange for which they were made."""
+
+
 def _exchanges(strategy: Strategy) -> str:
     return getattr(strategy.frequency, "exchanges", "gradients")
 
@@ -39,6 +44,12 @@ def _refuses_its_modifier(strategy: Strategy) -> bool:
     except ValueError:
         return True
     return False
+
+
+def _form(strategy: Strategy) -> str:
+    """How the payloads of a strategy's codec are exchanged between many ranks."""
+    codec = compose(strategy.codec, strategy.feedback)
+    return "all_reduce" if codec is None else codec.exchange(1, _MANY)
 
 
 RULES: Final = (
@@ -95,6 +106,31 @@ RULES: Final = (
         ),
         "odsgd delays plain averages of every step's gradients by one step, and updates with SGD",
         "use odsgd alone, or choose wfbp or ddp as the schedule",
+    ),
+    Rule(
+        lambda s: (
+            s.architecture is not None
+            and (isinstance(s.schedule, Poseidon) or _exchanges(s) == "momentum")
+        ),
+        "poseidon and demo send what is no sum over the ranks, by collectives of their own",
+        "leave out the architecture, or choose wfbp as the schedule",
+    ),
+    Rule(
+        lambda s: s.architecture is not None and _form(s) not in s.architecture.forms,
+        "the codec's payloads cannot be summed as they are, and the architecture sums on the way "
+        "at ranks that would have to decode and encode again at every step",
+        "choose mesh for every codec, ring for topk or dgc, ps:sharded=true for qsgd, int8, "
+        "onebit or ternary, which are encoded again once; or fp16, bf16, randomk or powersgd "
+        "as the codec",
+    ),
+    Rule(
+        lambda s: (
+            isinstance(s.architecture, ParameterServer)
+            and s.architecture.dedicated()
+            and getattr(s.codec, "whole_tensors", False)
+        ),
+        "powersgd sums two factors after each other, and servers of their own serve one sum",
+        "choose ps:sharded=true",
     ),
 )
 

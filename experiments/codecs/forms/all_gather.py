@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 
 from ddltrace.experiments.codecs.forms.base import (
     Coding,
@@ -13,41 +12,41 @@ from ddltrace.experiments.codecs.forms.base import (
     Landing,
     Part,
     gather_bytes,
-    wait_for,
     wide_zeros,
 )
 from ddltrace.experiments.codecs.forms.votes import Combination
 from ddltrace.experiments.codecs.kernels.codec import Codec, Payload
+from ddltrace.experiments.collectives.base import Collectives
 from ddltrace.experiments.engine.message_exchange import Handle
 
 
 class AllGatherForm(Form):
     """One all-gather. All ranks add up the same payloads in the same order."""
 
-    def __init__(self, codec: Codec, group: dist.ProcessGroup, combination: Combination) -> None:
+    def __init__(self, codec: Codec, collectives: Collectives, combination: Combination) -> None:
         """Takes the codec.
 
         Args:
             codec: Encodes this rank's tensors and decodes all ranks'.
-            group: The ranks.
+            collectives: Of the ranks.
             combination: What makes one tensor of the ranks'.
         """
         self._codec = codec
-        self._group = group
+        self._collectives = collectives
         self._combination = combination
 
     def start(self, parts: Sequence[Part], payload: torch.Tensor) -> Handle:
         """Encodes every part and launches the all-gather."""
-        encode = self._combination.encoder(self._codec, parts, self._group)
+        encode = self._combination.encoder(self._codec, parts, self._collectives)
         with Coding("encode", payload.nbytes) as coding:
             payloads = [encode(part.tensor, part.key) for part in parts]
             data = torch.cat([part.data for part in payloads])
             coding.bytes_out = data.numel()
-        work, received = gather_bytes(data, self._group)
+        work, received = gather_bytes(data, self._collectives)
 
         def land() -> torch.Tensor:
             if work is not None:
-                wait_for(work)
+                work.wait()
             with Coding("decode", data.numel() * len(received)) as coding:
                 self._decode(received, payloads, payload)
                 coding.bytes_out = payload.nbytes

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 
-from ddltrace.experiments.codecs.forms.base import Coding, Form, Landing, Part, wait_for
+from ddltrace.experiments.codecs.forms.base import Coding, Form, Landing, Part
 from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, as_bytes, view_as
+from ddltrace.experiments.collectives.base import Collectives
 from ddltrace.experiments.engine.message_exchange import Handle
 
 
 class AllReduceForm(Form):
     """One all-reduce of payloads, each divided by the number of ranks before."""
 
-    def __init__(self, codec: Codec, dtype: torch.dtype | None, group: dist.ProcessGroup) -> None:
+    def __init__(self, codec: Codec, dtype: torch.dtype | None, collectives: Collectives) -> None:
         """Takes the codec.
 
         Args:
             codec: Encodes and decodes.
             dtype: Of the numbers in its payloads; None for the tensor's own.
-            group: The ranks.
+            collectives: Of the ranks.
         """
         self._codec = codec
         self._dtype = dtype
-        self._group = group
+        self._collectives = collectives
 
     def start(self, parts: Sequence[Part], payload: torch.Tensor) -> Handle:
         """Encodes every part and launches the all-reduce."""
@@ -33,12 +33,12 @@ class AllReduceForm(Form):
         with Coding("encode", payload.nbytes) as coding:
             payloads = [self._codec.encode(part.tensor, key=part.key) for part in parts]
             numbers = torch.cat([view_as(code.data, dtype) for code in payloads])
-            numbers.div_(self._group.size())
+            numbers.div_(self._collectives.size())
             coding.bytes_out = numbers.nbytes
-        work = dist.all_reduce(numbers, group=self._group, async_op=True)
+        work = self._collectives.all_reduce(numbers)
 
         def land() -> torch.Tensor:
-            wait_for(work)
+            work.wait()
             with Coding("decode", numbers.nbytes) as coding:
                 data = as_bytes(numbers)
                 at = start = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 
 from ddltrace.experiments.codecs.description import shard_elements
 from ddltrace.experiments.codecs.forms.base import (
@@ -14,11 +13,11 @@ from ddltrace.experiments.codecs.forms.base import (
     Landing,
     Part,
     gather_bytes,
-    wait_for,
     wide_zeros,
 )
 from ddltrace.experiments.codecs.forms.votes import Combination
 from ddltrace.experiments.codecs.kernels.codec import Codec, Payload
+from ddltrace.experiments.collectives.base import Collectives
 from ddltrace.experiments.engine.message_exchange import Handle
 
 
@@ -29,8 +28,8 @@ class AllToAllForm(Form):
         self,
         worker: Codec,
         server: Codec,
-        group: dist.ProcessGroup,
-        second_group: dist.ProcessGroup,
+        collectives: Collectives,
+        second_collectives: Collectives,
         combination: Combination,
     ) -> None:
         """Takes the codecs.
@@ -38,17 +37,17 @@ class AllToAllForm(Form):
         Args:
             worker: Encodes this rank's tensors, with its own residuals if it keeps any.
             server: Encodes averages, with residuals of its own.
-            group: The ranks; carries the first pass.
-            second_group: The same ranks; carries the second pass.
+            collectives: Of the ranks; carry the first pass.
+            second_collectives: The same ranks; carry the second pass.
             combination: What makes one tensor of the ranks'.
         """
         self._worker, self._server = worker, server
-        self._group, self._second_group = group, second_group
+        self._collectives, self._second_collectives = collectives, second_collectives
         self._combination = combination
 
     def start(self, parts: Sequence[Part], payload: torch.Tensor) -> Handle:
         """Encodes every rank's shard of every part and launches the all-to-all."""
-        ranks, own_rank = self._group.size(), self._group.rank()
+        ranks, own_rank = self._collectives.size(), self._collectives.rank()
         ranges = [self._shards(part.tensor.numel()) for part in parts]
         pieces = [
             [
@@ -59,31 +58,24 @@ class AllToAllForm(Form):
             for rank in range(ranks)
         ]
         every = [piece for of_rank in pieces for piece in of_rank]
-        encode = self._combination.encoder(self._worker, every, self._group)
+        encode = self._combination.encoder(self._worker, every, self._collectives)
         with Coding("encode", payload.nbytes) as coding:
             encoded = [[encode(piece.tensor, piece.key) for piece in of_rank] for of_rank in pieces]
             sent = torch.cat([code.data for of_rank in encoded for code in of_rank])
             coding.bytes_out = sent.numel()
         lengths = [sum(code.nbytes for code in of_rank) for of_rank in encoded]
         received = sent.new_empty(ranks * lengths[own_rank])
-        work = dist.all_to_all_single(
-            received,
-            sent,
-            [lengths[own_rank]] * ranks,
-            lengths,
-            group=self._group,
-            async_op=True,
-        )
+        work = self._collectives.all_to_all(received, sent, [lengths[own_rank]] * ranks, lengths)
 
         def land() -> torch.Tensor:
-            wait_for(work)
+            work.wait()
             averages = self._average(received.view(ranks, -1), encoded[own_rank], payload)
             return self._distribute(averages, pieces, ranges, payload)
 
         return Landing(land)
 
     def _shards(self, elements: int) -> list[tuple[int, int]]:
-        ranks = self._group.size()
+        ranks = self._collectives.size()
         size = shard_elements(elements, ranks, self._worker.description.alignment)
         return [
             (min(rank * size, elements), min((rank + 1) * size, elements)) for rank in range(ranks)
@@ -116,7 +108,7 @@ class AllToAllForm(Form):
         result: torch.Tensor,
     ) -> torch.Tensor:
         """Encodes this rank's averages, gathers all ranks' and decodes them."""
-        own = pieces[self._group.rank()]
+        own = pieces[self._collectives.rank()]
         sizes = [
             [self._server.payload_bytes(p.tensor.shape, result.dtype, key=p.key) for p in of_rank]
             for of_rank in pieces
@@ -131,9 +123,9 @@ class AllToAllForm(Form):
         # An all-gather takes as much from every rank: shards at the end are shorter.
         longest = max(sum(of_rank) for of_rank in sizes)
         padded = torch.nn.functional.pad(data, (0, longest - data.numel()))
-        work, received = gather_bytes(padded, self._second_group)
+        work, received = gather_bytes(padded, self._second_collectives)
         if work is not None:
-            wait_for(work)
+            work.wait()
         with Coding("decode", longest * len(received)) as coding:
             self._decode(received, sizes, ranges, result)
             coding.bytes_out = result.nbytes

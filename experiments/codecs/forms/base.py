@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.distributed as dist
 
+from ddltrace.experiments.collectives.base import Collectives, Pending
 from ddltrace.experiments.engine.message_exchange import Handle
 from ddltrace.tracer.codec_events import record_codec
 
@@ -79,28 +79,22 @@ class Landing:
             return self._land()
 
 
-def wait_for(work: dist.Work | None) -> None:
-    """Waits for a collective."""
-    assert work is not None
-    work.wait()
-
-
 def gather_bytes(
-    data: torch.Tensor, group: dist.ProcessGroup
-) -> tuple[dist.Work | None, list[torch.Tensor]]:
+    data: torch.Tensor, collectives: Collectives
+) -> tuple[Pending | None, list[torch.Tensor]]:
     """Launches an all-gather of as many bytes from every rank.
 
     Args:
         data: This rank's, uint8, flat.
-        group: The ranks.
+        collectives: Of the ranks.
 
     Returns:
         The collective (None if there is nothing to send), and what every rank sends.
     """
-    received = list(data.new_empty(group.size() * data.numel()).view(group.size(), -1))
+    received = list(data.new_empty(collectives.size() * data.numel()).view(collectives.size(), -1))
     if data.numel() == 0:
         return None, received
-    return dist.all_gather(received, data, group=group, async_op=True), received
+    return collectives.all_gather(received, data), received
 
 
 def wide_zeros(like: torch.Tensor, elements: int) -> torch.Tensor:

@@ -6,12 +6,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
-from ddltrace.experiments.codecs.forms.base import Coding, Form, Landing, Part, wait_for
+from ddltrace.experiments.codecs.forms.base import Coding, Form, Landing, Part
 from ddltrace.experiments.codecs.kernels.feedback import FeedbackCodec
 from ddltrace.experiments.codecs.kernels.power_sgd import PowerSgdCodec, orthonormal
 from ddltrace.experiments.codecs.power_sgd import PowerSgd
+from ddltrace.experiments.collectives.base import Collectives
 from ddltrace.experiments.engine.message_exchange import Handle
 
 
@@ -38,21 +38,21 @@ class LowRankForm(Form):
         self,
         codec: PowerSgdCodec,
         feedback: FeedbackCodec | None,
-        group: dist.ProcessGroup,
-        second_group: dist.ProcessGroup,
+        collectives: Collectives,
+        second_collectives: Collectives,
     ) -> None:
         """Takes the codec.
 
         Args:
             codec: Keeps the right factors from step to step.
             feedback: Keeps residuals; None without feedback.
-            group: The ranks; carries the left factors.
-            second_group: The same ranks; carries the right factors.
+            collectives: Of the ranks; carry the left factors.
+            second_collectives: The same ranks; carry the right factors.
         """
         self._codec = codec
         self._feedback = feedback
         self._steps: dict[Hashable, int] = {}
-        self._group, self._second_group = group, second_group
+        self._collectives, self._second_collectives = collectives, second_collectives
 
     def start(self, parts: Sequence[Part], payload: torch.Tensor) -> Handle:
         """Computes the left factors and launches their all-reduce."""
@@ -83,14 +83,14 @@ class LowRankForm(Form):
             lefts = [entry.p.reshape(-1) for entry in matrices]
             first = torch.cat([*lefts, *(payload[a:b].to(wide) for a, b in plain)])
             coding.bytes_out = first.nbytes
-        first.div_(self._group.size())
-        work = dist.all_reduce(first, group=self._group, async_op=True)
+        first.div_(self._collectives.size())
+        work = self._collectives.all_reduce(first)
 
         def land() -> torch.Tensor:
-            wait_for(work)
+            work.wait()
             second = self._right_factors(matrices, first)
             if matrices:
-                wait_for(dist.all_reduce(second, group=self._second_group, async_op=True))
+                self._second_collectives.all_reduce(second).wait()
             with Coding("decode", first.nbytes + second.nbytes) as coding:
                 at = sum(entry.p.numel() for entry in matrices)
                 for start, stop in plain:
@@ -114,7 +114,7 @@ class LowRankForm(Form):
             rights = [entry.q.reshape(-1) for entry in matrices]
             second = torch.cat(rights) if rights else first.new_empty(0)
             coding.bytes_out = second.nbytes
-        return second.div_(self._group.size())
+        return second.div_(self._collectives.size())
 
     def _approximate(
         self, matrices: Sequence[_Matrix], second: torch.Tensor, payload: torch.Tensor

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 
 import torch
-import torch.distributed as dist
 
 from ddltrace.experiments.codecs.forms.base import Part
 from ddltrace.experiments.codecs.kernels.codec import Codec, Payload
 from ddltrace.experiments.codecs.kernels.sign_sgd import SignSgdCodec
 from ddltrace.experiments.codecs.kernels.ternary import TernaryCodec
+from ddltrace.experiments.collectives.base import Collectives
 
 Encode = Callable[[torch.Tensor, Hashable], Payload]
 
@@ -18,15 +18,15 @@ Encode = Callable[[torch.Tensor, Hashable], Payload]
 class Combination:
     """The mean of the ranks' tensors."""
 
-    def encoder(self, codec: Codec, parts: Sequence[Part], group: dist.ProcessGroup) -> Encode:
+    def encoder(self, codec: Codec, parts: Sequence[Part], collectives: Collectives) -> Encode:
         """What encodes the parts of one message; may communicate.
 
         Args:
             codec: The ranks'.
             parts: What the message carries.
-            group: The ranks.
+            collectives: Of the ranks.
         """
-        del parts, group
+        del parts, collectives
 
         def encode(tensor: torch.Tensor, key: Hashable) -> Payload:
             return codec.encode(tensor, key=key)
@@ -55,15 +55,15 @@ class MajorityVote(Combination):
 class SharedScale(Combination):
     """The mean of ternary tensors that all ranks encode with the largest of their scales."""
 
-    def encoder(self, codec: Codec, parts: Sequence[Part], group: dist.ProcessGroup) -> Encode:
+    def encoder(self, codec: Codec, parts: Sequence[Part], collectives: Collectives) -> Encode:
         """Agrees on the scale of every part by one small all-reduce."""
         assert isinstance(codec, TernaryCodec)
         filled = [part for part in parts if part.tensor.numel()]
         if not filled:
-            return super().encoder(codec, parts, group)
+            return super().encoder(codec, parts, collectives)
         own = torch.stack([codec.scale_of(part.tensor) for part in filled])
         largest = own.clone()
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        collectives.maximum(largest)
         # A maximum may lose NaN; the rank's own payload has to keep it.
         shared = torch.where(own.isnan(), own, largest)
         scale_of = {part.key: scale for part, scale in zip(filled, shared, strict=True)}

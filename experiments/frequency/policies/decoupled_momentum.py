@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ddltrace.experiments.codecs.forms.base import Coding, gather_bytes, wait_for
+from ddltrace.experiments.codecs.forms.base import Coding, gather_bytes
 from ddltrace.experiments.codecs.kernels.codec import as_bytes, view_as
+from ddltrace.experiments.collectives.base import LibraryCollectives
 from ddltrace.experiments.engine.step_policy import StepContext, StepPolicy
 from ddltrace.experiments.engine.trace_marks import carrying
 from ddltrace.experiments.frequency.demo import Demo
@@ -46,9 +47,9 @@ class DecoupledMomentumPolicy(StepPolicy):
             data = torch.cat([piece for pair in zip(*pieces, strict=True) for piece in pair])
             coding.bytes_out = data.numel()
         with carrying(_NAME, parameters):
-            work, received = gather_bytes(data, self.context.group)
+            work, received = gather_bytes(data, LibraryCollectives(self.context.group))
         if work is not None:
-            wait_for(work)
+            work.wait()
         with Coding("decode", data.numel() * len(received)) as coding:
             self._update(owners, received)
             coding.bytes_out = sum(p.numel() * 4 for p in parameters)

@@ -1,0 +1,118 @@
+"""The collectives that exchanges of messages need, and the library's own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+
+class Pending(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> object:
+        """Waits for its end."""
+        ...
+
+
+class Collectives(ABC):
+    """Collectives of one group of ranks.
+
+    All ranks have to call the methods in the same order.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        """Takes the group.
+
+        Args:
+            group: The ranks.
+        """
+        self.group = group
+
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.group.size()
+
+    def rank(self) -> int:
+        """This rank's place in the group."""
+        return self.group.rank()
+
+    @abstractmethod
+    def all_reduce(self, vector: torch.Tensor) -> Pending:
+        """Starts to sum a flat vector over the ranks, in place."""
+
+    @abstractmethod
+    def maximum(self, vector: torch.Tensor) -> None:
+        """Replaces each element of a flat vector by the largest of all ranks; blocks."""
+
+    @abstractmethod
+    def all_gather(self, received: list[torch.Tensor], data: torch.Tensor) -> Pending:
+        """Starts to send a flat tensor to all ranks.
+
+        Args:
+            received: One tensor of the data's size for each rank; views of one buffer, in order.
+            data: What this rank sends.
+        """
+
+    @abstractmethod
+    def all_to_all(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        received_lengths: Sequence[int],
+        sent_lengths: Sequence[int],
+    ) -> Pending:
+        """Starts to send a piece to each rank.
+
+        Args:
+            received: Takes the pieces of all ranks, one after the other.
+            sent: The pieces for all ranks, one after the other.
+            received_lengths: Elements from each rank.
+            sent_lengths: Elements to each rank.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to end
+        """Ends what the collectives have started; nothing may be under way."""
+
+
+class LibraryCollectives(Collectives):
+    """The collectives of the group's own backend."""
+
+    def all_reduce(self, vector: torch.Tensor) -> Pending:
+        """One all_reduce."""
+        return _started(dist.all_reduce(vector, group=self.group, async_op=True))
+
+    def maximum(self, vector: torch.Tensor) -> None:
+        """One all_reduce."""
+        dist.all_reduce(vector, op=dist.ReduceOp.MAX, group=self.group)
+
+    def all_gather(self, received: list[torch.Tensor], data: torch.Tensor) -> Pending:
+        """One all_gather."""
+        return _started(dist.all_gather(received, data, group=self.group, async_op=True))
+
+    def all_to_all(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        received_lengths: Sequence[int],
+        sent_lengths: Sequence[int],
+    ) -> Pending:
+        """One all_to_all_single."""
+        return _started(
+            dist.all_to_all_single(
+                received,
+                sent,
+                list(received_lengths),
+                list(sent_lengths),
+                group=self.group,
+                async_op=True,
+            )
+        )
+
+
+def _started(work: dist.Work | None) -> dist.Work:
+    assert work is not None
+    return work

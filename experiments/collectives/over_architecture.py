@@ -1,0 +1,257 @@
+"""Collectives that execute the plans of an architecture with sends and receives."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import socket
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from ddltrace.experiments.architectures.base import Architecture
+from ddltrace.experiments.architectures.hierarchical import Hierarchical, hosts_of
+from ddltrace.experiments.architectures.mesh import Mesh
+from ddltrace.experiments.architectures.parameter_server import ParameterServer
+from ddltrace.experiments.architectures.placement import Placement, keys_of_slices, place
+from ddltrace.experiments.architectures.ring import Ring
+from ddltrace.experiments.architectures.transfers import Ownership, Round, Transfer, without_empty
+from ddltrace.experiments.collectives.base import Collectives, Pending
+from ddltrace.experiments.collectives.plan_execution import (
+    Combine,
+    Naming,
+    OwnRound,
+    PlanExecution,
+    add,
+    keep_larger,
+    rounds_of,
+    unnamed,
+)
+from ddltrace.experiments.collectives.server_processes import ServerProcesses
+
+TAGS: Final = 1024
+"""Tags are used again after so many collectives: far more than are ever under way."""
+
+_PLANS: Final = 4096
+"""Plans that are kept; a job has as many different messages as its schedule makes."""
+
+MessageSlices = tuple[tuple[int, int, int], ...]
+"""(gradient, start, stop) of what a vector holds, in order."""
+
+
+class ArchitectureCollectives(Collectives):
+    """Collectives over one architecture.
+
+    Attributes:
+        placement: Keys of a parameter server; None before `prepare`, and without one.
+    """
+
+    def __init__(self, architecture: Architecture | Hierarchical, group: dist.ProcessGroup) -> None:
+        """Finds out who is on which host, if the architecture has to know. Then collective.
+
+        Args:
+            architecture: Who talks to whom.
+            group: The ranks.
+        """
+        super().__init__(group)
+        self._architecture = architecture
+        self._ranks = list(range(group.size()))
+        self._hosts: list[list[int]] = []
+        if isinstance(architecture, Hierarchical):
+            size = architecture.ranks_per_host
+            self._hosts = _by_host(group) if size is None else hosts_of(self._ranks, size)
+        self._wire = group
+        self._servers: ServerProcesses | None = None
+        if isinstance(architecture, ParameterServer):
+            self._ranks = list(range(group.size() + architecture.dedicated()))
+            architecture.server_ranks(self._ranks)  # raises if there are too few workers
+            if architecture.dedicated():
+                self._servers = ServerProcesses(group, architecture.dedicated())
+                self._wire = self._servers.group
+        self._numbers = itertools.count()
+        self.placement: Placement | None = None
+        # A cache of this object's own: a decorated method would keep the object alive.
+        self._rounds: Callable[[int, MessageSlices], list[OwnRound]] = functools.lru_cache(_PLANS)(
+            self._make_rounds
+        )
+
+    def prepare(self, sizes: Mapping[int, int]) -> None:
+        """Places keys on servers.
+
+        Args:
+            sizes: Elements of each gradient by its index.
+        """
+        if isinstance(self._architecture, ParameterServer):
+            servers = self._architecture.server_ranks(self._ranks)
+            self.placement = place(sizes, len(servers))
+
+    def all_reduce(
+        self, vector: torch.Tensor, slices: MessageSlices = (), naming: Naming = unnamed
+    ) -> Pending:
+        """Starts to sum a flat vector over the ranks, in place.
+
+        Args:
+            vector: This rank's elements.
+            slices: The gradients' elements in the vector; a parameter server sends each key on
+                its own. Without them the vector is one tensor.
+            naming: Names each message in the trace.
+        """
+        tag = next(self._numbers) % TAGS
+        if self._servers is not None and vector.numel():
+            self._servers.announce(tag, vector.dtype, self._owners(vector.numel(), slices))
+        return self._execute(self._rounds(vector.numel(), slices), vector, tag, naming=naming)
+
+    def maximum(self, vector: torch.Tensor) -> None:
+        """The same rounds with another operation.
+
+        Raises:
+            RuntimeError: There are dedicated servers, which only sum.
+        """
+        if self._servers is not None:
+            raise RuntimeError("servers of their own sum only")
+        tag = next(self._numbers) % TAGS
+        rounds = self._rounds(vector.numel(), ())
+        self._execute(rounds, vector, tag, combine=keep_larger).wait()
+
+    def all_gather(self, received: list[torch.Tensor], data: torch.Tensor) -> Pending:
+        """On a ring around it, else by direct messages."""
+        vector = _joined(received)
+        received[self.rank()].copy_(data)
+        plan = gather_plan(self._architecture, self._ranks, data.numel())
+        return self._execute(rounds_of(self.rank(), plan), vector, next(self._numbers) % TAGS)
+
+    def all_to_all(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        received_lengths: Sequence[int],
+        sent_lengths: Sequence[int],
+    ) -> Pending:
+        """Direct messages to all other ranks."""
+        tag = next(self._numbers) % TAGS
+        works: list[dist.Work | None] = []
+        pieces = zip(
+            torch.split(sent, list(sent_lengths)),
+            torch.split(received, list(received_lengths)),
+            strict=True,
+        )
+        for peer, (outgoing, incoming) in enumerate(pieces):
+            if peer == self.rank():
+                incoming.copy_(outgoing)
+                continue
+            if incoming.numel():
+                works.append(dist.irecv(incoming, group=self.group, tag=tag, group_src=peer))
+            if outgoing.numel():
+                works.append(dist.isend(outgoing, group=self.group, tag=tag, group_dst=peer))
+        return _All(works)
+
+    def close(self) -> None:
+        """Ends the servers."""
+        if self._servers is not None:
+            self._servers.close()
+
+    def _execute(
+        self,
+        rounds: Sequence[OwnRound],
+        vector: torch.Tensor,
+        tag: int,
+        *,
+        combine: Combine = add,
+        naming: Naming = unnamed,
+    ) -> PlanExecution:
+        return PlanExecution(rounds, vector, self._wire, tag, combine=combine, naming=naming)
+
+    def _make_rounds(self, elements: int, slices: MessageSlices) -> list[OwnRound]:
+        return rounds_of(self.rank(), self._plan(elements, slices))
+
+    def _plan(self, elements: int, slices: MessageSlices) -> tuple[Round, ...]:
+        architecture = self._architecture
+        if isinstance(architecture, Hierarchical):
+            return architecture.plan(self._hosts, elements)
+        if isinstance(architecture, ParameterServer):
+            owners = self._owners(elements, slices)
+            return (
+                *architecture.push(self._ranks, owners),
+                *architecture.pull(self._ranks, owners),
+            )
+        return architecture.plan(self._ranks, elements)
+
+    def _owners(self, elements: int, slices: MessageSlices) -> Sequence[Ownership]:
+        """The keys of a vector, each with the rank of its server."""
+        assert isinstance(self._architecture, ParameterServer)
+        if self.placement is None or not slices:
+            return self._architecture.owners(self._ranks, elements)
+        servers = self._architecture.server_ranks(self._ranks)
+        return [
+            Ownership(start, stop, servers[server])
+            for start, stop, server in keys_of_slices(self.placement, slices)
+        ]
+
+
+class _All:
+    """Several messages under way."""
+
+    def __init__(self, works: Sequence[dist.Work | None]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        """Waits for all of them."""
+        for work in self._works:
+            assert work is not None
+            work.wait()
+
+
+def gather_plan(
+    architecture: Architecture | Hierarchical, ranks: Sequence[int], length: int
+) -> tuple[Round, ...]:
+    """The rounds of an all-gather: rank i's block is i * length to (i + 1) * length.
+
+    Args:
+        architecture: A ring or a mesh; a parameter server that is sharded over the workers sends
+            what it has encoded again as a mesh does.
+        ranks: The ranks in order.
+        length: Elements of one block.
+    """
+    size = len(ranks)
+    if isinstance(architecture, Ring):
+        return without_empty(
+            [
+                _block((place - step) % size, length, ranks[place], ranks[(place + 1) % size])
+                for place in range(size)
+            ]
+            for step in range(size - 1)
+        )
+    assert isinstance(architecture, Mesh | ParameterServer), "the rules let no other through"
+    return without_empty(
+        [
+            [
+                _block(place, length, ranks[place], target)
+                for place in range(size)
+                for target in ranks
+                if target != ranks[place]
+            ]
+        ]
+    )
+
+
+def _block(number: int, length: int, source: int, target: int) -> Transfer:
+    return Transfer(source, target, number * length, (number + 1) * length, False)
+
+
+def _joined(received: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The one buffer that consecutive views share."""
+    first = received[0]
+    total = sum(tensor.numel() for tensor in received)
+    return first.as_strided((total,), (1,), first.storage_offset())
+
+
+def _by_host(group: dist.ProcessGroup) -> list[list[int]]:
+    """The ranks of each host, by host name; hosts in the order of their first ranks."""
+    names: list[Any] = [None] * group.size()
+    dist.all_gather_object(names, socket.gethostname(), group=group)
+    hosts: dict[Hashable, list[int]] = {}
+    for rank, name in enumerate(names):
+        hosts.setdefault(name, []).append(rank)
+    return list(hosts.values())

@@ -1,0 +1,129 @@
+"""Executes one rank's part of a plan with plain sends and receives."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from ddltrace.experiments.architectures.transfers import Round, Transfer
+
+Naming = Callable[[Transfer], AbstractContextManager[None]]
+"""Names in the trace what is launched inside."""
+Combine = Callable[[torch.Tensor, torch.Tensor], object]
+"""Combines the first tensor with the second, in place."""
+
+
+def unnamed(transfer: Transfer) -> AbstractContextManager[None]:
+    """Leaves the names as they are."""
+    del transfer
+    return contextlib.nullcontext()
+
+
+def add(total: torch.Tensor, received: torch.Tensor) -> None:
+    """The sum."""
+    total.add_(received)
+
+
+def keep_larger(largest: torch.Tensor, received: torch.Tensor) -> None:
+    """The maximum of each element."""
+    torch.maximum(largest, received, out=largest)
+
+
+@dataclass(frozen=True)
+class OwnRound:
+    """What one rank does in one round.
+
+    Attributes:
+        sends: What it sends.
+        receives: What it receives, by source, so that all ranks add up in the same order.
+    """
+
+    sends: tuple[Transfer, ...]
+    receives: tuple[Transfer, ...]
+
+
+def rounds_of(rank: int, plan: Sequence[Round]) -> list[OwnRound]:
+    """One rank's part of a plan, without the rounds in which it does nothing."""
+    own = (
+        OwnRound(
+            tuple(t for t in transfers if t.source == rank),
+            tuple(sorted((t for t in transfers if t.target == rank), key=lambda t: t.source)),
+        )
+        for transfers in plan
+    )
+    return [each for each in own if each.sends or each.receives]
+
+
+class PlanExecution:
+    """A plan under way on one rank: the first round starts at once, the others in `wait`."""
+
+    def __init__(
+        self,
+        rounds: Sequence[OwnRound],
+        vector: torch.Tensor,
+        group: dist.ProcessGroup,
+        tag: int,
+        *,
+        combine: Combine = add,
+        naming: Naming = unnamed,
+    ) -> None:
+        """Launches the first round.
+
+        Args:
+            rounds: This rank's part of the plan; ranks are places in the group.
+            vector: This rank's elements, flat and contiguous; the result replaces them.
+            group: Carries the messages.
+            tag: Of all its messages; no other execution that is under way may have it.
+            combine: Combines own elements with received ones.
+            naming: Names each message in the trace.
+        """
+        self._rounds = rounds
+        self._vector = vector
+        self._group = group
+        self._tag = tag
+        self._combine = combine
+        self._naming = naming
+        self._next = 0
+        self._works: list[dist.Work | None] = []
+        self._received: list[tuple[Transfer, torch.Tensor]] = []
+        self._launch()
+
+    def wait(self) -> None:
+        """Runs all rounds to their end."""
+        while self._works:
+            for work in self._works:
+                assert work is not None
+                work.wait()
+            self._works = []
+            for transfer, values in self._received:
+                self._combine(self._vector[transfer.start : transfer.stop], values)
+            self._received = []
+            self._launch()
+
+    def _launch(self) -> None:
+        if self._next == len(self._rounds):
+            return
+        current = self._rounds[self._next]
+        self._next += 1
+        for transfer in current.receives:
+            target = self._vector[transfer.start : transfer.stop]
+            if transfer.reduces:
+                target = torch.empty_like(target)
+                self._received.append((transfer, target))
+            with self._naming(transfer):
+                work = dist.irecv(
+                    target, group=self._group, tag=self._tag, group_src=transfer.source
+                )
+            self._works.append(work)
+        for transfer in current.sends:
+            source = self._vector[transfer.start : transfer.stop]
+            with self._naming(transfer):
+                work = dist.isend(
+                    source, group=self._group, tag=self._tag, group_dst=transfer.target
+                )
+            self._works.append(work)

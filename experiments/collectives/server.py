@@ -1,0 +1,74 @@
+"""One server of a parameter server, as a process: sums what all workers push, and sends it back.
+
+Started by `server_processes.py`; ends when the workers say so, or with the worker that started it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import distributed_c10d as c10d
+
+from ddltrace.experiments.architectures.parameter_server import ParameterServer
+from ddltrace.experiments.architectures.transfers import Ownership
+from ddltrace.experiments.collectives.plan_execution import OwnRound, PlanExecution, rounds_of
+from ddltrace.experiments.collectives.server_processes import END, join_group
+
+_PR_SET_PDEATHSIG: Final = 1
+_FOREVER: Final = timedelta(days=365)
+
+
+def main() -> None:
+    """Serves until the end."""
+    options: dict[str, Any] = json.loads(sys.argv[1])
+    _end_with(options["parent"])
+    # Ctrl-C reaches all processes of a terminal; the workers decide when servers end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    store = TCPStore(options["host"], options["port"], is_master=False, timeout=_FOREVER)
+    rank, size = options["rank"], options["size"]
+    group = join_group(c10d.PrefixStore("group", store), rank, size, options["global_ranks"])
+    architecture = ParameterServer(servers=options["servers"])
+    plans: dict[str, tuple[int, list[OwnRound]]] = {}
+    number = 0
+    while True:
+        try:
+            text = store.get(f"message/{number}").decode()
+        except dist.DistError:
+            return  # the first worker has gone, and its store with it
+        if text == END:
+            return
+        tag, dtype, keys = json.loads(text)
+        same = json.dumps(keys)
+        if same not in plans:
+            owners = [Ownership(*key) for key in keys]
+            plan = (
+                *architecture.push(range(size), owners),
+                *architecture.pull(range(size), owners),
+            )
+            plans[same] = (max(owner.stop for owner in owners), rounds_of(rank, plan))
+        elements, rounds = plans[same]
+        vector = torch.zeros(elements, dtype=getattr(torch, dtype))
+        PlanExecution(rounds, vector, group, tag).wait()
+        number += 1
+
+
+def _end_with(parent: int) -> None:
+    """Lets the kernel end this process when the worker that started it ends."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

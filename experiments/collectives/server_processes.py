@@ -1,0 +1,161 @@
+"""Servers of a parameter server: processes beside the workers, and the group of both.
+
+Worker s starts server s (modulo the number of workers), so servers are spread over the hosts.
+Workers and servers meet at a store of the first worker. It also tells the servers what the
+workers push next; the data itself is sends and receives in a group of its own, in which the
+servers come after the workers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import distributed_c10d as c10d
+
+from ddltrace.experiments.architectures.transfers import Ownership
+
+END: Final = "end"
+"""What a server is told when there is nothing more."""
+
+_KEPT: Final = 2048
+"""Announcements that are kept in the store: more messages are never under way."""
+_PATIENCE: Final = timedelta(minutes=5)
+_GRACE_SECONDS: Final = 10.0
+
+
+def join_group(
+    store: c10d.Store, rank: int, size: int, global_ranks: Sequence[int]
+) -> dist.ProcessGroup:
+    """The group of workers and servers, outside of the job's own groups.
+
+    Args:
+        store: Where all meet.
+        rank: Place of this process in the group.
+        size: Workers and servers.
+        global_ranks: What the trace calls them.
+    """
+    group = dist.ProcessGroup(store, rank, size)
+    backend = dist.ProcessGroupGloo(store, rank, size, timeout=_PATIENCE)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    group._set_group_name(c10d.GroupName("parameter server"))
+    group._set_group_desc("ddltrace:parameter server")
+    # `isend` and the trace ask the register for the ranks of a group.
+    dist.distributed_c10d._world.pg_group_ranks[group] = {
+        global_rank: place for place, global_rank in enumerate(global_ranks)
+    }
+    return group
+
+
+class ServerProcesses:
+    """The servers of one group of workers.
+
+    Attributes:
+        group: Workers, then servers.
+    """
+
+    def __init__(self, workers: dist.ProcessGroup, servers: int) -> None:
+        """Starts the servers and joins them. Collective.
+
+        Args:
+            workers: The ranks that have gradients.
+            servers: How many servers to start.
+        """
+        rank, size = workers.rank(), workers.size()
+        self._leads = rank == 0
+        self._workers = size
+        address: list[Any] = [None, None]
+        if self._leads:
+            host = os.environ.get("MASTER_ADDR") if dist.get_rank() == 0 else None
+            host = host or socket.gethostname()
+            self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+            address = [host, self._store.port]
+        dist.broadcast_object_list(address, group=workers, group_src=0)
+        if not self._leads:
+            self._store = TCPStore(address[0], address[1], is_master=False)
+        worker_ranks = dist.get_process_group_ranks(workers)
+        global_ranks = [
+            *worker_ranks,
+            *range(dist.get_world_size(), dist.get_world_size() + servers),
+        ]
+        self._processes = [
+            _start(address, size + server, size + servers, servers, global_ranks)
+            for server in range(servers)
+            if server % size == rank
+        ]
+        self.group = join_group(
+            c10d.PrefixStore("group", self._store), rank, size + servers, global_ranks
+        )
+        self._numbers = itertools.count()
+        self._closed = False
+        atexit.register(self.close)
+
+    def announce(self, tag: int, dtype: torch.dtype, owners: Sequence[Ownership]) -> None:
+        """Tells the servers what all workers push next.
+
+        Args:
+            tag: Of its messages.
+            dtype: Type of the elements.
+            owners: The keys with the ranks of their servers.
+        """
+        number = next(self._numbers)
+        if not self._leads:
+            return
+        keys = [(owner.start, owner.stop, owner.rank) for owner in owners]
+        self._tell(number, json.dumps([tag, str(dtype).removeprefix("torch."), keys]))
+        if number >= _KEPT:
+            self._store.delete_key(f"message/{number - _KEPT}")
+
+    def close(self) -> None:
+        """Ends the servers. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        if self._leads:
+            self._tell(next(self._numbers), END)
+        for process in self._processes:
+            try:
+                process.wait(_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        # The store of the first worker has to outlive the servers of the others.
+        ended = f"ended/{self.group.rank()}"
+        self._store.set(ended, "1")
+        if self._leads:
+            self._store.wait([f"ended/{rank}" for rank in range(self._workers)])
+
+    def _tell(self, number: int, text: str) -> None:
+        self._store.set(f"message/{number}", text)
+
+
+def _start(
+    address: Sequence[Any], rank: int, size: int, servers: int, global_ranks: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    options = {
+        "host": address[0],
+        "port": address[1],
+        "rank": rank,
+        "size": size,
+        "servers": servers,
+        "global_ranks": list(global_ranks),
+        "parent": os.getpid(),
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "ddltrace.experiments.collectives.server", json.dumps(options)],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "RANK": str(global_ranks[rank])},
+    )

@@ -1,0 +1,112 @@
+"""Averages messages over an architecture, by sends and receives."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+
+from ddltrace.experiments.architectures.transfers import Transfer
+from ddltrace.experiments.collectives.base import Pending
+from ddltrace.experiments.collectives.over_architecture import ArchitectureCollectives
+from ddltrace.experiments.engine.groups import new_group_like
+from ddltrace.experiments.engine.message_exchange import Handle, MessageExchange
+from ddltrace.experiments.engine.refusal import refuse
+from ddltrace.experiments.engine.trace_marks import carrying_part
+from ddltrace.experiments.strategy.message_plan import Gradient, Message
+from ddltrace.experiments.strategy.spec import Strategy
+
+
+class ArchitectureExchange(MessageExchange):
+    """One all-reduce a message over an architecture: divided, then summed.
+
+    Later rounds start while a message is waited for, so the engine waits on a thread of its own.
+    """
+
+    rounds: ClassVar[int] = 2
+
+    def __init__(self, collectives: ArchitectureCollectives) -> None:
+        """Takes the collectives.
+
+        Args:
+            collectives: Sum the messages. Each message has tags of its own, so one group is
+                enough for both passes.
+        """
+        super().__init__(collectives.group, collectives.group)
+        self._collectives = collectives
+        self._names: dict[int, str] = {}
+
+    def prepare(self, gradients: Mapping[int, Gradient]) -> None:
+        """Notes the gradients' names, and places keys by their sizes."""
+        self._names = {index: gradient.name for index, gradient in gradients.items()}
+        self._collectives.prepare({i: gradient.elements for i, gradient in gradients.items()})
+
+    def start(self, message: Message, payload: torch.Tensor) -> Handle:
+        """Launches the first round, in place."""
+        payload.mul_(1.0 / self.group.size())
+        slices = tuple((part.gradient, part.start, part.stop) for part in message.slices)
+        naming = partial(self._carrying, message)
+        return _Summed(self._collectives.all_reduce(payload, slices, naming), payload)
+
+    def close(self) -> None:
+        """Ends what the collectives have started."""
+        self._collectives.close()
+
+    def _carrying(self, message: Message, transfer: Transfer) -> AbstractContextManager[None]:
+        """Names a message after the parts of gradients that it carries."""
+        offset = 0
+        carried: dict[int, str] = {}
+        for part in message.slices:
+            first = max(transfer.start - offset, 0)
+            end = min(transfer.stop - offset, part.elements)
+            if first < end:
+                range_ = f"[{part.start + first}:{part.start + end}]"
+                name = self._names.get(part.gradient, str(part.gradient))
+                carried.setdefault(part.gradient, name + range_)
+            offset += part.elements
+        order = list(dict.fromkeys(part.gradient for part in message.slices))
+        name = next(iter(carried.values()))
+        if len(carried) > 1:
+            name += f" +{len(carried) - 1}"
+        return carrying_part(name, [order.index(gradient) for gradient in carried])
+
+
+def create(strategy: Strategy, group: dist.ProcessGroup) -> MessageExchange:
+    """The exchange of a strategy with an architecture. Collective.
+
+    Args:
+        strategy: With an architecture, and perhaps a codec.
+        group: The ranks.
+    """
+    try:
+        first = ArchitectureCollectives(strategy.architecture, group)
+    except ValueError as error:
+        refuse(strategy.spec, str(error))
+    if strategy.codec is None and strategy.feedback is None:
+        return ArchitectureExchange(first)
+    second_group = new_group_like(group, "second exchange")
+    second = ArchitectureCollectives(strategy.architecture, second_group)
+    codecs = importlib.import_module("ddltrace.experiments.codecs.message_exchange")
+    exchange: MessageExchange = codecs.CodecExchange(
+        strategy.codec, strategy.feedback, group, second_group, collectives=(first, second)
+    )
+    return exchange
+
+
+class _Summed:
+    """A message under way."""
+
+    def __init__(self, pending: Pending, payload: torch.Tensor) -> None:
+        self._pending = pending
+        self._payload = payload
+
+    def wait(self) -> torch.Tensor:
+        """The average."""
+        with torch.no_grad():
+            self._pending.wait()
+        return self._payload
