@@ -29,7 +29,12 @@ SPECS = (
     *("qsgd:s=4+feedback", "qsgd:s=127", "qsgd:s=500", "ternary", "ternary+feedback"),
     *("randomk:density=0.01", "randomk:density=0.01+feedback", "doublesqueeze"),
     *("topk:density=0.01", "topk:density=0.01+feedback", "topk:density=0.001+feedback"),
-    *("dgc:density=0.001", "powersgd:rank=1", "powersgd:rank=4+feedback"),
+    *(
+        "topk:density=0.01,chunk=4096,bits=2+feedback",
+        "dgc:density=0.001",
+        "powersgd:rank=1",
+        "powersgd:rank=4+feedback",
+    ),
 )
 _SLOW = ("topk", "dgc", "powersgd")
 _GOAL, _SLOW_GOAL = 1.0, 0.3

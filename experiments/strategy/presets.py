@@ -28,9 +28,10 @@ class Preset:
 PRESETS: Final = (
     Preset(
         "sparseloco",
-        "diloco:period=30,outer_lr=1,outer_momentum=0+topk:density=0.02+feedback:decay=0.95",
+        "diloco:period=30,outer_lr=1,outer_momentum=0"
+        "+topk:density=0.02,chunk=4096,bits=2+feedback:decay=0.95",
         "SparseLoCo, arXiv 2508.15706",
-        "local AdamW steps, then the largest 2 % of the outer gradient, with error feedback",
+        "local AdamW steps, then 2 % of each chunk of the outer gradient in 2 bits, with feedback",
     ),
 )
 

@@ -19,6 +19,7 @@ CONSERVING = (
     *("onebit+feedback", "signsgd+feedback", "doublesqueeze", "topk:density=0.1+feedback"),
     *("randomk:density=0.1+feedback", "powersgd:rank=1+feedback", "qsgd+feedback"),
     *("topk:density=0.1+doublesqueeze", "int8:block=64+doublesqueeze", "ternary+feedback"),
+    "topk:density=0.1,chunk=100,bits=2+feedback",
 )
 
 

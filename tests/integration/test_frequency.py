@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from support.simulated import simulated_training
 
 JOB = Path(__file__).parent / "jobs" / "frequency_job.py"
 
@@ -49,3 +52,41 @@ def test_the_transform_of_demo_is_orthonormal(report: dict[str, Any]) -> None:
 def test_demo_with_all_coefficients_is_sign_sgd_and_keeps_nothing(report: dict[str, Any]) -> None:
     assert report["demo_sign"] < 1e-6
     assert report["demo_left"] < 1e-6
+
+
+def test_simulated_ranks_reach_what_real_ranks_reach_to_the_last_bit(
+    report: dict[str, Any],
+) -> None:
+    job = job_module()
+    simulation = simulated_training()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as torchrun's ranks: sums depend on how they are divided
+    try:
+        compare_with_simulation(report, job, simulation)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def compare_with_simulation(report: dict[str, Any], job: Any, simulation: Any) -> None:
+    assert len(report["simulated"]) == len(job.SIMULATED)
+    for spec, kind in job.SIMULATED:
+
+        def replica(rank: int, kind: str = kind) -> Any:
+            model = job.network()
+            return simulation.Replica(
+                model,
+                job.optimizer_of(model, kind),
+                lambda step: model(job.batch(step, rank)).square().mean(),
+            )
+
+        replicas = simulation.train(spec, 2, job.STEPS, replica)
+        own = simulation.parameters_of(replicas)[0]
+        assert torch.equal(own, torch.tensor(report["simulated"][f"{spec} {kind}"])), spec
+
+
+def job_module() -> Any:
+    """The job, whose model and data the simulated ranks use."""
+    spec = importlib.util.spec_from_file_location("frequency_job", JOB)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -34,6 +34,7 @@ SPECS = (
     *("topk:density=1", "topk:density=0.1+feedback", "dgc:density=0.05", "randomk:density=0.1"),
     *("randomk:density=0.1+feedback", "powersgd:rank=2", "powersgd:rank=1+feedback"),
     *("topk:density=0.1+doublesqueeze", "int8:block=64+doublesqueeze"),
+    "topk:density=0.1,chunk=100,bits=2+feedback",
 )
 SHAPES = ((40, 30), (1,), (7,), (), (8, 3, 3, 3), (513,), (2, 2))
 STEPS = 6

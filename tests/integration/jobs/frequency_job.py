@@ -26,6 +26,16 @@ from ddltrace.experiments.frequency.policies import decoupled_momentum
 from ddltrace.experiments.strategy.spec import parse
 
 STEPS = 12
+SIMULATED = (
+    *(("ddp", "sgd"), ("localsgd:period=3", "momentum"), ("diloco:period=4", "adamw")),
+    *(("topk:density=0.1+feedback", "momentum"), ("dgc:density=0.2", "momentum")),
+    *(("onebit+feedback", "momentum"), ("int8:block=64", "adamw"), ("signsgd", "sgd")),
+    *(("powersgd:rank=1+feedback", "momentum"), ("lars", "momentum"), ("demo", "sgd")),
+    *(("doublesqueeze", "sgd"), ("randomk:density=0.1+feedback", "sgd")),
+    ("streaming_diloco:period=6,fragments=3,delay=2", "adamw"),
+    ("diloco:period=4+topk:density=0.1,chunk=64,bits=2+feedback:decay=0.95", "adamw"),
+)
+"""Strategies whose parameters the simulated ranks of the benchmark have to reach exactly."""
 
 
 def network() -> nn.Module:
@@ -206,6 +216,11 @@ def main() -> None:
         final, equal = trained(spec, kind)
         found[f"{spec} {kind}"] = final
         report["equal"][f"{spec} {kind}"] = equal
+    report["simulated"] = {}
+    for spec, kind in SIMULATED:
+        key = f"{spec} {kind}"
+        final = found[key] if key in found else trained(spec, kind)[0]
+        report["simulated"][key] = final.tolist()
     found["large batch"] = large_batch(3)
     found["post-local of PyTorch"] = pytorchs_post_local(4, 3)
     for left, right in (

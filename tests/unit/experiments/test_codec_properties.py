@@ -29,7 +29,8 @@ SPECS = (
     *("topk:density=0.1", "topk:density=0.01+feedback", "dgc:density=0.01", "doublesqueeze"),
     *("randomk:density=0.1", "randomk:density=0.1+feedback", "powersgd:rank=2"),
     *("powersgd:rank=1+feedback", "topk:density=0.1+doublesqueeze", "qsgd+feedback"),
-    *("ternary+feedback", "int8+feedback", "fp16+feedback"),
+    *("ternary+feedback", "int8+feedback", "fp16+feedback", "topk:density=0.1,chunk=100"),
+    *("topk:density=0.05,chunk=64,bits=2", "topk:density=0.1,chunk=1000,bits=3+feedback"),
 )
 SHAPES = ((), (0,), (1,), (3, 0), (7,), (1001,), (3, 5, 2, 4), (64, 33), (70001,))
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -120,6 +121,9 @@ def test_what_cannot_be_encoded_is_refused(spec: str) -> None:
     ("spec", "says"),
     [
         ("topk:density=0", "density"),
+        ("topk:chunk=1", "chunk must be"),
+        ("topk:bits=2", "bits needs chunk"),
+        ("topk:chunk=64,bits=9", "bits must be"),
         ("qsgd:s=0", "s must be"),
         ("feedback", "add one of"),
         ("dgc+feedback", "residual"),
@@ -300,6 +304,47 @@ def test_topk_keeps_the_largest(elements: int, density: float) -> None:
         kept[chosen] = True
         if count < elements:
             assert tensor[kept].abs().min() >= tensor[~kept].abs().max()
+
+
+@pytest.mark.parametrize("elements", [1, 63, 64, 200, 70_001])
+def test_chunked_topk_keeps_the_largest_of_each_chunk(elements: int) -> None:
+    tensor = drawn((elements,), seed=SEED)
+    decoded = create("topk:density=0.1,chunk=64").decode(
+        create("topk:density=0.1,chunk=64").encode(tensor)
+    )
+    for part, sent in zip(tensor.split(64), decoded.split(64), strict=True):
+        kept = sent != 0
+        assert int(kept.sum()) == kept_elements(part.numel(), 0.1)
+        assert torch.equal(sent[kept], part[kept])
+        assert float(part[kept].abs().min()) >= max(part[~kept].abs().tolist(), default=0.0)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 8])
+@given(vectors)
+@quick
+def test_quantized_topk_sends_no_element_with_an_error_as_large_as_itself(
+    bits: int, tensor: torch.Tensor
+) -> None:
+    codec = create(f"topk:density=0.3,chunk=32,bits={bits}")
+    exact = create("topk:density=0.3,chunk=32")
+    sent, kept = codec.decode(codec.encode(tensor)), exact.decode(exact.encode(tensor))
+    assert bool((sent[kept == 0] == 0).all())
+    error = (sent - kept).abs()
+    spread = 0.0
+    for part, own in zip(kept.split(32), error.split(32), strict=True):
+        magnitudes = part[part != 0].abs()
+        if magnitudes.numel():
+            spread = float(magnitudes.max() - magnitudes.min())
+            step = spread / (2 ** (bits - 1) - 1)
+            assert float(own.max()) <= step / 2 + 1e-6 * float(magnitudes.max()) + 1e-43
+    assert bool((error <= kept.abs() * (1 + 1e-6)).all())
+
+
+def test_sparselocos_payload_is_an_index_and_two_bits_for_each_element_that_is_kept() -> None:
+    codec = create("topk:density=0.01,chunk=4096,bits=2")
+    elements, kept = 25 * 4096, 25 * 41
+    payload = codec.encode(drawn((elements,)))
+    assert payload.nbytes == 25 * 8 + -(-kept * 12 // 8) + -(-kept * 2 // 8)
 
 
 def test_topk_is_exact_where_a_sample_misleads() -> None:

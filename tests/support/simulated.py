@@ -1,0 +1,28 @@
+"""The simulated ranks of benchmarks/convergence.py, for the tests."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+_BENCHMARKS: Final = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def simulated_training() -> ModuleType:
+    """The module that trains on simulated ranks."""
+    return _benchmark("simulated_training")
+
+
+def convergence() -> ModuleType:
+    """The benchmark itself."""
+    return _benchmark("convergence")
+
+
+def _benchmark(name: str) -> ModuleType:
+    # Benchmarks import each other as scripts do: from their own folder.
+    if str(_BENCHMARKS) not in sys.path:
+        sys.path.append(str(_BENCHMARKS))
+    return importlib.import_module(name)
