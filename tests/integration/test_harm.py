@@ -65,6 +65,14 @@ def test_every_way_to_end_ends_as_untraced(tmp_path: Path) -> None:
                 assert info.errors == [], how
 
 
+def test_threads_of_gloo_let_go_before_the_interpreter_ends(tmp_path: Path) -> None:
+    # Without the guard CPython 3.11 aborts: the thread asks for the interpreter lock of an
+    # interpreter that ends.
+    command = on_ranks("callback_at_exit.py")
+    done = run(traced(tmp_path / "trace", command), cwd=tmp_path)
+    assert done.status == 0, done.stderr
+
+
 def test_killed_ranks_lose_only_what_was_not_written(tmp_path: Path) -> None:
     job = [sys.executable, str(JOBS / "killed.py"), str(tmp_path), str(KILLS), "7"]
     deaths = lines(job, tmp_path, timeout=60 + 15 * KILLS)

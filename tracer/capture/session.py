@@ -17,6 +17,7 @@ from ddltrace.tracer.capture.overhead_probe import CostMeter
 from ddltrace.tracer.config import CaptureConfig
 from ddltrace.tracer.fault_barrier import quiet
 from ddltrace.tracer.interpose.backward_pass import BackwardPass
+from ddltrace.tracer.interpose.c10d import gloo_threads
 from ddltrace.tracer.interpose.c10d.gloo_times import GlooTimes
 from ddltrace.tracer.interpose.c10d.groups import Groups
 from ddltrace.tracer.interpose.c10d.known_messages import KnownMessages
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 _BEYOND_PIDS: Final = 10_000_000
 _CLOSE_TIMEOUT_S: Final = 5.0
+_GLOO_TIMEOUT_S: Final = 2.0
 
 _current: Session | None = None
 _starting: Final = threading.Lock()
@@ -139,6 +141,8 @@ class Session:
         if self._counters is not None:
             self._start_counters(self._counters)
         close = quiet(self.close, fault)
+        # The last to run, since what runs before can still drop tensors that travel.
+        atexit.register(quiet(lambda: gloo_threads.wait_until_idle(_GLOO_TIMEOUT_S), fault))
         atexit.register(close)
         # Processes started by multiprocessing leave without running atexit.
         multiprocessing.util.Finalize(None, close, exitpriority=0)
