@@ -1208,6 +1208,8 @@ class Finding:
             tool, only the comparison with `after`, its new trace; None where such a trace lies
             in several places.
         unsure: It rests on differences below what the clocks can tell.
+        strategies: The strategies that `ddltrace experiment run` compares to test the advice;
+            empty where no strategy tests it.
     """
 
     kind: str
@@ -1217,6 +1219,7 @@ class Finding:
     advice: str
     command: str | None
     unsure: bool
+    strategies: tuple[str, ...] = ()
 
     @property
     def is_of_job(self) -> bool:

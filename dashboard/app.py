@@ -13,6 +13,8 @@ from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.hosts import check_host
 from ddltrace.dashboard.pages import experiments_page, sql_page
 from ddltrace.dashboard.pages.page_list import PAGES, make_figure, page_at
+from ddltrace.dashboard.pages.run_callbacks import add_run_callbacks
+from ddltrace.dashboard.pages.run_routes import add_run_routes
 from ddltrace.dashboard.pages.timeline_page import (
     event_panel,
     piece_panel,
@@ -98,7 +100,10 @@ def create_app(workspace: Workspace, *, loopback: bool = True) -> dash.Dash:
     _add_figure_callbacks(app, workspace)
     _add_timeline_callbacks(app, workspace)
     _add_sql_callbacks(app, workspace)
+    if workspace.runs is not None:
+        add_run_callbacks(app, workspace, workspace.runs)
     add_routes(app.server, workspace)
+    add_run_routes(app.server, workspace)
     _secure(app, loopback=loopback)
     return app
 
@@ -182,7 +187,10 @@ def _add_shell_callbacks(app: dash.Dash, workspace: Workspace) -> None:
                 className="here" if entry is page else "",
             )
             for entry in PAGES
-            if entry.path != "/experiments" or workspace.experiments or entry is page
+            if entry.path != "/experiments"
+            or workspace.experiments
+            or workspace.runs is not None
+            or entry is page
         ]
         if page is None:
             return html.Main(empty("There is no such page"), className="page"), links
@@ -200,29 +208,31 @@ def _add_shell_callbacks(app: dash.Dash, workspace: Workspace) -> None:
         Input("url", "search"),
     )(show_page)
 
-    def refresh(_: list[int | None], pathname: str | None, search: str | None) -> Any:
+    def refresh(_: list[int | None], search: str | None) -> Any:
         shown = ctx.triggered_id
         if not isinstance(shown, dict):
             return no_update
         if not experiments_page.has_changed(workspace, Address.parse(search), shown["version"]):
             return no_update
-        return show_page(pathname, search)[0]
+        try:
+            return experiments_page.experiment_results(workspace, Address.parse(search))
+        except TraceError as error:
+            return [html.P(str(error), className="warning")]
 
     app.callback(
-        Output("page", "children", allow_duplicate=True),
+        Output("experiment-results", "children"),
         Input({"type": "refresh", "version": ALL}, "n_intervals"),
-        State("url", "pathname"),
         State("url", "search"),
         prevent_initial_call=True,
     )(refresh)
 
+    app.clientside_callback(_GO, Input("go", "data"))
     if len(workspace.traces) > 1:
         _add_choice_callbacks(app, len(workspace.traces))
 
 
 def _add_choice_callbacks(app: dash.Dash, num_traces: int) -> None:
     """Keeps the address and the selection of traces consistent."""
-    app.clientside_callback(_GO, Input("go", "data"))
 
     def show_choice(pathname: str | None, search: str | None) -> tuple[int | None, bool]:
         number = Address.parse(search).trace

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     "  ddltrace dashboard my-trace\n"
     "  ddltrace dashboard before after      compare two runs\n"
     "  ddltrace dashboard my-experiment     strategies side by side, with their traces\n"
+    "  ddltrace dashboard my-trace --allow-run   also start experiments from the page\n"
     "  ddltrace dashboard my-trace --no-browser --port 9000"
 )
 @click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=click.Path())
@@ -34,7 +35,15 @@ if TYPE_CHECKING:
     help="Port to listen on.  [default: the first free one from 8050 on]",
 )
 @click.option("--no-browser", is_flag=True, help="Do not open a browser.")
-def dashboard(traces: tuple[str, ...], host: str, port: int | None, no_browser: bool) -> None:
+@click.option(
+    "--allow-run",
+    is_flag=True,
+    help="Let the experiments page start experiments on this machine. Everyone who can open the "
+    "page can start them, so the address must be a loopback address.",
+)
+def dashboard(
+    traces: tuple[str, ...], host: str, port: int | None, no_browser: bool, allow_run: bool
+) -> None:
     """Show traces, experiments, or folders of both in the browser.
 
     Serves until interrupted with Ctrl-C. All files come from this machine; no network is needed.
@@ -47,6 +56,7 @@ def dashboard(traces: tuple[str, ...], host: str, port: int | None, no_browser: 
     from ddltrace.dashboard.hosts import is_loopback
     from ddltrace.dashboard.server import FIRST_PORT, bind, open_browser, serve
     from ddltrace.dashboard.workspace import Workspace
+    from ddltrace.tracer.errors import UsageError
 
     found = discover(traces)
     experiments = [
@@ -64,8 +74,19 @@ def dashboard(traces: tuple[str, ...], host: str, port: int | None, no_browser: 
             err=True,
         )
     from ddltrace.dashboard.app import create_app
+    from ddltrace.dashboard.runs.allowed_runs import AllowedRuns
+    from ddltrace.dashboard.runs.run_control import results_folder
 
-    workspace = Workspace(opened, experiments)
+    runs = None
+    if allow_run:
+        if not loopback:
+            listening.close()
+            raise UsageError(
+                f"--allow-run with --host {host} would let others start programs on this machine: "
+                "leave --host out, and reach the page through an SSH tunnel"
+            )
+        runs = AllowedRuns(results_folder([Path(trace) for trace in traces]))
+    workspace = Workspace(opened, experiments, runs)
     app = create_app(workspace, loopback=loopback)
 
     def ready(url: str) -> None:
@@ -80,7 +101,11 @@ def dashboard(traces: tuple[str, ...], host: str, port: int | None, no_browser: 
         if not no_browser:
             open_browser(url)
 
-    serve(app.server, listening, ready)
+    try:
+        serve(app.server, listening, ready)
+    finally:
+        if runs is not None:
+            runs.control.close()
 
 
 def _traces_of(experiments: list[OpenExperiment]) -> list[Path]:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Final
 
+from ddltrace.analyzer.analysis import analyze_in_full
+from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.dashboard.rank_breakdowns import Breakdown, rank_breakdowns
 from ddltrace.experiments.harness.results import Results
 from ddltrace.experiments.harness.results_file import RESULTS_FILE, read
 from ddltrace.experiments.harness.results_table import label
 from ddltrace.experiments.harness.step_timeline import StepTimeline, median_step_timeline
+from ddltrace.tracer.errors import DdltraceError
+
+MISSING: Final = "missing"
+"""The version of results that are not there."""
 
 
 class OpenExperiment:
@@ -18,9 +26,13 @@ class OpenExperiment:
         number: Its place in the dashboard, from 0.
         title: Its name in the dashboard.
         directory: The directory that holds ``results.json``.
+        was_started_here: Whether this dashboard started it: its results may still be to come.
     """
 
-    def __init__(self, number: int, title: str, directory: Path) -> None:
+    def __init__(
+        self, number: int, title: str, directory: Path, *, was_started_here: bool = False
+    ) -> None:
+        self.was_started_here = was_started_here
         self.number = number
         self.title = title
         self.directory = directory
@@ -28,6 +40,7 @@ class OpenExperiment:
         self._read_version: str | None = None
         self._results: Results | None = None
         self._steps: dict[str, StepTimeline | None] = {}
+        self._breakdowns: dict[str, list[Breakdown]] = {}
 
     @property
     def results(self) -> Results:
@@ -49,8 +62,34 @@ class OpenExperiment:
         try:
             status = (self.directory / RESULTS_FILE).stat()
         except OSError:
-            return "gone"
+            return MISSING
         return f"{status.st_mtime_ns}-{status.st_size}"
+
+    def breakdowns(self) -> dict[str, list[Breakdown]]:
+        """Where a step's time goes in each strategy's first finished run, by the row's label.
+
+        A strategy is missing where its trace cannot be analyzed.
+        """
+        found: dict[str, list[Breakdown]] = {}
+        for row in self.results.rows:
+            run = next((run for run in row.runs if run.is_finished and run.trace), None)
+            if run is None or run.trace is None:
+                continue
+            with self._lock:
+                if run.trace not in self._breakdowns:
+                    self._breakdowns[run.trace] = self._breakdown(run.trace)
+                if rows := self._breakdowns[run.trace]:
+                    found[label(row)] = rows
+        return found
+
+    def _breakdown(self, name: str) -> list[Breakdown]:
+        path = (self.directory / name).resolve()
+        if not path.is_relative_to(self.directory.resolve()):
+            return []  # a damaged file could name a folder elsewhere
+        try:
+            return rank_breakdowns(analyze_in_full(open_trace(path)))
+        except DdltraceError:
+            return []
 
     def steps(self) -> dict[str, StepTimeline]:
         """The median step of the first finished run of each strategy, by the row's label."""

@@ -18,6 +18,7 @@ from ddltrace.analyzer.query.result_tables import OF_ANALYSIS, OF_TRACE, EventSt
 from ddltrace.analyzer.query.sql import QueryLimits, run_query
 from ddltrace.analyzer.recent_cache import RecentCache
 from ddltrace.analyzer.report.notes import notes_of, state_text
+from ddltrace.dashboard.experiments import OpenExperiment
 from ddltrace.dashboard.rank_breakdowns import Breakdown, rank_breakdowns
 from ddltrace.dashboard.timeline.frame import Window, encode_frame
 from ddltrace.dashboard.timeline.lod import I64, RowIndex
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from ddltrace.analyzer.joined.analyzed import Analyzed
     from ddltrace.analyzer.model import Analysis
     from ddltrace.analyzer.trace.opened_trace import Trace
-    from ddltrace.dashboard.experiments import OpenExperiment
+    from ddltrace.dashboard.runs.allowed_runs import AllowedRuns
 
 T = TypeVar("T")
 
@@ -380,11 +381,19 @@ class Workspace:
 
     Attributes:
         traces: In the order of the command line.
-        experiments: In the order of the command line.
+        experiments: In the order of the command line, then those that were started here.
+        runs: The permission to start experiments; None without --allow-run.
     """
 
-    def __init__(self, traces: list[Trace], experiments: Sequence[OpenExperiment] = ()) -> None:
+    def __init__(
+        self,
+        traces: list[Trace],
+        experiments: Sequence[OpenExperiment] = (),
+        runs: AllowedRuns | None = None,
+    ) -> None:
+        self.runs = runs
         self.experiments = list(experiments)
+        self._adding = threading.Lock()
         titles = _unique_titles(traces)
         self.traces = [
             OpenTrace(number, title, trace)
@@ -413,6 +422,14 @@ class Workspace:
             count = len(self.experiments)
             raise TraceError(f"this dashboard has no experiment {number}: it shows {count}")
         return self.experiments[number]
+
+    def add_experiment(self, directory: Path) -> int:
+        """Shows one more experiment, whose results may still be to come; returns its number."""
+        with self._adding:
+            number = len(self.experiments)
+            title = printable(directory.resolve().name)
+            self.experiments.append(OpenExperiment(number, title, directory, was_started_here=True))
+        return number
 
     def number_of(self, path: Path) -> int | None:
         """The number of the trace in a directory; None if this dashboard does not show it."""

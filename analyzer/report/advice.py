@@ -153,6 +153,7 @@ def _communication(
         f"{share_text(share)} of the critical path is transfer{part}{hidden}",
         proposal.advice,
         command=experiment_command(analysis, proposal.strategies),
+        strategies=proposal.strategies,
         unsure=main is not None and main.unsure,
     )
 
@@ -166,6 +167,7 @@ def _finding(
     *,
     command: str | None = None,
     unsure: bool = False,
+    strategies: tuple[str, ...] = (),
 ) -> Finding:
     return Finding(
         kind=kind,
@@ -175,6 +177,7 @@ def _finding(
         advice=advice,
         command=command,
         unsure=unsure,
+        strategies=strategies,
     )
 
 

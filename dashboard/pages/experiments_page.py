@@ -14,6 +14,9 @@ from ddltrace.analyzer.formatting.units import (
     share_text,
     time_text,
 )
+from ddltrace.dashboard import charts
+from ddltrace.dashboard.experiments import MISSING
+from ddltrace.dashboard.pages.run_form import run_card, run_panel
 from ddltrace.dashboard.widgets import card, empty, graph, table
 from ddltrace.experiments.harness import figures
 from ddltrace.experiments.harness.results_table import explanations, label, setting_lines
@@ -35,6 +38,10 @@ FIGURES: Final[dict[str, Callable[[OpenExperiment], go.Figure | None]]] = {
     "exp-steps": lambda experiment: figures.step_times(experiment.results),
     "exp-bytes": lambda experiment: figures.bytes_per_step(experiment.results),
     "exp-loss": lambda experiment: figures.loss_over_time(experiment.results),
+    "exp-costs": lambda experiment: figures.costs_and_loss(experiment.results),
+    "exp-breakdowns": lambda experiment: charts.breakdown_of_runs(
+        list(experiment.breakdowns().items())
+    ),
     "exp-timelines": lambda experiment: figures.step_timelines(experiment.steps()),
 }
 
@@ -42,6 +49,16 @@ _CARDS: Final = (
     ("exp-steps", "Step time", "Median step with its 95 % interval."),
     ("exp-bytes", "Bytes per step", "Payload of the messages, and bytes that the sockets sent."),
     ("exp-loss", "Loss against time", "Training loss, against time since the first step."),
+    (
+        "exp-costs",
+        "Step time against wire bytes, and against loss",
+        "One point per strategy. Lower is better on every axis.",
+    ),
+    (
+        "exp-breakdowns",
+        "Where a step goes",
+        "Means over ranks and steady steps of each strategy's first finished run.",
+    ),
     (
         "exp-timelines",
         "One step of every strategy",
@@ -56,8 +73,24 @@ def experiments_page(workspace: Workspace, address: Address) -> Component:
     Raises:
         TraceError: Its results cannot be read.
     """
+    runs = workspace.runs
+    results = html.Div(experiment_results(workspace, address), id="experiment-results")
+    if runs is None:
+        return html.Main(results, className="page")
+    parts = [run_panel(runs), run_card(runs, workspace, address), results]
+    return html.Main(parts, className="page")
+
+
+def experiment_results(workspace: Workspace, address: Address) -> list[Any]:
+    """The page without its form: the experiment that the address names.
+
+    Raises:
+        TraceError: Its results cannot be read.
+    """
     if not workspace.experiments:
-        return html.Main(
+        if workspace.runs is not None:
+            return []
+        return [
             empty(
                 "No experiment is open",
                 html.Span(
@@ -67,11 +100,17 @@ def experiments_page(workspace: Workspace, address: Address) -> Component:
                     ]
                 ),
                 html.Span(["Then open it: ", html.Code("ddltrace dashboard experiment")]),
-            ),
-            className="page",
-        )
+                html.Span(["Or run one here: ", html.Code("ddltrace dashboard --allow-run TRACE")]),
+            )
+        ]
     experiment = workspace.experiment(address.number("experiment", 0))
     version = experiment.version  # before the results: a change in between is noticed later
+    if version == MISSING and experiment.was_started_here:
+        return [
+            _choice(workspace, experiment, address),
+            html.P(f"{experiment.title} has no results yet.", className="lead"),
+            _refresh(version),
+        ]
     results = experiment.results
     cards: list[Any] = []
     for name, title, hint in _CARDS:
@@ -89,8 +128,13 @@ def experiments_page(workspace: Workspace, address: Address) -> Component:
         ),
     ]
     if results.status == "running":
-        parts.append(dcc.Interval(id={"type": "refresh", "version": version}, interval=_REFRESH_MS))
-    return html.Main(parts, className="page")
+        parts.append(_refresh(version))
+    return parts
+
+
+def _refresh(version: str) -> Component:
+    """Asks for the results again until they differ from a version."""
+    return dcc.Interval(id={"type": "refresh", "version": version}, interval=_REFRESH_MS)
 
 
 def has_changed(workspace: Workspace, address: Address, version: str) -> bool:

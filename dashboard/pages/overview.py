@@ -11,6 +11,7 @@ from ddltrace.analyzer.formatting.units import bytes_text, printable, share_text
 from ddltrace.analyzer.report import figures
 from ddltrace.analyzer.report.sentences import sentences
 from ddltrace.dashboard import charts
+from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.widgets import card, empty, graph, notes_box, table, tiles
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _MAX_TENSORS: Final = 12
 _MAX_HOSTS: Final = 3
+_MAX_FINDINGS: Final = 6
 
 FIGURES: Final[dict[str, Callable[[OpenTrace], go.Figure | None]]] = {
     "steps": lambda opened: figures.step_times(opened.analysis),
@@ -54,8 +56,12 @@ _CARDS: Final = (
 )
 
 
-def overview_page(opened: OpenTrace) -> Component:
+def overview_page(opened: OpenTrace, address: Address | None = None) -> Component:
     """The page for one trace.
+
+    Args:
+        opened: The trace.
+        address: The page's address; findings link from it to the form of the experiments page.
 
     Raises:
         TraceError: The trace cannot be analyzed.
@@ -84,10 +90,56 @@ def overview_page(opened: OpenTrace) -> Component:
                 "Record a training job with: ddltrace run -- torchrun train.py",
             )
         )
+    if analysis.findings:
+        cards.insert(0, _findings(opened, address))
     return html.Main(
         [_headline(opened), tiles(_numbers(analysis)), html.Div(cards, className="cards")],
         className="page",
     )
+
+
+def _findings(opened: OpenTrace, address: Address | None) -> Component:
+    """What to change, the largest possible saving first, and what would test each change."""
+    items = []
+    for finding in opened.analysis.findings[:_MAX_FINDINGS]:
+        parts: list[Any] = [
+            html.Div(
+                [
+                    html.Strong(f"up to {time_text(finding.saves_us)} "),
+                    html.Span(f"({share_text(finding.share)} of the step): "),
+                    html.Span(printable(finding.advice)),
+                ]
+            ),
+            html.Div(printable(finding.evidence), className="quiet"),
+        ]
+        if finding.unsure:
+            parts.append(html.Div("Unsure: below what the clocks can tell.", className="quiet"))
+        if finding.command:
+            parts.append(html.Div(html.Code(printable(finding.command))))
+        if finding.strategies:
+            parts.append(
+                dcc.Link(
+                    "Test it in an experiment",
+                    href=(address or Address()).link(
+                        "/experiments",
+                        trace=opened.number,
+                        strategies="\n".join(_baseline_first(finding.strategies)),
+                        job=f"trace:{opened.number}",
+                    ),
+                )
+            )
+        items.append(html.Li(parts))
+    return card(
+        "What to change",
+        html.Ol(items, className="findings"),
+        hint="Each saving is an upper bound from a replay without the cause.",
+        wide=True,
+    )
+
+
+def _baseline_first(strategies: tuple[str, ...]) -> list[str]:
+    """DistributedDataParallel, then the others: an experiment compares with its first strategy."""
+    return ["ddp", *(spec for spec in strategies if spec != "ddp")]
 
 
 def _headline(opened: OpenTrace) -> Component:

@@ -52,7 +52,7 @@ def _of_trace(make: Callable[[OpenTrace, Address], Component]) -> Any:
 
 
 PAGES: Final = (
-    Page("/", "Overview", _of_trace(lambda opened, _: overview.overview_page(opened))),
+    Page("/", "Overview", _of_trace(overview.overview_page)),
     Page("/timeline", "Timeline", _of_trace(lambda opened, _: timeline_page(opened))),
     Page("/critical-path", "Critical path", _of_trace(critical_path_page.critical_path_page)),
     Page("/communication", "Communication", _of_trace(communication_page.communication_page)),

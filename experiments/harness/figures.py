@@ -5,6 +5,7 @@ As in the analyzer's figures, colours are roles of the page's palette.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _ROW_HEIGHT: Final = 28
 _SERIES: Final = 6
+_SYMBOLS: Final = ("circle", "square", "diamond", "cross")
 _DASHES: Final = ("solid", "dash", "dot", "dashdot")
 _VERDICTS: Final = (
     ("faster than tuned DDP", "overlap"),
@@ -114,6 +116,47 @@ def loss_over_time(results: Results) -> go.Figure | None:
         figure.add_hline(y=target, line={"dash": "dot", "width": 1})
     figure.update_xaxes(title="seconds from the start of the first step", rangemode="tozero")
     figure.update_yaxes(title="training loss, mean of 5 steps")
+    return figure
+
+
+def costs_and_loss(results: Results) -> go.Figure | None:
+    """Step time against wire bytes, and beside it on the same axis against the final loss.
+
+    One point per strategy with a step time (ms). A strategy without wire bytes or without a finite
+    loss, such as one that diverged, is missing in that half only.
+    """
+    rows = [row for row in results.rows if row.step_time is not None]
+    halves = (
+        ("x", "wire_bytes", 1e6, "%{x:.3f} MB on the wire"),
+        ("x2", "train_loss", 1.0, "loss %{x:.4f}"),
+    )
+    figure = base_figure(height=420)
+    for number, row in enumerate(rows):
+        assert row.step_time is not None
+        for axis, key, unit, text in halves:
+            value = getattr(row, key)
+            if value is None or not math.isfinite(value):
+                continue
+            figure.add_scatter(
+                x=[value / unit],
+                y=[row.step_time.us / 1e3],
+                xaxis=axis,
+                yaxis="y",
+                mode="markers",
+                name=safe_label(label(row)),
+                legendgroup=str(number),
+                showlegend=axis == "x" or row.wire_bytes is None,
+                meta={"role": f"series-{number % _SERIES}"},
+                marker={"size": 11, "symbol": _SYMBOLS[number // _SERIES % len(_SYMBOLS)]},
+                hovertemplate=f"%{{y:.2f}} ms per step, {text}",
+            )
+    if not figure.data:
+        return None
+    figure.update_layout(
+        xaxis={"domain": [0, 0.48], "title": "MB on the wire per rank and step"},
+        xaxis2={"domain": [0.52, 1], "title": "training loss at the end", "anchor": "y"},
+    )
+    figure.update_yaxes(title="ms per step", rangemode="tozero")
     return figure
 
 

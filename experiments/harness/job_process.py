@@ -69,7 +69,7 @@ def run_job(
         Interrupted: A signal came.
     """
     begin = time.monotonic()
-    with log.open("wb") as output:
+    with log.open("wb") as output, _forwarding_signals() as signals:
         output.write(f"$ {shlex.join(command)}\n".encode())
         output.flush()
         job = subprocess.Popen(
@@ -81,14 +81,25 @@ def run_job(
             # A Ctrl-C must reach the job once, by way of us.
             start_new_session=True,
         )
-        with _forwarding_signals(job) as received:
-            timed_out = not _wait(job, begin + timeout_s, observe)
-            if timed_out and not received:
-                _end(job)
-            status = job.wait()
-    if received:
-        raise Interrupted(received[0])
+        signals.forward_to(job)
+        timed_out = not _wait(job, begin + timeout_s, observe)
+        if timed_out and not signals.received:
+            _end(job)
+        status = job.wait()
+    if signals.received:
+        raise Interrupted(signals.received[0])
     return JobEnd(shell_status(status), timed_out, time.monotonic() - begin)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Turns a signal that would end this process without a word into `Interrupted`."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise Interrupted(number)
+
+    with _handling(interrupt):
+        yield
 
 
 def _wait(job: subprocess.Popen[bytes], deadline: float, observe: Callable[[], None]) -> bool:
@@ -114,18 +125,41 @@ def _end(job: subprocess.Popen[bytes]) -> None:
             os.killpg(job.pid, signal.SIGKILL)
 
 
+class _Signals:
+    """The signals that came, and the job to which they are passed on."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._job: subprocess.Popen[bytes] | None = None
+
+    def forward_to(self, job: subprocess.Popen[bytes]) -> None:
+        """Passes signals on to a job from now on, and those that came before."""
+        self._job = job
+        for number in self.received:
+            self._send(number)
+
+    def __call__(self, number: int, frame: Any) -> None:
+        self.received.append(number)
+        self._send(number)
+
+    def _send(self, number: int) -> None:
+        if self._job is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._job.send_signal(number)
+
+
 @contextlib.contextmanager
-def _forwarding_signals(job: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    received: list[int] = []
+def _forwarding_signals() -> Iterator[_Signals]:
+    signals = _Signals()
+    with _handling(signals):
+        yield signals
 
-    def forward(number: int, frame: Any) -> None:
-        received.append(number)
-        with contextlib.suppress(ProcessLookupError):
-            job.send_signal(number)
 
-    former = {number: signal.signal(number, forward) for number in _FORWARDED}
+@contextlib.contextmanager
+def _handling(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    former = {number: signal.signal(number, handler) for number in _FORWARDED}
     try:
-        yield received
+        yield
     finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+        for number, earlier in former.items():
+            signal.signal(number, earlier)

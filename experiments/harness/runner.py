@@ -14,7 +14,7 @@ import msgspec
 
 from ddltrace.experiments.harness import results_file
 from ddltrace.experiments.harness.job_command import job_command, log_path, outcome_path
-from ddltrace.experiments.harness.job_process import JobEnd, run_job
+from ddltrace.experiments.harness.job_process import JobEnd, interruptible, run_job
 from ddltrace.experiments.harness.loss_curves import smoothed
 from ddltrace.experiments.harness.measurement import measure
 from ddltrace.experiments.harness.results import Results, Row, summarize
@@ -115,8 +115,12 @@ class _Experiment:
 
     def make_missing_runs(self, progress: Progress) -> Results:
         """Makes every planned run that is not there; writes the results after each."""
-        self._write("running")
+        with interruptible():
+            return self._make_missing_runs(progress)
+
+    def _make_missing_runs(self, progress: Progress) -> Results:
         try:
+            self._write("running")
             for planned in self._planned:
                 key = planned.strategy, planned.round
                 if key in self._runs:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
 
@@ -15,6 +16,7 @@ import ddltrace
 from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.experiments import OpenExperiment
+from ddltrace.dashboard.runs.allowed_runs import AllowedRuns
 from ddltrace.dashboard.server import bind, running
 from ddltrace.dashboard.workspace import Workspace
 from ddltrace.tracer.trace.event_file import write_events
@@ -714,3 +716,46 @@ def test_a_server_that_went_away_is_told_of(browser: Any) -> None:
         gone.wait_for(state="detached")
     visit.page.get_by_role("link", name="Overview").click()
     gone.wait_for()
+
+
+def test_an_experiment_is_started_and_cancelled_from_its_page(browser: Any, tmp_path: Path) -> None:
+    """From a finding to the form, to the first row, to a cancelled run of which nothing is left."""
+    runs = AllowedRuns(tmp_path / "results")
+    workspace = Workspace([ddltrace.open(SAMPLES[0])], (), runs)
+    with running(create_app(workspace).server, bind("127.0.0.1", None)) as url:
+        visit = Visit(browser, url, "")
+        visit.page.get_by_role("link", name="Test it in an experiment").first.click()
+        text = visit.page.locator("#run-strategies")
+        text.wait_for()
+        assert text.input_value().splitlines()[0] == "ddp"
+        text.fill("ddp")
+        visit.page.locator("#run-form summary", has_text="order").click()
+        visit.page.get_by_role("button", name="Add as a strategy of its own: wfbp").click()
+        visit.until_true(lambda: text.input_value() == "ddp\nwfbp", "the technique is added")
+        visit.page.get_by_label("gpt:").check()
+        for field, value in (("steps", "12"), ("warmup", "2"), ("repeats", "50")):
+            visit.page.fill(f"#run-{field}", value)
+        visit.page.get_by_role("button", name="Start the experiment").click()
+        rows = visit.page.locator("#experiment-results .table tbody tr")
+        rows.first.wait_for(timeout=120_000)
+        visit.page.get_by_text("of 100 runs are done").first.wait_for()
+        # A second run is refused while the first is under way.
+        if not visit.page.locator("#run-form[open]").count():
+            visit.page.locator("#run-form > summary").click()
+        visit.page.get_by_label("gpt:").check()
+        visit.page.get_by_role("button", name="Start the experiment").click()
+        visit.page.get_by_text("an experiment runs already").wait_for()
+        process = psutil.Process(runs.control._process.pid)
+        below = process.children(recursive=True)
+        assert below
+        visit.page.get_by_role("button", name="Cancel the run").click()
+        visit.page.get_by_text("The experiment was cancelled").wait_for(timeout=60_000)
+        runs.control.close()
+        _, left = psutil.wait_procs([process, *below], timeout=10)
+        assert left == []
+        (directory,) = (path for path in runs.control.folder.iterdir() if path.is_dir())
+        results = json.loads((directory / "results.json").read_text(encoding="utf-8"))
+        assert results["status"] == "interrupted"
+        assert results["rows"][0]["runs"][0]["status"] == "complete"
+        refused = [text for text in visit.troubles if "409" not in text]
+        assert refused == []

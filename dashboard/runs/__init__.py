@@ -1,0 +1,1 @@
+"""Experiments that the dashboard starts, with --allow-run only."""
