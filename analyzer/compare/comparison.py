@@ -88,9 +88,7 @@ class Comparison:
 def compare(before: Analysis, after: Analysis) -> Comparison:
     """Compares two analyses, each over its own steady steps."""
     sides = (before, after)
-    parts = _rank_steps(before), _rank_steps(after)
-    kernels = operation_changes(before.kernels, after.kernels, parts)
-    operators = operation_changes(before.operators, after.operators, parts)
+    work, kernels, operators = compare_work(before, after)
     return Comparison(
         before=before.trace.name,
         after=after.trace.name,
@@ -103,10 +101,20 @@ def compare(before: Analysis, after: Analysis) -> Comparison:
         ),
         ranks=_ranks(before, after),
         tensors=_tensors(before, after),
-        work=work_difference(before, after, kernels, operators),
+        work=work,
         kernels=kernels,
         operators=operators,
     )
+
+
+def compare_work(
+    before: Analysis, after: Analysis
+) -> tuple[WorkDifference, tuple[OperationChange, ...], tuple[OperationChange, ...]]:
+    """Whether two traces run the same work, and which kernels and operators differ."""
+    parts = _rank_steps(before), _rank_steps(after)
+    kernels = operation_changes(before.kernels, after.kernels, parts)
+    operators = operation_changes(before.operators, after.operators, parts)
+    return work_difference(before, after, kernels, operators), kernels, operators
 
 
 def _rank_steps(side: Analysis) -> int:

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from dash import dcc, html
 
-from ddltrace.analyzer.compare.comparison import compare_shares, compare_steps
+from ddltrace.analyzer.compare.comparison import compare_shares, compare_steps, compare_work
 from ddltrace.analyzer.compare.mean_difference import LEVEL, MIN_STEPS
-from ddltrace.analyzer.formatting.units import NOT_KNOWN, bytes_text, share_text, time_text
+from ddltrace.analyzer.formatting.units import (
+    NOT_KNOWN,
+    bytes_text,
+    printable,
+    share_text,
+    time_text,
+)
 from ddltrace.dashboard import charts
 from ddltrace.dashboard.timeline.component import Timeline
 from ddltrace.dashboard.widgets import card, empty, graph, notes_box, table
@@ -144,6 +150,10 @@ def _chooser(workspace: Workspace, pair: Pair) -> Component:
 def _verdict(pair: Pair, step: Difference) -> Component:
     """States which trace is faster, and whether the difference is significant."""
     notes = [notes_box(side.notes, of=title) for title, side in _lettered(pair) if side.notes]
+    work, _, _ = compare_work(pair[0].analysis, pair[1].analysis)
+    if work.same is False:
+        # Before the notes, because it makes all differences below meaningless.
+        notes.insert(0, html.P(printable(work.sentence), className="lead", id="other-work"))
     if step.change is None or step.low is None or step.high is None or not step.before:
         text = f"Too few steady steps to compare step times: each trace needs {MIN_STEPS}."
         return html.Section([html.H1(text), *notes], className="headline")

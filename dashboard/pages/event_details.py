@@ -174,6 +174,7 @@ def _facts(opened: OpenTrace, rank: int, row: dict[str, Any]) -> list[tuple[str,
         ("Peer", "peer"),
         ("Tag", "tag"),
         ("Element type", "dtype"),
+        ("Shapes of inputs", "shapes"),
         ("Status", "status"),
     ):
         if row[column] is not None:

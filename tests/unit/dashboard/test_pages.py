@@ -263,3 +263,26 @@ def test_what_cannot_be_made_is_tried_again():
     with pytest.raises(TraceError, match="not yet"):
         value.get()
     assert value.get() == "made"
+
+
+def test_other_work_is_said_before_times_are_compared(tmp_path):
+    """Kernels, operators and their counts are the same; the batch is not."""
+    traces = []
+    for batch in (64, 32):
+        events = [
+            {"ph": "X", "name": name, "cat": category, "ts": 1000 * step, "dur": length}
+            | {"pid": 1, "tid": 1, "args": args}
+            for step in range(3)
+            for name, category, length, args in (
+                (f"ProfilerStep#{step}", "user_annotation", 1000, {}),
+                ("aten::mm", "cpu_op", 100, {"Input Dims": [[batch, 3], [3, 4]]}),
+            )
+        ]
+        path = tmp_path / f"{batch}.json"
+        head = {"schemaVersion": 1, "deviceProperties": []}
+        path.write_text(json.dumps(head | {"traceEvents": events}))
+        traces.append(open_trace(path))
+    workspace = Workspace(traces)
+    said = "first dimension is 0.50 times as large, as with another batch size"
+    assert said in as_json(comparison_page.compare_page(workspace, 0, 1))
+    assert "another batch size" not in as_json(comparison_page.compare_page(workspace, 0, 0))

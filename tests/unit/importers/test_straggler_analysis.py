@@ -260,3 +260,14 @@ def test_published_figures(name: str) -> None:
     assert figures == pytest.approx(expected, abs=2e-6)
     assert found.operations[0].name == operation
     assert found.operations[0].slowdown == pytest.approx(largest, abs=2e-6)
+
+
+def test_the_page_shows_the_slowdown(tmp_path: Path) -> None:
+    path = write(tmp_path / "job.parquet", two_stages())
+    page = tmp_path / "report.html"
+    done = CliRunner().invoke(command_line, ["analyze", str(path), "--html", str(page)])
+    assert done.exit_code == 0, done.output
+    text = page.read_text()
+    assert "Slowdown by stragglers" in text
+    assert "S = 1.167" in text
+    assert 'id="slow-workers"' in text
