@@ -95,7 +95,7 @@ class JobStrategy:
 
     def _settle(self) -> None:
         for model in self._models:
-            model.updates.settle()
+            model.updates.end()
 
     def _settle_at_exit(self) -> None:
         # Other ranks may still wait for messages that this one has yet to start. After an

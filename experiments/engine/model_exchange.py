@@ -6,6 +6,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -41,8 +42,12 @@ from ddltrace.experiments.engine.step_in_progress import (
 )
 from ddltrace.experiments.engine.step_policy import StepPolicy
 from ddltrace.experiments.engine.trace_marks import carrying, optimizer_phase, region
+from ddltrace.experiments.observation import restrictions
 from ddltrace.experiments.schedules.base import Schedule
 from ddltrace.experiments.strategy.message_plan import Gradient, Message, MessagePlan
+
+_NAMED: Final = 5
+"""Parameters that a message names."""
 
 
 class ModelExchange:
@@ -60,6 +65,7 @@ class ModelExchange:
         parameters: Sequence[tuple[str, nn.Parameter]],
         schedule: Schedule,
         *,
+        spec: str,
         exchange: MessageExchange,
         policy: StepPolicy,
         group: dist.ProcessGroup,
@@ -71,6 +77,7 @@ class ModelExchange:
             model: The module whose layers wait for their parameters, if the schedule says so.
             parameters: The trainable parameters with their names, the same on all ranks.
             schedule: What is sent when.
+            spec: The strategy, for what is said of it.
             exchange: Averages one message.
             policy: Says in which backward passes gradients are exchanged.
             group: The ranks.
@@ -79,6 +86,7 @@ class ModelExchange:
                 what they had if no rank used them.
         """
         self._schedule = schedule
+        self._spec = spec
         self._exchange = exchange
         self._policy = policy
         self._group = group
@@ -288,7 +296,8 @@ class ModelExchange:
         if isinstance(self._communicator, ThreadedCommunicator):
             self._communicator.arrived()
         for index in sorted(step.sparse_gradients):
-            step.sparse[index] = SparseFlight(step.sparse_gradients.pop(index), self._group)
+            with carrying(f"{self._names[index]} sparse", [self._parameters[index]]):
+                step.sparse[index] = SparseFlight(step.sparse_gradients.pop(index), self._group)
         if self._find_unused:
             step.usage = Usage(self._parameters, list(step.arrived), self._group)
         step.unsettled = set(step.gradients) | set(step.sparse)
@@ -335,8 +344,21 @@ class ModelExchange:
         order, uses, sparse = told.tolist()
         if self._layers is not None:
             self._layers.adopt()
+        self._tell_of_sparse([index for index in order if sparse[index]])
         self._gradients = [self._describe(index, uses) for index in order if not sparse[index]]
         return self._schedule.plan(self._gradients)
+
+    def _tell_of_sparse(self, indices: Sequence[int]) -> None:
+        """Says which gradients the strategy leaves as they are."""
+        if indices:
+            names = ", ".join(repr(self._names[index]) for index in sorted(indices)[:_NAMED])
+            if len(indices) > _NAMED:
+                names += f" and {len(indices) - _NAMED} more"
+            restrictions.say(
+                self._spec,
+                f"the gradients of {names} are sparse and are exchanged as such, one all_reduce "
+                "each after backward; the strategy's codec and order do not apply to them",
+            )
 
     def _describe(self, index: int, uses: list[int]) -> Gradient:
         parameter = self._parameters[index]

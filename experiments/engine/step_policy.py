@@ -6,6 +6,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -78,6 +79,28 @@ class StepPolicy(ABC):
     def settle(self) -> None:
         """Waits for what is under way and applies it: before a checkpoint and at the end."""
         return
+
+    def end(self) -> None:
+        """Waits for messages that are under way, at the end of the job on all ranks."""
+        return
+
+    def state(self) -> dict[str, Any] | None:
+        """What a checkpoint has to hold for the policy to go on; None if it needs nothing.
+
+        Called on any rank at any time between two steps, so it may not communicate.
+        """
+        return None
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from a checkpoint, on all ranks at the same step.
+
+        Args:
+            state: What `state` returned; its tensors may lie on another device.
+
+        Raises:
+            ValueError: The state is that of another strategy or model.
+        """
+        raise ValueError("the checkpoint holds the state of another strategy")
 
 
 class EveryStep(StepPolicy):

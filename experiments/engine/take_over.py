@@ -83,6 +83,7 @@ class TakenOver:
             ddp.module,
             parameters,
             strategy.schedule,
+            spec=strategy.spec,
             exchange=exchange,
             policy=policy,
             group=group,
@@ -103,7 +104,7 @@ class TakenOver:
 
     def close(self) -> None:
         """Settles everything and takes all hooks off the model."""
-        self.updates.settle()
+        self.updates.end()
         self.updates.close()
         self.exchange.close()
 

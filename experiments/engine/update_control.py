@@ -14,6 +14,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from ddltrace.experiments.engine import checkpoint_state
 from ddltrace.experiments.engine.deferred_update import DeferredUpdate, update_by_rule
 from ddltrace.experiments.engine.model_exchange import ModelExchange
 from ddltrace.experiments.engine.optimizer_rule import OptimizerRule
@@ -77,6 +78,8 @@ class UpdateControl:
             self._seen.add(optimizer)
             self._check(optimizer)
             optimizer.register_state_dict_pre_hook(lambda _: self.settle())
+            checkpoint_state.save_with(optimizer, self._policy.state)
+        self.restore(optimizer)
         if self._takes_momentum:
             self._take_momentum(optimizer)
         if not self._policy.before_update(optimizer):
@@ -103,6 +106,21 @@ class UpdateControl:
         """Waits for what is under way and applies it."""
         self._exchange.settle()
         self._policy.settle()
+
+    def end(self) -> None:
+        """At the end of the job: settles, and leaves no message under way."""
+        self.settle()
+        self._policy.end()
+
+    def restore(self, optimizer: Optimizer) -> None:
+        """Goes on from the checkpoint that the optimizer has loaded, if it has loaded one."""
+        state = checkpoint_state.take_loaded(optimizer)
+        if state is None:
+            return
+        try:
+            self._policy.restore(state)
+        except (KeyError, TypeError, ValueError) as error:
+            refuse(self._spec, f"the optimizer's checkpoint does not fit: {error}")
 
     def close(self) -> None:
         """Takes no further notice of any optimizer."""
@@ -157,10 +175,17 @@ def _install() -> None:
         _installed.append(True)
         register_optimizer_step_pre_hook(_before)
         register_optimizer_step_post_hook(_after)
+        checkpoint_state.install()
+        checkpoint_state.on_load.append(_restore)
 
 
 def _controls_of(optimizer: Optimizer) -> list[UpdateControl]:
     return [control for control in list(_controls) if control.updates_with(optimizer)]
+
+
+def _restore(optimizer: Optimizer) -> None:
+    for control in _controls_of(optimizer):
+        control.restore(optimizer)
 
 
 def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:

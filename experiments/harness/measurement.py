@@ -48,7 +48,7 @@ def measure(trace: Path, *, steps: range | None, outcome: dict[str, Any] | None 
         overlap_ratio=found["summary"]["overlap_ratio"],
         encode_us=encode_us,
         decode_us=decode_us,
-        notes=notes,
+        notes=[*notes, *(outcome or {}).get("notes", [])],
         **_per_rank_and_step(found),
     )
     return replace(run, **_from_outcome(outcome or {}))

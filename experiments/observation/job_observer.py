@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ddltrace.experiments.observation import restrictions
 from ddltrace.experiments.observation.observed_ranks import ENVIRONMENT_VARIABLE, rank_path
 from ddltrace.experiments.observation.peak_memory import peak_memory_bytes
 from ddltrace.experiments.observation.wire_bytes import tcp_bytes_sent
@@ -90,6 +91,7 @@ class JobObserver:
                 else [],
                 "wire_bytes_per_step": sent,
                 "peak_memory_bytes": peak_memory_bytes(),
+                "notes": restrictions.said(),
             }
             if self._losses:
                 rank = int(os.environ.get("RANK", "0"))

@@ -50,6 +50,7 @@ def read_ranks(prefix: Path) -> dict[str, Any]:
     outcome: dict[str, Any] = {
         "losses": losses,
         "wire_bytes_per_step": [rank["wire_bytes_per_step"] for rank in ranks],
+        "notes": list(dict.fromkeys(note for rank in ranks for note in rank.get("notes", []))),
     }
     peaks = [rank["peak_memory_bytes"] for rank in ranks if rank["peak_memory_bytes"] is not None]
     return outcome | ({"peak_memory_bytes": peaks} if peaks else {})

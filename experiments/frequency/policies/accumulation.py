@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.optim import Optimizer
 
@@ -20,6 +22,25 @@ class AccumulationPolicy(StepPolicy):
         self._frequency = frequency
         self._step = 0
         self._sums: dict[torch.nn.Parameter, torch.Tensor] = {}
+
+    def state(self) -> dict[str, Any]:
+        """The number of the step, and this rank's sums by the place of their parameters."""
+        parameters = [parameter for _, parameter in self.context.parameters]
+        return {
+            "step": self._step,
+            "sums": {n: self._sums[p] for n, p in enumerate(parameters) if p in self._sums},
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes both over."""
+        parameters = [parameter for _, parameter in self.context.parameters]
+        sums = {}
+        for number, saved in state["sums"].items():
+            if number >= len(parameters) or saved.shape != parameters[number].shape:
+                raise ValueError("its parameters have other shapes")
+            sums[parameters[number]] = saved.to(parameters[number].device, copy=True)
+        self._sums = sums
+        self._step = int(state["step"])
 
     def exchanges_gradients(self) -> bool:
         """In the last step of a cycle."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.optim import Optimizer
 
@@ -32,13 +34,38 @@ class AveragingPolicy(StepPolicy):
         self._step = 0
         self._exchange = ParameterExchange(context.parameters, context.exchange())
         self._parameters = [parameter for _, parameter in context.parameters]
-        self._last: list[torch.Tensor] | None = (
-            [p.detach().clone() for p in self._parameters] if differences else None
-        )
+        self._differences = differences
+        self._last: list[torch.Tensor] | None = None
 
     def exchanges_gradients(self) -> bool:
         """As the frequency says."""
         return self._frequency.exchanges_gradients(self._step)
+
+    def before_update(self, optimizer: Optimizer) -> bool:
+        """Copies the first weights, of which differences are taken.
+
+        Not earlier: a job loads a checkpoint of its model after it has wrapped it.
+        """
+        del optimizer
+        if self._differences and self._last is None:
+            self._last = [parameter.detach().clone() for parameter in self._parameters]
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """The number of the step, and the parameters of the last average."""
+        return {"step": self._step, "last": self._last}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes both over."""
+        last = state["last"]
+        if self._differences and last is not None:
+            if [t.shape for t in last] != [p.shape for p in self._parameters]:
+                raise ValueError("its parameters have other shapes")
+            self._last = [
+                tensor.to(parameter.device, parameter.dtype, copy=True)
+                for tensor, parameter in zip(last, self._parameters, strict=True)
+            ]
+        self._step = int(state["step"])
 
     def after_update(self, optimizer: Optimizer) -> None:
         """Averages, if it is time."""

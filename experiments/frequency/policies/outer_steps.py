@@ -26,14 +26,16 @@ class _Fragment:
         exchange: Averages its outer gradients.
         outer: The weights after its last outer step.
         momentum: Of the outer optimizer.
-        sent: What is under way; None if nothing is.
-        due: Number of the inner update after which that is applied.
+        gradient: This rank's own outer gradient, while it is under way or has to be sent again.
+        sent: The messages under way; None if there are none.
+        due: Number of the inner update after which the average is applied.
     """
 
     parameters: list[torch.nn.Parameter]
     exchange: ParameterExchange
     outer: list[torch.Tensor] = field(default_factory=list)
     momentum: list[torch.Tensor] = field(default_factory=list)
+    gradient: list[torch.Tensor] | None = None
     sent: Any = None
     due: int = 0
 
@@ -41,14 +43,16 @@ class _Fragment:
 class OuterStepPolicy(StepPolicy):
     """Takes outer steps: of the whole model at once, or fragment by fragment.
 
-    What is under way at a checkpoint or at the end stays so: to apply it is up to all ranks
-    together, at its step.
+    A checkpoint of the job's optimizer carries the outer weights, their momentum, the number of
+    the step, and the outer gradients under way, which are sent again after it was loaded: to apply
+    their averages is up to all ranks together, at their step. Residuals of `feedback` start at
+    zero again. At the end, what is under way is awaited and dropped.
     """
 
     def __init__(
         self, context: StepContext, frequency: DiLoCo | StreamingDiLoCo, momentum: float
     ) -> None:
-        """Copies the weights, which the first outer gradient starts from.
+        """Plans the fragments.
 
         Args:
             context: What the policy works on.
@@ -59,6 +63,7 @@ class OuterStepPolicy(StepPolicy):
         self._frequency = frequency
         self._momentum = momentum
         self._step = 0
+        self._restored = False
         streaming = frequency if isinstance(frequency, StreamingDiLoCo) else None
         sizes = [parameter.numel() for _, parameter in context.parameters]
         parts = streaming.split(sizes) if streaming else [list(range(len(sizes)))]
@@ -72,23 +77,96 @@ class OuterStepPolicy(StepPolicy):
         """Never."""
         return False
 
+    def before_update(self, optimizer: Optimizer) -> bool:
+        """Copies the weights that the first outer gradient starts from, before the first step.
+
+        Not earlier: a job loads a checkpoint of its model after it has wrapped it.
+        """
+        del optimizer
+        for fragment in self._fragments:
+            if not fragment.outer:
+                fragment.outer = [p.detach().clone() for p in fragment.parameters]
+                fragment.momentum = self._zeros(fragment)
+        return True
+
     @torch.no_grad()
     def after_update(self, optimizer: Optimizer) -> None:
         """Starts what is to be started now, and applies what is due."""
         del optimizer
         step, self._step = self._step, self._step + 1
+        for fragment in self._fragments:
+            self._send_again(fragment)
         for index in self._starting(step):
             fragment = self._fragments[index]
-            outer_gradient = [
+            fragment.gradient = [
                 outer - parameter.detach()
                 for outer, parameter in zip(fragment.outer, fragment.parameters, strict=True)
             ]
-            fragment.sent = fragment.exchange.start(outer_gradient, _NAME)
+            fragment.sent = fragment.exchange.start(fragment.gradient, _NAME)
             fragment.due = step + self._delay
         for fragment in self._fragments:
             if fragment.sent is not None and fragment.due == step:
-                sent, fragment.sent = fragment.sent, None
-                self._apply(fragment, fragment.exchange.finish(sent, _NAME))
+                self._apply(fragment, self._finish(fragment))
+
+    def end(self) -> None:
+        """Leaves no message under way."""
+        for fragment in self._fragments:
+            if fragment.sent is not None:
+                self._finish(fragment)
+
+    def state(self) -> dict[str, Any]:
+        """The number of the step, and each fragment's tensors."""
+        return {
+            "step": self._step,
+            "fragments": [
+                {
+                    "outer": fragment.outer,
+                    "momentum": fragment.momentum,
+                    "gradient": fragment.gradient,
+                    "due": fragment.due,
+                }
+                for fragment in self._fragments
+            ],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes the tensors over; what was under way is sent again with the next step."""
+        fragments = state["fragments"]
+        if len(fragments) != len(self._fragments):
+            raise ValueError(f"it has {len(fragments)} fragments, not {len(self._fragments)}")
+        for fragment, saved in zip(self._fragments, fragments, strict=True):
+            fragment.outer = _like(fragment.parameters, saved["outer"])
+            fragment.momentum = (
+                _like(fragment.parameters, saved["momentum"])
+                if self._momentum and saved["momentum"]
+                else self._zeros(fragment)
+            )
+            gradient = saved["gradient"]
+            fragment.due = int(saved["due"])
+            fragment.gradient = None if gradient is None else _like(fragment.parameters, gradient)
+        self._step = int(state["step"])
+        self._restored = True
+
+    def _send_again(self, fragment: _Fragment) -> None:
+        """After a checkpoint was loaded: sends what was under way when it was made."""
+        if self._restored:
+            self._restored = fragment is not self._fragments[-1]
+            gradient = fragment.gradient
+            if fragment.sent is not None:  # of the training that was left
+                self._finish(fragment)
+            if gradient is not None:
+                fragment.gradient = gradient
+                fragment.sent = fragment.exchange.start(gradient, _NAME)
+
+    def _finish(self, fragment: _Fragment) -> list[torch.Tensor]:
+        """Waits for a fragment's average."""
+        sent, fragment.sent, fragment.gradient = fragment.sent, None, None
+        return fragment.exchange.finish(sent, _NAME)
+
+    def _zeros(self, fragment: _Fragment) -> list[torch.Tensor]:
+        if not self._momentum:
+            return []
+        return [torch.zeros_like(parameter.detach()) for parameter in fragment.parameters]
 
     def _starting(self, step: int) -> Sequence[int]:
         if isinstance(self._frequency, DiLoCo):
@@ -97,13 +175,7 @@ class OuterStepPolicy(StepPolicy):
 
     def _fragment(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> _Fragment:
         exchange = ParameterExchange(parameters, self.context.exchange())
-        own = [parameter for _, parameter in parameters]
-        return _Fragment(
-            own,
-            exchange,
-            [parameter.detach().clone() for parameter in own],
-            [torch.zeros_like(parameter.detach()) for parameter in own] if self._momentum else [],
-        )
+        return _Fragment([parameter for _, parameter in parameters], exchange)
 
     def _apply(self, fragment: _Fragment, averages: Sequence[torch.Tensor]) -> None:
         """One step of SGD with Nesterov momentum on the outer weights, mixed into the model."""
@@ -121,3 +193,19 @@ class OuterStepPolicy(StepPolicy):
                 parameter.copy_(outer)
             else:
                 parameter.lerp_(outer, self._alpha)
+
+
+def _like(
+    parameters: Sequence[torch.nn.Parameter], saved: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Saved tensors with the shapes, types and devices of the parameters.
+
+    Raises:
+        ValueError: The shapes differ.
+    """
+    if [tuple(t.shape) for t in saved] != [tuple(p.shape) for p in parameters]:
+        raise ValueError("its parameters have other shapes, or are split in another way")
+    return [
+        tensor.detach().to(parameter.device, parameter.dtype, copy=True)
+        for tensor, parameter in zip(saved, parameters, strict=True)
+    ]
