@@ -22,6 +22,9 @@ EXTRAS: Final[Mapping[str, Mapping[str, str]]] = {
     "perfetto": {"perfetto": "perfetto"},
     "chakra": {"protobuf": "google.protobuf"},
     "gpu": {"nvidia-ml-py": "pynvml"},
+    "mpi": {"mpi4py": "mpi4py"},
+    "zmq": {"pyzmq": "zmq"},
+    "grpc": {"grpcio": "grpc"},
 }
 """Extra -> the packages that it installs -> the module that each provides."""
 
@@ -34,6 +37,9 @@ USES: Final[Mapping[str, str]] = {
     "perfetto": "export --to perfetto",
     "gpu": "device counters of ddltrace run",
     "chakra": "export --to chakra and reading Chakra execution traces",
+    "mpi": "the transports mpi and ucx of experiments",
+    "zmq": "the transport zmq of experiments",
+    "grpc": "the transport grpc of experiments",
 }
 """Extra -> the commands that need it."""
 

@@ -29,6 +29,8 @@ from ddltrace.experiments.engine.update_control import UpdateControl
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.poseidon import Poseidon
 from ddltrace.experiments.strategy.spec import Strategy
+from ddltrace.experiments.transports.backends.register import backend_of
+from ddltrace.tracer.errors import MissingCapabilityError
 
 
 def runs_on_reducer(strategy: Strategy) -> bool:
@@ -40,6 +42,7 @@ def runs_on_reducer(strategy: Strategy) -> bool:
         and strategy.frequency is None
         and strategy.optimizer_rule is None
         and strategy.architecture is None
+        and strategy.transport is None
     )
 
 
@@ -63,14 +66,17 @@ class TakenOver:
             StrategyRefusedError: The strategy cannot be applied to the model.
         """
         _check(ddp, strategy)
+        _check_transport(ddp, strategy)
         self.ddp = ddp
         group = ddp.process_group
         trainable = {id(p) for p in ddp._module_parameters if p.requires_grad}
         parameters = [(n, p) for n, p in ddp.module.named_parameters() if id(p) in trainable]
         messages = _group_for_messages(strategy, group)
+        # What the frequency exchanges goes over the strategy's transport, too.
+        carried_by = group if strategy.transport is None else messages
         policy = create_step_policy(
             strategy,
-            StepContext(parameters, group, lambda: create_message_exchange(strategy, group)),
+            StepContext(parameters, group, lambda: create_message_exchange(strategy, carried_by)),
         )
         exchange: MessageExchange
         if getattr(strategy.frequency, "exchanges", "gradients") != "gradients":
@@ -121,6 +127,19 @@ def _check(ddp: Any, strategy: Strategy) -> None:
             refuse(strategy.spec, f"the job uses DistributedDataParallel with {option}")
 
 
+def _check_transport(ddp: DistributedDataParallel, strategy: Strategy) -> None:
+    """Refuses a transport that cannot send the model's gradients."""
+    if strategy.transport is None:
+        return
+    devices = {parameter.device.type for parameter in ddp._module_parameters}
+    if devices - {strategy.transport.device}:
+        refuse(
+            strategy.spec,
+            f"the transport {strategy.transport.name} sends tensors of the device "
+            f"{strategy.transport.device}, and the model is on {', '.join(sorted(devices))}",
+        )
+
+
 def _group_for_messages(strategy: Strategy, group: dist.ProcessGroup) -> dist.ProcessGroup:
     """A group for messages that other threads launch, else the model's own."""
     if (
@@ -128,6 +147,13 @@ def _group_for_messages(strategy: Strategy, group: dist.ProcessGroup) -> dist.Pr
         and strategy.codec is None
         and strategy.architecture is None
     ):
+    if strategy.transport is not None:
+        try:
+            backend = backend_of(strategy.transport)
+        except MissingCapabilityError as error:
+            refuse(strategy.spec, str(error))
+        return new_group_like(group, "exchange", backend)
+    if strategy.schedule.agreement == "plan" and strategy.codec is None:
         return group
     return new_group_like(group, "exchange")
 

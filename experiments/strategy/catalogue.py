@@ -15,6 +15,7 @@ from ddltrace.experiments.frequency import entries as frequency
 from ddltrace.experiments.optimizer_rules import entries as optimizer_rules
 from ddltrace.experiments.schedules import entries as schedules
 from ddltrace.experiments.strategy.technique import Technique
+from ddltrace.experiments.transports import entries as transports
 
 AXES: Final = (
     "frequency",
@@ -40,7 +41,7 @@ TECHNIQUES: Final = (
     Technique("architecture", "library", "the transport's own all_reduce"),
     *architectures.TECHNIQUES,
     Technique("synchronization", "bsp", "every rank waits for every gradient of the step"),
-    Technique("transport", "gloo", "TCP sockets between processes on the CPU"),
+    *transports.TECHNIQUES,
     Technique("network", "as-is", "the network of this machine"),
     Technique(
         "network",

@@ -1,0 +1,109 @@
+"""The backend ``grpc``: one client stream to each other rank."""
+
+from __future__ import annotations
+
+import os
+import queue
+import struct
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+# Else gRPC prints a line on each connection that ends.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+import grpc  # noqa: E402 - it reads the variable when it is loaded
+import torch
+import torch.distributed as dist
+
+from ddltrace.experiments.transports.backends.addresses import exchange_addresses, own_address
+from ddltrace.experiments.transports.backends.mailbox import Key, Mailbox, as_bytes
+from ddltrace.experiments.transports.backends.messaging import Future, MessagingGroup
+
+_HEADER: Final = struct.Struct("<ii")
+_FIRST: Final = struct.Struct("<i")
+_SERVICE: Final = "ddltrace.Messages"
+_METHOD: Final = "Deliver"
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.so_reuseport", 0),
+)
+
+
+class GrpcGroup(MessagingGroup):
+    """A process group over gRPC.
+
+    Requests are bytes, not protocol buffers: a header of channel and tag, then the tensor's
+    memory. gRPC takes Python bytes only, so that each send copies the tensor once.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
+        """Connects all ranks of the group. Collective."""
+        super().__init__("grpc", rank, size)
+        self._mailbox = Mailbox()
+        self._said_bye = threading.Semaphore(0)
+        self._server = grpc.server(
+            ThreadPoolExecutor(max(1, size), thread_name_prefix="ddltrace-grpc"), options=_OPTIONS
+        )
+        handler = grpc.stream_unary_rpc_method_handler(self._deliver)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler}),)
+        )
+        host = own_address()
+        port = self._server.add_insecure_port(f"{host}:0")
+        self._server.start()
+        addresses = exchange_addresses(store, "grpc", rank, size, f"{host}:{port}")
+        self._outgoing: dict[int, queue.SimpleQueue[bytes | None]] = {}
+        self._channels: list[grpc.Channel] = []
+        self._calls: list[Any] = []
+        for peer in self._others():
+            self._outgoing[peer] = queue.SimpleQueue()
+            channel = grpc.insecure_channel(addresses[peer], options=_OPTIONS)
+            call = channel.stream_unary(f"/{_SERVICE}/{_METHOD}")
+            self._channels.append(channel)
+            self._calls.append(call.future(self._requests(peer), wait_for_ready=True))
+
+    def send_bytes(self, tensor: torch.Tensor, peer: int, channel: int, tag: int) -> Future:
+        """Copies the tensor into the stream's queue; it may change at once."""
+        done: Future = torch.futures.Future()
+        self._outgoing[peer].put(b"".join((_HEADER.pack(channel, tag), as_bytes(tensor))))
+        done.set_result([tensor])
+        return done
+
+    def receive_bytes(self, tensor: torch.Tensor, peer: int, channel: int, tag: int) -> Future:
+        """Asks the mailbox."""
+        return self._mailbox.receive(Key(peer, channel, tag), tensor)
+
+    def close(self) -> None:
+        """Ends all streams, waits for the peers' ends, and stops the server."""
+        for waiting in self._outgoing.values():
+            waiting.put(None)
+        for call in self._calls:
+            call.exception()  # the answer: the peer has read the whole stream
+        for _ in self._others():
+            self._said_bye.acquire()
+        for channel in self._channels:
+            channel.close()
+        self._server.stop(None).wait()
+
+    def _requests(self, peer: int) -> Iterator[bytes]:
+        yield _FIRST.pack(self._me)
+        while (request := self._outgoing[peer].get()) is not None:
+            yield request
+
+    def _deliver(self, requests: Iterator[bytes], context: Any) -> bytes:
+        del context
+        peer = None
+        reason = "has ended its group"
+        try:
+            (peer,) = _FIRST.unpack(next(requests))
+            for request in requests:
+                channel, tag = _HEADER.unpack_from(request)
+                self._mailbox.deliver(Key(peer, channel, tag), memoryview(request)[_HEADER.size :])
+        except Exception as error:  # noqa: BLE001 - the stream broke: told to whom waits
+            reason = f"is not reachable any more: {error}"
+        if peer is not None:
+            self._mailbox.lose(peer, f"rank {peer} {reason}")
+            self._said_bye.release()
+        return b""

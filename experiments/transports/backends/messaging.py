@@ -1,0 +1,411 @@
+"""A process group whose collectives are made of plain sends and receives.
+
+A message library only has to say how one tensor travels from one rank to another; the
+collectives on top are the same for all, so that a comparison shows the library and not the
+algorithm. They run one after the other on a thread of the group, in the order in which they were
+launched, as those of Gloo do.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future
+
+Future = torch.futures.Future[list[torch.Tensor]]
+
+USER: Final = 0
+"""Channel of sends and receives that the job itself makes."""
+COLLECTIVE: Final = 1
+"""Channel of those inside a collective."""
+
+_REDUCE: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], object]]] = {
+    "SUM": lambda total, other: total.add_(other),
+    "AVG": lambda total, other: total.add_(other),
+    "PRODUCT": lambda total, other: total.mul_(other),
+    "MIN": lambda total, other: torch.minimum(total, other, out=total),
+    "MAX": lambda total, other: torch.maximum(total, other, out=total),
+}
+
+
+class MessagingGroup(dist.ProcessGroup):
+    """The base of all process groups over a message library."""
+
+    def __init__(self, name: str, rank: int, size: int) -> None:
+        """Starts the thread of the collectives.
+
+        Args:
+            name: The backend's name.
+            rank: This rank within the group.
+            size: Ranks in the group.
+        """
+        super().__init__(rank, size)
+        self._name = name
+        self._me = rank
+        self._ranks = size
+        self._count = 0
+        self._jobs: queue.SimpleQueue[tuple[Callable[[int], Any], Future] | None] = (
+            queue.SimpleQueue()
+        )
+        self._thread = threading.Thread(
+            target=self._run_collectives, name=f"ddltrace-{name}", daemon=True
+        )
+        self._thread.start()
+
+    @abstractmethod
+    def send_bytes(self, tensor: torch.Tensor, peer: int, channel: int, tag: int) -> Future:
+        """Sends the memory of a contiguous tensor.
+
+        Args:
+            tensor: On the CPU; must not change until the future is complete.
+            peer: Rank in the group, another one than this.
+            channel: `USER` or `COLLECTIVE`.
+            tag: Pairs it with the receive that asks for the same tag.
+
+        Returns:
+            Completes when the tensor may change.
+        """
+
+    @abstractmethod
+    def receive_bytes(self, tensor: torch.Tensor, peer: int, channel: int, tag: int) -> Future:
+        """Receives into a contiguous tensor; arguments as those of `send_bytes`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the connections; nothing is under way."""
+
+    # What PyTorch calls. Names and arguments are those of `ProcessGroup`.
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """The backend's name."""
+        return self._name
+
+    def send(self, tensors: list[torch.Tensor], dstRank: int, tag: int = 0) -> dist.Work:  # noqa: N803
+        """Sends one tensor."""
+        return _work(self.send_bytes(_contiguous(tensors[0]), dstRank, USER, tag))
+
+    def recv(self, tensors: list[torch.Tensor], srcRank: int, tag: int = 0) -> dist.Work:  # noqa: N803
+        """Receives one tensor."""
+        into = tensors[0]
+        if into.is_contiguous():
+            return _work(self.receive_bytes(into, srcRank, USER, tag))
+        return _work(
+            self.receive_bytes(torch.empty_like(into).contiguous(), srcRank, USER, tag).then(
+                lambda done: [into.copy_(done.value()[0])]
+            )
+        )
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+        """The root sends to each rank."""
+        root = opts.rootRank if opts is not None else 0
+
+        def run(tag: int) -> list[torch.Tensor]:
+            whole = _contiguous(tensors[0])
+            if self._me == root:
+                _wait([self._put(whole, peer, tag) for peer in self._others()])
+            else:
+                self._get(whole, root, tag).wait()
+                _copy_back(tensors[0], whole)
+            return tensors
+
+        return self._launch(run)
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+        """A ring: each rank's share is summed on its way round, then sent round."""
+        operation = _operation(opts)
+
+        def run(tag: int) -> list[torch.Tensor]:
+            for tensor in tensors:
+                flat = _contiguous(tensor).view(-1)
+                parts = list(flat.tensor_split(self._ranks))
+                self._ring_reduce(parts, operation, tag)
+                self._ring_gather(parts, tag)
+                _copy_back(tensor, flat)
+            return tensors
+
+        return self._launch(run)
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+        """One `allreduce` for each tensor."""
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+        """All ranks send to the root, which reduces in the order of ranks."""
+        root, operation = opts.rootRank, _operation(opts)
+
+        def run(tag: int) -> list[torch.Tensor]:
+            whole = _contiguous(tensors[0])
+            if self._me != root:
+                self._put(whole, root, tag).wait()
+                return tensors
+            inbox = {peer: torch.empty_like(whole) for peer in self._others()}
+            _wait([self._get(into, peer, tag) for peer, into in inbox.items()])
+            for peer in self._others():
+                _REDUCE[operation](whole, inbox[peer])
+            _finish(whole, operation, self._ranks)
+            _copy_back(tensors[0], whole)
+            return tensors
+
+        return self._launch(run)
+
+    def allgather(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        """Each rank sends its tensor to each other rank."""
+        del opts
+        return self._launch(lambda tag: self._gather_all(outputs[0], inputs[0], tag))
+
+    def all_gather_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
+    ) -> dist.Work:
+        """`allgather` into one tensor."""
+        del opts
+
+        def run(tag: int) -> list[torch.Tensor]:
+            parts = list(output.view(-1).chunk(self._ranks)) if output.numel() else []
+            self._gather_all(parts, tensor, tag)
+            return [output]
+
+        return self._launch(run)
+
+    _allgather_base = all_gather_single
+
+    def gather(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        """All ranks send to the root."""
+        root = opts.rootRank
+
+        def run(tag: int) -> list[torch.Tensor]:
+            own = _contiguous(inputs[0])
+            if self._me != root:
+                self._put(own, root, tag).wait()
+                return inputs
+            outputs[0][root].copy_(own)
+            self._receive_all({peer: outputs[0][peer] for peer in self._others()}, tag)
+            return outputs[0]
+
+        return self._launch(run)
+
+    def scatter(
+        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
+    ) -> dist.Work:
+        """The root sends each rank its tensor."""
+        root = opts.rootRank
+
+        def run(tag: int) -> list[torch.Tensor]:
+            if self._me == root:
+                outputs[0].copy_(inputs[0][root])
+                _wait([self._put(inputs[0][peer], peer, tag) for peer in self._others()])
+            else:
+                self._receive_all({root: outputs[0]}, tag)
+            return outputs
+
+        return self._launch(run)
+
+    def reduce_scatter(
+        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
+    ) -> dist.Work:
+        """Each rank sends each other rank its share, and reduces its own."""
+        operation = _operation(opts)
+        return self._launch(lambda tag: [self._reduce_own(outputs[0], inputs[0], operation, tag)])
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
+    ) -> dist.Work:
+        """`reduce_scatter` from one tensor."""
+        operation = _operation(opts)
+
+        def run(tag: int) -> list[torch.Tensor]:
+            parts = list(_contiguous(tensor).view(-1).chunk(self._ranks))
+            return [self._reduce_own(output, parts, operation, tag)] if parts else [output]
+
+        return self._launch(run)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def alltoall(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        """Each rank sends each other rank a tensor."""
+        del opts
+        return self._launch(lambda tag: self._exchange(outputs, inputs, tag))
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_splits: list[int] | None = None,
+        input_splits: list[int] | None = None,
+        opts: Any = None,
+    ) -> dist.Work:
+        """`alltoall` of the rows of one tensor."""
+        del opts
+
+        def run(tag: int) -> list[torch.Tensor]:
+            self._exchange(
+                _rows(output, output_splits, self._ranks),
+                _rows(_contiguous(tensor), input_splits, self._ranks),
+                tag,
+            )
+            return [output]
+
+        return self._launch(run)
+
+    alltoall_base = all_to_all_single
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        """An `allgather` of one byte."""
+        del opts
+        own = torch.zeros(1, dtype=torch.uint8)
+        outputs = [torch.zeros(1, dtype=torch.uint8) for _ in range(self._ranks)]
+        return self._launch(lambda tag: self._gather_all(outputs, own, tag))
+
+    def shutdown(self) -> None:
+        """Ends the group's threads and connections."""
+        if self._thread.is_alive():
+            self._jobs.put(None)
+            self._thread.join()
+            self.close()
+
+    abort = shutdown
+
+    def _launch(self, run: Callable[[int], Any]) -> dist.Work:
+        done: Future = torch.futures.Future()
+        self._jobs.put((run, done))
+        return _work(done)
+
+    def _run_collectives(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            run, done = job
+            self._count += 1
+            try:
+                with torch.no_grad():
+                    result = run(self._count & 0xFFFFFF)
+            except Exception as error:  # noqa: BLE001 - raised where the job waits
+                done.set_exception(error)
+            else:
+                done.set_result(list(result))
+
+    def _others(self) -> list[int]:
+        return [peer for peer in range(self._ranks) if peer != self._me]
+
+    def _put(self, tensor: torch.Tensor, peer: int, tag: int) -> Future:
+        return self.send_bytes(_contiguous(tensor), peer, COLLECTIVE, tag)
+
+    def _get(self, tensor: torch.Tensor, peer: int, tag: int) -> Future:
+        return self.receive_bytes(tensor, peer, COLLECTIVE, tag)
+
+    def _receive_all(self, into: dict[int, torch.Tensor], tag: int) -> None:
+        buffers = {peer: _contiguous(tensor) for peer, tensor in into.items()}
+        _wait([self._get(buffer, peer, tag) for peer, buffer in buffers.items()])
+        for peer, tensor in into.items():
+            _copy_back(tensor, buffers[peer])
+
+    def _gather_all(
+        self, outputs: Sequence[torch.Tensor], own: torch.Tensor, tag: int
+    ) -> list[torch.Tensor]:
+        if not outputs:
+            return []
+        sends = [self._put(own, peer, tag) for peer in self._others()]
+        outputs[self._me].copy_(own.view_as(outputs[self._me]))
+        self._receive_all({peer: outputs[peer] for peer in self._others()}, tag)
+        _wait(sends)
+        return list(outputs)
+
+    def _exchange(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], tag: int
+    ) -> list[torch.Tensor]:
+        sends = [self._put(inputs[peer], peer, tag) for peer in self._others()]
+        outputs[self._me].copy_(inputs[self._me])
+        self._receive_all({peer: outputs[peer] for peer in self._others()}, tag)
+        _wait(sends)
+        return list(outputs)
+
+    def _reduce_own(
+        self, output: torch.Tensor, parts: Sequence[torch.Tensor], operation: str, tag: int
+    ) -> torch.Tensor:
+        own = _contiguous(parts[self._me]).clone()
+        inbox = {peer: torch.empty_like(own) for peer in self._others()}
+        sends = [self._put(parts[peer], peer, tag) for peer in self._others()]
+        _wait([self._get(into, peer, tag) for peer, into in inbox.items()])
+        _wait(sends)
+        for peer in self._others():
+            _REDUCE[operation](own, inbox[peer])
+        _finish(own, operation, self._ranks)
+        output.copy_(own.view_as(output))
+        return output
+
+    def _ring_reduce(self, parts: list[torch.Tensor], operation: str, tag: int) -> None:
+        """After it, part ``rank + 1`` of this rank holds the result over all ranks."""
+        left, right = (self._me - 1) % self._ranks, (self._me + 1) % self._ranks
+        inbox = torch.empty_like(parts[0])
+        for turn in range(self._ranks - 1):
+            out = parts[(self._me - turn) % self._ranks]
+            total = parts[(self._me - turn - 1) % self._ranks]
+            arrived = inbox[: total.numel()]
+            _wait([self._put(out, right, tag), self._get(arrived, left, tag)])
+            _REDUCE[operation](total, arrived)
+        _finish(parts[(self._me + 1) % self._ranks], operation, self._ranks)
+
+    def _ring_gather(self, parts: list[torch.Tensor], tag: int) -> None:
+        left, right = (self._me - 1) % self._ranks, (self._me + 1) % self._ranks
+        for turn in range(self._ranks - 1):
+            out = parts[(self._me + 1 - turn) % self._ranks]
+            into = parts[(self._me - turn) % self._ranks]
+            _wait([self._put(out, right, tag), self._get(into, left, tag)])
+
+
+def completed(tensors: list[torch.Tensor]) -> Future:
+    """A future that is complete."""
+    done: Future = torch.futures.Future()
+    done.set_result(tensors)
+    return done
+
+
+def _work(done: Any) -> dist.Work:
+    work: dist.Work = _create_work_from_future(done)
+    return work
+
+
+def _wait(futures: Sequence[Future]) -> None:
+    for future in futures:
+        future.wait()
+
+
+def _operation(opts: Any) -> str:
+    operation = "SUM" if opts is None else _name_of(opts.reduceOp)
+    if operation not in _REDUCE:
+        raise RuntimeError(f"this backend cannot reduce by {operation}")
+    return operation
+
+
+def _name_of(operation: Any) -> str:
+    return next(
+        (name for name in _REDUCE if operation == getattr(dist.ReduceOp, name)), str(operation)
+    )
+
+
+def _finish(total: torch.Tensor, operation: str, ranks: int) -> None:
+    if operation == "AVG":
+        total.div_(ranks)
+
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous()
+
+
+def _copy_back(tensor: torch.Tensor, buffer: torch.Tensor) -> None:
+    """Copies what came into a contiguous copy of a tensor back, unless it is the tensor."""
+    if tensor.data_ptr() != buffer.data_ptr():
+        tensor.copy_(buffer.view_as(tensor))
+
+
+def _rows(tensor: torch.Tensor, splits: list[int] | None, ranks: int) -> list[torch.Tensor]:
+    return list(tensor.split(splits) if splits else tensor.tensor_split(ranks))

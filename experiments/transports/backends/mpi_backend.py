@@ -1,0 +1,222 @@
+"""The backends ``mpi`` and ``ucx``: mpi4py over MPICH, in a job that MPI did not start."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ddltrace.experiments.transports.backends.addresses import exchange_addresses, own_address
+from ddltrace.experiments.transports.backends.mailbox import as_bytes
+from ddltrace.experiments.transports.backends.messaging import (
+    COLLECTIVE,
+    Future,
+    MessagingGroup,
+)
+from ddltrace.tracer.errors import MissingCapabilityError
+
+_SERVER: Final = Path(__file__).with_name("pmi_server.py")
+_CHANNEL_BIT: Final = 1 << 20
+_TAGS: Final = _CHANNEL_BIT - 1
+_SPIN_S: Final = 0.0005
+"""How long the progress thread asks MPI without a pause, before it begins to sleep."""
+_PAUSE_S: Final = 0.0001
+
+
+class _World(NamedTuple):
+    """MPI in this process: initialized once, for one network module.
+
+    Attributes:
+        transport: The transport that initialized it.
+        size: Ranks of the job.
+        mpi: The module of mpi4py.
+        server: The process manager, on rank 0.
+    """
+
+    transport: str
+    size: int
+    mpi: Any
+    server: subprocess.Popen[str] | None
+
+
+_world: _World | None = None
+
+
+class _Posted(NamedTuple):
+    call: str
+    tensor: torch.Tensor
+    peer: int
+    tag: int
+    done: Future
+
+
+_NOTHING: Final = _Posted("", torch.empty(0), 0, 0, torch.futures.Future())
+
+
+class MpiGroup(MessagingGroup):
+    """A process group over MPI.
+
+    All calls of MPI come from one progress thread: MPI progresses only inside its calls. The
+    thread asks without a pause while messages complete, and sleeps briefly between questions
+    after that.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        environment: Mapping[str, str],
+    ) -> None:
+        """Initializes MPI if this is the first group, and makes a communicator. Collective.
+
+        Args:
+            name: The transport.
+            store: Of the group.
+            rank: This rank.
+            size: Ranks; those of the whole job.
+            environment: Variables that MPICH reads when it initializes.
+
+        Raises:
+            MissingCapabilityError: The group is only a part of the job's ranks, or MPI has been
+                initialized for another transport.
+        """
+        super().__init__(name, rank, size)
+        world = _initialize(name, store, rank, size, environment)
+        self._mpi = world.mpi
+        # Groups are made in the same order on all ranks, so a copy of the whole is collective.
+        self._communicator = world.mpi.COMM_WORLD.Dup()
+        self._posted: queue.SimpleQueue[_Posted | None] = queue.SimpleQueue()
+        self._progress_thread = threading.Thread(
+            target=self._progress, name=f"ddltrace-{name}-progress", daemon=True
+        )
+        self._progress_thread.start()
+
+    def send_bytes(self, tensor: torch.Tensor, peer: int, channel: int, tag: int) -> Future:
+        """Posts an Isend."""
+        return self._post("Isend", tensor, peer, channel, tag)
+
+    def receive_bytes(self, tensor: torch.Tensor, peer: int, channel: int, tag: int) -> Future:
+        """Posts an Irecv."""
+        return self._post("Irecv", tensor, peer, channel, tag)
+
+    def close(self) -> None:
+        """Ends the progress thread; MPI itself stays initialized for later groups."""
+        self._posted.put(None)
+        self._progress_thread.join()
+
+    def _post(self, call: str, tensor: torch.Tensor, peer: int, channel: int, tag: int) -> Future:
+        done: Future = torch.futures.Future()
+        number = (tag & _TAGS) | (_CHANNEL_BIT if channel == COLLECTIVE else 0)
+        self._posted.put(_Posted(call, tensor, peer, number, done))
+        return done
+
+    def _progress(self) -> None:
+        pending: list[_Posted] = []
+        requests: list[Any] = []
+        busy_until = 0.0
+        while True:
+            try:
+                # Nothing is under way: sleep until something is.
+                posted = self._posted.get(block=not pending)
+            except queue.Empty:
+                posted = _NOTHING
+            if posted is None:
+                return
+            if posted is not _NOTHING:
+                self._begin(posted, pending, requests)
+                busy_until = time.monotonic() + _SPIN_S
+                continue
+            finished = self._test(pending, requests)
+            if finished:
+                busy_until = time.monotonic() + _SPIN_S
+            elif time.monotonic() > busy_until:
+                time.sleep(_PAUSE_S)
+
+    def _begin(self, posted: _Posted, pending: list[_Posted], requests: list[Any]) -> None:
+        call = getattr(self._communicator, posted.call)
+        try:
+            buffer = [as_bytes(posted.tensor), self._mpi.BYTE]
+            requests.append(call(buffer, posted.peer, posted.tag))
+            pending.append(posted)
+        except Exception as error:  # noqa: BLE001 - raised where the job waits
+            posted.done.set_exception(RuntimeError(str(error)))
+
+    def _test(self, pending: list[_Posted], requests: list[Any]) -> bool:
+        try:
+            indices = self._mpi.Request.Testsome(requests) or []
+        except Exception as error:  # noqa: BLE001 - raised where the job waits
+            for posted in pending:
+                posted.done.set_exception(RuntimeError(str(error)))
+            pending.clear()
+            requests.clear()
+            return True
+        for index in sorted(indices, reverse=True):
+            del requests[index]
+            posted = pending.pop(index)
+            posted.done.set_result([posted.tensor])
+        return bool(indices)
+
+
+def _initialize(
+    name: str, store: dist.Store, rank: int, size: int, environment: Mapping[str, str]
+) -> _World:
+    global _world
+    if size != dist.get_world_size() and dist.is_initialized():
+        raise MissingCapabilityError(
+            f"the transport {name} needs all ranks of the job in each group, not {size} of them"
+        )
+    if _world is None:
+        _world = _start(name, store, rank, size, environment)
+    if _world.transport != name:
+        raise MissingCapabilityError(
+            f"this process uses MPI for the transport {_world.transport} already; a process has "
+            f"one MPI, so {name} needs a job of its own"
+        )
+    return _world
+
+
+def _start(
+    name: str, store: dist.Store, rank: int, size: int, environment: Mapping[str, str]
+) -> _World:
+    server = None
+    own = ""
+    if rank == 0:
+        address = own_address()
+        server = subprocess.Popen(
+            # It needs the standard library only; a tracer in site-packages stays out of it.
+            [sys.executable, "-I", "-S", str(_SERVER), address, str(size)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert server.stdout is not None
+        port = server.stdout.readline().strip()
+        if not port:
+            raise MissingCapabilityError(
+                f"the process manager of the transport {name} did not start: status {server.wait()}"
+            )
+        own = f"{address}:{port}"
+    manager = exchange_addresses(store, name, rank, size, own)[0]
+    pmi = {"PMI_PORT": manager, "PMI_ID": str(rank), "PMI_RANK": str(rank), "PMI_SIZE": str(size)}
+    os.environ.update({**environment, **pmi})
+    import mpi4py
+
+    # Finalizing waits for all ranks: after an error that would hang.
+    mpi4py.rc.finalize = False
+    from mpi4py import MPI
+
+    for variable in pmi:  # children of the job are no ranks of this MPI
+        del os.environ[variable]
+    MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
+    return _World(name, size, MPI, server)

@@ -1,0 +1,113 @@
+"""A process manager for MPI: tells ranks of MPICH that were started by others about each other.
+
+MPICH asks its process manager for its rank and exchanges addresses through it, in the PMI-1
+protocol: lines of ``key=value`` over TCP. Rank 0 starts this file, so that MPI works under any
+launcher of the job, such as torchrun::
+
+    python pmi_server.py ADDRESS RANKS
+
+It prints its port, and ends when all ranks have, or with its parent. It is a process of its own
+because ranks hold Python's interpreter lock while MPI initializes.
+
+Protocol: PMI-1 of "PMI: A Scalable Parallel Process-Management Interface for Extreme-Scale
+Systems", Balaji et al., EuroMPI 2010, and its wire format in MPICH's documentation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import socket
+import sys
+import threading
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1
+_KVS: Final = "ddltrace"
+_LIMITS: Final = {"kvsname_max": 256, "keylen_max": 64, "vallen_max": 1024}
+
+
+class PmiServer:
+    """What the ranks of one job put and get."""
+
+    def __init__(self, size: int) -> None:
+        """Waits for nobody yet.
+
+        Args:
+            size: Ranks.
+        """
+        self._size = size
+        self._values: dict[str, str] = {}
+        self._at_barrier = threading.Barrier(size)
+
+    def serve(self, listening: socket.socket) -> None:
+        """Answers all ranks until each has disconnected."""
+        threads = []
+        for _ in range(self._size):
+            connection, _address = listening.accept()
+            threads.append(threading.Thread(target=self._serve_rank, args=(connection,)))
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+
+    def _serve_rank(self, connection: socket.socket) -> None:
+        try:
+            with connection, connection.makefile("r", encoding="utf-8") as lines:
+                for line in lines:
+                    fields = dict(field.split("=", 1) for field in line.split())
+                    for answer in self._answer(fields):
+                        connection.sendall(answer.encode() + b"\n")
+        except (OSError, threading.BrokenBarrierError):
+            pass  # the rank is gone, or another one that this one waits for
+        finally:
+            # A rank that is gone will never arrive; others must not wait for it.
+            self._at_barrier.abort()
+
+    def _answer(self, fields: dict[str, str]) -> list[str]:
+        command = fields.get("cmd", "")
+        if command == "initack":
+            return [
+                "cmd=initack rc=0",
+                f"cmd=set size={self._size}",
+                f"cmd=set rank={fields['pmiid']}",
+                "cmd=set debug=0",
+            ]
+        if command == "init":
+            return ["cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0"]
+        if command == "get_maxes":
+            return ["cmd=maxes " + " ".join(f"{k}={v}" for k, v in _LIMITS.items()) + " rc=0"]
+        if command == "get_appnum":
+            return ["cmd=appnum appnum=0 rc=0"]
+        if command == "get_my_kvsname":
+            return [f"cmd=my_kvsname kvsname={_KVS} rc=0"]
+        if command == "get_universe_size":
+            return [f"cmd=universe_size size={self._size} rc=0"]
+        if command == "put":
+            self._values[fields["key"]] = fields["value"]
+            return ["cmd=put_result rc=0 msg=success"]
+        if command == "get":
+            value = self._values.get(fields["key"])
+            if value is None:
+                return ["cmd=get_result rc=-1 msg=key_not_found value=unknown"]
+            return [f"cmd=get_result rc=0 msg=success value={value}"]
+        if command == "barrier_in":
+            self._at_barrier.wait()
+            return ["cmd=barrier_out rc=0"]
+        if command == "finalize":
+            return ["cmd=finalize_ack rc=0"]
+        return [f"cmd={command} rc=-1 msg=unknown_command"]
+
+
+def main() -> None:
+    """Serves one job."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    # A Ctrl-C ends the ranks; the server ends with them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    address, size = sys.argv[1], int(sys.argv[2])
+    with socket.create_server((address, 0)) as listening:
+        print(listening.getsockname()[1], flush=True)
+        PmiServer(size).serve(listening)
+
+
+if __name__ == "__main__":
+    main()

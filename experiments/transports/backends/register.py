@@ -1,0 +1,77 @@
+"""Registers the transports as backends of `torch.distributed`."""
+
+from __future__ import annotations
+
+import functools
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from ddltrace.experiments.transports.backends.addresses import interface
+from ddltrace.experiments.transports.gloo import Gloo
+from ddltrace.experiments.transports.grpc import Grpc
+from ddltrace.experiments.transports.mpi import Mpi
+from ddltrace.experiments.transports.nccl import Nccl
+from ddltrace.experiments.transports.transport import Transport
+from ddltrace.experiments.transports.ucx import Ucx
+from ddltrace.experiments.transports.zeromq import ZeroMq
+from ddltrace.tracer.errors import MissingCapabilityError
+from ddltrace.tracer.optional_packages import require_extra
+
+
+def backend_of(transport: Transport) -> str:
+    """Makes a transport usable as ``backend=`` of a new process group.
+
+    Args:
+        transport: The message library.
+
+    Returns:
+        The backend's name.
+
+    Raises:
+        MissingCapabilityError: It cannot be used here; the message says why.
+    """
+    if isinstance(transport, Gloo):
+        return transport.backend
+    if isinstance(transport, Nccl):
+        if not dist.is_nccl_available() or not _has_gpu():
+            raise MissingCapabilityError("the transport nccl needs a GPU for each rank")
+        return transport.backend
+    assert transport.extra is not None
+    require_extra(transport.extra, f"the transport {transport.name}")
+    _register(transport)
+    return transport.backend
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@functools.cache
+def _register(transport: Transport) -> None:
+    def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+        del timeout
+        return _create(transport, store, rank, size)
+
+    dist.Backend.register_backend(transport.backend, create, devices=[transport.device])
+
+
+def _create(transport: Transport, store: dist.Store, rank: int, size: int) -> dist.ProcessGroup:
+    # Each library is loaded only where it is used.
+    if isinstance(transport, ZeroMq):
+        from ddltrace.experiments.transports.backends.zeromq_backend import ZeroMqGroup
+
+        return ZeroMqGroup(store, rank, size)
+    if isinstance(transport, Grpc):
+        from ddltrace.experiments.transports.backends.grpc_backend import GrpcGroup
+
+        return GrpcGroup(store, rank, size)
+    assert isinstance(transport, Mpi | Ucx)
+    from ddltrace.experiments.transports.backends.mpi_backend import MpiGroup
+
+    return MpiGroup(
+        transport.name, store, rank, size, environment=transport.environment(interface())
+    )

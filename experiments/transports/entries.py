@@ -1,0 +1,65 @@
+"""The transport axis of the catalogue: one entry for each message library."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ddltrace.experiments.strategy.technique import Technique
+from ddltrace.experiments.transports.gloo import Gloo
+from ddltrace.experiments.transports.grpc import Grpc
+from ddltrace.experiments.transports.mpi import Mpi
+from ddltrace.experiments.transports.nccl import Nccl
+from ddltrace.experiments.transports.ucx import Ucx
+from ddltrace.experiments.transports.zeromq import ZeroMq
+
+_AXIS: Final = "transport"
+
+TECHNIQUES: Final = (
+    Technique(
+        _AXIS,
+        "gloo",
+        "TCP sockets between processes on the CPU; the default there",
+        "Gloo, github.com/pytorch/gloo",
+        Gloo,
+    ),
+    Technique(
+        _AXIS,
+        "mpi",
+        "MPICH over libfabric",
+        "MPICH, mpich.org; mpi4py",
+        Mpi,
+        needs=("pip install 'ddltrace[mpi]'",),
+    ),
+    Technique(
+        _AXIS,
+        "zmq",
+        "ZeroMQ's queues over TCP",
+        "ZeroMQ, zeromq.org; pyzmq",
+        ZeroMq,
+        needs=("pip install 'ddltrace[zmq]'",),
+    ),
+    Technique(
+        _AXIS,
+        "grpc",
+        "gRPC's streams over HTTP/2",
+        "gRPC, grpc.io; grpcio",
+        Grpc,
+        needs=("pip install 'ddltrace[grpc]'",),
+    ),
+    Technique(
+        _AXIS,
+        "ucx",
+        "MPICH over UCX",
+        "UCX, openucx.org; mpi4py",
+        Ucx,
+        needs=("pip install 'ddltrace[mpi]'",),
+    ),
+    Technique(
+        _AXIS,
+        "nccl",
+        "NVIDIA's library between GPUs; the default there",
+        "NCCL, developer.nvidia.com/nccl",
+        Nccl,
+        needs=("a GPU for each rank",),
+    ),
+)

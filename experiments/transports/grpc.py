@@ -1,0 +1,17 @@
+"""gRPC: remote procedure calls over HTTP/2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ddltrace.experiments.transports.transport import Transport
+
+
+@dataclass(frozen=True)
+class Grpc(Transport):
+    """One client stream in each direction between two ranks; payloads are not serialized."""
+
+    name: ClassVar[str] = "grpc"
+    backend: ClassVar[str] = "grpc"
+    extra: ClassVar[str | None] = "grpc"

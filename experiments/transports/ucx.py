@@ -1,0 +1,29 @@
+"""UCX: the library of high-speed networks, here through MPICH, which brings it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ddltrace.experiments.transports.transport import Transport
+
+
+@dataclass(frozen=True)
+class Ucx(Transport):
+    """Sends of MPICH over UCX's TCP transport; shared memory is off, as with `Mpi`."""
+
+    name: ClassVar[str] = "ucx"
+    backend: ClassVar[str] = "ucx"
+    extra: ClassVar[str | None] = "mpi"
+
+    def environment(self, interface: str | None) -> Mapping[str, str]:
+        """Chooses MPICH's network module and the interface; read by `MPI_Init`."""
+        device = {} if interface is None else {"UCX_NET_DEVICES": interface}
+        return {
+            "MPIR_CVAR_CH4_NETMOD": "ucx",
+            "MPIR_CVAR_NOLOCAL": "1",
+            "UCX_TLS": "tcp,self",
+            "UCX_WARN_UNUSED_ENV_VARS": "n",
+            **device,
+        }
