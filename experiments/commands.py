@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddltrace.experiments.pacing.builtin import PROFILES
+from ddltrace.experiments.transports.entries import NAMES as TRANSPORTS
 from ddltrace.experiments.workloads import WORKLOADS
 
 if TYPE_CHECKING:
@@ -332,6 +333,107 @@ def compare_command(
     _print(combined, as_json=as_json)
     is_experiment = len(paths) == 1 and bool(combined.settings)
     _write_html(combined, html, paths[0] if is_experiment else None)
+
+
+@experiment.command(
+    "transports",
+    epilog="""\b
+Examples:
+  ddltrace experiment transports
+  ddltrace experiment transports --transport gloo --transport zmq --html transports.html
+  sudo ddltrace experiment transports --hosts 2 --bandwidth 1gbit""",
+)
+@click.option(
+    "--transport",
+    "names",
+    multiple=True,
+    type=click.Choice(TRANSPORTS),
+    help="A message library; repeat it.  [default: all]",
+)
+@click.option(
+    "--ranks", type=click.IntRange(2, 64), help="Rank processes.  [default: --hosts, else 2]"
+)
+@click.option(
+    "--max-bytes",
+    type=click.IntRange(4),
+    default=16 << 20,
+    show_default=True,
+    help="Largest message.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(5),
+    default=200,
+    show_default=True,
+    help="Timed rounds of each size; large messages get fewer, 5 at least.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=300.0,
+    show_default=True,
+    help="Seconds after which a transport is ended and reported as failed.",
+)
+@click.option(
+    "--hosts",
+    type=int,
+    help="Put each rank into a network namespace of its own (needs root and iproute2).",
+)
+@click.option("--bandwidth", help="Rate of each host's link, e.g. 400mbit; with --hosts.")
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the report, with plots, as one self-contained HTML file.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the tables.")
+def transports_command(
+    *,
+    names: tuple[str, ...],
+    ranks: int | None,
+    max_bytes: int,
+    rounds: int,
+    timeout: float,
+    hosts: int | None,
+    bandwidth: str | None,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    """Compare message libraries: latency, bandwidth and processor time against size.
+
+    Every library runs in a job of its own and carries the same operations over the same links: a
+    ping-pong, push and pull with a server, and a ring all-reduce. A library that is not installed
+    or fails is reported with the reason, and the exit status is 1 if no library could be measured
+    or one failed.
+    """
+    from ddltrace.experiments.transports.benchmark.comparison import compare
+    from ddltrace.experiments.transports.benchmark.settings import Settings, sizes_up_to
+    from ddltrace.experiments.transports.benchmark.table import render
+    from ddltrace.tracer.errors import DdltraceError
+    from ddltrace.tracer.optional_packages import require_torch
+
+    require_torch("ddltrace experiment transports")
+    _check_html(html)
+    _check_network(ranks, hosts, bandwidth)
+    settings = Settings(
+        transports=tuple(dict.fromkeys(names)) or TRANSPORTS,
+        ranks=hosts or ranks or 2,
+        sizes=sizes_up_to(max_bytes),
+        rounds=rounds,
+        hosts=hosts,
+        bandwidth=bandwidth,
+        timeout_s=timeout,
+    )
+    found = compare(settings, lambda name: click.echo(f"ddltrace: measuring {name}", err=True))
+    click.echo(json.dumps(found.to_json()) if as_json else render(found))
+    if html is not None:
+        from ddltrace.experiments.transports.benchmark.html_report import write_html
+
+        write_html(found, html)
+        click.echo(f"ddltrace: report in {html}", err=True)
+    states = [result.status for result in found.results]
+    if "failed" in states or "complete" not in states:
+        failed = [result.transport for result in found.results if result.status != "complete"]
+        raise DdltraceError(f"not measured: {', '.join(failed)}")
 
 
 def _conclude(results: Results, directory: Path, *, html: Path | None, as_json: bool) -> None:

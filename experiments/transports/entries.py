@@ -9,6 +9,7 @@ from ddltrace.experiments.transports.gloo import Gloo
 from ddltrace.experiments.transports.grpc import Grpc
 from ddltrace.experiments.transports.mpi import Mpi
 from ddltrace.experiments.transports.nccl import Nccl
+from ddltrace.experiments.transports.transport import Transport
 from ddltrace.experiments.transports.ucx import Ucx
 from ddltrace.experiments.transports.zeromq import ZeroMq
 
@@ -63,3 +64,15 @@ TECHNIQUES: Final = (
         needs=("a GPU for each rank",),
     ),
 )
+
+
+NAMES: Final = tuple(entry.name for entry in TECHNIQUES)
+
+
+def by_name(name: str) -> Transport:
+    """The transport of a name in `NAMES`."""
+    (entry,) = (entry for entry in TECHNIQUES if entry.name == name)
+    assert entry.build is not None
+    transport = entry.build()
+    assert isinstance(transport, Transport)
+    return transport

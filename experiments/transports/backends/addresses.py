@@ -8,7 +8,7 @@ import socket
 import struct
 from typing import Final
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 _SIOCGIFADDR: Final = 0x8915
 _VARIABLE: Final = "GLOO_SOCKET_IFNAME"
@@ -36,7 +36,7 @@ def own_address() -> str:
 
 
 def exchange_addresses(
-    store: dist.Store, purpose: str, rank: int, size: int, own: str
+    store: Store, purpose: str, rank: int, size: int, own: str
 ) -> dict[int, str]:
     """Tells the other ranks of a group this rank's address and learns theirs.
 

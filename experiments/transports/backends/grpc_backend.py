@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import struct
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any, Final
 
-# Else gRPC prints a line on each connection that ends.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-import grpc  # noqa: E402 - it reads the variable when it is loaded
+import grpc
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from ddltrace.experiments.transports.backends.addresses import exchange_addresses, own_address
-from ddltrace.experiments.transports.backends.mailbox import Key, Mailbox, as_bytes
-from ddltrace.experiments.transports.backends.messaging import Future, MessagingGroup
+from ddltrace.experiments.transports.backends.mailbox import Future, Key, Mailbox, as_bytes
+from ddltrace.experiments.transports.backends.messaging import MessagingGroup
 
 _HEADER: Final = struct.Struct("<ii")
 _FIRST: Final = struct.Struct("<i")
+_GRACE_S: Final = 5.0
+"""How long connections may take to end; gRPC prints a line for each that is cut."""
 _SERVICE: Final = "ddltrace.Messages"
 _METHOD: Final = "Deliver"
 _OPTIONS: Final = (
@@ -38,9 +38,9 @@ class GrpcGroup(MessagingGroup):
     memory. gRPC takes Python bytes only, so that each send copies the tensor once.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         """Connects all ranks of the group. Collective."""
-        super().__init__("grpc", rank, size)
+        super().__init__("grpc", rank, size, timeout)
         self._mailbox = Mailbox()
         self._said_bye = threading.Semaphore(0)
         self._server = grpc.server(
@@ -85,7 +85,7 @@ class GrpcGroup(MessagingGroup):
             self._said_bye.acquire()
         for channel in self._channels:
             channel.close()
-        self._server.stop(None).wait()
+        self._server.stop(_GRACE_S).wait()
 
     def _requests(self, peer: int) -> Iterator[bytes]:
         yield _FIRST.pack(self._me)

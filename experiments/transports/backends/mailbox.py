@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 import torch
 
+Future = torch.futures.Future[list[torch.Tensor]]
+"""A send or receive: completes with its tensor."""
+
 
 class Key(NamedTuple):
     """What a receive asks for.
@@ -25,7 +28,7 @@ class Key(NamedTuple):
 
 class _Receive(NamedTuple):
     into: torch.Tensor
-    done: torch.futures.Future[list[torch.Tensor]]
+    done: Future
 
 
 class Mailbox:
@@ -50,7 +53,7 @@ class Mailbox:
         if receive is not None:
             _complete(receive, payload)
 
-    def receive(self, key: Key, into: torch.Tensor) -> torch.futures.Future[list[torch.Tensor]]:
+    def receive(self, key: Key, into: torch.Tensor) -> Future:
         """Asks for the next message of a key.
 
         Args:
@@ -71,7 +74,7 @@ class Mailbox:
         if payload is not None:
             _complete(receive, payload)
         elif reason is not None:
-            receive.done.set_exception(RuntimeError(reason))
+            fail(receive.done, RuntimeError(reason))
         return receive.done
 
     def lose(self, source: int, reason: str) -> None:
@@ -81,19 +84,25 @@ class Mailbox:
             keys = [key for key in self._waiting if key.source == source]
             failed = [receive for key in keys for receive in self._waiting.pop(key)]
         for receive in failed:
-            receive.done.set_exception(RuntimeError(reason))
+            fail(receive.done, RuntimeError(reason))
+
+
+def fail(done: Future, error: Exception) -> None:
+    """Completes a future with an error, which is raised where the job waits."""
+    # The annotation of PyTorch's method asks for a result.
+    done.set_exception(error)  # type: ignore[arg-type]
 
 
 def as_bytes(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous tensor on the CPU."""
-    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _complete(receive: _Receive, payload: memoryview) -> None:
     try:
         copy_into(receive.into, payload)
     except Exception as error:  # noqa: BLE001 - raised where the job waits
-        receive.done.set_exception(error)
+        fail(receive.done, error)
     else:
         receive.done.set_result([receive.into])
 

@@ -12,13 +12,13 @@ import queue
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future
 
-Future = torch.futures.Future[list[torch.Tensor]]
+from ddltrace.experiments.transports.backends.mailbox import Future, fail
 
 USER: Final = 0
 """Channel of sends and receives that the job itself makes."""
@@ -34,21 +34,72 @@ _REDUCE: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], object]]] = {
 }
 
 
-class MessagingGroup(dist.ProcessGroup):
+# PyTorch calls the forms with options; the type information asks for all overloads.
+_ProcessGroup: Final[Any] = dist.ProcessGroup
+
+
+class FutureWork(dist._Work):
+    """A send, receive or collective under way.
+
+    PyTorch's own wrapper of a future takes an error for success: a job would train on with
+    numbers that never came.
+    """
+
+    def __init__(self, done: Future, timeout_s: float) -> None:
+        """Wraps a future.
+
+        Args:
+            done: Completes with the operation's tensors.
+            timeout_s: Longest time that `wait` takes.
+        """
+        super().__init__()
+        self._done = done
+        self._timeout_s = timeout_s
+        self._ended = threading.Event()
+        done.add_done_callback(lambda _: self._ended.set())
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Blocks until the operation is complete.
+
+        Raises:
+            RuntimeError: It failed, or took longer than the timeout.
+        """
+        seconds = timeout.total_seconds() if timeout else self._timeout_s
+        if not self._ended.wait(seconds):
+            raise RuntimeError(f"a message did not arrive within {seconds:g} s")
+        self._done.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self._done.done()
+
+    def result(self) -> list[torch.Tensor]:
+        """The operation's tensors."""
+        return self._done.wait()
+
+    def get_future(self) -> Future:
+        """The future itself."""
+        return self._done
+
+
+class MessagingGroup(_ProcessGroup):
     """The base of all process groups over a message library."""
 
-    def __init__(self, name: str, rank: int, size: int) -> None:
+    def __init__(self, name: str, rank: int, size: int, timeout: timedelta) -> None:
         """Starts the thread of the collectives.
 
         Args:
             name: The backend's name.
             rank: This rank within the group.
             size: Ranks in the group.
+            timeout: Longest time to wait for one operation.
         """
         super().__init__(rank, size)
         self._name = name
         self._me = rank
         self._ranks = size
+        self._timeout_s = timeout.total_seconds()
         self._count = 0
         self._jobs: queue.SimpleQueue[tuple[Callable[[int], Any], Future] | None] = (
             queue.SimpleQueue()
@@ -82,26 +133,26 @@ class MessagingGroup(dist.ProcessGroup):
 
     # What PyTorch calls. Names and arguments are those of `ProcessGroup`.
 
-    def getBackendName(self) -> str:  # noqa: N802
+    def getBackendName(self) -> str:
         """The backend's name."""
         return self._name
 
-    def send(self, tensors: list[torch.Tensor], dstRank: int, tag: int = 0) -> dist.Work:  # noqa: N803
+    def send(self, tensors: list[torch.Tensor], dstRank: int, tag: int = 0) -> FutureWork:
         """Sends one tensor."""
-        return _work(self.send_bytes(_contiguous(tensors[0]), dstRank, USER, tag))
+        return self._work(self.send_bytes(_contiguous(tensors[0]), dstRank, USER, tag))
 
-    def recv(self, tensors: list[torch.Tensor], srcRank: int, tag: int = 0) -> dist.Work:  # noqa: N803
+    def recv(self, tensors: list[torch.Tensor], srcRank: int, tag: int = 0) -> FutureWork:
         """Receives one tensor."""
         into = tensors[0]
         if into.is_contiguous():
-            return _work(self.receive_bytes(into, srcRank, USER, tag))
-        return _work(
+            return self._work(self.receive_bytes(into, srcRank, USER, tag))
+        return self._work(
             self.receive_bytes(torch.empty_like(into).contiguous(), srcRank, USER, tag).then(
                 lambda done: [into.copy_(done.value()[0])]
             )
         )
 
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> FutureWork:
         """The root sends to each rank."""
         root = opts.rootRank if opts is not None else 0
 
@@ -116,7 +167,7 @@ class MessagingGroup(dist.ProcessGroup):
 
         return self._launch(run)
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> FutureWork:
         """A ring: each rank's share is summed on its way round, then sent round."""
         operation = _operation(opts)
 
@@ -131,11 +182,11 @@ class MessagingGroup(dist.ProcessGroup):
 
         return self._launch(run)
 
-    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> FutureWork:
         """One `allreduce` for each tensor."""
         return self.allreduce(tensors, opts)
 
-    def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+    def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> FutureWork:
         """All ranks send to the root, which reduces in the order of ranks."""
         root, operation = opts.rootRank, _operation(opts)
 
@@ -156,14 +207,14 @@ class MessagingGroup(dist.ProcessGroup):
 
     def allgather(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
-    ) -> dist.Work:
+    ) -> FutureWork:
         """Each rank sends its tensor to each other rank."""
         del opts
         return self._launch(lambda tag: self._gather_all(outputs[0], inputs[0], tag))
 
     def all_gather_single(
         self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
-    ) -> dist.Work:
+    ) -> FutureWork:
         """`allgather` into one tensor."""
         del opts
 
@@ -178,7 +229,7 @@ class MessagingGroup(dist.ProcessGroup):
 
     def gather(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
-    ) -> dist.Work:
+    ) -> FutureWork:
         """All ranks send to the root."""
         root = opts.rootRank
 
@@ -195,7 +246,7 @@ class MessagingGroup(dist.ProcessGroup):
 
     def scatter(
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
-    ) -> dist.Work:
+    ) -> FutureWork:
         """The root sends each rank its tensor."""
         root = opts.rootRank
 
@@ -211,14 +262,14 @@ class MessagingGroup(dist.ProcessGroup):
 
     def reduce_scatter(
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
-    ) -> dist.Work:
+    ) -> FutureWork:
         """Each rank sends each other rank its share, and reduces its own."""
         operation = _operation(opts)
         return self._launch(lambda tag: [self._reduce_own(outputs[0], inputs[0], operation, tag)])
 
     def reduce_scatter_single(
         self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
-    ) -> dist.Work:
+    ) -> FutureWork:
         """`reduce_scatter` from one tensor."""
         operation = _operation(opts)
 
@@ -232,7 +283,7 @@ class MessagingGroup(dist.ProcessGroup):
 
     def alltoall(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
-    ) -> dist.Work:
+    ) -> FutureWork:
         """Each rank sends each other rank a tensor."""
         del opts
         return self._launch(lambda tag: self._exchange(outputs, inputs, tag))
@@ -244,7 +295,7 @@ class MessagingGroup(dist.ProcessGroup):
         output_splits: list[int] | None = None,
         input_splits: list[int] | None = None,
         opts: Any = None,
-    ) -> dist.Work:
+    ) -> FutureWork:
         """`alltoall` of the rows of one tensor."""
         del opts
 
@@ -260,7 +311,7 @@ class MessagingGroup(dist.ProcessGroup):
 
     alltoall_base = all_to_all_single
 
-    def barrier(self, opts: Any = None) -> dist.Work:
+    def barrier(self, opts: Any = None) -> FutureWork:
         """An `allgather` of one byte."""
         del opts
         own = torch.zeros(1, dtype=torch.uint8)
@@ -276,10 +327,13 @@ class MessagingGroup(dist.ProcessGroup):
 
     abort = shutdown
 
-    def _launch(self, run: Callable[[int], Any]) -> dist.Work:
+    def _launch(self, run: Callable[[int], Any]) -> FutureWork:
         done: Future = torch.futures.Future()
         self._jobs.put((run, done))
-        return _work(done)
+        return self._work(done)
+
+    def _work(self, done: Future) -> FutureWork:
+        return FutureWork(done, self._timeout_s)
 
     def _run_collectives(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -289,7 +343,7 @@ class MessagingGroup(dist.ProcessGroup):
                 with torch.no_grad():
                     result = run(self._count & 0xFFFFFF)
             except Exception as error:  # noqa: BLE001 - raised where the job waits
-                done.set_exception(error)
+                fail(done, error)
             else:
                 done.set_result(list(result))
 
@@ -362,18 +416,6 @@ class MessagingGroup(dist.ProcessGroup):
             _wait([self._put(out, right, tag), self._get(into, left, tag)])
 
 
-def completed(tensors: list[torch.Tensor]) -> Future:
-    """A future that is complete."""
-    done: Future = torch.futures.Future()
-    done.set_result(tensors)
-    return done
-
-
-def _work(done: Any) -> dist.Work:
-    work: dist.Work = _create_work_from_future(done)
-    return work
-
-
 def _wait(futures: Sequence[Future]) -> None:
     for future in futures:
         future.wait()
@@ -408,4 +450,4 @@ def _copy_back(tensor: torch.Tensor, buffer: torch.Tensor) -> None:
 
 
 def _rows(tensor: torch.Tensor, splits: list[int] | None, ranks: int) -> list[torch.Tensor]:
-    return list(tensor.split(splits) if splits else tensor.tensor_split(ranks))
+    return list(torch.split(tensor, splits) if splits else tensor.tensor_split(ranks))

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from ddltrace.experiments.transports.backends.addresses import exchange_addresses, own_address
-from ddltrace.experiments.transports.backends.mailbox import as_bytes
-from ddltrace.experiments.transports.backends.messaging import (
-    COLLECTIVE,
-    Future,
-    MessagingGroup,
-)
+from ddltrace.experiments.transports.backends.mailbox import Future, as_bytes, fail
+from ddltrace.experiments.transports.backends.messaging import COLLECTIVE, MessagingGroup
 from ddltrace.tracer.errors import MissingCapabilityError
 
 _SERVER: Final = Path(__file__).with_name("pmi_server.py")
@@ -40,15 +40,20 @@ class _World(NamedTuple):
         size: Ranks of the job.
         mpi: The module of mpi4py.
         server: The process manager, on rank 0.
+        lost: Ranks that are gone.
+        watch: The connection that tells of them.
     """
 
     transport: str
     size: int
     mpi: Any
     server: subprocess.Popen[str] | None
+    lost: set[int]
+    watch: socket.socket
 
 
-_world: _World | None = None
+_worlds: Final[list[_World]] = []
+"""The only MPI of this process, once it is initialized."""
 
 
 class _Posted(NamedTuple):
@@ -73,9 +78,11 @@ class MpiGroup(MessagingGroup):
     def __init__(
         self,
         name: str,
-        store: dist.Store,
+        store: Store,
         rank: int,
         size: int,
+        *,
+        timeout: timedelta,
         environment: Mapping[str, str],
     ) -> None:
         """Initializes MPI if this is the first group, and makes a communicator. Collective.
@@ -85,15 +92,17 @@ class MpiGroup(MessagingGroup):
             store: Of the group.
             rank: This rank.
             size: Ranks; those of the whole job.
+            timeout: Longest time to wait for one operation.
             environment: Variables that MPICH reads when it initializes.
 
         Raises:
             MissingCapabilityError: The group is only a part of the job's ranks, or MPI has been
                 initialized for another transport.
         """
-        super().__init__(name, rank, size)
+        super().__init__(name, rank, size, timeout)
         world = _initialize(name, store, rank, size, environment)
         self._mpi = world.mpi
+        self._lost = world.lost
         # Groups are made in the same order on all ranks, so a copy of the whole is collective.
         self._communicator = world.mpi.COMM_WORLD.Dup()
         self._posted: queue.SimpleQueue[_Posted | None] = queue.SimpleQueue()
@@ -137,7 +146,7 @@ class MpiGroup(MessagingGroup):
                 self._begin(posted, pending, requests)
                 busy_until = time.monotonic() + _SPIN_S
                 continue
-            finished = self._test(pending, requests)
+            finished = self._test(pending, requests) or self._drop_lost(pending, requests)
             if finished:
                 busy_until = time.monotonic() + _SPIN_S
             elif time.monotonic() > busy_until:
@@ -150,14 +159,23 @@ class MpiGroup(MessagingGroup):
             requests.append(call(buffer, posted.peer, posted.tag))
             pending.append(posted)
         except Exception as error:  # noqa: BLE001 - raised where the job waits
-            posted.done.set_exception(RuntimeError(str(error)))
+            fail(posted.done, RuntimeError(str(error)))
+
+    def _drop_lost(self, pending: list[_Posted], requests: list[Any]) -> bool:
+        """Fails what is under way with ranks that are gone: MPI itself would wait for ever."""
+        found = [index for index, posted in enumerate(pending) if posted.peer in self._lost]
+        for index in reversed(found):
+            del requests[index]
+            posted = pending.pop(index)
+            fail(posted.done, RuntimeError(f"rank {posted.peer} is gone"))
+        return bool(found)
 
     def _test(self, pending: list[_Posted], requests: list[Any]) -> bool:
         try:
             indices = self._mpi.Request.Testsome(requests) or []
         except Exception as error:  # noqa: BLE001 - raised where the job waits
             for posted in pending:
-                posted.done.set_exception(RuntimeError(str(error)))
+                fail(posted.done, RuntimeError(str(error)))
             pending.clear()
             requests.clear()
             return True
@@ -169,26 +187,24 @@ class MpiGroup(MessagingGroup):
 
 
 def _initialize(
-    name: str, store: dist.Store, rank: int, size: int, environment: Mapping[str, str]
+    name: str, store: Store, rank: int, size: int, environment: Mapping[str, str]
 ) -> _World:
-    global _world
     if size != dist.get_world_size() and dist.is_initialized():
         raise MissingCapabilityError(
             f"the transport {name} needs all ranks of the job in each group, not {size} of them"
         )
-    if _world is None:
-        _world = _start(name, store, rank, size, environment)
-    if _world.transport != name:
+    if not _worlds:
+        _worlds.append(_start(name, store, rank, size, environment))
+    (world,) = _worlds
+    if world.transport != name:
         raise MissingCapabilityError(
-            f"this process uses MPI for the transport {_world.transport} already; a process has "
+            f"this process uses MPI for the transport {world.transport} already; a process has "
             f"one MPI, so {name} needs a job of its own"
         )
-    return _world
+    return world
 
 
-def _start(
-    name: str, store: dist.Store, rank: int, size: int, environment: Mapping[str, str]
-) -> _World:
+def _start(name: str, store: Store, rank: int, size: int, environment: Mapping[str, str]) -> _World:
     server = None
     own = ""
     if rank == 0:
@@ -219,4 +235,22 @@ def _start(
     for variable in pmi:  # children of the job are no ranks of this MPI
         del os.environ[variable]
     MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
-    return _World(name, size, MPI, server)
+    lost: set[int] = set()
+    watch = _watch(manager, rank, lost)
+    return _World(name, size, MPI, server, lost, watch)
+
+
+def _watch(manager: str, rank: int, lost: set[int]) -> socket.socket:
+    """Notes ranks that are gone, as the process manager tells of them."""
+    address, _, port = manager.rpartition(":")
+    connection = socket.create_connection((address, int(port)))
+    connection.sendall(f"cmd=watch rank={rank}\n".encode())
+
+    def listen() -> None:
+        with connection.makefile("r", encoding="utf-8") as lines, contextlib.suppress(OSError):
+            for line in lines:
+                lost.add(int(line))
+        lost.add(0)  # the process manager ends with rank 0
+
+    threading.Thread(target=listen, name="ddltrace-mpi-watch", daemon=True).start()
+    return connection

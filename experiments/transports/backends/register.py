@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from ddltrace.experiments.transports.backends.addresses import interface
 from ddltrace.experiments.transports.gloo import Gloo
@@ -52,26 +53,26 @@ def _has_gpu() -> bool:
 
 @functools.cache
 def _register(transport: Transport) -> None:
-    def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
-        del timeout
-        return _create(transport, store, rank, size)
+    def create(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+        return _create(transport, store, rank, size, timeout)
 
     dist.Backend.register_backend(transport.backend, create, devices=[transport.device])
 
 
-def _create(transport: Transport, store: dist.Store, rank: int, size: int) -> dist.ProcessGroup:
+def _create(
+    transport: Transport, store: Store, rank: int, size: int, timeout: timedelta
+) -> dist.ProcessGroup:
     # Each library is loaded only where it is used.
     if isinstance(transport, ZeroMq):
         from ddltrace.experiments.transports.backends.zeromq_backend import ZeroMqGroup
 
-        return ZeroMqGroup(store, rank, size)
+        return ZeroMqGroup(store, rank, size, timeout)
     if isinstance(transport, Grpc):
         from ddltrace.experiments.transports.backends.grpc_backend import GrpcGroup
 
-        return GrpcGroup(store, rank, size)
+        return GrpcGroup(store, rank, size, timeout)
     assert isinstance(transport, Mpi | Ucx)
     from ddltrace.experiments.transports.backends.mpi_backend import MpiGroup
 
-    return MpiGroup(
-        transport.name, store, rank, size, environment=transport.environment(interface())
-    )
+    environment = transport.environment(interface())
+    return MpiGroup(transport.name, store, rank, size, timeout=timeout, environment=environment)

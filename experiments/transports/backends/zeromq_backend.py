@@ -5,16 +5,17 @@ from __future__ import annotations
 import queue
 import struct
 import threading
+from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 import torch
-import torch.distributed as dist
 import zmq
 import zmq.utils.monitor
+from torch._C._distributed_c10d import Store
 
 from ddltrace.experiments.transports.backends.addresses import exchange_addresses, own_address
-from ddltrace.experiments.transports.backends.mailbox import Key, Mailbox, as_bytes
-from ddltrace.experiments.transports.backends.messaging import Future, MessagingGroup
+from ddltrace.experiments.transports.backends.mailbox import Future, Key, Mailbox, as_bytes, fail
+from ddltrace.experiments.transports.backends.messaging import MessagingGroup
 
 _HEADER: Final = struct.Struct("<ii")
 _BYE: Final = b"bye"
@@ -36,9 +37,9 @@ class ZeroMqGroup(MessagingGroup):
     connection break.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         """Connects all ranks of the group. Collective."""
-        super().__init__("zmq", rank, size)
+        super().__init__("zmq", rank, size, timeout)
         self._mailbox = Mailbox()
         self._context = zmq.Context()
         self._outgoing: dict[int, queue.SimpleQueue[_Outgoing | None]] = {}
@@ -101,7 +102,7 @@ class ZeroMqGroup(MessagingGroup):
                 else:
                     socket.send(payload, copy=False, track=True).wait()
             except Exception as error:  # noqa: BLE001 - raised where the job waits
-                done.set_exception(error)
+                fail(done, error)
             else:
                 done.set_result([tensor])
         socket.send(_BYE)

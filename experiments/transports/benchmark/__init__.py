@@ -1,0 +1,1 @@
+"""``ddltrace experiment transports``: time and processor time of message libraries against size."""

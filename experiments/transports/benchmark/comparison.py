@@ -1,0 +1,167 @@
+"""Runs the comparison and holds what it found."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ddltrace.experiments.harness.job_process import run_job
+from ddltrace.experiments.transports.benchmark.settings import Settings
+
+SCHEMA: Final = "ddltrace.transports/1"
+_LAST_LINES: Final = 3
+
+
+@dataclass(frozen=True)
+class Point:
+    """One operation at one size.
+
+    Attributes:
+        operation: A key of `OPERATIONS`.
+        bytes: Size of the message; of the whole vector for an all_reduce.
+        us: Median time of one round (us).
+        cpu_us: Processor time of one round, over all ranks (us).
+        rounds: Timed rounds.
+    """
+
+    operation: str
+    bytes: int
+    us: float
+    cpu_us: float
+    rounds: int
+
+    @property
+    def one_way_us(self) -> float:
+        """Time of one message in a ping-pong, else of the round (us)."""
+        return self.us / 2 if self.operation == "ping_pong" else self.us
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Time against size as ``latency_us + bytes / bandwidth``.
+
+    Weighted least squares with relative errors, over all sizes.
+
+    Attributes:
+        latency_us: Time of an empty message (us).
+        gbit_s: Bandwidth (Gbit/s); None if larger messages take no longer.
+    """
+
+    latency_us: float
+    gbit_s: float | None
+
+
+@dataclass(frozen=True)
+class TransportResult:
+    """What one transport did.
+
+    Attributes:
+        transport: Its name.
+        status: ``complete``, ``unavailable`` or ``failed``.
+        reason: Why not complete.
+        points: One for each operation and size.
+    """
+
+    transport: str
+    status: str
+    reason: str
+    points: tuple[Point, ...] = ()
+
+    def of(self, operation: str) -> list[Point]:
+        """The points of one operation, by size."""
+        return [point for point in self.points if point.operation == operation]
+
+    def fit(self, operation: str) -> Fit | None:
+        """Latency and bandwidth of one operation; None with fewer than two sizes."""
+        points = self.of(operation)
+        if len({point.bytes for point in points}) < 2:
+            return None
+        times = np.array([point.one_way_us for point in points])
+        sizes = np.array([point.bytes for point in points], dtype=float)
+        # Each row divided by its time: relative errors count alike at all sizes.
+        rows = np.stack([np.ones_like(sizes), sizes], axis=1) / times[:, None]
+        (latency, per_byte), *_ = np.linalg.lstsq(rows, np.ones_like(times), rcond=None)
+        return Fit(max(0.0, float(latency)), 8e-3 / float(per_byte) if per_byte > 0 else None)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison found.
+
+    Attributes:
+        settings: What was asked for.
+        results: One for each transport.
+    """
+
+    settings: Settings
+    results: tuple[TransportResult, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON of schema `SCHEMA`."""
+        rows = []
+        for result in self.results:
+            operations = sorted({point.operation for point in result.points})
+            fits = {name: fit for name in operations if (fit := result.fit(name)) is not None}
+            rows.append(
+                {**asdict(result), "fits": {name: asdict(fit) for name, fit in fits.items()}}
+            )
+        return {"schema": SCHEMA, "settings": asdict(self.settings), "transports": rows}
+
+
+def compare(settings: Settings, tell: Callable[[str], None]) -> Comparison:
+    """Measures each transport in a job of its own, one after the other.
+
+    Args:
+        settings: What to measure.
+        tell: Called with the name of each transport before it starts.
+    """
+    results = []
+    with tempfile.TemporaryDirectory(prefix="ddltrace-transports-") as folder:
+        for name in settings.transports:
+            tell(name)
+            results.append(_run(name, settings, Path(folder)))
+    return Comparison(settings, tuple(results))
+
+
+def _run(name: str, settings: Settings, folder: Path) -> TransportResult:
+    output, log = folder / f"{name}.json", folder / f"{name}.log"
+    end = run_job(
+        _command(name, settings, output), log, timeout_s=settings.timeout_s, environment={}
+    )
+    if end.timed_out:
+        return TransportResult(name, "failed", f"did not end within {settings.timeout_s:g} s")
+    found: Any = json.loads(output.read_text(encoding="utf-8")) if output.exists() else None
+    if isinstance(found, dict):
+        return TransportResult(name, "unavailable", str(found["error"]))
+    if end.status != 0 or found is None:
+        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+        last = " / ".join([line.strip() for line in lines if line.strip()][-_LAST_LINES:])
+        return TransportResult(name, "failed", f"exit status {end.status}: {last:.300}")
+    return TransportResult(name, "complete", "", tuple(Point(**point) for point in found))
+
+
+def _command(name: str, settings: Settings, output: Path) -> list[str]:
+    worker = [
+        "ddltrace.experiments.transports.benchmark.rank",
+        *("--transport", name, "--sizes", ",".join(map(str, settings.sizes))),
+        *("--rounds", str(settings.rounds), "--output", str(output)),
+    ]
+    return [*_launcher(settings), "-m", *worker]
+
+
+def _launcher(settings: Settings) -> Sequence[str]:
+    if settings.hosts is None:
+        torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+        return [*torchrun, "--nproc-per-node", str(settings.ranks)]
+    return [
+        *(sys.executable, "-m", "ddltrace.experiments.network.launch"),
+        *("--hosts", str(settings.hosts), "--bandwidth", str(settings.bandwidth), "--"),
+        sys.executable,
+    ]

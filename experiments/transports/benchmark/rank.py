@@ -1,0 +1,156 @@
+"""One rank of the comparison: times one transport and lets rank 0 write what was found.
+
+Started on every rank by torchrun or by `ddltrace.experiments.network.launch`::
+
+    torchrun --nproc-per-node 2 -m ddltrace.experiments.transports.benchmark.rank \\
+        --transport zmq --sizes 4,1024 --rounds 100 --output zmq.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from ddltrace.experiments.transports.backends.register import backend_of
+from ddltrace.experiments.transports.entries import by_name
+from ddltrace.tracer.errors import DdltraceError
+
+_WARMUP: Final = 3
+_BYTES_A_SIZE: Final = 64 << 20
+"""Bytes that a size moves in all its rounds, about: larger messages get fewer rounds."""
+_MIN_ROUNDS: Final = 5
+
+
+def main() -> None:
+    """Measures all operations at all sizes."""
+    options = _parse_options()
+    transport = by_name(options.transport)
+    dist.init_process_group("gloo")
+    try:
+        everyone = list(range(dist.get_world_size()))
+        group = dist.new_group(everyone, backend=backend_of(transport))
+        rows = []
+        for operation, run in _OPERATIONS.items():
+            for size in map(int, options.sizes.split(",")):
+                elements = max(1, size // 4)
+                device = "cuda" if transport.device == "cuda" else "cpu"
+                tensor = torch.ones(elements, device=device)
+                rounds = max(_MIN_ROUNDS, min(options.rounds, _BYTES_A_SIZE // size))
+                rows.append(
+                    {
+                        "operation": operation,
+                        "bytes": elements * 4,
+                        **_measure(lambda tensor=tensor, run=run: run(tensor, group), rounds),
+                    }
+                )
+        if dist.get_rank() == 0:
+            options.output.write_text(json.dumps(rows), encoding="utf-8")
+    except DdltraceError as error:
+        if dist.get_rank() == 0:
+            options.output.write_text(json.dumps({"error": str(error)}), encoding="utf-8")
+    finally:
+        dist.destroy_process_group()
+
+
+def ping_pong(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """There and back between ranks 0 and 1."""
+    rank = dist.get_rank(group)
+    if rank == 0:
+        dist.send(tensor, group=group, group_dst=1)
+        dist.recv(tensor, group=group, group_src=1)
+    elif rank == 1:
+        dist.recv(tensor, group=group, group_src=0)
+        dist.send(tensor, group=group, group_dst=0)
+
+
+def push_pull(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Workers push to rank 0 and pull the sum."""
+    if dist.get_rank(group) != 0:
+        dist.isend(tensor, group=group, group_dst=0).wait()  # type: ignore[union-attr]
+        dist.irecv(tensor, group=group, group_src=0).wait()  # type: ignore[union-attr]
+        return
+    workers = range(1, group.size())
+    pushed = [torch.empty_like(tensor) for _ in workers]
+    receives = [
+        dist.irecv(into, group=group, group_src=worker)
+        for worker, into in zip(workers, pushed, strict=True)
+    ]
+    total = torch.zeros_like(tensor)
+    for receive, into in zip(receives, pushed, strict=True):
+        receive.wait()  # type: ignore[union-attr]
+        total += into
+    for send in [dist.isend(total, group=group, group_dst=worker) for worker in workers]:
+        send.wait()  # type: ignore[union-attr]
+
+
+def ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """A ring: 2 (p - 1) rounds, each sending one of p parts to the right."""
+    rank, ranks = dist.get_rank(group), group.size()
+    left, right = (rank - 1) % ranks, (rank + 1) % ranks
+    parts = list(tensor.tensor_split(ranks))
+    inbox = torch.empty_like(parts[0])
+    for turn in range(2 * (ranks - 1)):
+        out = parts[(rank - turn) % ranks]
+        own = parts[(rank - turn - 1) % ranks]
+        # The first half of the turns adds what comes in, the second half keeps it.
+        into = inbox[: own.numel()] if turn < ranks - 1 else own
+        works = [
+            dist.isend(out, group=group, group_dst=right),
+            dist.irecv(into, group=group, group_src=left),
+        ]
+        for work in works:
+            work.wait()  # type: ignore[union-attr]
+        if turn < ranks - 1:
+            own += into
+
+
+_OPERATIONS: Final[dict[str, Callable[[torch.Tensor, dist.ProcessGroup], None]]] = {
+    "ping_pong": ping_pong,
+    "push_pull": push_pull,
+    "all_reduce": ring_all_reduce,
+}
+
+
+def _measure(run: Callable[[], None], rounds: int) -> dict[str, float | int]:
+    """Times the rounds of one operation and size.
+
+    Returns:
+        The median time on rank 0 (us) and the processor time per round over all ranks (us).
+    """
+    for _ in range(_WARMUP):
+        run()
+    dist.barrier()
+    times = []
+    busy = time.process_time()
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        run()
+        times.append((time.perf_counter() - begin) * 1e6)
+    busy_us = torch.tensor([(time.process_time() - busy) * 1e6], dtype=torch.float64)
+    dist.all_reduce(busy_us)
+    return {
+        "us": statistics.median(times),
+        "cpu_us": float(busy_us) / rounds,
+        "rounds": rounds,
+    }
+
+
+def _parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="one rank of the comparison of transports")
+    parser.add_argument("--transport", required=True)
+    parser.add_argument("--sizes", required=True, help="bytes, separated by commas")
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

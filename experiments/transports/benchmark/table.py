@@ -1,0 +1,65 @@
+"""The comparison as text of at most 100 columns."""
+
+from __future__ import annotations
+
+from ddltrace.analyzer.formatting.text_table import aligned
+from ddltrace.analyzer.formatting.units import NOT_KNOWN, bytes_text
+from ddltrace.experiments.transports.benchmark.comparison import Comparison, TransportResult
+from ddltrace.experiments.transports.benchmark.settings import OPERATIONS
+
+_COLUMNS = 100
+_HEADS = (
+    ("", "transport"),
+    ("smallest", "us"),
+    ("largest", "Gbit/s"),
+    ("fitted", "latency us"),
+    ("fitted", "Gbit/s"),
+    ("processor", "ns/byte"),
+)
+
+
+def render(comparison: Comparison) -> str:
+    """One table for each operation, with what its columns mean below."""
+    settings = comparison.settings
+    where = (
+        "this machine's own network"
+        if settings.hosts is None
+        else f"{settings.hosts} emulated hosts at {settings.bandwidth}"
+    )
+    parts = [f"{settings.ranks} ranks on {where}; messages of {_range(settings.sizes)}"]
+    for operation, meaning in OPERATIONS.items():
+        rows = [_row(result, operation) for result in comparison.results if result.of(operation)]
+        if rows:
+            parts.append(
+                f"\n{operation}: {meaning}\n"
+                + "\n".join(aligned([*zip(*_HEADS, strict=True), *rows], _COLUMNS))
+            )
+    parts += [
+        f"\n{result.transport}: {result.status}: {result.reason}"
+        for result in comparison.results
+        if result.status != "complete"
+    ]
+    parts.append(
+        "\nus: median round of the smallest message. Gbit/s: bytes of the largest message over its"
+        "\ntime. Fitted: time = latency + bytes / bandwidth over all sizes. Processor: time of all "
+        "ranks,\nthreads of the library included, for one byte of the largest message."
+    )
+    return "\n".join(parts)
+
+
+def _row(result: TransportResult, operation: str) -> tuple[str, ...]:
+    points = result.of(operation)
+    fit = result.fit(operation)
+    large = points[-1]
+    return (
+        result.transport,
+        f"{points[0].one_way_us:.1f}",
+        f"{large.bytes * 8e-3 / large.one_way_us:.2f}",
+        NOT_KNOWN if fit is None else f"{fit.latency_us:.1f}",
+        NOT_KNOWN if fit is None or fit.gbit_s is None else f"{fit.gbit_s:.2f}",
+        f"{large.cpu_us * 1e3 / large.bytes:.2f}",
+    )
+
+
+def _range(sizes: tuple[int, ...]) -> str:
+    return f"{bytes_text(sizes[0])} to {bytes_text(sizes[-1])}"
