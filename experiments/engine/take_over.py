@@ -142,18 +142,17 @@ def _check_transport(ddp: DistributedDataParallel, strategy: Strategy) -> None:
 
 def _group_for_messages(strategy: Strategy, group: dist.ProcessGroup) -> dist.ProcessGroup:
     """A group for messages that other threads launch, else the model's own."""
-    if (
-        strategy.schedule.agreement == "plan"
-        and strategy.codec is None
-        and strategy.architecture is None
-    ):
     if strategy.transport is not None:
         try:
             backend = backend_of(strategy.transport)
         except MissingCapabilityError as error:
             refuse(strategy.spec, str(error))
         return new_group_like(group, "exchange", backend)
-    if strategy.schedule.agreement == "plan" and strategy.codec is None:
+    if (
+        strategy.schedule.agreement == "plan"
+        and strategy.codec is None
+        and strategy.architecture is None
+    ):
         return group
     return new_group_like(group, "exchange")
 
