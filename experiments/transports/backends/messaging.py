@@ -36,9 +36,10 @@ _REDUCE: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], object]]] = {
 
 # PyTorch calls the forms with options; the type information asks for all overloads.
 _ProcessGroup: Final[Any] = dist.ProcessGroup
+_Work: Final[Any] = dist._Work  # its name in the type information is another one
 
 
-class FutureWork(dist._Work):
+class FutureWork(_Work):
     """A send, receive or collective under way.
 
     PyTorch's own wrapper of a future takes an error for success: a job would train on with

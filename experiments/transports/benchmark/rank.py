@@ -9,6 +9,7 @@ Started on every rank by torchrun or by `ddltrace.experiments.network.launch`::
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import time
@@ -48,7 +49,7 @@ def main() -> None:
                     {
                         "operation": operation,
                         "bytes": elements * 4,
-                        **_measure(lambda tensor=tensor, run=run: run(tensor, group), rounds),
+                        **_measure(functools.partial(run, tensor, group), rounds),
                     }
                 )
         if dist.get_rank() == 0:
