@@ -36,7 +36,7 @@ _REDUCE: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], object]]] = {
 
 # PyTorch calls the forms with options; the type information asks for all overloads.
 _ProcessGroup: Final[Any] = dist.ProcessGroup
-_Work: Final[Any] = dist._Work  # its name in the type information is another one
+_Work: Final[Any] = dist._Work  # type: ignore[attr-defined]
 
 
 class FutureWork(_Work):
