@@ -157,7 +157,7 @@ ORDER = {
     ),
     "analyzer": (
         *("recent_cache", "formatting", "model", "events", "importers", "trace", "joined"),
-        *("measures", "report", "analysis", "compare", "query", "exporters"),
+        *("measures", "live", "report", "analysis", "compare", "query", "exporters"),
         *("exchange_commands", "commands", "__init__"),
     ),
     "dashboard": (

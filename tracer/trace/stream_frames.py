@@ -32,10 +32,12 @@ class Scan:
     Attributes:
         end: Offset behind the last message that is whole and believable.
         marked: Whether the stream's end mark follows there.
+        batches: Number of record batches before `end`.
     """
 
     end: int
     marked: bool = False
+    batches: int = 0
 
 
 def scan_stream(
@@ -48,33 +50,34 @@ def scan_stream(
         start: Where the stream begins in them.
         passed: Is told after each message where it ends: nothing before that is read again.
     """
-    at, size, declared = start, len(data), 0
+    at, size, declared, batches = start, len(data), 0, 0
     while at < size:
         try:
             word = _u32(data, at)
             if word != _CONTINUATION:
-                return Scan(at)
+                return Scan(at, batches=batches)
             length = _u32(data, at + 4)
             if length == 0:
-                return Scan(at, marked=True)
+                return Scan(at, marked=True, batches=batches)
             header = data[at + 8 : at + 8 + length]
             body_at = at + 8 + length
-            body_length, wanted = _message(header, data[body_at:])
+            kind, body_length, wanted = _message(header, data[body_at:])
             end = body_at + body_length
             if end > size:
-                return Scan(at)
+                return Scan(at, batches=batches)
         except (struct.error, IndexError, ValueError):
-            return Scan(at)
+            return Scan(at, batches=batches)
         declared += wanted
         if declared > _FREE_BYTES + _MAX_RATIO * (end - start):
-            return Scan(at)
+            return Scan(at, batches=batches)
         at = end
+        batches += kind == _RECORD_BATCH
         passed(at)
-    return Scan(at)
+    return Scan(at, batches=batches)
 
 
-def _message(header: memoryview, body: memoryview) -> tuple[int, int]:
-    """Length of a message's body, and the bytes that decoding it would allocate."""
+def _message(header: memoryview, body: memoryview) -> tuple[int, int, int]:
+    """A message's kind, the length of its body, and the bytes that decoding it would allocate."""
     table = _Table(header, _u32(header, 0))
     kind = table.u8(1)
     body_length = table.i64(3)
@@ -84,7 +87,7 @@ def _message(header: memoryview, body: memoryview) -> tuple[int, int]:
     if kind == _DICTIONARY_BATCH:
         batch = batch.table(1)
     elif kind != _RECORD_BATCH:
-        return body_length, 0
+        return kind, body_length, 0
     wanted = 0
     compressed = batch.has(3)
     for offset, length in batch.pairs(2):
@@ -99,7 +102,7 @@ def _message(header: memoryview, body: memoryview) -> tuple[int, int]:
     rows = batch.i64(0)
     if rows < 0 or rows > _MAX_RATIO * (wanted + _FREE_BYTES):
         raise ValueError("rows")
-    return body_length, wanted
+    return kind, body_length, wanted
 
 
 class _Table:
