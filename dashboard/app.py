@@ -11,8 +11,8 @@ from dash import ALL, MATCH, Input, Output, State, ctx, dcc, html, no_update
 
 from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.hosts import check_host
-from ddltrace.dashboard.pages import experiments_page, sql_page
-from ddltrace.dashboard.pages.page_list import PAGES, make_figure, page_at
+from ddltrace.dashboard.pages import experiments_page, live_page, sql_page
+from ddltrace.dashboard.pages.page_list import PAGES, Page, make_figure, page_at
 from ddltrace.dashboard.pages.run_callbacks import add_run_callbacks
 from ddltrace.dashboard.pages.run_routes import add_run_routes
 from ddltrace.dashboard.pages.timeline_page import (
@@ -102,6 +102,7 @@ def create_app(workspace: Workspace, *, loopback: bool = True) -> dash.Dash:
     _add_sql_callbacks(app, workspace)
     if workspace.runs is not None:
         add_run_callbacks(app, workspace, workspace.runs)
+    live_page.add_callbacks(app, workspace)
     add_routes(app.server, workspace)
     add_run_routes(app.server, workspace)
     _secure(app, loopback=loopback)
@@ -187,19 +188,21 @@ def _add_shell_callbacks(app: dash.Dash, workspace: Workspace) -> None:
                 className="here" if entry is page else "",
             )
             for entry in PAGES
-            if entry.path != "/experiments"
-            or workspace.experiments
-            or workspace.runs is not None
-            or entry is page
+            if entry is page or _is_offered(workspace, entry, address)
         ]
         if page is None:
             return html.Main(empty("There is no such page"), className="page"), links
         try:
+            if page.is_of_trace:
+                workspace.reopen_if_empty(address.trace)
             main = page.make(workspace, address)
         except TraceError as error:
             main = failed(str(error))
         setattr(main, "data-page", page.name)
-        return main, links
+        banner = None
+        if page.is_of_trace and address.trace < len(workspace.traces):
+            banner = live_page.running_banner(workspace, workspace.get(address.trace))
+        return main if banner is None else [banner, main], links
 
     app.callback(
         Output("page", "children"),
@@ -227,8 +230,33 @@ def _add_shell_callbacks(app: dash.Dash, workspace: Workspace) -> None:
     )(refresh)
 
     app.clientside_callback(_GO, Input("go", "data"))
+
+    def reload(clicks: list[int | None], pathname: str | None, search: str | None) -> Any:
+        button = ctx.triggered_id
+        if not any(clicks) or not isinstance(button, dict):
+            return no_update
+        workspace.reopen(int(button["trace"]))
+        return show_page(pathname, search)[0]
+
+    app.callback(
+        Output("page", "children", allow_duplicate=True),
+        Input({"type": "reload", "trace": ALL}, "n_clicks"),
+        State("url", "pathname"),
+        State("url", "search"),
+        prevent_initial_call=True,
+    )(reload)
+
     if len(workspace.traces) > 1:
         _add_choice_callbacks(app, len(workspace.traces))
+
+
+def _is_offered(workspace: Workspace, page: Page, address: Address) -> bool:
+    """Whether the navigation offers a page: not without an experiment, or a job that runs."""
+    if page.path == experiments_page.PATH:
+        return bool(workspace.experiments) or workspace.runs is not None
+    if page.path == live_page.PATH:
+        return address.trace < len(workspace.traces) and workspace.is_running(address.trace)
+    return True
 
 
 def _add_choice_callbacks(app: dash.Dash, num_traces: int) -> None:

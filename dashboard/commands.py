@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -12,6 +15,9 @@ from ddltrace.tracer.optional_packages import require_extra
 
 if TYPE_CHECKING:
     from ddltrace.dashboard.experiments import OpenExperiment
+
+
+_NICE_BESIDE_JOB: Final = 10
 
 
 @click.command(
@@ -41,14 +47,23 @@ if TYPE_CHECKING:
     help="Let the experiments page start experiments on this machine. Everyone who can open the "
     "page can start them, so the address must be a loopback address.",
 )
-def dashboard(
-    traces: tuple[str, ...], host: str, port: int | None, no_browser: bool, allow_run: bool
+# `ddltrace run --dashboard` starts the server with it: see tracer/launch/dashboard_server.py.
+@click.option("--beside-job", is_flag=True, hidden=True, help="End when standard input is closed.")
+def dashboard(  # noqa: PLR0917 - click passes one argument for each option
+    traces: tuple[str, ...],
+    host: str,
+    port: int | None,
+    no_browser: bool,
+    allow_run: bool,
+    beside_job: bool,
 ) -> None:
     """Show traces, experiments, or folders of both in the browser.
 
     Serves until interrupted with Ctrl-C. All files come from this machine; no network is needed.
     """
     require_extra("dashboard", "ddltrace dashboard")
+    if beside_job:
+        os.nice(_NICE_BESIDE_JOB)
     from ddltrace.analyzer.formatting.units import printable
     from ddltrace.analyzer.trace.opened_trace import open_trace
     from ddltrace.dashboard.discovery import discover
@@ -89,8 +104,18 @@ def dashboard(
     workspace = Workspace(opened, experiments, runs)
     app = create_app(workspace, loopback=loopback)
 
+    is_live = bool(workspace.traces) and workspace.is_running(0)
+
     def ready(url: str) -> None:
-        click.echo(f"Dashboard: {url}  (Ctrl-C ends it)")
+        url = f"{url}live" if is_live else url
+        ends = "it ends with the job" if beside_job else "Ctrl-C ends it"
+        click.echo(f"Dashboard: {url}  ({ends})", err=beside_job)
+        if beside_job:
+            _stop_with_job()
+        if not no_browser:
+            open_browser(url)
+        if is_live:
+            return  # an analysis would take processor time from the job; pages make it on request
         warm = threading.Thread(
             target=workspace.warm_up,
             args=(lambda text: click.echo(text, err=True),),
@@ -98,14 +123,22 @@ def dashboard(
             daemon=True,
         )
         warm.start()
-        if not no_browser:
-            open_browser(url)
 
     try:
         serve(app.server, listening, ready)
     finally:
         if runs is not None:
             runs.control.close()
+
+
+def _stop_with_job() -> None:
+    """Ends this process when the launcher of the job closes its standard input."""
+
+    def wait() -> None:
+        sys.stdin.buffer.read()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="job", daemon=True).start()
 
 
 def _traces_of(experiments: list[OpenExperiment]) -> list[Path]:

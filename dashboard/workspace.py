@@ -14,10 +14,12 @@ import pyarrow as pa
 
 from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.formatting.units import printable
+from ddltrace.analyzer.live.live_trace import LiveTrace
 from ddltrace.analyzer.query.result_tables import OF_ANALYSIS, OF_TRACE, EventStream
 from ddltrace.analyzer.query.sql import QueryLimits, run_query
 from ddltrace.analyzer.recent_cache import RecentCache
 from ddltrace.analyzer.report.notes import notes_of, state_text
+from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard.experiments import OpenExperiment
 from ddltrace.dashboard.rank_breakdowns import Breakdown, rank_breakdowns
 from ddltrace.dashboard.timeline.frame import Window, encode_frame
@@ -25,6 +27,7 @@ from ddltrace.dashboard.timeline.lod import I64, RowIndex
 from ddltrace.dashboard.timeline.path_lane import NO_RANK, PathLane, build_path_lane
 from ddltrace.dashboard.timeline.tracks import Bools, Role, Row, Timeline, build_timeline
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.trace.trace_files import RUN_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -393,12 +396,50 @@ class Workspace:
     ) -> None:
         self.runs = runs
         self.experiments = list(experiments)
+        self._live: dict[int, LiveTrace] = {}
+        self._live_lock = threading.Lock()
         self._adding = threading.Lock()
         titles = _unique_titles(traces)
         self.traces = [
             OpenTrace(number, title, trace)
             for number, (title, trace) in enumerate(zip(titles, traces, strict=True))
         ]
+
+    def live(self, number: int) -> LiveTrace:
+        """Follows a trace that may still be written.
+
+        Raises:
+            TraceError: The trace does not exist, or was not recorded by ddltrace.
+        """
+        path = self.get(number).trace.path
+        if not (path / RUN_FILE).is_file():
+            raise TraceError("only a trace that ddltrace records can be followed live")
+        with self._live_lock:
+            if number not in self._live:
+                self._live[number] = LiveTrace(path)
+            return self._live[number]
+
+    def is_running(self, number: int) -> bool:
+        """Whether the job of a trace was running when the trace was opened."""
+        return self.get(number).trace.run.status == "running"
+
+    def reopen(self, number: int) -> None:
+        """Opens a trace again, with what has been written since.
+
+        Raises:
+            TraceError: The trace does not exist, or cannot be read any more.
+        """
+        former = self.get(number)
+        self.traces[number] = OpenTrace(number, former.title, open_trace(former.trace.path))
+
+    def reopen_if_empty(self, number: int) -> None:
+        """Opens a trace again if no rank had recorded anything when it was opened.
+
+        Raises:
+            TraceError: The trace does not exist, or cannot be read any more.
+        """
+        if self.is_running(number) and not self.get(number).trace.ranks:
+            self.reopen(number)
 
     def get(self, number: int) -> OpenTrace:
         """A trace by its number.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -18,6 +19,7 @@ from ddltrace.tracer.errors import (
     UnwritableError,
     UsageError,
 )
+from ddltrace.tracer.optional_packages import require_extra
 
 if TYPE_CHECKING:
     from ddltrace.tracer.trace.trace_parts import Part
@@ -35,6 +37,7 @@ Examples:
   ddltrace run -o first-trace --level comm -- python -m torch.distributed.run train.py
   ddltrace run -o shared/trace -- torchrun --nnodes 2 --node-rank 0 ... train.py
   mpirun -n 4 ddltrace run -o trace -- python train.py
+  ddltrace run --dashboard -- torchrun --nproc-per-node 2 train.py
   ddltrace run --strategy p3 --steps 100 -- torchrun --nproc-per-node 2 train.py
 
 The exit status is the job's own; 1 if the job succeeded but nothing could be recorded.""",
@@ -88,6 +91,12 @@ The exit status is the job's own; 1 if the job succeeded but nothing could be re
     metavar="N",
     help="End the job, with status 0, after N optimizer steps.",
 )
+@click.option(
+    "--dashboard",
+    is_flag=True,
+    help="Serve the dashboard beside the job and open its live page. The server ends with the "
+    "job; messages of the server go to stderr.",
+)
 @click.option("--force", is_flag=True, help="Overwrite an existing trace.")
 @click.option(
     "--part",
@@ -104,6 +113,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     counters: bool,
     strategy: str | None,
     steps: int | None,
+    dashboard: bool,
     force: bool,
     part: str | None,
     command: tuple[str, ...],
@@ -113,6 +123,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     The training script is not changed. Every process started by COMMAND that joins a process
     group of torch.distributed records its messages, waits, layers, gradients and steps.
     """
+    from ddltrace.tracer.launch.dashboard_server import dashboard_beside
     from ddltrace.tracer.launch.launcher import prepare_directory, run_job, run_untraced
     from ddltrace.tracer.launch.missing_events import explain_nothing_recorded
     from ddltrace.tracer.trace.run_info import PART_LABEL
@@ -123,6 +134,8 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
         part_of_job,
     )
 
+    if dashboard:
+        require_extra("dashboard", "ddltrace run --dashboard")
     window = _step_range(op_steps)
     plugin_options = {"strategy": strategy, "steps": steps}
     uses_plugin = strategy is not None or steps is not None
@@ -146,7 +159,8 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
             plugin_options=plugin_options,
         )
         _build_native()
-        result = run_job(command, config, {PART_LABEL: found.name} if found else {})
+        with dashboard_beside(whole) if dashboard else contextlib.nullcontext():
+            result = run_job(command, config, {PART_LABEL: found.name} if found else {})
     except UnwritableError as error:
         # The job runs anyway: it may have waited long for its machines. But without the tracer
         # nothing would apply its strategy.

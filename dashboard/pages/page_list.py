@@ -11,6 +11,7 @@ from ddltrace.dashboard.pages import (
     comparison_page,
     critical_path_page,
     experiments_page,
+    live_page,
     overview,
     sql_page,
     tensors_page,
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 
     from ddltrace.dashboard.address import Address
     from ddltrace.dashboard.workspace import OpenTrace, Workspace
+
+
+_OF_ONE_TRACE: Final = frozenset(
+    ("/", "/timeline", "/critical-path", "/communication", "/tensors", "/sql")
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,11 @@ class Page:
     def name(self) -> str:
         """What the page's ``<main>`` bears as ``data-page``."""
         return self.path.strip("/") or "overview"
+
+    @property
+    def is_of_trace(self) -> bool:
+        """Whether it shows an analysis of the trace that the address names."""
+        return self.path in _OF_ONE_TRACE
 
 
 def _of_trace(make: Callable[[OpenTrace, Address], Component]) -> Any:
@@ -66,6 +77,7 @@ PAGES: Final = (
     ),
     Page("/experiments", "Experiments", experiments_page.experiments_page),
     Page("/sql", "SQL", _of_trace(sql_page.sql_page)),
+    Page(live_page.PATH, "Live", live_page.live_page),
     Page("/traces", "Traces", lambda workspace, _: traces_page.traces_page(workspace)),
 )
 

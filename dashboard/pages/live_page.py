@@ -1,0 +1,287 @@
+"""The live page: a job while it runs, and the rank that is dead or that the others wait for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import dash
+import numpy as np
+import plotly.graph_objects as go
+from dash import Input, Output, State, dcc, html
+
+from ddltrace.analyzer.formatting.units import (
+    NOT_KNOWN,
+    bytes_text,
+    printable,
+    share_text,
+    time_text,
+)
+from ddltrace.analyzer.report.figures import base_figure
+from ddltrace.dashboard.address import Address
+from ddltrace.dashboard.theme import GRAPH_CONFIG, dress, parse_theme
+from ddltrace.dashboard.widgets import card, empty, notes_box, table, tiles
+from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.exit_status import status_text
+
+if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
+    from ddltrace.analyzer.live.live_state import LiveRow, LiveState
+    from ddltrace.dashboard.workspace import OpenTrace, Workspace
+
+PATH: Final = "/live"
+_REFRESH_MS: Final = 1000
+_RECENT_STEPS: Final = 20
+_LANE_HEIGHT: Final = 26
+_STEPS_HEIGHT: Final = 260
+_HEADS: Final = (
+    *("rank", "step", "step time", "overlap", "last to collectives", "late by"),
+    *("processor", "memory", "last event"),
+)
+
+
+def live_page(workspace: Workspace, address: Address) -> Component:
+    """The page of one trace; it asks for the state of the job every second.
+
+    Raises:
+        TraceError: The trace was not recorded by ddltrace, or cannot be read.
+    """
+    state = workspace.live(address.trace).state()
+    return html.Main(
+        [
+            html.Section(
+                html.Div(headline(state, address), id="live-status", role="status"),
+                className="headline",
+            ),
+            html.Div(summary(state), id="live-tiles"),
+            html.Div(
+                [
+                    card(
+                        "Step time",
+                        _graph("live-steps", _STEPS_HEIGHT),
+                        hint="Wall time of the last steps, from the first rank's start to the "
+                        "last rank's end.",
+                        wide=True,
+                    ),
+                    card(
+                        "The last steps",
+                        _graph("live-lanes", 200),
+                        hint="Compute, communication, and the time in which the host is blocked "
+                        "on a message, of each rank.",
+                        wide=True,
+                    ),
+                    card(
+                        "Ranks",
+                        html.Div(ranks(state), id="live-ranks"),
+                        hint="Medians and shares are of the last 15 s.",
+                        wide=True,
+                    ),
+                ],
+                className="cards",
+            ),
+            dcc.Interval(id="live-tick", interval=_REFRESH_MS),
+        ],
+        className="page",
+    )
+
+
+def add_callbacks(app: dash.Dash, workspace: Workspace) -> None:
+    """Adds the callback that updates the page."""
+
+    def update(_: int | None, search: str | None, theme: str | None) -> Any:
+        address = Address.parse(search)
+        try:
+            state = workspace.live(address.trace).state()
+        except TraceError as error:
+            gone = html.P(printable(str(error)), className="warning")
+            return (gone, *[dash.no_update] * 5)
+        figures = [
+            dress(figure, parse_theme(theme)) for figure in (steps_figure(state), lanes(state))
+        ]
+        ended = state.status != "running"
+        return (headline(state, address), summary(state), ranks(state), *figures, ended)
+
+    app.callback(
+        Output("live-status", "children"),
+        Output("live-tiles", "children"),
+        Output("live-ranks", "children"),
+        Output("live-steps", "figure"),
+        Output("live-lanes", "figure"),
+        Output("live-tick", "disabled"),
+        Input("live-tick", "n_intervals"),
+        State("url", "search"),
+        State("theme", "data"),
+    )(update)
+
+
+def headline(state: LiveState, address: Address) -> list[Any]:
+    """The state of the job in one sentence, and what is wrong with it."""
+    parts: list[Any] = [html.H1(_sentence(state))]
+    parts += [
+        html.P(
+            alert.text,
+            className="alert",
+            **{"data-alert": alert.kind, "data-ranks": ",".join(map(str, alert.ranks))},
+        )
+        for alert in state.alerts
+    ]
+    if state.notes:
+        parts.append(notes_box([printable(note) for note in state.notes]))
+    if state.status != "running":
+        link = dcc.Link("Overview of the whole run", href=address.link("/"))
+        parts.append(html.P(link, className="next"))
+    return parts
+
+
+def _sentence(state: LiveState) -> str:
+    steps = f"{state.num_steps} step{'' if state.num_steps == 1 else 's'}"
+    if state.status == "running":
+        if not state.rows:
+            return "The job has been started; no rank has recorded anything yet"
+        return f"The job is running: {steps} so far on {len(state.rows)} ranks"
+    how = "" if state.exit_status is None else f": {status_text(state.exit_status)}"
+    return f"The job has ended{how}, after {steps}" if state.rows else f"The job has ended{how}"
+
+
+def summary(state: LiveState) -> Component:
+    """Key numbers of the last steps."""
+    recent = np.array(state.step_us[-_RECENT_STEPS:])
+    overlaps = [row.overlap_ratio for row in state.rows if row.overlap_ratio is not None]
+    late = max(
+        (row for row in state.rows if row.late_share),
+        key=lambda row: row.late_share or 0,
+        default=None,
+    )
+    return tiles(
+        (
+            (
+                "step time",
+                time_text(float(np.median(recent))) if len(recent) else NOT_KNOWN,
+                f"Median wall time of the last {_RECENT_STEPS} steps",
+            ),
+            (
+                "overlap",
+                share_text(float(np.mean(overlaps))) if overlaps else NOT_KNOWN,
+                "Share of communication that compute hides, mean over ranks",
+            ),
+            (
+                "most often last",
+                NOT_KNOWN
+                if late is None
+                else f"rank {late.rank} ({share_text(late.late_share or 0.0)})",
+                "The rank that was last to enter most collectives, and to what share of them",
+            ),
+            ("steps", str(state.num_steps), "Steps that all ranks have completed"),
+            ("ranks", f"{len(state.rows)} of {state.world_size}", "Ranks that record"),
+        )
+    )
+
+
+def ranks(state: LiveState) -> Component:
+    """One row per rank."""
+    if not state.rows:
+        return empty("No rank has recorded anything yet")
+    return table(_HEADS, [_cells(row) for row in state.rows])
+
+
+def _cells(row: LiveRow) -> tuple[str, ...]:
+    def text(value: float | None, form: Any) -> str:
+        return NOT_KNOWN if value is None else str(form(value))
+
+    return (
+        f"rank {row.rank}",
+        text(row.step, int),
+        text(row.step_us, time_text),
+        text(row.overlap_ratio, share_text),
+        text(row.late_share, share_text),
+        text(row.lateness_us, time_text),
+        text(row.cpu_cores, lambda cores: f"{cores:.2f} cores"),
+        text(row.memory_bytes, bytes_text),
+        text(row.silent_s, lambda seconds: f"{seconds:.1f} s ago"),
+    )
+
+
+def steps_figure(state: LiveState) -> go.Figure:
+    """Wall time of the last steps (ms)."""
+    figure = base_figure(height=_STEPS_HEIGHT)
+    figure.add_scatter(
+        x=list(state.steps),
+        y=[us / 1e3 for us in state.step_us],
+        mode="lines+markers" if len(state.steps) < 40 else "lines",
+        meta={"role": "compute"},
+        name="step",
+        hovertemplate="step %{x}: %{y:.2f} ms<extra></extra>",
+    )
+    figure.update_xaxes(title="step")
+    figure.update_yaxes(title="ms", rangemode="tozero")
+    figure.update_layout(showlegend=False)
+    return figure
+
+
+def lanes(state: LiveState) -> go.Figure:
+    """The last steps of each rank as intervals (ms since the first of them began)."""
+    figure = base_figure(height=110 + _LANE_HEIGHT * 3 * max(1, len(state.lanes)))
+    for kind in ("compute", "communication", "waiting"):
+        names, starts, lengths = [], [], []
+        for lane in state.lanes:
+            spans = getattr(lane, kind)
+            names += [f"rank {lane.rank} {kind}"] * len(spans.start)
+            starts += (spans.start / 1e6).tolist()
+            lengths += ((spans.end - spans.start) / 1e6).tolist()
+        figure.add_bar(
+            y=names,
+            x=lengths,
+            base=starts,
+            orientation="h",
+            name=kind,
+            meta={"role": {"communication": "transfer", "waiting": "wait"}.get(kind, kind)},
+            hovertemplate="%{y}: %{x:.3f} ms<extra></extra>",
+        )
+    order = [
+        f"rank {lane.rank} {kind}"
+        for lane in state.lanes
+        for kind in ("compute", "communication", "waiting")
+    ]
+    figure.update_yaxes(categoryorder="array", categoryarray=order[::-1])
+    title = "ms"
+    if state.lane_steps is not None:
+        title = f"ms since the start of step {state.lane_steps[0]}, to step {state.lane_steps[1]}"
+    figure.update_xaxes(title=title)
+    figure.update_layout(barmode="overlay")
+    return figure
+
+
+def running_banner(workspace: Workspace, opened: OpenTrace) -> Component | None:
+    """A line above pages of a trace that was still being written when it was opened."""
+    if opened.trace.run.status != "running":
+        return None
+    try:
+        state = workspace.live(opened.number).state()
+    except TraceError:
+        return None
+    steps = f"{state.num_steps} step{'' if state.num_steps == 1 else 's'}"
+    if state.status == "running":
+        text = f"This trace is still being written, {steps} so far."
+    else:
+        text = f"The job has ended, after {steps}."
+    return html.Div(
+        [
+            html.Span(f"{text} The page shows what was written when it was opened."),
+            html.Button("Refresh", id={"type": "reload", "trace": opened.number}),
+            dcc.Link("Live", href=f"{PATH}?trace={opened.number}"),
+        ],
+        className="running",
+        role="status",
+    )
+
+
+def _graph(name: str, height: int) -> Component:
+    return html.Div(
+        dcc.Graph(
+            id=name,
+            config=GRAPH_CONFIG,
+            figure={"data": [], "layout": {"height": height}},
+            style={"minHeight": f"{height}px"},
+        ),
+        className="graph",
+    )
