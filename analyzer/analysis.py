@@ -46,6 +46,7 @@ from ddltrace.analyzer.measures.job_facts import job_facts
 from ddltrace.analyzer.measures.operation_rows import kernel_rows, operator_rows
 from ddltrace.analyzer.measures.path_parts import path_copies, path_parts, path_totals
 from ddltrace.analyzer.measures.pipelines import pipelines
+from ddltrace.analyzer.measures.resources import resource_rows
 from ddltrace.analyzer.measures.root_causes import RootCauseFinder
 from ddltrace.analyzer.measures.savings import SavingsFinder
 from ddltrace.analyzer.measures.slow_steps import slow_steps
@@ -187,6 +188,7 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
         failure=failure,
         standstill=None if hangs else find_standstill(trace, scans),
         findings=(),
+        resources=resource_rows(trace),
         slow_steps=slow_steps(steps, paths),
         idle=tuple(
             idle_row(

@@ -1188,6 +1188,69 @@ class Standstill:
     waited_us: float | None
 
 
+@dataclass(frozen=True)
+class MemoryGrowth:
+    """Memory that grows from step to step.
+
+    Attributes:
+        counter: The counter, such as ``process_memory``.
+        bytes_per_step: Median slope.
+        first_step: First step that was looked at, after the warm-up.
+        last_step: Last one.
+        bytes: Growth between these steps, by the slope.
+    """
+
+    counter: str
+    bytes_per_step: float
+    first_step: int
+    last_step: int
+    bytes: float
+
+
+@dataclass(frozen=True)
+class ResourceRow:
+    """What one rank used, by its resource counters in its steps; null if it was not recorded.
+
+    Attributes:
+        rank: Global rank.
+        host: Its host.
+        cpu_cores: Processor time of the process per second, mean.
+        cpu_wait_share: Share of time in which the main thread waited for a processor, mean.
+        memory_bytes: Largest resident memory of the process.
+        host_cpu_share: Busy share of the host's processors, mean.
+        host_busy_share: Share of samples in which at least 95 % of them were busy.
+        host_memory_share: Largest used share of the host's memory.
+        device_utilization: Share of time in which a kernel ran on the device, mean.
+        device_memory_bytes: Largest memory of the device in use, by all processes.
+        device_allocated_bytes: Largest peak of PyTorch's allocated memory in a step.
+        device_reserved_bytes: Largest peak of its reserved memory.
+        device_power_w: Power draw, mean, in watts.
+        device_temperature_c: Largest temperature in degrees Celsius.
+        device_throttled_share: Share of samples in which the device's clock was reduced because
+            of power or heat.
+        device_throttling: The reasons.
+        growth: Memory that grows from step to step.
+    """
+
+    rank: int
+    host: str
+    cpu_cores: float | None
+    cpu_wait_share: float | None
+    memory_bytes: float | None
+    host_cpu_share: float | None
+    host_busy_share: float | None
+    host_memory_share: float | None
+    device_utilization: float | None
+    device_memory_bytes: float | None
+    device_allocated_bytes: float | None
+    device_reserved_bytes: float | None
+    device_power_w: float | None
+    device_temperature_c: float | None
+    device_throttled_share: float | None
+    device_throttling: tuple[str, ...]
+    growth: tuple[MemoryGrowth, ...]
+
+
 _RECORDS: Final = "ddltrace run "
 _OF_JOB: Final = (_RECORDS, "ddltrace compare ")
 
@@ -1198,8 +1261,9 @@ class Finding:
 
     Attributes:
         kind: What it is about: ``communication``, ``pipeline``, ``straggler``, ``data``, ``copy``,
-            ``host``, ``update`` or ``compute``.
-        saves_us: Upper bound on what a step could get shorter.
+            ``host``, ``update``, ``compute``, ``memory``, ``device`` or ``processors``.
+        saves_us: Upper bound on what a step could get shorter; 0 if the trace does not tell, for
+            the last three kinds.
         share: The same as a share of the step.
         evidence: What was measured, one sentence.
         advice: What to try, one sentence.
@@ -1225,6 +1289,11 @@ class Finding:
     def is_of_job(self) -> bool:
         """Whether `command` compares with the job after a change; it is then the same for all."""
         return self.command is not None and self.command.startswith(_OF_JOB)
+
+    @property
+    def has_saving(self) -> bool:
+        """Whether the trace tells what a step could get shorter."""
+        return self.saves_us > 0
 
     @property
     def instruction(self) -> str:
@@ -1298,6 +1367,8 @@ class Analysis:
         launches: How each rank's host launched its device work.
         streams: Each stream's idle time by cause, and its queue.
         copies: Bandwidth of copies by rank and direction.
+        resources: What each rank used of processors, memory and devices; empty if no counters were
+            recorded.
         ideal_job: The slowdown by stragglers; null unless the trace is StragglerAnalysis's.
         rank_steps: Column name -> array over (rank, step), times in nanoseconds.
         tensor_course: Parameter -> its exposed communication, microseconds per rank and step,
@@ -1333,6 +1404,7 @@ class Analysis:
     launches: tuple[LaunchRow, ...] = ()
     streams: tuple[StreamRow, ...] = ()
     copies: tuple[CopyRow, ...] = ()
+    resources: tuple[ResourceRow, ...] = ()
     ideal_job: IdealJob | None = None
     rank_steps: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     tensor_course: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)

@@ -33,6 +33,7 @@ from ddltrace.analyzer.model import (
     StragglerRow,
 )
 from ddltrace.analyzer.report.communication_advice import best_proposal
+from ddltrace.analyzer.report.resource_advice import resource_findings
 
 _MIN_SHARE: Final = 0.02
 """Findings that could save less than this part of a step are left out."""
@@ -99,9 +100,12 @@ def find_findings(
         facts: Properties of the job.
         path: Where the trace is, to compare another with it; None if it is in several places.
     """
+    again = _again(analysis, path)
+    # What they save in a step is not known: they come last.
+    resources = [replace(finding, command=again) for finding in resource_findings(analysis)]
     savings = analysis.savings
     if savings is None or not savings.step_us:
-        return ()
+        return tuple(resources)
     held = path_shares(analysis)
     found = [
         *_communication(analysis, facts, savings, held),
@@ -113,13 +117,12 @@ def find_findings(
         *_update(analysis, facts, savings, held),
         *_compute(analysis, savings, held),
     ]
-    again = _again(analysis, path)
     worth = [
         replace(finding, command=finding.command or again)
         for finding in found
         if finding.share >= _MIN_SHARE
     ]
-    return tuple(sorted(worth, key=lambda finding: -finding.saves_us))
+    return (*sorted(worth, key=lambda finding: -finding.saves_us), *resources)
 
 
 def path_shares(analysis: Analysis) -> dict[str, float]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ddltrace.analyzer.formatting.units import printable, share_text, time_text
-from ddltrace.analyzer.model import Analysis
+from ddltrace.analyzer.model import Analysis, Finding
 from ddltrace.analyzer.report.notes import notes_of
 from ddltrace.analyzer.report.sentences import sentences
 
@@ -48,14 +48,20 @@ def render_markdown(analysis: Analysis) -> str:
     if analysis.findings:
         lines += ["", "Findings, largest saving first:", ""]
         lines += [
-            f"- saves at most {time_text(finding.saves_us)} a step: {_escape(finding.evidence)}. "
-            f"To try: {_escape(finding.advice)}."
+            f"- {_saving(finding)}: {_escape(finding.evidence)}. To try: {_escape(finding.advice)}."
             for finding in analysis.findings[:_MAX_FINDINGS]
         ]
     if analysis.ranks:
         lines += ["", *_ranks(analysis)]
     lines += [f"\n> {_escape(note)}" for note in notes_of(analysis)]
     return "\n".join(lines)
+
+
+def _saving(finding: Finding) -> str:
+    """What a finding saves at most, or, if that is not known, what it is about."""
+    if not finding.has_saving:
+        return finding.kind
+    return f"saves at most {time_text(finding.saves_us)} a step"
 
 
 def _ranks(analysis: Analysis) -> list[str]:

@@ -301,6 +301,8 @@ def _advice(analysis: Analysis) -> str:
     others = [f for f in analysis.findings if f.kind != "compute" and f.share >= _WORTH_SAYING]
     top = others[0] if others else analysis.findings[0]
     text = printable(top.advice)
+    if not top.has_saving:
+        return f"To try: {text}."
     return f"To try: {text} (it can save {time_text(top.saves_us)} of the mean step at most)."
 
 

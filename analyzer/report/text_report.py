@@ -610,9 +610,12 @@ def _findings(analysis: Analysis) -> list[str]:
     lines: list[str] = []
     for number, finding in enumerate(analysis.findings[:_MAX_ROWS], start=1):
         unsure = " (unsure: below what the clocks can tell)" if finding.unsure else ""
+        saves = (
+            f"at most {time_text(finding.saves_us)} a step" if finding.has_saving else finding.kind
+        )
         text = (
-            f"{number}. at most {time_text(finding.saves_us)} a step: "
-            f"{printable(finding.evidence)}{unsure}. Try: {printable(finding.advice)}."
+            f"{number}. {saves}: {printable(finding.evidence)}{unsure}. "
+            f"Try: {printable(finding.advice)}."
         )
         lines += _wrapped(text, indent="   ")
         if finding.command is not None and not finding.is_of_job:

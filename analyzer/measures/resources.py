@@ -1,0 +1,165 @@
+"""Processor, memory and device use of each rank, from its resource counters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ddltrace.analyzer.events.counter_series import CounterSeries, counter_series
+from ddltrace.analyzer.model import MemoryGrowth, ResourceRow
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace.opened_trace import Trace
+
+Floats = npt.NDArray[np.float64]
+
+_WARM_UP: Final = 1 / 3
+"""Share of the samples that is left out: caches fill and buffers are made at the start."""
+
+_MIN_SAMPLES: Final = 8
+_MAX_POINTS: Final = 200
+_SURE: Final = 3.0
+"""Standard deviations by which the trend must exceed chance: one in a thousand series."""
+
+_MIN_GROWTH_BYTES: Final = 8 << 20
+_MIN_GROWTH: Final = 0.02
+_STILL_GROWING: Final = 0.3
+_BUSY: Final = 0.95
+_THROTTLING: Final = {
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "software thermal limit",
+    0x40: "hardware thermal limit",
+    0x80: "power brake",
+}
+"""NVML's bits of reasons that cost speed, of
+https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html. The others (idle device,
+clocks set by an application, synchronized boost) are wanted."""
+
+_GROWING: Final = ("process_memory", "device_allocated_peak")
+
+
+def resource_rows(trace: Trace) -> tuple[ResourceRow, ...]:
+    """One row per rank with counters, in the steps of the rank; all samples if it has no steps."""
+    found = []
+    host_rows: dict[str, dict[str, CounterSeries]] = {}
+    series_of = {rank: counter_series(trace.counters(rank)) for rank in trace.ranks}
+    hosts = {rank: trace.infos(rank)[-1].host for rank in trace.ranks}
+    for rank, series in series_of.items():
+        for one in series:
+            if one.name.startswith("host_"):
+                host_rows.setdefault(hosts[rank], {}).setdefault(one.name, one)
+    for rank, series in series_of.items():
+        if series:
+            named = {one.name: one for one in series}
+            found.append(_row(rank, hosts[rank], host_rows.get(hosts[rank], {}) | named))
+    return tuple(found)
+
+
+def _row(rank: int, host: str, series: dict[str, CounterSeries]) -> ResourceRow:
+    def values(name: str) -> Floats:
+        one = series.get(name)
+        if one is None:
+            return np.empty(0)
+        in_steps = one.value[one.step >= 0]
+        return in_steps if len(in_steps) else one.value
+
+    def mean(name: str) -> float | None:
+        found = values(name)
+        return float(found.mean()) if len(found) else None
+
+    def largest(name: str) -> float | None:
+        found = values(name)
+        return float(found.max()) if len(found) else None
+
+    busy = values("host_cpu")
+    total = largest("host_memory_total")
+    used = largest("host_memory_used")
+    throttling = values("device_throttling").astype(np.int64)
+    harmful = throttling & sum(_THROTTLING)
+    reasons = [text for bit, text in _THROTTLING.items() if (harmful & bit).any()]
+    return ResourceRow(
+        rank=rank,
+        host=host,
+        cpu_cores=mean("process_cpu"),
+        cpu_wait_share=mean("process_cpu_wait"),
+        memory_bytes=largest("process_memory"),
+        host_cpu_share=mean("host_cpu"),
+        host_busy_share=float((busy >= _BUSY).mean()) if len(busy) else None,
+        host_memory_share=None if not total or used is None else used / total,
+        device_utilization=mean("device_utilization"),
+        device_memory_bytes=largest("device_memory_used"),
+        device_allocated_bytes=largest("device_allocated_peak"),
+        device_reserved_bytes=largest("device_reserved_peak"),
+        device_power_w=mean("device_power"),
+        device_temperature_c=largest("device_temperature"),
+        device_throttled_share=float((harmful != 0).mean()) if len(harmful) else None,
+        device_throttling=tuple(reasons),
+        growth=tuple(
+            growth
+            for name in _GROWING
+            if name in series and (growth := memory_growth(series[name])) is not None
+        ),
+    )
+
+
+def memory_growth(series: CounterSeries) -> MemoryGrowth | None:
+    """The steady growth of a counter of memory over steps; None if it does not grow steadily.
+
+    The slope is Theil's and Sen's: the median of the slopes between all pairs of samples, which
+    single peaks do not change (P. K. Sen, Journal of the American Statistical Association 63,
+    1968). The growth counts if Kendall's rank correlation exceeds chance, if it goes on in the
+    second half, and if it is more than 8 MB and 2 % of the memory. The first third of the samples
+    is left out.
+
+    Args:
+        series: A counter in bytes.
+    """
+    inside = series.step >= 0
+    step, value = series.step[inside], series.value[inside]
+    first = int(np.ceil(len(step) * _WARM_UP))
+    step, value = step[first:], value[first:]
+    if len(step) > _MAX_POINTS:
+        kept = np.linspace(0, len(step) - 1, _MAX_POINTS).round().astype(np.int64)
+        step, value = step[kept], value[kept]
+    if len(step) < _MIN_SAMPLES or step[-1] == step[0]:
+        return None
+    slope = _slope(step, value)
+    steps = int(step[-1] - step[0])
+    growth = slope * steps
+    half = len(step) // 2
+    if (
+        growth < max(_MIN_GROWTH_BYTES, _MIN_GROWTH * float(np.median(value)))
+        or _trend(value) < _SURE
+        or _slope(step[half:], value[half:]) < _STILL_GROWING * slope
+    ):
+        return None
+    return MemoryGrowth(series.name, slope, int(step[0]), int(step[-1]), growth)
+
+
+def _slope(step: npt.NDArray[np.int64], value: Floats) -> float:
+    """The median slope between pairs of samples of different steps; 0 without any."""
+    i, j = np.triu_indices(len(step), 1)
+    apart = step[j] != step[i]
+    i, j = i[apart], j[apart]
+    return float(np.median((value[j] - value[i]) / (step[j] - step[i]))) if len(i) else 0.0
+
+
+def _trend(value: Floats) -> float:
+    """Kendall's S of the values over their order, in standard deviations of chance.
+
+    Without correction for ties, which lowers the result (M. G. Kendall, Rank Correlation Methods).
+    """
+    n = len(value)
+    i, j = np.triu_indices(n, 1)
+    score = float(np.sign(value[j] - value[i]).sum())
+    return score / float(np.sqrt(n * (n - 1) * (2 * n + 5) / 18))
+
+
+def worst_throttled(rows: Sequence[ResourceRow]) -> ResourceRow | None:
+    """The rank whose device was throttled in most samples; None if none was."""
+    throttled = [row for row in rows if row.device_throttled_share]
+    return max(throttled, key=lambda row: row.device_throttled_share or 0.0, default=None)

@@ -1,0 +1,111 @@
+"""Findings from resource counters: memory that grows, throttled devices, busy processors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from ddltrace.analyzer.formatting.units import bytes_text, printable, share_text
+from ddltrace.analyzer.measures.resources import worst_throttled
+from ddltrace.analyzer.model import Analysis, Finding
+
+_MIN_THROTTLED: Final = 0.1
+_MIN_BUSY: Final = 0.5
+_MIN_WAIT: Final = 0.05
+_MEMORY_OF: Final = {
+    "process_memory": "the memory of its process",
+    "device_allocated_peak": "the peak of allocated device memory in a step",
+}
+_MEMORY_FIXES: Final = {
+    "process_memory": (
+        "look for objects that live longer than a step: losses kept with their graph (append "
+        "loss.item(), not loss), caches without a limit, data loader workers that copy a dataset"
+    ),
+    "device_allocated_peak": (
+        "look for tensors kept from step to step: losses with their graph (append loss.item(), not "
+        "loss), outputs in a list; torch.cuda.memory._record_memory_history shows where they "
+        "were allocated"
+    ),
+}
+
+
+def resource_findings(analysis: Analysis) -> Iterator[Finding]:
+    """The findings that resource counters give; their savings are not known."""
+    yield from _growing_memory(analysis)
+    yield from _throttled_device(analysis)
+    yield from _busy_hosts(analysis)
+
+
+def _growing_memory(analysis: Analysis) -> Iterator[Finding]:
+    """One finding per counter: the rank whose memory grows most, and how many others do."""
+    for counter, what in _MEMORY_OF.items():
+        growing = [
+            (growth, row.rank)
+            for row in analysis.resources
+            for growth in row.growth
+            if growth.counter == counter
+        ]
+        if not growing:
+            continue
+        growth, rank = max(growing, key=lambda pair: pair[0].bytes_per_step)
+        others = "" if len(growing) == 1 else f", and on {len(growing) - 1} other ranks"
+        yield _finding(
+            "memory",
+            f"{what} grows on rank {rank}{others}: by {bytes_text(growth.bytes_per_step)} a step, "
+            f"{bytes_text(growth.bytes)} from step {growth.first_step} to {growth.last_step}",
+            _MEMORY_FIXES[counter],
+        )
+
+
+def _throttled_device(analysis: Analysis) -> Iterator[Finding]:
+    row = worst_throttled(analysis.resources)
+    if row is None or (row.device_throttled_share or 0.0) < _MIN_THROTTLED:
+        return
+    count = sum((r.device_throttled_share or 0.0) >= _MIN_THROTTLED for r in analysis.resources)
+    others = "" if count == 1 else f"; {count} ranks are affected"
+    yield _finding(
+        "device",
+        f"the clock of rank {row.rank}'s device was reduced in "
+        f"{share_text(row.device_throttled_share or 0.0)} of the samples "
+        f"({', '.join(row.device_throttling)}){others}",
+        "look at the device's cooling, its power limit (nvidia-smi -q -d POWER,TEMPERATURE) and "
+        "what else runs on it",
+    )
+
+
+def _busy_hosts(analysis: Analysis) -> Iterator[Finding]:
+    """Hosts without a free processor whose ranks wait for one."""
+    seen = set()
+    by_wait = sorted(analysis.resources, key=lambda row: -(row.cpu_wait_share or 0.0))
+    for row in by_wait:
+        busy = row.host_busy_share or 0.0
+        if row.host in seen or busy < _MIN_BUSY:
+            continue
+        if row.cpu_wait_share is not None and row.cpu_wait_share < _MIN_WAIT:
+            continue
+        seen.add(row.host)
+        waits = (
+            ""
+            if row.cpu_wait_share is None
+            else f"; the main thread of rank {row.rank} waited for one during "
+            f"{share_text(row.cpu_wait_share)} of the time"
+        )
+        yield _finding(
+            "processors",
+            f"host {printable(row.host)} had no free processor (95 % busy) in {share_text(busy)} "
+            f"of the samples{waits}",
+            "start fewer threads (OMP_NUM_THREADS, data loader workers) or fewer ranks on this "
+            "host, or move other work off it",
+        )
+
+
+def _finding(kind: str, evidence: str, advice: str) -> Finding:
+    return Finding(
+        kind=kind,
+        saves_us=0.0,
+        share=0.0,
+        evidence=evidence,
+        advice=advice,
+        command=None,
+        unsure=False,
+    )

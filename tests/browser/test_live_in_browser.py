@@ -1,0 +1,78 @@
+"""The live page in a real Chromium: a job is followed, then one of its ranks is killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.jobs import environment, on_ranks, traced
+
+from ddltrace.tracer.trace.run_reader import read_run
+
+pytestmark = pytest.mark.browser
+
+PATIENCE_S = 120
+
+
+def address_of(log: Path, process: subprocess.Popen[bytes]) -> str:
+    """The address that the dashboard beside a job prints."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := re.search(r"Dashboard: (http://\S+)", log.read_text())):
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return found.group(1)
+
+
+def test_a_job_is_followed_until_a_rank_is_killed(browser: Any, tmp_path: Path) -> None:
+    trace, log = tmp_path / "trace", tmp_path / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            traced(trace, on_ranks("trains_on.py"), "--dashboard"),
+            cwd=tmp_path,
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=file,
+        )
+    troubles: list[str] = []
+    try:
+        address = address_of(log, process)
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.set_default_timeout(PATIENCE_S * 1000)
+        page.on("pageerror", lambda error: troubles.append(f"error {error}"))
+        page.on("console", lambda m: troubles.append(m.text) if m.type == "error" else None)
+        page.goto(address)
+        page.wait_for_selector("main[data-page=live]")
+        page.wait_for_function("/[1-9]\\d* steps so far on 2 ranks/.test(document.body.innerText)")
+        page.wait_for_selector("#live-lanes .bars path")
+        first = page.inner_text("#live-status h1")
+        page.wait_for_function(f"document.querySelector('#live-status h1').innerText !== {first!r}")
+        # Other pages say that they show a part, and show more on request.
+        page.goto(address.replace("/live", "/?trace=0"))
+        page.wait_for_selector("text=/still being written, [0-9]+ steps so far/")
+        facts = page.inner_text("main[data-page=overview] .facts")
+        page.wait_for_function(
+            "old => { document.querySelector('.running button').click();"
+            " return document.querySelector('main .facts').innerText !== old; }",
+            arg=facts,
+            polling=3000,
+        )
+        page.goto(address)
+        page.wait_for_selector("#live-ranks td")
+        victim = next(info for info in read_run(trace).ranks if info.rank == 1)
+        assert victim.pid is not None
+        os.kill(victim.pid, signal.SIGKILL)
+        page.wait_for_selector("[data-alert=dead][data-ranks='1']")
+        assert "killed by SIGKILL" in page.inner_text("[data-alert=dead] >> nth=0")
+        assert not troubles, troubles
+        page.close()
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.wait(60)

@@ -1,0 +1,124 @@
+"""Resource counters as measures and findings: what was put in is found, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from ddltrace.analyzer.commands import query
+from ddltrace.analyzer.events.counter_series import CounterSeries, counter_series
+from ddltrace.analyzer.measures.resources import memory_growth, resource_rows
+from ddltrace.analyzer.report.resource_advice import resource_findings
+from ddltrace.analyzer.report.text_report import render_report
+from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
+from ddltrace.tracer.trace.counters import COUNTERS, CounterRows, Reading
+from ddltrace.tracer.trace.stream_writer import StreamWriter
+from ddltrace.tracer.trace.trace_files import counters_name
+
+SAMPLE = Path(__file__).parents[3] / "sample_traces" / "straggler"
+SECOND = 1_000_000_000
+MB = 1e6
+
+
+def memory(value: np.ndarray) -> CounterSeries:
+    count = len(value)
+    step = 10 * np.arange(count)
+    return CounterSeries("process_memory", "", "bytes", step * SECOND, step, 500 * MB + value)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_growth_is_found_with_its_slope(seed: int) -> None:
+    """3 MB a step, among noise and a few peaks."""
+    noise = np.random.default_rng(seed)
+    value = 30 * MB * np.arange(60) + noise.normal(0, 20 * MB, 60)
+    value[noise.choice(60, 4)] += 2000 * MB
+    growth = memory_growth(memory(value))
+    assert growth is not None
+    assert growth.bytes_per_step == pytest.approx(3 * MB, rel=0.1)
+    assert (growth.first_step, growth.last_step) == (200, 590)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_warm_up_and_peaks_are_no_growth(seed: int) -> None:
+    noise = np.random.default_rng(seed)
+    flat = noise.normal(0, 30 * MB, 60)
+    warm_up = 800 * MB * (1 - np.exp(-np.arange(60) / 5))
+    step_up = np.where(np.arange(60) > 30, 400 * MB, 0.0)
+    peaks = np.where(np.arange(60) % 7 == 0, 300 * MB, 0.0)
+    shrinking = -10 * MB * np.arange(60)
+    for value in (flat, warm_up, warm_up + flat / 10, step_up, peaks, shrinking, flat[:6]):
+        assert memory_growth(memory(value)) is None
+
+
+def test_rates_of_cumulative_counters() -> None:
+    rows = CounterRows()
+    readings = [
+        (int(t * SECOND), None, Reading("network_sent", value, "eth0"))
+        for t, value in ((0, 100.0), (2, 300.0), (3, 50.0), (4, 60.0))
+    ]
+    batch = rows.batch(readings)
+    table = type(COUNTERS.empty_table()).from_batches([batch])
+    (series,) = counter_series(table)
+    assert series.label == "network sent eth0"
+    assert series.unit == "bytes/s"
+    assert series.value.tolist() == [100.0, 10.0]  # none where the counter began again
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """A real trace, with counters of a job on a busy host, with a leak and a hot device."""
+    import shutil
+
+    directory = Path(shutil.copytree(SAMPLE, tmp_path_factory.mktemp("t") / "trace"))
+    bare = open_trace(directory)
+    for info in bare.run.ranks:
+        leaks = 4 * MB if info.rank == 1 else 0.0
+        stream = StreamWriter(directory / f"{counters_name(info.segment)}.arrows", COUNTERS)
+        rows = CounterRows()
+        for n in range(40):
+            readings = [
+                Reading("process_memory", 500 * MB + leaks * n),
+                Reading("process_cpu_wait", 0.1 + 0.1 * info.rank),
+                Reading("host_cpu", 0.99 if n % 4 else 0.5),
+                Reading("device_throttling", float(0x40 if n % 2 else 0x01), "GPU-1"),
+            ]
+            at = bare.origin_ns + n * SECOND // 100
+            stream.write(rows.batch([(at, n, reading) for reading in readings]))
+        stream.close()
+    return open_trace(directory)
+
+
+def test_findings_have_their_evidence(trace: Trace) -> None:
+    analysis = trace.analyze()
+    found = {finding.kind: finding for finding in resource_findings(analysis)}
+    assert found.keys() == {"memory", "device", "processors"}
+    assert "on rank 1: by 4.00 MB a step" in found["memory"].evidence
+    assert "50.0 % of the samples (hardware thermal limit)" in found["device"].evidence
+    assert "in 75.0 % of the samples" in found["processors"].evidence
+    assert set(found) <= {finding.kind for finding in analysis.findings}
+    text = render_report(analysis)
+    assert "memory: the memory of its process grows on rank 1" in " ".join(text.split())
+
+
+def test_a_trace_without_counters_has_no_resources() -> None:
+    bare = open_trace(SAMPLE)
+    assert resource_rows(bare) == ()
+    analysis = bare.analyze()
+    assert not list(resource_findings(analysis))
+    idle = replace(analysis, resources=())
+    assert idle == analysis
+
+
+def test_counters_can_be_queried(trace: Trace) -> None:
+    sql = (
+        "SELECT rank, name, unit, max(step) AS last, count(*) AS n FROM counters "
+        "WHERE name = 'process_memory' GROUP BY ALL ORDER BY rank"
+    )
+    done = CliRunner().invoke(query, [str(trace.path), sql, "--format", "csv"])
+    assert done.output.splitlines()[1:] == [
+        f"{rank},process_memory,bytes,39,40" for rank in trace.ranks
+    ]
