@@ -138,10 +138,19 @@
       const width = Math.max(200, Math.min(2000, Math.round(this.size().width - ns.GUTTER)));
       this.busy = await this.source.minimap(width).catch((error) => this.fail(error));
       this.draw();
+      await this.addCounters();
       if (this.layout.path) await this.addPath();
       // Values that require the analysis, which may take a while.
       const { notes } = await this.source.notes().catch(() => this.layout);
       if (!this.closed) this.showNotes(notes);
+    }
+
+    async addCounters() {
+      const { tracks } = await this.source.counters().catch(() => ({ tracks: [] }));
+      if (this.closed || !tracks.length) return;
+      this.scene.countersCame(tracks);
+      this.root.dataset.counters = String(tracks.length);
+      this.changed(true);
     }
 
     // The critical path requires the analysis of the whole trace, so it is loaded later.
@@ -265,7 +274,7 @@
       this.view.scroll = this.scrolled(this.view.scroll);
       const margin = height / 2;
       const lines = this.scene.between(this.view.scroll - margin, this.view.scroll + height + margin);
-      const rows = lines.map((line) => line.row).slice(0, 500).sort((a, b) => a - b);
+      const rows = lines.map((line) => line.row).filter((row) => row >= 0).slice(0, 500).sort((a, b) => a - b);
       if (rows.length) {
         this.source.request({
           t0: this.view.t0, t1: this.view.t1, span: this.view.span, rows, query: this.query,
@@ -477,6 +486,7 @@
       const line = this.scene.lineAt(y + this.view.scroll);
       const frame = this.source.current;
       if (!line) return null;
+      if (line.track.kind === "counters") return this.sampleOn(line, this.timeAt(x));
       const slop = 3 * (this.view.width / this.size().width);
       const time = this.timeAt(x);
       for (const ranges of this.query ? [frame.found, frame.base] : [frame.base]) {
@@ -493,6 +503,16 @@
       return null;
     }
 
+    sampleOn(line, time) {
+      const sample = ns.sampleAt(line.track.series, time);
+      if (!sample) return null;
+      const { label, most } = line.track.series;
+      return {
+        rank: line.track.rank, row: line.row, event: NO_EVENT, start: sample.start, end: sample.end,
+        label: `${label}: ${sample.text}`, note: `top of the chart: ${most}`,
+      };
+    }
+
     item(frame, i, rank) {
       return {
         rank, row: frame.row[i], event: frame.event[i], start: frame.start[i], end: frame.end[i],
@@ -501,14 +521,14 @@
     }
 
     hoverOn(item) {
-      const same = item && this.hover && item.row === this.hover.row && item.event === this.hover.event;
+      const same = item && this.hover && item.row === this.hover.row && item.event === this.hover.event && item.start === this.hover.start;
       this.hover = item;
       this.canvas.style.cursor = this.drag ? "grabbing" : item ? "pointer" : "default";
       this.tip.hidden = !item;
       if (item) {
-        const label = ns.labelOf(this.source, this.layout.roles, item.role, item.name) || "…";
+        const label = item.label || ns.labelOf(this.source, this.layout.roles, item.role, item.name) || "…";
         this.tip.replaceChildren(element("strong", "", label));
-        this.tip.appendChild(element("span", "", item.end > item.start ? ns.timeText(item.end - item.start) : "instant"));
+        this.tip.appendChild(element("span", "", item.note ? item.note : item.end > item.start ? ns.timeText(item.end - item.start) : "instant"));
         if (item.count > 1) this.tip.appendChild(element("em", "", "+ " + ns.countText(item.count - 1) + " shorter in this pixel"));
         const { width, height } = this.size();
         const box = this.tip.getBoundingClientRect();

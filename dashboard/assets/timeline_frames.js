@@ -85,6 +85,7 @@
 
     layout() { return getJson(this.url + "layout"); }
     notes() { return getJson(this.url + "notes"); }
+    counters() { return getJson(this.url + "counters"); }
     path() { return getJson(this.url + "path"); }
     minimap(pixels) { return getJson(this.url + "minimap?px=" + pixels); }
     search(query, signal) { return getJson(this.url + "search?q=" + encodeURIComponent(query), signal); }

@@ -5,7 +5,7 @@
   const LABEL_WIDTH = 18; // px; narrower intervals have no label
   const TITLE = {
     steps: "Steps", compute: "Compute", gradients: "Gradients", waits: "Waits",
-    communication: "Comm", exposed: "Exposed", device: "Device",
+    communication: "Comm", exposed: "Exposed", device: "Device", counters: "Counter",
   };
 
   function fit(canvas, width, height) {
@@ -104,7 +104,29 @@
 
     x(view, time) { return ns.GUTTER + (time - view.t0) * this.k; }
 
+    // A counter as steps of an area: a sample holds until the next one.
+    counter(c, state, line, y) {
+      const { time, level } = line.track.series, p = this.palette, { view, width } = state;
+      const height = line.height - 2;
+      c.fillStyle = p.line;
+      c.fillRect(ns.GUTTER, y + height, width - ns.GUTTER, 1);
+      c.fillStyle = p.accent;
+      c.globalAlpha = 0.55;
+      for (let i = 0; i < time.length; i++) {
+        const x0 = this.x(view, time[i]);
+        if (x0 > width) break;
+        const x1 = i + 1 < time.length ? this.x(view, time[i + 1]) : x0 + 2;
+        if (x1 < ns.GUTTER) continue;
+        const tall = Math.max(1, level[i] * height);
+        const left = Math.max(x0, ns.GUTTER);
+        c.fillRect(left, y + height - tall, Math.max(1, x1 - left), tall);
+        this.painted++;
+      }
+      c.globalAlpha = 1;
+    }
+
     row(c, state, line, y) {
+      if (line.track.kind === "counters") { this.counter(c, state, line, y); return; }
       const { current, whole } = this.source;
       const { view } = state;
       const frame = current && current.rows.has(line.row) ? current : null;
@@ -255,7 +277,12 @@
           const title = TITLE[track.kind];
           const middle = at - top + Math.min(h, 18 * scene.scale) / 2;
           c.fillStyle = p.ink;
-          c.fillText(title, 26, middle);
+          if (track.kind !== "counters") c.fillText(title, 26, middle);
+          if (track.kind === "counters") {
+            c.fillStyle = p.soft;
+            c.fillText(clipped(c, track.label, ns.GUTTER - 34), 26, middle);
+            continue;
+          }
           const room = ns.GUTTER - 26 - title.length * charWidth(c) * 1.1 - 14;
           if (track.label !== track.kind && room > 20) {
             c.fillStyle = p.soft;

@@ -3,7 +3,7 @@
 (function () {
   "use strict";
   const ns = (window.ddltraceTimeline = window.ddltraceTimeline || {});
-  const ROW_HEIGHT = { steps: 14, compute: 18, gradients: 12, waits: 14, communication: 16, exposed: 8, device: 14 };
+  const ROW_HEIGHT = { steps: 14, compute: 18, gradients: 12, waits: 14, communication: 16, exposed: 8, device: 14, counters: 18 };
   const LOWER = [[12, 9], [6, 13]]; // [rows, height]: tracks with more rows than this have lower rows
   const RANK_HEIGHT = 26;
   const TRACK_GAP = 3;
@@ -44,6 +44,19 @@
     // The rows of the critical path, which are loaded later. Space is reserved for them.
     pathCame(row, rows) {
       Object.assign(this.path, { row, rows, known: true });
+      this.place();
+    }
+
+    // The resource counters, which are loaded later. Their rows have negative numbers: they are
+    // drawn from the series themselves, not from frames of the server.
+    countersCame(tracks) {
+      tracks.forEach((series, i) => {
+        const track = { rank: series.rank, kind: "counters", label: series.label, row: -1 - i, rows: 1, crowded: false, series };
+        const of = this.ranks.find((r) => r.rank === series.rank);
+        if (!of) return;
+        of.tracks.push(track);
+        this.trackOfRow.set(track.row, track);
+      });
       this.place();
     }
 
@@ -144,6 +157,18 @@
       const block = this.blocks.find((b) => b.rank !== NO_RANK && y >= b.y && y < b.y + RANK_HEIGHT);
       return block ? block.rank : null;
     }
+  };
+
+  // The sample of a counter that holds at a time: its interval, text and level; null before the first.
+  ns.sampleAt = function (series, time) {
+    let low = 0, high = series.time.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (series.time[middle] <= time) low = middle + 1; else high = middle;
+    }
+    if (!low) return null;
+    const i = low - 1, last = i + 1 === series.time.length;
+    return { start: series.time[i], end: last ? series.time[i] : series.time[i + 1], text: series.text[i], level: series.level[i] };
   };
 
   // The window of time on the screen, in ns since the trace's first event.

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from ddltrace.dashboard.timeline.counter_tracks import counter_tracks
 from ddltrace.dashboard.timeline.frame import Window
 from ddltrace.tracer.errors import TraceError
 
@@ -51,6 +52,7 @@ def add_routes(server: Flask, workspace: Workspace) -> None:
     route("layout", lambda opened, _: opened.layout())
     route("path", lambda opened, _: opened.path_layout())
     route("notes", lambda opened, _: {"notes": opened.notes})
+    route("counters", lambda opened, _: {"tracks": counter_tracks(opened.trace)})
     route("frame", _frame)
     route("names", _names)
     route("minimap", _minimap)

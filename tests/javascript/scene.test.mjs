@@ -103,3 +103,20 @@ test("a damaged link is read as far as it goes", () => {
     assert.equal(state.query, "");
   }
 });
+
+test("counters are lines of their rank below its tracks, and hold until the next sample", () => {
+  const { Scene, sampleAt } = load(["timeline_scene"], page());
+  const scene = new Scene(layout(2));
+  const series = { rank: 1, label: "host cpu", time: [10, 20, 30], level: [0.1, 0.5, 1], text: ["10 %", "50 %", "100 %"] };
+  scene.countersCame([series, { ...series, rank: 0 }, { ...series, rank: 7 }]);
+  const lines = scene.lines.filter((line) => line.track.kind === "counters");
+  assert.deepEqual(plain(lines.map((line) => [line.track.rank, line.row])), [[0, -2], [1, -1]]);
+  const ofRank = scene.lines.filter((line) => line.track.rank === 1);
+  assert.equal(ofRank.at(-1).row, -1);
+  assert.equal(sampleAt(series, 9), null);
+  assert.equal(sampleAt(series, 10).text, "10 %");
+  assert.deepEqual(plain(sampleAt(series, 29)), { start: 20, end: 30, text: "50 %", level: 0.5 });
+  assert.equal(sampleAt(series, 1000).text, "100 %");
+  scene.toggle(1);
+  assert.equal(scene.lines.filter((line) => line.row < 0).length, 1);
+});
