@@ -30,6 +30,14 @@ def address_of(log: Path, process: subprocess.Popen[bytes]) -> str:
     return found.group(1)
 
 
+def until(page: Any, script: str, old: str = "") -> None:
+    """Waits until a function of the page gives something true and other than before."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (value := page.evaluate(script)) or value == old:
+        assert time.monotonic() < deadline, (script, page.inner_text("body"))
+        page.wait_for_timeout(200)
+
+
 def test_a_job_is_followed_until_a_rank_is_killed(browser: Any, tmp_path: Path) -> None:
     trace, log = tmp_path / "trace", tmp_path / "log"
     with log.open("wb") as file:
@@ -49,20 +57,16 @@ def test_a_job_is_followed_until_a_rank_is_killed(browser: Any, tmp_path: Path) 
         page.on("console", lambda m: troubles.append(m.text) if m.type == "error" else None)
         page.goto(address)
         page.wait_for_selector("main[data-page=live]")
-        page.wait_for_function("/[1-9]\\d* steps so far on 2 ranks/.test(document.body.innerText)")
+        until(page, "() => /[1-9]\\d* steps so far on 2 ranks/.test(document.body.innerText)")
         page.wait_for_selector("#live-lanes .bars path")
         first = page.inner_text("#live-status h1")
-        page.wait_for_function(f"document.querySelector('#live-status h1').innerText !== {first!r}")
+        until(page, "() => document.querySelector('#live-status h1').innerText", first)
         # Other pages say that they show a part, and show more on request.
         page.goto(address.replace("/live", "/?trace=0"))
         page.wait_for_selector("text=/still being written, [0-9]+ steps so far/")
         facts = page.inner_text("main[data-page=overview] .facts")
-        page.wait_for_function(
-            "old => { document.querySelector('.running button').click();"
-            " return document.querySelector('main .facts').innerText !== old; }",
-            arg=facts,
-            polling=3000,
-        )
+        page.click(".running button")
+        until(page, "() => document.querySelector('main .facts').innerText", facts)
         page.goto(address)
         page.wait_for_selector("#live-ranks td")
         victim = next(info for info in read_run(trace).ranks if info.rank == 1)
