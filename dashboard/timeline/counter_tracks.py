@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,12 +16,6 @@ if TYPE_CHECKING:
 _MAX_POINTS: Final = 2000
 _MAX_SERIES: Final = 512
 _CONSTANT: Final = frozenset({"host_memory_total", "device_memory_total"})
-_TEXT_OF_UNIT: Final[dict[str, Callable[[float], str]]] = {
-    "bytes": bytes_text,
-    "bytes/s": lambda value: f"{bytes_text(value)}/s",
-    "share": share_text,
-    "bits": lambda value: f"0x{int(value):x}",
-}
 
 
 def counter_tracks(trace: Trace) -> list[dict[str, Any]]:
@@ -48,6 +41,17 @@ def counter_tracks(trace: Trace) -> list[dict[str, Any]]:
     return tracks[:_MAX_SERIES]
 
 
+def _text(value: float, unit: str) -> str:
+    """A value with its unit."""
+    if unit == "bytes":
+        return bytes_text(value)
+    if unit == "bytes/s":
+        return f"{bytes_text(value)}/s"
+    if unit == "share":
+        return share_text(value)
+    return f"0x{int(value):x}" if unit == "bits" else f"{value:.3g} {unit}"
+
+
 def _label(series: CounterSeries) -> str:
     """A label that is short enough for the margin of the timeline."""
     if series.name.startswith("device_"):
@@ -62,13 +66,12 @@ def _track(rank: int, series: CounterSeries, origin_ns: int) -> dict[str, Any]:
         time, value = time[first], np.maximum.reduceat(value, first)
     # Shares have a natural top; other charts end at their largest value.
     top = 1.0 if series.unit == "share" else float(value.max(initial=0.0))
-    text = _TEXT_OF_UNIT.get(series.unit, lambda v: f"{v:.3g} {series.unit}")
     level = np.clip(value / top, 0, 1) if top > 0 else np.zeros(len(value))
     return {
         "rank": rank,
         "label": _label(series),
-        "most": text(top),
+        "most": _text(top, series.unit),
         "time": time.tolist(),
         "level": np.round(level, 3).tolist(),
-        "text": [text(v) for v in value.tolist()],
+        "text": [_text(v, series.unit) for v in value.tolist()],
     }
