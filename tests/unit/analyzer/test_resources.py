@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 
 from ddltrace.analyzer.commands import query
 from ddltrace.analyzer.events.counter_series import CounterSeries, counter_series
+from ddltrace.analyzer.exporters.perfetto import write as write_perfetto
 from ddltrace.analyzer.measures.resources import memory_growth, resource_rows
 from ddltrace.analyzer.report.resource_advice import resource_findings
 from ddltrace.analyzer.report.text_report import render_report
@@ -71,8 +73,6 @@ def test_rates_of_cumulative_counters() -> None:
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """A real trace, with counters of a job on a busy host, with a leak and a hot device."""
-    import shutil
-
     directory = Path(shutil.copytree(SAMPLE, tmp_path_factory.mktemp("t") / "trace"))
     bare = open_trace(directory)
     for info in bare.run.ranks:
@@ -122,3 +122,28 @@ def test_counters_can_be_queried(trace: Trace) -> None:
     assert done.output.splitlines()[1:] == [
         f"{rank},process_memory,bytes,39,40" for rank in trace.ranks
     ]
+
+
+def test_perfetto_has_every_counter_as_a_track(trace: Trace, tmp_path: Path) -> None:
+    protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+    path = tmp_path / "trace.pftrace"
+    write_perfetto(trace, path)
+    packets = protos.Trace.FromString(path.read_bytes()).packet
+    tracks = {
+        p.track_descriptor.uuid: p.track_descriptor
+        for p in packets
+        if p.HasField("track_descriptor") and p.track_descriptor.HasField("counter")
+    }
+    assert {t.name for t in tracks.values()} == {
+        *("process memory", "process cpu wait", "host cpu", "device throttling GPU-1"),
+    }
+    units = {t.name: t.counter.unit_name for t in tracks.values()}
+    assert (units["process memory"], units["host cpu"]) == ("bytes", "share")
+    counter = protos.TrackEvent.Type.TYPE_COUNTER
+    found: dict[str, list[float]] = {}
+    for packet in packets:
+        if packet.track_event.type == counter:
+            name = tracks[packet.track_event.track_uuid].name
+            found.setdefault(name, []).append(packet.track_event.double_counter_value)
+    assert all(len(values) == 40 * len(trace.ranks) for values in found.values())
+    assert max(found["process memory"]) == 500 * MB + 39 * 4 * MB
