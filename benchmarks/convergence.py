@@ -40,11 +40,11 @@ RANKS: Final = 4
 WIDTH: Final = 8
 BATCH: Final = 16
 GRIDS: Final = {
-    "momentum": (0.01, 0.03, 0.1),
-    "plain": (0.1, 0.3, 0.6),
-    "signs": (0.001, 0.003, 0.01),
-    "adamw": (0.001, 0.003, 0.01),
-    "lars": (1.0, 3.0, 10.0),
+    "momentum": (0.01, 0.03, 0.1, 0.2),
+    "plain": (0.1, 0.3, 0.6, 1.0),
+    "signs": (0.0003, 0.001, 0.003, 0.01),
+    "adamw": (0.001, 0.003, 0.01, 0.02),
+    "lars": (0.3, 1.0, 3.0, 10.0),
 }
 """Learning rates for each kind of optimizer."""
 
