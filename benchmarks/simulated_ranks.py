@@ -104,7 +104,7 @@ class _SimulatedGroup(dist.ProcessGroup):
     """Collectives that the last rank to arrive executes for all."""
 
     def __init__(self, ranks: SimulatedRanks, rank: int, name: str) -> None:
-        super().__init__(rank, ranks.size)
+        super().__init__(rank, ranks.size)  # type: ignore[call-arg]
         self._ranks, self._own, self._label = ranks, rank, name
         self._calls = 0
 
