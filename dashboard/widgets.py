@@ -94,7 +94,7 @@ def table(
     def kind(column: int) -> str:
         return "text" if column < text_columns else "number"
 
-    return html.Div(
+    shown = html.Div(
         html.Table(
             [
                 html.Thead(html.Tr([html.Th(h, className=kind(i)) for i, h in enumerate(heads)])),
@@ -107,4 +107,10 @@ def table(
             ]
         ),
         className="table",
+        tabIndex="0",  # a table that is wider than the page is scrolled with the arrow keys
     )
+    # `assets/save.js` handles the click.
+    save = html.Button(
+        "CSV", className="save-csv", title="Save this table as CSV", **{"aria-label": "Save as CSV"}
+    )
+    return html.Div([shown, save], className="table-box")

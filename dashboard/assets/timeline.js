@@ -83,6 +83,7 @@
       button("−", "Zoom out (S)", () => this.zoomBy(1.6));
       button("+", "Zoom in (W)", () => this.zoomBy(1 / 1.6));
       button("Fit", "Fit (F)", () => this.fit());
+      button("PNG", "Save what is shown as a PNG image", () => {}).classList.add("save-png");
       this.foldButton = button("Fold", "Fold or unfold all ranks", () => this.foldAll());
       button("?", "Keys (?)", () => this.help());
       this.minimapCanvas = root.appendChild(element("canvas", "tl-minimap"));

@@ -18,6 +18,7 @@ from ddltrace.analyzer.formatting.units import (
     time_text,
 )
 from ddltrace.dashboard import charts
+from ddltrace.dashboard.pages.comparison_matrix import differences_card, matrix_cards
 from ddltrace.dashboard.timeline.component import Timeline
 from ddltrace.dashboard.widgets import card, empty, graph, notes_box, table
 
@@ -100,6 +101,8 @@ def compare_page(workspace: Workspace, first: int, second: int) -> Component:
             _verdict(pair, step),
             card("In numbers", _summary(pair, step), hint=_HINT, wide=True),
             html.Div(cards, className="cards"),
+            differences_card(*pair),
+            *matrix_cards(workspace),
             html.Section(
                 [
                     html.H2("Both timelines, one axis"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.dashboard.pages import (
     communication_page,
+    comparison_matrix,
     comparison_page,
     critical_path_page,
     experiments_page,
@@ -119,6 +120,8 @@ def make_figure(workspace: Workspace, name: str, address: Address) -> go.Figure 
     if (of_pair := comparison_page.FIGURES.get(name)) is not None:
         pair = (workspace.get(address.number("a", 0)), workspace.get(address.number("b", 1)))
         return of_pair(pair)
+    if (of_all := comparison_matrix.FIGURES.get(name)) is not None:
+        return of_all(workspace)
     if (of_experiment := experiments_page.FIGURES.get(name)) is not None:
         return of_experiment(workspace.experiment(address.number("experiment", 0)))
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -759,3 +760,27 @@ def test_an_experiment_is_started_and_cancelled_from_its_page(browser: Any, tmp_
         assert results["rows"][0]["runs"][0]["status"] == "complete"
         refused = [text for text in visit.troubles if "409" not in text]
         assert refused == []
+
+
+def test_three_traces_are_compared_and_tables_and_timelines_are_saved(
+    browser: Any, address: str, tmp_path: Path
+) -> None:
+    visit = Visit(browser, address, "compare?a=0&b=1")
+    matrix = visit.page.locator("section", has=visit.page.get_by_text("All traces", exact=True))
+    matrix.wait_for(timeout=120_000)  # four analyses
+    assert matrix.locator("tbody tr").count() == 4
+    with visit.page.expect_download() as download:
+        matrix.get_by_role("button", name="Save as CSV").click()
+    download.value.save_as(tmp_path / "matrix.csv")
+    rows = list(csv.reader((tmp_path / "matrix.csv").open(encoding="utf-8", newline="")))
+    assert [len(row) for row in rows] == [6] * 5
+    assert [row[0] for row in rows[1:3]] == [SAMPLES[0].name, SAMPLES[-1].name]
+    differences = visit.page.locator("section", has=visit.page.get_by_text("What differs"))
+    differences.get_by_role("link", name="B", exact=True).first.click()
+    visit.timeline()
+    assert "trace=1" in visit.page.url
+    with visit.page.expect_download() as download:
+        visit.page.get_by_role("button", name="Save what is shown as a PNG image").click()
+    download.value.save_as(tmp_path / "timeline.png")
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    assert visit.troubles == []

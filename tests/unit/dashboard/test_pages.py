@@ -220,7 +220,7 @@ def test_what_may_be_noise_is_neither_gain_nor_loss(write_run_of):
 def page_rows(workspace, first, second):
     """The rows of a comparison's table of numbers."""
     numbers = comparison_page.compare_page(workspace, first, second).children[2]
-    return numbers.children[1].children.children[1].children
+    return numbers.children[1].children[0].children.children[1].children
 
 
 def test_of_a_trace_too_long_the_analyzed_steps_are_shown(write_run_of, monkeypatch):
