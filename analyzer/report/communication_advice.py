@@ -103,7 +103,7 @@ def _of_exchange(
             f"{bytes_text(round(exchange.bytes / count))} in each step pay a latency of "
             f"{time_text(each)} one by one{told}",
             (count - 1) * each * scale,
-            ("fusion", "ddp") if facts.replicated else (),
+            ("best_buckets", "fusion", "ddp") if facts.replicated else (),
         )
     if facts.replicated and exchange.op == "all_reduce":
         if low and cost.moving_us > cost.latency_us:
@@ -192,7 +192,7 @@ def _split(exchange: Exchange, cost: _Cost, scale: float) -> Iterator[Proposal]:
         f"start sending earlier, in smaller buckets of about {bytes_text(size)} (DDP: "
         f"bucket_cap_mb={megabytes:.2g}): only the last one then follows the backward pass",
         max(cost.total_us - remaining, 0.0) * scale,
-        (f"ddp:bucket_mb={megabytes:.2g}", "ddp"),
+        (f"ddp:bucket_mb={megabytes:.2g}", "best_buckets", "ddp"),
     )
 
 

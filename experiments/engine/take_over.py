@@ -105,7 +105,7 @@ class TakenOver:
         )
         # The reducer's hooks go with the reducer: nothing of it may stay behind.
         ddp.reducer._remove_autograd_hooks()
-        ddp.logger = _NoLogger()
+        ddp.logger = _NoLogger(strategy.spec)
         ddp.reducer = _ReducerStandIn(self.exchange, strategy.spec)  # type: ignore[assignment]
 
     def close(self) -> None:
@@ -190,6 +190,13 @@ class _ReducerStandIn:
 
 class _NoLogger:
     """What DistributedDataParallel calls in place of the reducer's logger."""
+
+    def __init__(self, spec: str) -> None:
+        self._spec = spec
+
+    def _set_uneven_input_join(self) -> None:
+        """Called when a job enters `DistributedDataParallel.join`, before its first step there."""
+        refuse(self._spec, "the job uses DistributedDataParallel.join()")
 
     def set_runtime_stats_and_log(self) -> None:
         """Nothing to log."""

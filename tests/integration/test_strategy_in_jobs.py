@@ -73,6 +73,7 @@ def test_frameworks_train_to_the_same_losses(script: str, tmp_path: Path) -> Non
     [
         ("hook", "communication hook of its own"),
         ("fsdp", "FSDP"),
+        ("join", "DistributedDataParallel.join()"),
         ("none", "no model in DistributedDataParallel"),
         ("lbfgs", "LBFGS updates all parameters together"),
     ],

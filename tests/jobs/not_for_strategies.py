@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
 model = nn.Linear(4, 4)
-if sys.argv[1] in {"hook", "lbfgs"}:
+if sys.argv[1] in {"hook", "join", "lbfgs"}:
     model = DistributedDataParallel(model)
 if sys.argv[1] == "hook":
     model.register_comm_hook(None, default_hooks.fp16_compress_hook)
@@ -31,6 +31,9 @@ def closure():
     return loss
 
 
+if sys.argv[1] == "join":
+    with model.join():
+        optimizer.step(closure)
 for _ in range(20):
     optimizer.step(closure)
     sys.stdout.write("trained\n")

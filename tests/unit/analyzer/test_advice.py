@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+from types import SimpleNamespace
+
 import pytest
 
+from ddltrace.analyzer.report import communication_advice
 from ddltrace.experiments.strategy.spec import parse
 
 STEPS = 6
@@ -87,7 +92,9 @@ def test_many_small_messages_are_merged(build):
     assert "merge messages" in finding.advice
     # Seven of eight latencies.
     assert finding.saves_us == pytest.approx(700, rel=0.02)
-    assert finding.command.startswith("ddltrace experiment run --strategy fusion --strategy ddp")
+    assert finding.command.startswith(
+        "ddltrace experiment run --strategy best_buckets --strategy fusion"
+    )
     assert finding.command.endswith("-- test")
 
 
@@ -152,8 +159,19 @@ def test_a_slow_first_step_of_a_short_job_is_in_no_number(build):
     assert max(finding.saves_us for finding in analysis.findings) <= 1000
 
 
-@pytest.mark.parametrize(
-    "spec", ["ddp", "fusion", "bf16", "ddp:bucket_mb=0.14", "localsgd:period=4"]
-)
-def test_strategies_that_are_named_exist(spec):
-    assert parse(spec)
+def test_strategies_that_are_named_exist():
+    calls = [
+        node
+        for node in ast.walk(ast.parse(inspect.getsource(communication_advice)))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Proposal"
+    ]
+    values = {"facts": SimpleNamespace(replicated=True), "megabytes": 0.14, "_PERIOD": 4}
+    named = {
+        spec
+        for call in calls
+        if len(call.args) == 3
+        for spec in eval(ast.unparse(call.args[2]), values)  # the module's own source
+    }
+    assert {"ddp", "best_buckets", "fusion", "bf16"} <= named
+    for spec in named:
+        assert parse(spec)
