@@ -7,13 +7,14 @@ import json
 import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddltrace.experiments.pacing.builtin import PROFILES
 from ddltrace.experiments.transports.entries import NAMES as TRANSPORTS
 from ddltrace.experiments.workloads import WORKLOADS
+from ddltrace.tracer.launch.emulated_hosts import NAMES, check_options, host_options
 
 if TYPE_CHECKING:
     from ddltrace.experiments.harness.results import Results
@@ -156,12 +157,7 @@ Examples:
     f"profile ({', '.join(PROFILES)}), gives it. Rows are labelled paced, and the default batch "
     "is a quarter.",
 )
-@click.option(
-    "--hosts",
-    type=int,
-    help="Put each rank into a network namespace of its own (needs root and iproute2).",
-)
-@click.option("--bandwidth", help="Rate of each host's link, e.g. 400mbit; with --hosts.")
+@host_options
 @click.option(
     "-o",
     "--output",
@@ -191,13 +187,12 @@ def run_command(
     target_loss: float | None,
     timeout: float,
     pace: str | None,
-    hosts: int | None,
-    bandwidth: str | None,
     output: Path | None,
     force: bool,
     html: Path | None,
     as_json: bool,
     command: tuple[str, ...],
+    **cluster: Any,
 ) -> None:
     """Train with each strategy, trace it, and print one table.
 
@@ -225,23 +220,22 @@ def run_command(
     _check_html(html)
     strategies = [parse(spec).spec for spec in specs or _DEFAULT_STRATEGIES]
     _refuse_repeated(strategies)
-    _check_network(ranks, hosts, bandwidth)
+    of_hosts = _ranks_on_hosts(ranks, cluster)
     settings = Settings(
         strategies=[UNCHANGED, *strategies] if command else strategies,
-        ranks=hosts if command else hosts or ranks or 2,
+        ranks=of_hosts if command else of_hosts or ranks or 2,
         steps=steps,
         warmup=warmup,
         repeats=repeats,
         seed=seed,
         timeout_s=timeout,
         target_loss=target_loss,
-        hosts=hosts,
-        bandwidth=bandwidth,
+        **cluster,
         command=list(command),
     )
     if command:
         _refuse_options_of_workloads()
-        check_own_command(command, on_hosts=hosts is not None)
+        check_own_command(command, on_hosts=of_hosts is not None)
     else:
         info = WORKLOADS[workload]
         if info.needs_sklearn:
@@ -291,7 +285,7 @@ def resume_command(directory: Path, html: Path | None, as_json: bool) -> None:
     _check_html(html)
     saved = read(directory / RESULTS_FILE)
     settings = settings_of(saved, directory)
-    _check_network(None, settings.hosts, settings.bandwidth)
+    check_options(dataclasses.asdict(settings))
     done = sum(run.is_finished for row in saved.rows for run in row.runs)
     with ProgressBar(total=len(plan_runs(settings)), done=done) as progress:
         results = resume_experiment(directory, progress)
@@ -413,7 +407,7 @@ def transports_command(
 
     require_torch("ddltrace experiment transports")
     _check_html(html)
-    _check_network(ranks, hosts, bandwidth)
+    _ranks_on_hosts(ranks, dict.fromkeys(NAMES) | {"hosts": hosts, "bandwidth": bandwidth})
     settings = Settings(
         transports=tuple(dict.fromkeys(names)) or TRANSPORTS,
         ranks=hosts or ranks or 2,
@@ -519,19 +513,28 @@ def _refuse_repeated(specs: list[str]) -> None:
         raise UsageError(f"--strategy {min(repeated)} is given twice")
 
 
-def _check_network(ranks: int | None, hosts: int | None, bandwidth: str | None) -> None:
-    """Finds out before anything runs whether the network can be had."""
-    from ddltrace.experiments.network.emulated import check_capabilities, parse_bandwidth
+def _ranks_on_hosts(ranks: int | None, cluster: dict[str, Any]) -> int | None:
+    """Finds out before anything runs whether the emulated cluster can be had.
+
+    Args:
+        ranks: ``--ranks``, if it was given.
+        cluster: The options of the cluster.
+
+    Returns:
+        The number of ranks on all hosts; None without a cluster.
+    """
     from ddltrace.tracer.errors import UsageError
 
-    if (hosts is None) != (bandwidth is None):
-        raise UsageError("--hosts and --bandwidth belong together")
-    if hosts is None or bandwidth is None:
-        return
-    if ranks not in (None, hosts):
-        raise UsageError(f"--hosts {hosts} runs one rank on each host, not --ranks {ranks}")
-    parse_bandwidth(bandwidth)
-    check_capabilities()
+    check_options(cluster)
+    if cluster["hosts"] is None:
+        return None
+    total: int = cluster["hosts"] * (cluster["ranks_per_host"] or 1)
+    if ranks not in (None, total):
+        raise UsageError(
+            f"--hosts {cluster['hosts']} runs {cluster['ranks_per_host'] or 1} ranks on each "
+            f"host, not --ranks {ranks}; see --ranks-per-host"
+        )
+    return total
 
 
 def _tell_apart(paths: tuple[Path, ...]) -> list[str]:

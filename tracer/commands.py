@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -18,6 +18,12 @@ from ddltrace.tracer.errors import (
     TraceError,
     UnwritableError,
     UsageError,
+)
+from ddltrace.tracer.launch.emulated_hosts import (
+    check_options,
+    host_options,
+    on_hosts,
+    refuse_launcher,
 )
 from ddltrace.tracer.optional_packages import require_extra
 
@@ -39,6 +45,7 @@ Examples:
   mpirun -n 4 ddltrace run -o trace -- python train.py
   ddltrace run --dashboard -- torchrun --nproc-per-node 2 train.py
   ddltrace run --strategy p3 --steps 100 -- torchrun --nproc-per-node 2 train.py
+  sudo ddltrace run --hosts 4 --bandwidth 400mbit -- python train.py
 
 The exit status is the job's own; 1 if the job succeeded but nothing could be recorded.""",
 )
@@ -104,6 +111,7 @@ The exit status is the job's own; 1 if the job succeeded but nothing could be re
     help="Name of this launcher, if the job has several: write to DIR/part-NAME.  "
     "[default: derived from torchrun's --nnodes or the variables of mpirun, srun, ...]",
 )
+@host_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(  # noqa: PLR0917 - click passes one argument for each option
     output: Path | None,
@@ -117,6 +125,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     force: bool,
     part: str | None,
     command: tuple[str, ...],
+    **cluster: Any,
 ) -> int:
     """Run a training job and record its trace.
 
@@ -137,6 +146,10 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     if dashboard:
         require_extra("dashboard", "ddltrace run --dashboard")
     window = _step_range(op_steps)
+    check_options(cluster)
+    if cluster["hosts"] is not None:
+        refuse_launcher(command)
+        command = tuple(on_hosts(cluster, command))
     plugin_options = {"strategy": strategy, "steps": steps}
     uses_plugin = strategy is not None or steps is not None
     if uses_plugin:

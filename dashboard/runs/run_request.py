@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ddltrace.experiments.harness.job_command import check_own_command
-from ddltrace.experiments.network.emulated import check_capabilities, parse_bandwidth
+from ddltrace.experiments.network.emulated import check_capabilities
+from ddltrace.experiments.network.topology import parse_bandwidth
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.experiments.workloads import WORKLOADS
 from ddltrace.tracer.errors import UsageError

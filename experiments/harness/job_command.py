@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Final
 
 from ddltrace.experiments.harness.results import UNCHANGED
 from ddltrace.experiments.harness.run_plan import PlannedRun
 from ddltrace.experiments.harness.settings import Settings
 from ddltrace.experiments.pacing.profile import PROFILE_FILE
 from ddltrace.tracer.errors import UsageError
-
-_LAUNCHER: Final = re.compile(r"(^|/)torchrun$|torch\.distributed\.(run|launch)$")
+from ddltrace.tracer.launch.emulated_hosts import on_hosts as command_on_hosts
+from ddltrace.tracer.launch.emulated_hosts import refuse_launcher
 
 
 def job_command(planned: PlannedRun, settings: Settings, directory: Path) -> list[str]:
@@ -37,14 +36,13 @@ def job_command(planned: PlannedRun, settings: Settings, directory: Path) -> lis
             *record,
             *strategy,
             *("--steps", str(settings.steps), "--"),
-            *_network(settings),
-            *settings.command,
+            *command_on_hosts(asdict(settings), settings.command),
         ]
     outcome = outcome_path(planned, directory)
     worker = _worker(planned, settings, outcome)
     if settings.pace is not None:
         worker += ["--pace", str(directory / PROFILE_FILE)]
-    return [*record, "--", *_launch(settings), *worker]
+    return [*record, "--", *_launch(settings, worker)]
 
 
 def check_own_command(command: Sequence[str], *, on_hosts: bool) -> None:
@@ -52,18 +50,15 @@ def check_own_command(command: Sequence[str], *, on_hosts: bool) -> None:
 
     Args:
         command: The command.
-        on_hosts: Whether it runs once on every host of an emulated network.
+        on_hosts: Whether it runs on the hosts of an emulated network.
 
     Raises:
         UsageError: The program does not exist, or it would start ranks of its own on each host.
     """
     if shutil.which(command[0]) is None:
         raise UsageError(f"the job cannot be started: there is no program {command[0]!r:.80}")
-    if on_hosts and any(_LAUNCHER.search(word) for word in command[:4]):
-        raise UsageError(
-            "--hosts starts one rank on each host itself: give it the script, "
-            "as in -- python train.py, in place of torchrun"
-        )
+    if on_hosts:
+        refuse_launcher(command)
 
 
 def outcome_path(planned: PlannedRun, directory: Path) -> Path:
@@ -76,23 +71,13 @@ def log_path(planned: PlannedRun, directory: Path) -> Path:
     return directory / f"{planned.name}.log"
 
 
-def _launch(settings: Settings) -> list[str]:
-    """What stands before the worker's module: torchrun, or the emulated network's launcher."""
+def _launch(settings: Settings, worker: list[str]) -> list[str]:
+    """The worker behind torchrun, or on the hosts of the emulated network."""
     if settings.hosts is not None:
-        return [*_network(settings), sys.executable, "-m"]
+        return command_on_hosts(asdict(settings), [sys.executable, "-m", *worker])
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(settings.ranks), "-m"),
-    ]
-
-
-def _network(settings: Settings) -> list[str]:
-    """The emulated network's launcher; nothing on this machine's own network."""
-    if settings.hosts is None:
-        return []
-    return [
-        *(sys.executable, "-m", "ddltrace.experiments.network.launch"),
-        *("--hosts", str(settings.hosts), "--bandwidth", str(settings.bandwidth), "--"),
+        *("--nproc-per-node", str(settings.ranks), "-m", *worker),
     ]
 
 

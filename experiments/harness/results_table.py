@@ -7,7 +7,8 @@ columns under each other is the analyzer's `table`.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ddltrace.analyzer.compare.mean_difference import LEVEL
 from ddltrace.analyzer.formatting.text_table import aligned
@@ -75,16 +76,25 @@ def label(row: Row) -> str:
     return f"{row.strategy} (paced)" if row.paced else row.strategy
 
 
+def _network(settings: Mapping[str, Any]) -> str:
+    if not settings.get("hosts"):
+        return "on this machine's own network"
+    text = f"on {settings['hosts']} hosts at {settings.get('bandwidth')}"
+    if settings.get("hosts_per_rack"):
+        between = settings.get("bandwidth_between") or "the full rate"
+        text += f", {settings['hosts_per_rack']} in a rack, {between} between racks"
+    for name in ("slow_host", "delay", "loss"):
+        if settings.get(name):
+            text += f", {name.replace('_', ' ')} {settings[name]}"
+    return text
+
+
 def setting_lines(results: Results) -> list[str]:
     """How the experiment was run, in a few lines; none for bare traces."""
     settings = results.settings
     if not settings:
         return []
-    network = (
-        f"on {settings['hosts']} hosts at {settings.get('bandwidth')}"
-        if settings.get("hosts")
-        else "on this machine's own network"
-    )
+    network = _network(settings)
     size = settings.get("gradient_bytes")
     model = f", {size / 1e6:.1f} MB of gradients" if isinstance(size, int) else ""
     command = settings.get("command")

@@ -27,8 +27,15 @@ class Settings:
         target_loss: Training loss whose time is reported; None for none.
         pace: Trace or built-in profile whose layer times the layers wait out; None if they
             compute.
-        hosts: Hosts of an emulated network, one rank on each; None for this machine's own.
+        hosts: Hosts of an emulated network; None for this machine's own.
         bandwidth: Rate of each of its links, such as ``400mbit``.
+        ranks_per_host: Ranks on each host; None for one.
+        hosts_per_rack: Hosts that share a switch; None for one switch.
+        bandwidth_between: Rate of each rack's link to the core; None for a core that is fast
+            enough.
+        slow_host: A host with a slower link, as ``host=2,factor=4``; None for none.
+        delay: One-way delay between hosts, such as ``2ms``; None for none.
+        loss: Share of packets that are lost, such as ``0.1%``; None for none.
         command: The user's own job; empty for a workload.
     """
 
@@ -47,6 +54,12 @@ class Settings:
     pace: str | None = None
     hosts: int | None = None
     bandwidth: str | None = None
+    ranks_per_host: int | None = None
+    hosts_per_rack: int | None = None
+    bandwidth_between: str | None = None
+    slow_host: str | None = None
+    delay: str | None = None
+    loss: str | None = None
     command: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -1,12 +1,13 @@
 """A network of one's own on one Linux machine: a namespace per host behind a shaped link.
 
-Every host is a network namespace with one interface, joined by a veth pair to a bridge in a
+Every host is a network namespace with one interface, joined by a veth pair to the bridge of its
+rack. The bridges of several racks are joined to the bridge of the core. Each bridge is in a
 namespace of its own, so nothing appears in the machine's own network and several such networks
-do not meet. Both ends of each link are shaped by a token bucket filter: what a host sends, and
-what the bridge sends to it. Needs root and iproute2.
+do not meet. Both ends of each link are shaped by a token bucket filter. Needs root and iproute2.
 
-All names carry the process id and start time of their owner, so that a later run can tell the
-leftovers of a dead one and remove them.
+A process of its own, the janitor, removes the network when its owner has been killed. All names
+carry the process id and start time of their owner, so that a later run can tell the leftovers
+of a dead one and remove them, if the janitor was killed, too.
 """
 
 from __future__ import annotations
@@ -21,38 +22,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from ddltrace.tracer.errors import MissingCapabilityError, UsageError
+from ddltrace.experiments.network.topology import Topology
+from ddltrace.tracer.errors import MissingCapabilityError
 
 INTERFACE: Final = "eth0"
 """Name of the one interface that every host has."""
 
-MAX_HOSTS: Final = 64
 _SUBNET: Final = "10.77.0"
 _PREFIX: Final = "ddltrace"
-_NAME = re.compile(rf"{_PREFIX}-(\d+)-(\d+)-(?:h\d+|switch)\Z")
-_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg])bit(?:/s|ps)?\Z", re.IGNORECASE)
-_UNITS: Final = {"k": 1e3, "m": 1e6, "g": 1e9}
+_NAME = re.compile(rf"{_PREFIX}-(\d+)-(\d+)-(?:h\d+|switch|rack\d+)\Z")
 # What a link may send at once after a pause: as little as lets it reach its rate (a timer
 # tick's worth of bytes), but never less than one segment that the kernel has not yet cut.
 _BURST_SECONDS: Final = 0.005
 _MIN_BURST_BYTES: Final = 70_000
 _QUEUE: Final = "50ms"
-
-
-def parse_bandwidth(text: str) -> int:
-    """Reads a rate such as ``400mbit`` or ``2.5gbit``.
-
-    Returns:
-        Bits per second.
-
-    Raises:
-        UsageError: It is no rate, or none above zero.
-    """
-    match = _RATE.match(text.strip())
-    bits = int(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
-    if bits <= 0:
-        raise UsageError(f"bandwidth {text!r:.40} is no rate: write for example 400mbit or 10gbit")
-    return bits
 
 
 def check_capabilities() -> None:
@@ -79,32 +62,31 @@ class EmulatedNetwork:
     """A context manager: the network exists inside the ``with`` block.
 
     Attributes:
+        topology: What it is like.
         hosts: Names of the hosts' namespaces, in order.
         addresses: Their IPv4 addresses.
     """
 
-    def __init__(self, *, hosts: int, bits_per_second: int) -> None:
+    def __init__(self, topology: Topology) -> None:
         """Describes the network; nothing is made yet.
 
         Args:
-            hosts: Number of hosts, 2 to `MAX_HOSTS`.
-            bits_per_second: Rate of every link, in each direction.
-
-        Raises:
-            UsageError: The number of hosts is out of range.
+            topology: What it is to be like.
         """
-        if not 2 <= hosts <= MAX_HOSTS:
-            raise UsageError(f"--hosts must be 2 to {MAX_HOSTS}, not {hosts}")
         owner = f"{_PREFIX}-{os.getpid()}-{_start_time(os.getpid())}"
-        self._switch = f"{owner}-switch"
-        self._bits_per_second = bits_per_second
-        self.hosts = [f"{owner}-h{number}" for number in range(hosts)]
-        self.addresses = [f"{_SUBNET}.{number + 1}" for number in range(hosts)]
+        self.topology = topology
+        self._core = f"{owner}-switch"
+        racks = len(topology.racks)
+        self._racks = [f"{owner}-rack{n}" for n in range(racks)] if racks > 1 else [self._core]
+        self.hosts = [f"{owner}-h{number}" for number in range(topology.hosts)]
+        self.addresses = [f"{_SUBNET}.{number + 1}" for number in range(topology.hosts)]
+        self._janitor: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> EmulatedNetwork:
         check_capabilities()
         remove_leftovers()
         try:
+            self._janitor = _start_janitor(self._namespaces)
             self._build()
         except BaseException:
             self.close()
@@ -125,32 +107,116 @@ class EmulatedNetwork:
 
     def close(self) -> None:
         """Removes the network; interfaces go with their namespaces."""
-        _remove({self._switch, *self.hosts})
+        _remove(set(self._namespaces))
+        if self._janitor is not None and self._janitor.stdin is not None:
+            self._janitor.stdin.close()
+            self._janitor.wait()
+
+    def delay(self) -> None:
+        """Adds the topology's delay and loss to what each host sends.
+
+        Raises:
+            MissingCapabilityError: The kernel cannot do this.
+        """
+        topology = self.topology
+        if not topology.delay_seconds and not topology.loss_percent:
+            return
+        for host in self.hosts:
+            try:
+                _run(
+                    *("tc", "-n", host, "qdisc", "add", "dev", INTERFACE, "parent", "1:1"),
+                    *("handle", "10:", "netem", "limit", "100000"),
+                    *("delay", f"{topology.delay_seconds * 1e6:.0f}us"),
+                    *("loss", f"{topology.loss_percent}%"),
+                )
+            except MissingCapabilityError as error:
+                raise MissingCapabilityError(
+                    "--delay and --loss need the kernel module sch_netem, which this kernel does "
+                    "not have or may not load (Debian, Ubuntu: modprobe sch_netem, in the package "
+                    f"linux-modules-extra or linux-image): {error}"
+                ) from error
+
+    def slow_down(self) -> None:
+        """Gives the slow host its slower link."""
+        slow = self.topology.slow_host
+        if slow is not None:
+            rate = self.topology.rate_of(slow.host, slowed=True)
+            self._shape(self.hosts[slow.host], INTERFACE, rate, "change")
+            self._shape(self._rack_of(slow.host), f"port{slow.host}", rate, "change")
+
+    @property
+    def _namespaces(self) -> list[str]:
+        return sorted({self._core, *self._racks, *self.hosts})
+
+    def _rack_of(self, host: int) -> str:
+        racks = self.topology.racks
+        return next(name for name, hosts in zip(self._racks, racks, strict=True) if host in hosts)
 
     def _build(self) -> None:
-        _ip("netns", "add", self._switch)
-        _ip("-n", self._switch, "link", "add", "br0", "type", "bridge")
-        _ip("-n", self._switch, "link", "set", "br0", "up")
+        for bridge in sorted({self._core, *self._racks}):
+            _ip("netns", "add", bridge)
+            _ip("-n", bridge, "link", "add", "br0", "type", "bridge")
+            _ip("-n", bridge, "link", "set", "br0", "up")
+        if len(self._racks) > 1:
+            for number, rack in enumerate(self._racks):
+                self._link_rack(number, rack)
         for number, host in enumerate(self.hosts):
-            port = f"port{number}"
-            _ip("netns", "add", host)
-            _ip(
-                *("-n", host, "link", "add", INTERFACE, "type", "veth"),
-                *("peer", "name", port, "netns", self._switch),
-            )
-            _ip("-n", host, "addr", "add", f"{self.addresses[number]}/24", "dev", INTERFACE)
-            _ip("-n", host, "link", "set", "lo", "up")
-            _ip("-n", host, "link", "set", INTERFACE, "up")
-            _ip("-n", self._switch, "link", "set", port, "master", "br0", "up")
-            self._shape(host, INTERFACE)
-            self._shape(self._switch, port)
+            self._link_host(number, host)
 
-    def _shape(self, namespace: str, interface: str) -> None:
-        burst = max(_MIN_BURST_BYTES, int(self._bits_per_second / 8 * _BURST_SECONDS))
-        _run(
-            *("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf"),
-            *("rate", f"{self._bits_per_second}bit", "burst", f"{burst}b", "latency", _QUEUE),
+    def _link_rack(self, number: int, rack: str) -> None:
+        port = f"rack{number}"
+        _ip(
+            *("-n", rack, "link", "add", "uplink", "type", "veth"),
+            *("peer", "name", port, "netns", self._core),
         )
+        _ip("-n", rack, "link", "set", "uplink", "master", "br0", "up")
+        _ip("-n", self._core, "link", "set", port, "master", "br0", "up")
+        rate = self.topology.rate_of_rack(number)
+        self._shape(rack, "uplink", rate)
+        self._shape(self._core, port, rate)
+
+    def _link_host(self, number: int, host: str) -> None:
+        port, rack = f"port{number}", self._rack_of(number)
+        _ip("netns", "add", host)
+        _ip(
+            *("-n", host, "link", "add", INTERFACE, "type", "veth"),
+            *("peer", "name", port, "netns", rack),
+        )
+        _ip("-n", host, "addr", "add", f"{self.addresses[number]}/24", "dev", INTERFACE)
+        _ip("-n", host, "link", "set", "lo", "up")
+        _ip("-n", host, "link", "set", INTERFACE, "up")
+        _ip("-n", rack, "link", "set", port, "master", "br0", "up")
+        rate = self.topology.bits_per_second
+        self._shape(host, INTERFACE, rate)
+        self._shape(rack, port, rate)
+
+    @staticmethod
+    def _shape(namespace: str, interface: str, rate: int, verb: str = "add") -> None:
+        burst = max(_MIN_BURST_BYTES, int(rate / 8 * _BURST_SECONDS))
+        _run(
+            *("tc", "-n", namespace, "qdisc", verb, "dev", interface, "root", "handle", "1:"),
+            *("tbf", "rate", f"{rate}bit", "burst", f"{burst}b", "latency", _QUEUE),
+        )
+
+
+def _start_janitor(namespaces: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Starts what removes the namespaces, and ends what runs in them, when this process ends.
+
+    It waits for the end of a pipe whose other end only this process has.
+    """
+    script = (
+        "trap '' INT TERM HUP; cat > /dev/null; "
+        'for name in "$@"; do [ -e "/run/netns/$name" ] || continue; '
+        'for pid in $(ip netns pids "$name" 2> /dev/null); do kill -9 "$pid"; done; '
+        'ip netns del "$name"; done'
+    )
+    return subprocess.Popen(
+        ["sh", "-c", script, "ddltrace-janitor", *namespaces],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def remove_leftovers() -> list[str]:

@@ -5,8 +5,9 @@
     ddltrace run -- python -m ddltrace.experiments.network.launch \\
         --hosts 4 --bandwidth 400mbit -- python train.py
 
-Every host runs one rank and has a name of its own (host0, host1, ...); the ranks find each
-other through ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``, as under torchrun.
+Every host runs one rank or several and has a name of its own (host0, host1, ...); the ranks find
+each other through ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``, as under
+torchrun. The links are measured first: the job does not run on links that are off.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import functools
+import math
 import os
 import signal
 import socket
@@ -23,7 +25,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
-from ddltrace.experiments.network.emulated import INTERFACE, EmulatedNetwork, parse_bandwidth
+from ddltrace.experiments.network.emulated import INTERFACE, EmulatedNetwork
+from ddltrace.experiments.network.link_check import check_links, check_round_trip
+from ddltrace.experiments.network.topology import Topology, topology
 from ddltrace.tracer.errors import DdltraceError
 from ddltrace.tracer.exit_status import shell_status
 
@@ -55,11 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in _STOPPING:
         signal.signal(number, _stop)
     try:
-        network = EmulatedNetwork(
-            hosts=options.hosts, bits_per_second=parse_bandwidth(options.bandwidth)
-        )
-        with network:
+        with EmulatedNetwork(_topology(options)) as network:
             try:
+                _prepare(network)
                 return _run_ranks(network, options.command)
             finally:
                 _ignore_signals()
@@ -70,20 +72,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
 
 
+def _prepare(network: EmulatedNetwork) -> None:
+    """Measures the network, says what it is like, and adds delay and loss."""
+    slow = network.topology.slow_host
+    if slow is not None and slow.at_seconds == 0:
+        network.slow_down()
+    links = check_links(network)
+    print(f"ddltrace: measured links: {', '.join(map(str, links))}", file=sys.stderr, flush=True)
+    network.delay()
+    # Lost packets are sent again after 200 ms: the shortest of some round trips shows no loss.
+    round_trip = check_round_trip(network)
+    print(f"ddltrace: measured round trip: {round_trip * 1e3:.3g} ms", file=sys.stderr, flush=True)
+
+
 def _run_ranks(network: EmulatedNetwork, command: Sequence[str]) -> int:
     ranks: list[subprocess.Popen[bytes]] = []
+    per_host = network.topology.ranks_per_host
+    slow = network.topology.slow_host
+    slows_at = slow.at_seconds if slow is not None and slow.at_seconds > 0 else math.inf
+    begin = time.monotonic()
     try:
-        for rank in range(len(network.hosts)):
+        for rank in range(len(network.hosts) * per_host):
+            host = rank // per_host
             ranks.append(
                 subprocess.Popen(
-                    network.command(rank, command),
+                    network.command(host, command),
                     env={**os.environ, **_environment(network, rank)},
                     # Signals reach the ranks through us, once; when we are killed, they die.
                     start_new_session=True,
-                    preexec_fn=functools.partial(_become_host, rank),  # noqa: PLW1509 - no threads
+                    preexec_fn=functools.partial(_become_host, host),  # noqa: PLW1509 - no threads
                 )
             )
         while True:
+            if time.monotonic() - begin >= slows_at:
+                network.slow_down()
+                slows_at = math.inf
+                assert slow is not None
+                print(
+                    f"ddltrace: the link of host {slow.host} is slow from now on",
+                    file=sys.stderr,
+                    flush=True,
+                )
             states = [process.poll() for process in ranks]
             failed = [state for state in states if state]
             if failed:
@@ -96,13 +125,13 @@ def _run_ranks(network: EmulatedNetwork, command: Sequence[str]) -> int:
 
 
 def _environment(network: EmulatedNetwork, rank: int) -> dict[str, str]:
-    size = len(network.hosts)
+    per_host = network.topology.ranks_per_host
     return {
         "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "GROUP_RANK": str(rank),
+        "WORLD_SIZE": str(len(network.hosts) * per_host),
+        "LOCAL_RANK": str(rank % per_host),
+        "LOCAL_WORLD_SIZE": str(per_host),
+        "GROUP_RANK": str(rank // per_host),
         "MASTER_ADDR": network.addresses[0],
         "MASTER_PORT": _PORT,
         "GLOO_SOCKET_IFNAME": INTERFACE,
@@ -152,6 +181,12 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--hosts", type=int, required=True, help="number of hosts")
     parser.add_argument("--bandwidth", required=True, help="rate of every link, e.g. 400mbit")
+    parser.add_argument("--hosts-per-rack", type=int, help="hosts that share a switch")
+    parser.add_argument("--bandwidth-between", help="rate of each rack's link to the core")
+    parser.add_argument("--slow-host", help="host=N,factor=F[,at=SECONDS]: a slower link")
+    parser.add_argument("--delay", help="one-way delay between hosts, e.g. 2ms")
+    parser.add_argument("--loss", help="share of packets that are lost, e.g. 0.1%%")
+    parser.add_argument("--ranks-per-host", type=int, default=1, help="ranks on each host")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND...")
     options = parser.parse_args(arguments)
     if options.command[:1] == ["--"]:
@@ -159,6 +194,19 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if not options.command:
         parser.error("no command: end the line with -- COMMAND...")
     return options
+
+
+def _topology(options: argparse.Namespace) -> Topology:
+    return topology(
+        hosts=options.hosts,
+        bandwidth=options.bandwidth,
+        hosts_per_rack=options.hosts_per_rack,
+        bandwidth_between=options.bandwidth_between,
+        slow_host=options.slow_host,
+        delay=options.delay,
+        loss=options.loss,
+        ranks_per_host=options.ranks_per_host,
+    )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -15,6 +16,12 @@ from pathlib import Path
 import pytest
 
 from ddltrace.experiments.network.emulated import EmulatedNetwork, remove_leftovers
+from ddltrace.experiments.network.link_check import (
+    LinksOffError,
+    check_links,
+    check_round_trip,
+)
+from ddltrace.experiments.network.topology import SlowHost, Topology
 from ddltrace.tracer.errors import MissingCapabilityError
 
 
@@ -25,7 +32,7 @@ def why_not() -> str | None:
     if os.geteuid() != 0:
         return "needs root"
     try:
-        with EmulatedNetwork(hosts=2, bits_per_second=1_000_000_000):
+        with EmulatedNetwork(Topology(2, 1_000_000_000)):
             return None
     except MissingCapabilityError as error:
         return str(error)
@@ -141,10 +148,21 @@ def test_a_signal_ends_the_ranks_and_the_network(
     assert not any(map(is_alive, rank_pids(tmp_path)))
 
 
-def test_a_killed_launcher_takes_its_ranks_along_and_its_leftovers_are_found(
+def test_a_killed_launcher_takes_its_ranks_and_its_network_along(
     sleeping: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    with EmulatedNetwork(hosts=2, bits_per_second=400_000_000) as living:
+    assert len(namespaces_of(sleeping.pid)) == 3
+    sleeping.kill()
+    sleeping.wait()
+    wait_until(lambda: not any(map(is_alive, rank_pids(tmp_path))))
+    wait_until(lambda: namespaces_of(sleeping.pid) == [])
+
+
+def test_what_is_left_when_the_janitor_is_killed_too_is_found(
+    sleeping: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    with EmulatedNetwork(Topology(2, 400_000_000)) as living:
+        os.kill(janitor_of(sleeping.pid), signal.SIGKILL)
         sleeping.kill()
         sleeping.wait()
         wait_until(lambda: not any(map(is_alive, rank_pids(tmp_path))))
@@ -156,11 +174,66 @@ def test_a_killed_launcher_takes_its_ranks_along_and_its_leftovers_are_found(
     assert namespaces_of(os.getpid()) == []
 
 
+def janitor_of(pid: int) -> int:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    (janitor,) = (
+        int(child)
+        for child in children
+        if b"ddltrace-janitor" in Path(f"/proc/{child}/cmdline").read_bytes()
+    )
+    return janitor
+
+
+def test_racks_and_a_slow_host_are_as_they_are_to_be(tmp_path: Path) -> None:
+    options = ["--hosts-per-rack", "2", "--bandwidth-between", "100mbit", "--ranks-per-host", "2"]
+    options += ["--slow-host", "host=1,factor=4"]
+    command = ["sh", "-c", "echo $RANK $LOCAL_RANK $(hostname)"]
+    done = subprocess.run(
+        [*LAUNCH, "--hosts", "4", "--bandwidth", "400mbit", *options, "--", *command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = [f"{rank} {rank % 2} host{rank // 2}" for rank in range(8)]
+    assert sorted(done.stdout.splitlines()) == expected
+    # It would have refused links that are off by more than 5 %.
+    rates = re.findall(r"(\w+ to \w+) \S+ of (\d+) Mbit/s", done.stderr)
+    assert dict(rates) == {
+        "host0 to host1": "100",
+        "host1 to host0": "100",
+        "host2 to host3": "400",
+        "host3 to host2": "400",
+        "rack0 to rack1": "100",
+        "rack1 to rack0": "100",
+    }
+
+
+def test_a_host_can_become_slow_while_the_job_runs() -> None:
+    with EmulatedNetwork(Topology(2, 400_000_000, slow_host=SlowHost(1, 8, 1))) as network:
+        before = check_links(network)
+        network.slow_down()
+        with pytest.raises(LinksOffError, match=r"host0 to host1 \S+ of 400 Mbit/s"):
+            check_links(network)
+    assert not any(link.is_off for link in before)
+
+
+def test_delay_works_or_names_the_missing_module() -> None:
+    with EmulatedNetwork(Topology(2, 400_000_000, delay_seconds=0.005)) as network:
+        try:
+            network.delay()
+        except MissingCapabilityError as error:
+            assert "sch_netem" in str(error)  # noqa: PT017 - both outcomes are right
+        else:
+            assert 0.01 <= check_round_trip(network) < 0.0125
+
+
 def test_a_network_that_fails_half_way_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddltrace.experiments.network.emulated._QUEUE", "nonsense")
     with (
         pytest.raises(MissingCapabilityError, match="nonsense"),
-        EmulatedNetwork(hosts=2, bits_per_second=1_000_000),
+        EmulatedNetwork(Topology(2, 1_000_000)),
     ):
         pass
     assert namespaces_of(os.getpid()) == []

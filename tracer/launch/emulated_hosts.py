@@ -1,0 +1,114 @@
+"""The options of an emulated cluster, and the command that starts a job on its hosts.
+
+The cluster itself is made by a module of the experiments, which runs as a program of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import click
+
+from ddltrace.tracer.errors import UsageError
+
+_TOPOLOGY: Final = "ddltrace.experiments.network.topology"
+_NETWORK: Final = "ddltrace.experiments.network.emulated"
+_LAUNCHER: Final = "ddltrace.experiments.network.launch"
+_STARTS_RANKS: Final = re.compile(r"(^|/)torchrun$|torch\.distributed\.(run|launch)$")
+
+_OPTIONS: Final = (
+    click.option(
+        "--hosts",
+        type=int,
+        metavar="N",
+        help="Run the job on N emulated hosts: network namespaces behind links of --bandwidth. "
+        "COMMAND is started for each rank. Needs root and iproute2.",
+    ),
+    click.option("--bandwidth", metavar="RATE", help="Rate of each host's link, e.g. 400mbit."),
+    click.option("--ranks-per-host", type=int, metavar="N", help="Ranks on each host."),
+    click.option("--hosts-per-rack", type=int, metavar="N", help="Hosts that share a switch."),
+    click.option(
+        "--bandwidth-between",
+        metavar="RATE",
+        help="Rate of each rack's link to the core.  [default: no less than its hosts can send]",
+    ),
+    click.option(
+        "--slow-host",
+        metavar="host=N,factor=F[,at=S]",
+        help="Divide the rate of one host's link by F, from the start or from second S on.",
+    ),
+    click.option(
+        "--delay", metavar="TIME", help="One-way delay between hosts, e.g. 2ms (needs sch_netem)."
+    ),
+    click.option("--loss", metavar="SHARE", help="Lost packets, e.g. 0.1% (needs sch_netem)."),
+)
+NAMES: Final = (
+    *("hosts", "bandwidth", "ranks_per_host", "hosts_per_rack", "bandwidth_between"),
+    *("slow_host", "delay", "loss"),
+)
+"""Names of the options' values, in the order of the options."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def host_options(command: F) -> F:
+    """Adds the options to a command, which gets them as keyword arguments called as in `NAMES`."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Finds out before anything runs whether the cluster can be had.
+
+    Args:
+        options: The options' values by name; None for those that are not given.
+
+    Raises:
+        UsageError: A value is wrong, or an option is missing.
+        MissingCapabilityError: This machine cannot make the cluster.
+    """
+    if options["hosts"] is None:
+        extra = [name for name in NAMES if options[name] is not None]
+        if extra:
+            raise UsageError(f"--{extra[0].replace('_', '-')} needs --hosts")
+        return
+    if options["bandwidth"] is None:
+        raise UsageError("--hosts and --bandwidth belong together")
+    importlib.import_module(_TOPOLOGY).topology(**{name: options[name] for name in NAMES})
+    importlib.import_module(_NETWORK).check_capabilities()
+
+
+def refuse_launcher(command: Sequence[str]) -> None:
+    """Refuses a command that would start ranks of its own on each host.
+
+    Raises:
+        UsageError: It is torchrun.
+    """
+    if any(_STARTS_RANKS.search(word) for word in command[:4]):
+        raise UsageError(
+            "--hosts starts the ranks on each host itself: give it the script, "
+            "as in -- python train.py, in place of torchrun"
+        )
+
+
+def on_hosts(options: Mapping[str, Any], command: Sequence[str]) -> list[str]:
+    """The command that runs another one on the hosts; the same command if there are none.
+
+    Args:
+        options: The options' values by name.
+        command: What to run for each rank.
+    """
+    if options["hosts"] is None:
+        return list(command)
+    arguments = [
+        argument
+        for name in NAMES
+        if options[name] is not None
+        for argument in (f"--{name.replace('_', '-')}", str(options[name]))
+    ]
+    return [sys.executable, "-m", _LAUNCHER, *arguments, "--", *command]
