@@ -37,6 +37,7 @@ def main() -> None:
     store = TCPStore(options["host"], options["port"], is_master=False, timeout=_FOREVER)
     rank, size = options["rank"], options["size"]
     group = join_group(c10d.PrefixStore("group", store), rank, size, options["global_ranks"])
+    _be_a_rank(rank=options["global_ranks"][rank], ranks=max(options["global_ranks"]) + 1)
     architecture = ParameterServer(servers=options["servers"])
     plans: dict[str, tuple[int, list[OwnRound]]] = {}
     number = 0
@@ -60,6 +61,21 @@ def main() -> None:
         vector = torch.zeros(elements, dtype=getattr(torch, dtype))
         PlanExecution(rounds, vector, group, tag).wait()
         number += 1
+
+
+def _be_a_rank(*, rank: int, ranks: int) -> None:
+    """Lets a tracer record this process as a rank after those of the job.
+
+    The default group, from which a tracer takes the rank, sends nothing: the job's ranks have a
+    default group of their own that this process cannot join.
+
+    Args:
+        rank: What the trace calls this process.
+        ranks: Number of the job's ranks and servers.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
 
 
 def _end_with(parent: int) -> None:

@@ -8,8 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from support.sampling import sampled
+from support.traces import read_last_rows
+
+from ddltrace.tracer.trace.run_reader import read_run
 
 JOB = Path(__file__).parent / "jobs" / "architecture_job.py"
 ON_THREE = [
@@ -21,7 +25,6 @@ ON_THREE = [
     "hierarchical:ranks_per_host=2",
     "hierarchical:inner=tree,outer=mesh,ranks_per_host=2",
     "ps:sharded=true",
-    "ps",
     "ps:servers=2+wfbp",
     "ring+topk:density=0.1+feedback",
     "mesh+topk:density=0.1+feedback",
@@ -29,11 +32,13 @@ ON_THREE = [
     "ring+p3:slice=20",
     "tree+bytescheduler:partition_mb=0.0001,credit_mb=0.0002",
 ]
-ON_FIVE = sampled(["ring", "halving_doubling", "double_tree", "mesh+wfbp", "ps:servers=3"], 3)
+ON_FIVE = sampled(["ring", "halving_doubling", "double_tree", "mesh+wfbp", "ps"], 2)
 
 
-def run(ranks: int, specs: list[str], output: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+def run(ranks: int, specs: list[str], folder: Path) -> dict[str, Any]:
+    output = folder / "report.json"
+    command = [sys.executable, "-m", "ddltrace", "run", "-o", str(folder / "trace"), "--"]
+    command += [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(ranks), str(JOB), str(output), *specs]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -42,8 +47,13 @@ def run(ranks: int, specs: list[str], output: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def of_three(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run(3, ON_THREE, tmp_path_factory.mktemp("architectures") / "report.json")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("architectures")
+
+
+@pytest.fixture(scope="module")
+def of_three(folder: Path) -> dict[str, Any]:
+    return run(3, ON_THREE, folder)
 
 
 @pytest.mark.parametrize("spec", ON_THREE)
@@ -55,7 +65,45 @@ def test_three_ranks_train_as_with_the_librarys_all_reduce(
 
 
 def test_five_ranks_do_too(tmp_path: Path) -> None:
-    report = run(5, ON_FIVE, tmp_path / "report.json")
+    report = run(5, ON_FIVE, tmp_path)
     assert list(report) == ON_FIVE
     assert max(row["distance"] for row in report.values()) < 1e-6
     assert all(row["replicas_equal"] for row in report.values())
+
+
+@pytest.fixture(scope="module")
+def traced(of_three: dict[str, Any], folder: Path) -> pd.DataFrame:
+    """All sends and receives of three workers and two servers, as the trace has them."""
+    assert of_three
+    frames = []
+    for rank in read_run(folder / "trace").ranks:
+        table, _ = read_last_rows(folder / "trace", rank.segment)
+        frames.append(table.to_pandas().astype({"name": object}).assign(rank=rank.rank))
+    every = pd.concat(frames)
+    return every[(every.kind == "message") & every.op.isin(["send", "recv"])]
+
+
+STEPS, ELEMENTS = 3, 308
+
+
+def test_a_ring_sends_the_formulas_messages_and_bytes(traced: pd.DataFrame) -> None:
+    sends = traced[(traced.op == "send") & (traced.group == "exchange")]
+    assert len(sends) == STEPS * 2 * 2 * 3
+    assert sends.bytes.sum() == STEPS * 2 * 2 * ELEMENTS * 4
+    assert {(r.rank, r.peer) for r in sends.itertuples()} == {(0, 1), (1, 2), (2, 0)}
+    assert sends.name.str.contains(r"\[\d+:\d+\]").all()
+
+
+def test_workers_push_each_key_once_and_pull_it_once(traced: pd.DataFrame) -> None:
+    messages = traced[traced.group == "parameter server"]
+    assert set(messages["rank"]) == {0, 1, 2, 3, 4}
+    sends = messages[messages.op == "send"]
+    pushes, pulls = sends[sends["rank"] < 3], sends[sends["rank"] >= 3]
+    assert pushes.bytes.sum() == pulls.bytes.sum() == STEPS * 3 * ELEMENTS * 4
+    assert len(pushes) == len(pulls)
+    assert len(pushes) % (STEPS * 3) == 0
+    loads = pushes.groupby("peer").bytes.sum()
+    assert set(loads.index) == {3, 4}
+    assert loads.max() / loads.mean() <= 1.1
+    receives = messages[messages.op == "recv"]
+    assert len(receives) == len(sends)
