@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ddltrace.experiments.architectures.auto import Auto
 from ddltrace.experiments.architectures.double_tree import DoubleTree
 from ddltrace.experiments.architectures.halving_doubling import HalvingDoubling
 from ddltrace.experiments.architectures.hierarchical import Hierarchical
@@ -64,5 +65,12 @@ TECHNIQUES: Final = (
         "parameter server: workers push keys to servers and pull their sums",
         "Parameter Server, OSDI 2014",
         ParameterServer,
+    ),
+    Technique(
+        _AXIS,
+        "auto",
+        "measures the links, groups ranks into hosts, and takes the cheapest plan for each size",
+        "alpha-beta model: Hockney, Parallel Computing 1994",
+        Auto,
     ),
 )

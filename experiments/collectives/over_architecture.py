@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from ddltrace.experiments.architectures.auto import Auto
 from ddltrace.experiments.architectures.base import Architecture
 from ddltrace.experiments.architectures.hierarchical import Hierarchical, hosts_of
 from ddltrace.experiments.architectures.mesh import Mesh
@@ -19,6 +20,7 @@ from ddltrace.experiments.architectures.placement import Placement, keys_of_slic
 from ddltrace.experiments.architectures.ring import Ring
 from ddltrace.experiments.architectures.transfers import Ownership, Round, Transfer, without_empty
 from ddltrace.experiments.collectives.base import Collectives, Pending
+from ddltrace.experiments.collectives.link_measurement import measure_links
 from ddltrace.experiments.collectives.plan_execution import (
     Combine,
     Naming,
@@ -46,9 +48,12 @@ class ArchitectureCollectives(Collectives):
 
     Attributes:
         placement: Keys of a parameter server; None before `prepare`, and without one.
+        links: Measured links, by which ``auto`` chooses; None for other architectures.
     """
 
-    def __init__(self, architecture: Architecture | Hierarchical, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, architecture: Architecture | Hierarchical | Auto, group: dist.ProcessGroup
+    ) -> None:
         """Finds out who is on which host, if the architecture has to know. Then collective.
 
         Args:
@@ -62,6 +67,7 @@ class ArchitectureCollectives(Collectives):
         if isinstance(architecture, Hierarchical):
             size = architecture.ranks_per_host
             self._hosts = _by_host(group) if size is None else hosts_of(self._ranks, size)
+        self.links = measure_links(group) if isinstance(architecture, Auto) else None
         self._wire = group
         self._servers: ServerProcesses | None = None
         if isinstance(architecture, ParameterServer):
@@ -170,6 +176,11 @@ class ArchitectureCollectives(Collectives):
         architecture = self._architecture
         if isinstance(architecture, Hierarchical):
             return architecture.plan(self._hosts, elements)
+        if isinstance(architecture, Auto):
+            assert self.links is not None
+            # Chosen by size in float32: plans are in elements.
+            chosen = self.links.choose(elements, 4).name
+            return self.links.plan(chosen, elements)
         if isinstance(architecture, ParameterServer):
             owners = self._owners(elements, slices)
             return (
@@ -204,7 +215,7 @@ class _All:
 
 
 def gather_plan(
-    architecture: Architecture | Hierarchical, ranks: Sequence[int], length: int
+    architecture: Architecture | Hierarchical | Auto, ranks: Sequence[int], length: int
 ) -> tuple[Round, ...]:
     """The rounds of an all-gather: rank i's block is i * length to (i + 1) * length.
 

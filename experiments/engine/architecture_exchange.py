@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -17,7 +18,7 @@ from ddltrace.experiments.collectives.over_architecture import ArchitectureColle
 from ddltrace.experiments.engine.groups import new_group_like
 from ddltrace.experiments.engine.message_exchange import Handle, MessageExchange
 from ddltrace.experiments.engine.refusal import refuse
-from ddltrace.experiments.engine.trace_marks import carrying_part
+from ddltrace.experiments.engine.trace_marks import carrying_part, region
 from ddltrace.experiments.strategy.message_plan import Gradient, Message
 from ddltrace.experiments.strategy.spec import Strategy
 
@@ -87,6 +88,11 @@ def create(strategy: Strategy, group: dist.ProcessGroup) -> MessageExchange:
         first = ArchitectureCollectives(strategy.architecture, group)
     except ValueError as error:
         refuse(strategy.spec, str(error))
+    if first.links is not None:
+        choice = f"auto: {first.links.describe()}"
+        with region("marker", choice):
+            if dist.get_rank() == 0:
+                print(f"ddltrace: {choice}", file=sys.stderr, flush=True)
     if strategy.codec is None and strategy.feedback is None:
         return ArchitectureExchange(first)
     second_group = new_group_like(group, "second exchange")

@@ -1,0 +1,65 @@
+"""Measures latency and bandwidth between all pairs of ranks."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from ddltrace.experiments.architectures.auto import Links
+
+_SMALL: Final = 8
+_LARGE: Final = 1 << 20
+_REPEATS: Final = 5
+
+
+def measure_links(group: dist.ProcessGroup) -> Links:
+    """Times round trips between each pair of ranks, one pair after the other. Collective.
+
+    The shortest of some round trips counts. Latency and time for each byte follow from a small
+    and a large message.
+
+    Args:
+        group: The ranks.
+    """
+    size, own = group.size(), group.rank()
+    measured: dict[tuple[int, int], tuple[float, float]] = {}
+    for first in range(size):
+        for second in range(first + 1, size):
+            dist.barrier(group=group)
+            if own in (first, second):
+                peer = second if own == first else first
+                small, large = (
+                    min(
+                        _one_way_us(length, peer, group, leads=own == first)
+                        for _ in range(_REPEATS)
+                    )
+                    for length in (_SMALL, _LARGE)
+                )
+                measured[first, second] = (small, max(large - small, 1e-3) / (_LARGE - _SMALL))
+    gathered: list[Any] = [None] * size
+    dist.all_gather_object(gathered, measured, group=group)
+    alpha = [[0.0] * size for _ in range(size)]
+    beta = [[0.0] * size for _ in range(size)]
+    # The first of a pair measures: all ranks have to conclude from the same numbers.
+    for rank, pairs in enumerate(gathered):
+        for (first, second), (latency, per_byte) in pairs.items():
+            if rank == first:
+                alpha[first][second] = alpha[second][first] = latency
+                beta[first][second] = beta[second][first] = per_byte
+    return Links(alpha, beta)
+
+
+def _one_way_us(length: int, peer: int, group: dist.ProcessGroup, *, leads: bool) -> float:
+    """Half a round trip of a message of `length` bytes, in microseconds."""
+    data = torch.zeros(length, dtype=torch.uint8)
+    start = time.monotonic_ns()
+    if leads:
+        dist.send(data, group=group, group_dst=peer)
+        dist.recv(data, group=group, group_src=peer)
+    else:
+        dist.recv(data, group=group, group_src=peer)
+        dist.send(data, group=group, group_dst=peer)
+    return (time.monotonic_ns() - start) / 2e3

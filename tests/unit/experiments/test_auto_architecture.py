@@ -1,0 +1,54 @@
+"""What is chosen for which links."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddltrace.experiments.architectures.auto import Links
+from ddltrace.experiments.architectures.ring import Ring
+
+
+def links(hosts: list[int], *, inside: tuple[float, float], across: tuple[float, float]) -> Links:
+    """Links of (latency in us, us a byte) for ranks on the given hosts."""
+
+    def matrix(which: int) -> list[list[float]]:
+        return [
+            [0.0 if i == j else (inside if a == b else across)[which] for j, b in enumerate(hosts)]
+            for i, a in enumerate(hosts)
+        ]
+
+    return Links(matrix(0), matrix(1))
+
+
+@pytest.mark.parametrize("hosts", [[0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1, 2, 2, 0]])
+def test_ranks_are_grouped_by_their_links(hosts: list[int]) -> None:
+    found = links(hosts, inside=(10, 1e-4), across=(100, 1e-2))
+    expected = [[r for r, h in enumerate(hosts) if h == host] for host in dict.fromkeys(hosts)]
+    assert sorted(found.hosts) == sorted(expected)
+    crossings = sum(
+        hosts[a] != hosts[b] for a, b in zip(found.order, found.order[1:], strict=False)
+    )
+    assert crossings == len(set(hosts)) - 1
+
+
+def test_equal_links_are_one_group() -> None:
+    found = links([0] * 5, inside=(50, 1e-3), across=(50, 1e-3))
+    assert found.hosts == [[0, 1, 2, 3, 4]]
+    assert not any("hierarchical" in name for name in found._candidates())
+
+
+def test_small_messages_save_rounds_and_large_ones_bytes() -> None:
+    found = links([0] * 8, inside=(100, 1e-3), across=(100, 1e-3))
+    small, large = found.choose(1, 4), found.choose(1 << 24, 4)
+    assert small.cost_us < found.cost_us(Ring().plan(range(8), 1), 4) + 1e-9
+    assert small.name != "ring"
+    # No all-reduce sends less than 2 (p - 1) / p of its bytes from each rank.
+    assert large.cost_us < 1.05 * 2 * 7 / 8 * (4 << 24) * 1e-3
+
+
+def test_slow_links_between_hosts_are_used_least() -> None:
+    found = links([0, 0, 0, 0, 1, 1, 1, 1], inside=(5, 1e-5), across=(200, 1e-2))
+    chosen = found.choose(1 << 20, 4)
+    flat = found.cost_us(found.plan("mesh", 1 << 20), 4)
+    assert chosen.cost_us < flat / 2
+    assert "0,1,2,3; 4,5,6,7" in found.describe()
