@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.optional_packages import require_extra
 
 if TYPE_CHECKING:
+    from ddltrace.analyzer.joined.analyzed import Analyzed
     from ddltrace.analyzer.trace.opened_trace import Trace
 
 
@@ -44,6 +46,7 @@ Examples:
   ddltrace analyze first-trace --json | jq .summary
   ddltrace analyze first-trace --html report.html --steps 10:20
   ddltrace analyze first-trace --format markdown > comment.md
+  ddltrace analyze first-trace --to mlflow
   ddltrace analyze kineto-folder --fail-on "overlap_ratio<0.6"
   ddltrace analyze kineto-folder --definitions hta
   ddltrace analyze node-0/trace node-1/trace
@@ -82,6 +85,14 @@ Examples:
     help='Exit with 3 if EXPR holds, e.g. "overlap_ratio<0.6"; repeat it for more.',
 )
 @click.option(
+    "--to",
+    "tracker",
+    type=click.Choice(["mlflow", "wandb", "tensorboard"]),
+    help="Also log the summary's numbers and the HTML report to a run of an experiment tracker, "
+    "which its own environment variables choose (MLFLOW_TRACKING_URI, WANDB_MODE, ...). "
+    "tensorboard: writes to the folder runs/ here.",
+)
+@click.option(
     "--definitions",
     type=click.Choice(["ddltrace", "hta"]),
     default="ddltrace",
@@ -99,6 +110,7 @@ def analyze(
     steps: range | None,
     window: str | None,
     fail_on: tuple[str, ...],
+    tracker: str | None,
     definitions: str,
 ) -> None:
     """Report where the time of a trace goes.
@@ -117,6 +129,9 @@ def analyze(
         require_extra("report", "analyze --html")
         if not html.absolute().parent.is_dir():
             raise UsageError(f"--html {html}: there is no directory {html.absolute().parent}")
+    if tracker is not None:
+        require_extra("report", f"analyze --to {tracker}")
+        require_extra(tracker, f"analyze --to {tracker}")
     if definitions == "hta" and steps is not None:
         raise UsageError("--definitions hta chooses the steps itself: leave out --steps")
     if definitions == "hta" and window is not None:
@@ -124,7 +139,16 @@ def analyze(
     with open_as_one(traces) as trace:
         opened = trace if window is None else with_window(trace, window)
         form = "json" if as_json else form
-        _report(opened, traces, steps, definitions, form=form, html=html, fail_on=fail_on)
+        _report(
+            opened,
+            traces,
+            steps,
+            definitions,
+            form=form,
+            html=html,
+            fail_on=fail_on,
+            tracker=tracker,
+        )
 
 
 def _report(
@@ -136,6 +160,7 @@ def _report(
     form: str,
     html: Path | None,
     fail_on: tuple[str, ...],
+    tracker: str | None,
 ) -> None:
     """Analyzes an opened trace and reports on it in the ways that were asked for."""
     from ddltrace.analyzer.analysis import analyze_in_full
@@ -173,8 +198,22 @@ def _report(
 
         write_html(analyzed, opened, html, traces)
         click.echo(f"ddltrace: report in {html}", err=True)
+    if tracker is not None:
+        _log(tracker, analyzed, opened, traces)
     for expression in fail_on:
         check_threshold(analysis.summary, expression)
+
+
+def _log(tracker: str, analyzed: Analyzed, opened: Trace, traces: tuple[Path, ...]) -> None:
+    """Logs an analysis to a run of an experiment tracker."""
+    from ddltrace.analyzer.report.html_report import write_html
+    from ddltrace.analyzer.report.trackers import log_analysis
+
+    with tempfile.TemporaryDirectory(prefix="ddltrace-") as folder:
+        report = Path(folder) / "ddltrace-report.html"
+        write_html(analyzed, opened, report, traces)
+        place = log_analysis(tracker, opened.name, analyzed.analysis, report)
+    click.echo(f"ddltrace: logged to {tracker}: {place}", err=True)
 
 
 @click.command(

@@ -677,6 +677,11 @@ class TensorRow:
         enqueue_us: The first message that carries the gradient then is handed over.
         start_us: That message is in flight.
         complete_us: The last message that carries the gradient has completed.
+        waited_us: The host has gone on after it waited for that message: the end of the wait that
+            names the message or, if none does, of the first wait that ends after the message and is
+            for one that was handed over later.
+        updated_us: The first optimizer phase (on a device: the optimizer's kernels) that ends after
+            that message, in the same step, has ended.
         exposed_us: Its share of the exposed communication of a step, mean per rank and step:
             each exposed instant is shared equally by the messages in flight, a message's part
             by its tensors in proportion to their bytes.
@@ -693,6 +698,8 @@ class TensorRow:
     exposed_us: float | None
     messages: float
     bucket: int | None
+    waited_us: float | None = None
+    updated_us: float | None = None
 
 
 @dataclass(frozen=True)

@@ -110,58 +110,65 @@ def alternately(*functions: Callable[[], Any]) -> list[float]:
 
 
 def measure_dashboard(count: int) -> None:
-    """Prints what the command costs with a large trace, from its start to a pan in a browser."""
-    from playwright.sync_api import sync_playwright
-
+    """Prints what the command costs with a large trace, first and when it is opened again."""
     steps = max(1, count // (RANKS * Shape().events))
     with tempfile.TemporaryDirectory() as directory:
         path = write_trace(Path(directory) / "trace", Shape(ranks=RANKS, steps=steps))
-        with dashboard_of(path) as (server, began, url), sync_playwright() as playwright:
-            print(f"ddltrace dashboard, {RANKS * steps * Shape().events:,} events, {RANKS} ranks")
+        print(f"ddltrace dashboard, {RANKS * steps * Shape().events:,} events, {RANKS} ranks")
+        measure_opening(path, "opened first")
+        measure_opening(path, "opened again")
+        stored = sum(file.stat().st_size for file in path.glob(".ddltrace-cache/*"))
+        print(f"  stored beside the trace: {stored / 1e9:.2f} GB")
 
-            def reached(what: str) -> None:
-                seconds = time.perf_counter() - began
-                now, peak = memory(server.pid)
-                print(
-                    f"  {what} after {seconds:.1f} s ({cpu_seconds(server.pid):.1f} s of CPU), "
-                    f"{now:.2f} GB (peak {peak:.2f})",
-                    flush=True,
-                )
 
-            reached("answers")
-            browser = playwright.chromium.launch(
-                executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"]
-            )
-            page = browser.new_page(viewport={"width": 1600, "height": 1000})
-            page.set_default_timeout(600_000)
-            page.goto(url + "timeline")
-            page.wait_for_selector("#timeline[data-sharp]")
-            reached("timeline drawn")
-            print_times("zooming while the analysis is under way", page.evaluate(_MEASURE))
-            overview = browser.new_page()
-            overview.set_default_timeout(600_000)
-            overview.goto(url)
-            overview.wait_for_selector(".graph .js-plotly-plot")
-            overview.close()
-            reached("overview drawn")
-            print_times("zooming when all is read", page.evaluate(_MEASURE))
-            searched = page.evaluate(_SEARCH, "block3.")
-            click = time.perf_counter()
-            page.evaluate(_CLICK)
-            page.wait_for_selector(".details .part")
-            clicked = time.perf_counter() - click
+def measure_opening(path: Path, when: str) -> None:
+    """Prints what the command costs, from its start to a pan in a browser."""
+    from playwright.sync_api import sync_playwright
+
+    with dashboard_of(path) as (server, began, url), sync_playwright() as playwright:
+        print(f"  {when}:")
+
+        def reached(what: str) -> None:
+            seconds = time.perf_counter() - began
+            now, peak = memory(server.pid)
             print(
-                f"  a search took {searched / 1e3:.2f} s, the details of a message {clicked:.2f} s"
+                f"    {what} after {seconds:.1f} s ({cpu_seconds(server.pid):.1f} s of CPU), "
+                f"{now:.2f} GB (peak {peak:.2f})",
+                flush=True,
             )
-            reached("all done")
-            browser.close()
+
+        reached("answers")
+        browser = playwright.chromium.launch(
+            executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"]
+        )
+        page = browser.new_page(viewport={"width": 1600, "height": 1000})
+        page.set_default_timeout(600_000)
+        page.goto(url + "timeline")
+        page.wait_for_selector("#timeline[data-sharp]")
+        reached("timeline drawn")
+        print_times("zooming at once", page.evaluate(_MEASURE))
+        overview = browser.new_page()
+        overview.set_default_timeout(600_000)
+        overview.goto(url)
+        overview.wait_for_selector(".graph .js-plotly-plot")
+        overview.close()
+        reached("overview drawn")
+        print_times("zooming when all is read", page.evaluate(_MEASURE))
+        searched = page.evaluate(_SEARCH, "block3.")
+        click = time.perf_counter()
+        page.evaluate(_CLICK)
+        page.wait_for_selector(".details .part")
+        clicked = time.perf_counter() - click
+        print(f"    a search took {searched / 1e3:.2f} s, the details of a message {clicked:.2f} s")
+        reached("all done")
+        browser.close()
 
 
 def print_times(what: str, times: dict[str, list[float]]) -> None:
     """Prints a line for each of some samples in milliseconds."""
     for name, values in times.items():
         print(
-            f"  {what}: {name} median {statistics.median(values):.1f} ms, "
+            f"    {what}: {name} median {statistics.median(values):.1f} ms, "
             f"95th percentile {np.percentile(values, 95):.1f} ms, worst {max(values):.1f} ms "
             f"({len(values)} samples)"
         )

@@ -256,4 +256,4 @@ def _batch(
 
 def _coded(data, mask, field, dictionaries):  # noqa: ANN001, ANN202
     indices = pa.array(data.astype(field.type.index_type.to_pandas_dtype()), mask=mask)
-    return pa.DictionaryArray.from_arrays(indices, dictionaries[field.name])
+    return pa.DictionaryArray.from_arrays(indices, dictionaries.get(field.name, pa.array([""])))

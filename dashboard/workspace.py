@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -22,6 +24,7 @@ from ddltrace.analyzer.report.notes import notes_of, state_text
 from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard.experiments import OpenExperiment
 from ddltrace.dashboard.rank_breakdowns import Breakdown, rank_breakdowns
+from ddltrace.dashboard.stored.stored_trace import Stored, is_worth_storing, shortened
 from ddltrace.dashboard.timeline.frame import Window, encode_frame
 from ddltrace.dashboard.timeline.lod import I64, RowIndex
 from ddltrace.dashboard.timeline.path_lane import NO_RANK, PathLane, build_path_lane
@@ -43,8 +46,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MAX_HITS: Final = 1000
-_TIMES_MORE: Final = 4
-"""Memory of a timeline relative to an analysis: measured 320 bytes per event against 70."""
 _KEPT_SEARCHES: Final = 4
 _QUERY_LIMITS: Final = QueryLimits(memory_bytes=500_000_000, timeout_s=30.0)
 _KEPT_QUERY_BYTES: Final = 64_000_000
@@ -97,23 +98,17 @@ class OpenTrace:
     Attributes:
         number: Position on the command line, from 0; identifies the trace in URLs.
         title: Name in the dashboard, unique among its traces.
-        trace: The trace; if it is too long for memory, its last steps.
+        trace: The trace.
     """
 
     def __init__(self, number: int, title: str, trace: Trace) -> None:
-        if trace.portion is not None:
-            portion = trace.portion.last(_TIMES_MORE)
-            trace = trace.within(portion.steps)
-            trace.portion = portion
-            trace.notes = [*trace.notes, portion.note]
         self.number = number
         self.title = title
         self.trace = trace
-        self._timeline = Lazy(lambda: build_timeline(trace))
-        self._analyzed = Lazy(lambda: analyze_in_full(trace))
-        self._path_lane = Lazy(
-            lambda: build_path_lane(self.analyzed.paths, self.timeline, trace.origin_ns)
-        )
+        self._stored = Lazy(lambda: _stored(trace))
+        self._timeline = Lazy(self._make_timeline)
+        self._analyzed = Lazy(self._make_analysis)
+        self._path_lane = Lazy(self._make_path_lane)
         self._breakdowns = Lazy(lambda: rank_breakdowns(self.analyzed))
         self._figures: dict[str, go.Figure | None] = {}
         self._searches: OrderedDict[str, Search] = OrderedDict()
@@ -124,6 +119,29 @@ class OpenTrace:
             _KEPT_QUERY_BYTES,
         )
         self._columns: dict[str, list[str]] = {}
+
+    def _make_timeline(self) -> Timeline:
+        stored = self._stored.get()[0]
+        return build_timeline(self.trace) if stored is None else stored.timeline()
+
+    def _make_analysis(self) -> Analyzed:
+        stored = self._stored.get()[0]
+        if stored is None:
+            return analyze_in_full(shortened(self.trace))
+        return stored.analyzed()
+
+    def _make_path_lane(self) -> PathLane:
+        paths, timeline = self.analyzed.paths, self.timeline
+        self._release()
+        lane = build_path_lane(paths, timeline, self.trace.origin_ns)
+        self._release()
+        return lane
+
+    def _release(self) -> None:
+        """Takes pages of stored files out of memory, before and after more are read than usual."""
+        stored = self._stored.get()[0]
+        if stored is not None:
+            stored.release()
 
     @property
     def timeline(self) -> Timeline:
@@ -219,13 +237,27 @@ class OpenTrace:
             self._figures[name] = make(self)
         return self._figures[name]
 
-    def events(self, rank: int) -> pa.Table:
-        """A rank's events.
+    def event(self, rank: int, number: int) -> dict[str, Any]:
+        """All columns of one event. Of events other than messages, the rank is read up to there.
 
         Raises:
-            TraceError: The rank does not exist.
+            TraceError: The rank or the event does not exist.
         """
-        return self.trace.events(rank)
+        index = self.timeline.indexes.get(rank)
+        if index is None:
+            raise TraceError(f"{self.title} has no rank {rank}")
+        if not 0 <= number < len(index):
+            raise TraceError(f"rank {rank} has {len(index)} events")
+        message = index.message(number)
+        if message is not None:
+            return message
+        place = index.place(number)
+        for table in self.trace.windows(rank):
+            if place < table.num_rows:
+                row: dict[str, Any] = table.slice(place, 1).to_pylist()[0]
+                return row
+            place -= table.num_rows
+        raise TraceError(f"rank {rank} has changed since it was read")
 
     def frame(self, window: Window, rows: list[int], query: str = "") -> bytes:
         """The intervals to draw in a window of some rows.
@@ -251,6 +283,7 @@ class OpenTrace:
         with self._search_lock:
             if query not in self._searches:
                 self._searches[query] = self._search(query)
+                self._release()
                 while len(self._searches) > _KEPT_SEARCHES:
                     self._searches.popitem(last=False)
             return self._searches[query]
@@ -270,7 +303,7 @@ class OpenTrace:
                     if track.kind == "steps":
                         match = row.name == (int(step[1]) if step else -1)
                     else:
-                        match = named[row.name]
+                        match = (named if row.labels is None else named[row.labels])[row.name]
                     if touched is not None:
                         match = match | touched[row.event]
                     found = np.flatnonzero(match)
@@ -338,7 +371,7 @@ class OpenTrace:
             "events": timeline.num_events,
             "rows": len(timeline.rows),
             "roles": [role.name.lower() for role in Role],
-            "used": _roles_in(timeline.rows),
+            "used": sorted(Role(role).name.lower() for role in timeline.roles),
             "path": any(track.kind == "steps" for track in timeline.tracks),
             "ranks": list(self.trace.ranks),
             "tracks": [
@@ -483,11 +516,22 @@ class Workspace:
     def warm_up(self, report: Callable[[str], None]) -> None:
         """Loads everything, so that the first pages open at once; reports errors."""
         for opened in self.traces:
-            try:
-                _ = opened.timeline
-                _ = opened.breakdowns
-            except TraceError as error:
-                report(str(error))
+            with ThreadPoolExecutor(2) as pool:
+                both = pool.submit(opened._timeline.get), pool.submit(opened._breakdowns.get)
+            for loaded in both:
+                error = loaded.exception()
+                if isinstance(error, TraceError):
+                    report(str(error))
+                elif error is not None:
+                    raise error
+
+
+def _stored(trace: Trace) -> tuple[Stored | None]:
+    """The stored files of a large trace; None for a small one, or where nothing can be stored."""
+    if is_worth_storing(trace):
+        with contextlib.suppress(OSError):
+            return (Stored(trace),)
+    return (None,)
 
 
 def _unique_titles(traces: list[Trace]) -> list[str]:
@@ -505,7 +549,7 @@ def _roles_in(rows: list[Row]) -> list[str]:
 
 def _only(row: Row, positions: I64) -> Row:
     index = RowIndex(row.index.start[positions], row.index.end(positions))
-    return Row(index, row.event[positions], row.name[positions], row.role[positions])
+    return Row(index, row.event[positions], row.label(positions), row.role[positions])
 
 
 def _shares(busy: RowIndex, edges: I64) -> list[int]:

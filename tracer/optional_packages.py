@@ -21,12 +21,19 @@ EXTRAS: Final[Mapping[str, Mapping[str, str]]] = {
     "experiments": {"scikit-learn": "sklearn"},
     "perfetto": {"perfetto": "perfetto"},
     "chakra": {"protobuf": "google.protobuf"},
+    "mlflow": {"mlflow-skinny": "mlflow"},
+    "wandb": {"wandb": "wandb"},
+    "tensorboard": {"tensorboardX": "tensorboardX"},
     "gpu": {"nvidia-ml-py": "pynvml"},
     "mpi": {"mpi4py": "mpi4py"},
     "zmq": {"pyzmq": "zmq"},
     "grpc": {"grpcio": "grpc"},
 }
 """Extra -> the packages that it installs -> the module that each provides."""
+
+TRACKERS: Final = ("mlflow", "wandb", "tensorboard")
+"""Extras that the extra ``all`` leaves out: a tracker is of use to those who have its server, and
+brings some dozen packages along."""
 
 USES: Final[Mapping[str, str]] = {
     "report": "analyze --html",
@@ -35,6 +42,9 @@ USES: Final[Mapping[str, str]] = {
     "dashboard": "ddltrace dashboard",
     "experiments": "ddltrace experiment run with a workload of images",
     "perfetto": "export --to perfetto",
+    "mlflow": "analyze --to mlflow",
+    "wandb": "analyze --to wandb",
+    "tensorboard": "analyze --to tensorboard",
     "gpu": "device counters of ddltrace run",
     "chakra": "export --to chakra and reading Chakra execution traces",
     "mpi": "the transports mpi and ucx of experiments",

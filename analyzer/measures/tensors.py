@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, Gathered, IntArray
 from ddltrace.analyzer.events.interval_sets import Spans, lengths_within, subtract
-from ddltrace.analyzer.events.rank_messages import Messages
+from ddltrace.analyzer.events.rank_messages import Messages, Waits
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.measures.collectives import in_steps, place_in
 from ddltrace.analyzer.model import TensorRow
@@ -27,6 +27,9 @@ _VALUE_BITS: Final = 44
 _CODE_BITS: Final = 32
 _SPREADING: Final = frozenset({"all_gather", "broadcast"})
 """Operations that count as carriers of a gradient only if no other one does, e.g. compressed."""
+
+_OF_LAST: Final = frozenset({"complete", "waited", "updated"})
+"""Times of the last message that carries a gradient; the others are of the first one."""
 
 _MAX_PERIODS: Final = 64
 _LIMIT: Final = 1 << (_VALUE_BITS - 1)
@@ -52,6 +55,42 @@ def exposed_parts(messages: Messages, exposed: Spans) -> FloatArray:
     sums = np.append(0.0, np.cumsum(per_message))
     parts[counted] = sums[np.searchsorted(time, end)] - sums[np.searchsorted(time, start)]
     return parts
+
+
+def waits_end(messages: Messages, waits: Waits) -> IntArray:
+    """When the host went on after waiting for each message, ns; `NULL_NS` if it did not wait.
+
+    A wait that names no message, such as DistributedDataParallel's at the end of backward, is for
+    the last message to complete, and so for those that were handed over before that one.
+    """
+    found = np.full(len(messages), NULL_NS)
+    known = np.flatnonzero(waits.message != NULL)
+    if not len(known):
+        return found
+    order = known[np.argsort(waits.end[known], kind="stable")]
+    at = np.searchsorted(waits.end[order], messages.end)
+    inside = np.flatnonzero(messages.closed & (at < len(order)))
+    wait = order[at[inside]]
+    later = messages.enqueue[waits.message[wait]] >= messages.enqueue[inside]
+    found[inside[later]] = waits.end[wait[later]]
+    found[waits.message[order]] = waits.end[order]  # the last wait for it
+    return found
+
+
+def updates_end(scan: RankScan) -> IntArray:
+    """When the optimizer had run after each message completed, in the step of the message, ns.
+
+    `NULL_NS` where that is not known.
+    """
+    messages, activity = scan.messages, scan.activity
+    updates = activity.device_update if len(activity.device_update.start) else activity.update
+    found = np.full(len(messages), NULL_NS)
+    place = place_in(messages.step, scan.step)
+    at = np.searchsorted(updates.end, messages.end)
+    rows = np.flatnonzero(messages.closed & (place != NULL) & (at < len(updates.end)))
+    rows = rows[updates.start[at[rows]] < scan.step_end[place[rows]]]
+    found[rows] = updates.end[at[rows]]
+    return found
 
 
 def tensor_rows(
@@ -89,7 +128,7 @@ def tensor_rows(
     # One after the other: each takes eight bytes for every tensor of every message.
     medians = {
         name: _medians((keys for part in parts for keys in part.lives(name)), len(sizes))
-        for name in ("enqueue", "start", "complete", "bucket")
+        for name in ("enqueue", "start", "complete", "waited", "updated", "bucket")
     }
     periods = min(_MAX_PERIODS, max(len(steady), 1))
     sums, count = np.zeros((periods, len(sizes))), np.zeros(len(sizes), dtype=np.int64)
@@ -110,6 +149,8 @@ def tensor_rows(
             exposed_us=_us(float(sums[:, i].sum()) / total) if count[i] else None,
             messages=float(count[i]) / total,
             bucket=None if np.isnan(medians["bucket"][i]) else int(medians["bucket"][i]),
+            waited_us=_us(medians["waited"][i]),
+            updated_us=_us(medians["updated"][i]),
         )
         for name, i in codes.items()
     ]
@@ -278,7 +319,7 @@ class _Part:
     def lives(self, name: str) -> Iterator[IntArray]:
         """Returns keys of one time of the messages that carry each tensor's gradient."""
         messages, gradients = self.scan.messages, self.gradients
-        wanted = gradients.last if name == "complete" else gradients.first
+        wanted = gradients.last if name in _OF_LAST else gradients.first
         seen = 0
         for low, high in self.blocks:
             rows = self.rows[low:high]
@@ -289,13 +330,24 @@ class _Part:
             if name == "bucket":
                 yield _keys(tensors, np.repeat(counts, counts))
                 continue
-            times = messages.end if name == "complete" else getattr(messages, name)
+            times = self._times(name)
             known = times[rows] != NULL_NS
             begin = self.begins[place_in(messages.step[rows], self.numbers)]
             since = np.where(known, times[rows], begin) - begin
             if not known.all():
                 tensors = np.where(np.repeat(known, counts), tensors, NULL)
             yield _keys(tensors, np.repeat(since, counts))
+
+    def _times(self, name: str) -> IntArray:
+        """One time of every message, ns; `NULL_NS` where it is not known."""
+        if name == "complete":
+            return self.scan.messages.end
+        if name == "waited":
+            return waits_end(self.scan.messages, self.scan.waits)
+        if name == "updated":
+            return updates_end(self.scan)
+        times: IntArray = getattr(self.scan.messages, name)
+        return times
 
     def add_exposed(self, sums: FloatArray, count: IntArray, period: IntArray) -> None:
         """Adds each tensor's part of its messages' exposed time, and counts the messages.

@@ -59,14 +59,15 @@ def check_threshold(summary: Summary, expression: str) -> None:
         UsageError: It cannot be read.
     """
     key, name, limit = check_expression(expression)
-    value = _values(summary)[key]
+    value = values_of(summary)[key]
     if value is None:
         raise DdltraceError(f"--fail-on {expression}: the trace does not give {key}")
     if _OPERATORS[name](value, limit):
         raise ThresholdError(f"--fail-on {expression}: {key} is {value:.6g}")
 
 
-def _values(summary: Summary) -> dict[str, float | None]:
+def values_of(summary: Summary) -> dict[str, float | None]:
+    """The numbers of a summary by the names of `KEYS`; None where the trace does not give one."""
     values: dict[str, float | None] = {}
     for name, value in asdict(summary).items():
         if isinstance(value, dict):

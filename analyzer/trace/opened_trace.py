@@ -198,6 +198,11 @@ class Trace:
             self._note(note)
         return clocks
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether the trace is a trace directory, whose events are read from its files."""
+        return self._tables is None and (self.path / RUN_FILE).is_file()
+
     def moment(self, info: RankInfo, ns: int) -> int:
         """Converts a time of one process's clock to rank 0's clock.
 
@@ -304,6 +309,14 @@ class Trace:
     @cached_property
     def origin_ns(self) -> int:
         """The earliest start of any event on rank 0's clock; 0 in a trace without events."""
+        if self._steps is None and self._tables is None:
+            firsts = (
+                int(self.clocks[info.segment].apply(numbers.min(keepdims=True))[0])
+                for info in self.run.ranks
+                for batch in self.read_columns(info, ("start_ns",))
+                if len(numbers := batch["start_ns"].to_numpy())
+            )
+            return min(firsts, default=0)
         starts = [
             events["start_ns"][0].as_py()
             for events in map(self.events, self.ranks)

@@ -16,7 +16,6 @@ from ddltrace.analyzer.formatting.units import (
     printable,
     time_text,
 )
-from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.schema import P2P_OPS
 
 if TYPE_CHECKING:
@@ -74,7 +73,8 @@ class Details:
         facts: Labels and values, escaped for display.
         tensors: The tensors that it concerns.
         num_tensors: Their number; `tensors` may be truncated.
-        parts: For a message: its part on every rank that recorded it, by rank.
+        parts: For a message, or for that of a gradient: its part on every rank that recorded it,
+            by rank.
         missing_ranks: Members of its group without a record of it.
     """
 
@@ -100,7 +100,7 @@ def describe(opened: OpenTrace, rank: int, event: int) -> Details:
     Raises:
         TraceError: The rank or the event does not exist.
     """
-    row = _row(opened, rank, event)
+    row = opened.event(rank, event)
     known = {tensor.id: tensor for tensor in opened.trace.tensors(rank)}
     ids = row["tensors"] or []
     lines = []
@@ -111,31 +111,19 @@ def describe(opened: OpenTrace, rank: int, event: int) -> Details:
         else:
             shape = " x ".join(map(str, tensor.shape)) or "scalar"
             lines.append(TensorLine(printable(tensor.name), shape, bytes_text(tensor.bytes)))
-    parts, missing = _parts(opened, rank, row) if row["kind"] == "message" else ([], [])
+    message = row if row["kind"] == "message" else _message_of_gradient(opened, rank, row)
+    parts, missing = ([], []) if message is None else _parts(opened, rank, message)
     return Details(
         rank=rank,
         event=event,
         title=_title(row, lines),
         kind=str(row["kind"]),
-        facts=_facts(opened, rank, row),
+        facts=_facts(opened, rank, row) + _life(opened, rank, row, message),
         tensors=lines,
         num_tensors=len(ids),
         parts=parts,
         missing_ranks=missing,
     )
-
-
-def _row(opened: OpenTrace, rank: int, event: int) -> dict[str, Any]:
-    """An event as a dict. Only events other than messages read the rank's whole table."""
-    index = opened.timeline.indexes.get(rank)
-    message = index.message(event) if index else None
-    if message is not None:
-        return message
-    table = opened.events(rank)
-    if not 0 <= event < table.num_rows:
-        raise TraceError(f"rank {rank} has {table.num_rows} events")
-    row: dict[str, Any] = table.slice(event, 1).to_pylist()[0]
-    return row
 
 
 def _title(row: dict[str, Any], tensors: list[TensorLine]) -> str:
@@ -187,6 +175,60 @@ def _facts(opened: OpenTrace, rank: int, row: dict[str, Any]) -> list[tuple[str,
         if row[column] is not None:
             facts.append((label, f"{bytes_text(row[column])} ({row[column]:,} bytes)"))
     return facts
+
+
+def _message_of_gradient(
+    opened: OpenTrace, rank: int, row: dict[str, Any]
+) -> dict[str, Any] | None:
+    """The first message handed over after a gradient was ready that carries it, in its step."""
+    if row["kind"] != "gradient" or not row["tensors"] or row["step"] is None:
+        return None
+    messages = opened.timeline.indexes[rank].messages
+    of_step = messages.filter(pc.equal(messages["step"], row["step"])).to_pylist()
+    carrying = [
+        (handed_over, message["event"], message)
+        for message in of_step
+        if row["tensors"][0] in (message["tensors"] or ())
+        and (handed_over := _first_known(message["enqueue_ns"], message["start_ns"]))
+        >= row["start_ns"]
+    ]
+    found: dict[str, Any] | None = min(carrying, default=(0, 0, None))[2]
+    return found
+
+
+def _life(
+    opened: OpenTrace, rank: int, row: dict[str, Any], message: dict[str, Any] | None
+) -> list[tuple[str, str]]:
+    """What became of a gradient, as times after it was ready; empty for other events."""
+    if row["kind"] != "gradient" or message is None:
+        return []
+    ready = row["start_ns"]
+    number = "" if message["seq"] is None else f" {message['seq']}"
+    life = [("Message", printable(f"{message['op'] or 'message'}{number}"))]
+    times = [
+        ("Message enqueued", message["enqueue_ns"]),
+        ("Message in flight", message["start_ns"]),
+    ]
+    times.append(("Message complete", message["end_ns"]))
+    tensors = opened.trace.tensors(rank)
+    name = next((tensor.name for tensor in tensors if tensor.id == row["tensors"][0]), None)
+    life += [
+        (label, f"{time_text((time - ready) / 1e3)} after ready")
+        for label, time in times
+        if time is not None
+    ]
+    analysis = opened.analysis_if_made
+    usual = [] if analysis is None else [t for t in analysis.tensors if t.name == name]
+    for tensor in usual:
+        for label, us in (("Waited for", tensor.waited_us), ("Updated", tensor.updated_us)):
+            if us is not None and tensor.ready_us is not None:
+                text = f"{time_text(us - tensor.ready_us)} after ready, median of the steps"
+                life.append((label, text))
+    return life
+
+
+def _first_known(*times: int | None) -> int:
+    return next(time for time in times if time is not None)
 
 
 def _waits_for(waits: pa.Table, message: int) -> int | None:

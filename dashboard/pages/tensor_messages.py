@@ -59,12 +59,10 @@ def messages_of(opened: OpenTrace, tensor: str, step: int) -> list[TensorMessage
     for rank in opened.trace.ranks:
         names = {info.id: info.name for info in opened.trace.tensors(rank)}
         wanted = {number for number, name in names.items() if name == tensor}
-        events = opened.events(rank)
-        in_step = events.filter(pc.equal(events["step"], step))
-        starts = in_step.filter(pc.equal(in_step["kind"].cast("string"), "step"))
-        begin = starts["start_ns"][0].as_py() if len(starts) else None
-        messages = in_step.filter(pc.equal(in_step["kind"].cast("string"), "message"))
-        for row in messages.to_pylist():
+        begin = opened.timeline.step_start(rank, step)
+        begin = None if begin is None else begin + origin
+        messages = opened.timeline.indexes[rank].messages
+        for row in messages.filter(pc.equal(messages["step"], step)).to_pylist():
             carried = set(row["tensors"] or ())
             if not carried & wanted:
                 continue

@@ -1,4 +1,4 @@
-"""The tensors page: the life of every parameter's gradient, from ready to complete."""
+"""The tensors page: the life of every parameter's gradient, from ready to updated."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ _PARTS: Final = (
     ("ready_us", "enqueue_us", "waits for its bucket", "muted"),
     ("enqueue_us", "start_us", "waits in the queue", "wait"),
     ("start_us", "complete_us", "in flight", "collective"),
+    ("complete_us", "waited_us", "complete, the host waits for others", "idle"),
+    ("waited_us", "updated_us", "until the update has ended", "update"),
 )
 
 _COLUMNS: Final[tuple[Column[TensorRow], ...]] = (
@@ -45,6 +47,8 @@ _COLUMNS: Final[tuple[Column[TensorRow], ...]] = (
     Column(
         "complete", "complete", lambda row: time_text(row.complete_us), lambda row: row.complete_us
     ),
+    Column("waited", "waited for", lambda row: time_text(row.waited_us), lambda row: row.waited_us),
+    Column("updated", "updated", lambda row: time_text(row.updated_us), lambda row: row.updated_us),
     Column("exposed", "exposed", lambda row: time_text(row.exposed_us), lambda row: row.exposed_us),
     Column(
         "bucket",
@@ -64,7 +68,7 @@ def backward_order(rows: Sequence[TensorRow]) -> list[TensorRow]:
 
 
 def lives(rows: Sequence[TensorRow]) -> go.Figure | None:
-    """One bar per tensor from ready to complete (ms from the start of the step).
+    """One bar per tensor from ready to updated (ms from the start of the step).
 
     Args:
         rows: In the order in which they are drawn, from the top.
@@ -127,7 +131,7 @@ def tensors_page(opened: OpenTrace, address: Address) -> Component:
         cards.append(_one_tensor(opened, chosen, address))
     figure = lives(ordered)
     if figure is not None:
-        hint = "From gradient ready to the end of its last message."
+        hint = "From gradient ready to the end of the update."
         if len(ordered) > _MAX_BARS:
             hint += f" The first {_MAX_BARS} of {len(ordered):,} tensors; sort the table below."
         cards.append(card("Lives", graph("tensor-lives", figure.layout.height), hint=hint))
@@ -143,7 +147,8 @@ def tensors_page(opened: OpenTrace, address: Address) -> Component:
         html.H1(f"{len(analysis.tensors):,} tensors"),
         html.P(
             "Each row is one parameter's gradient: ready, handed to a message, in flight, "
-            "complete. Exposed is its share of the communication that compute does not hide.",
+            "complete, waited for by the host, updated by the optimizer. Exposed is its share of "
+            "the communication that compute does not hide.",
             className="lead",
         ),
     ]

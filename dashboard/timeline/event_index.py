@@ -14,8 +14,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_OF_WAITS = ("start_ns", "end_ns", "parent")
-
 
 @dataclass(frozen=True)
 class EventIndex:
@@ -26,11 +24,13 @@ class EventIndex:
             ascending.
         waits: Some columns of the waits.
         tensors: The ids of the tensors of every event, one list per event.
+        recorded: Place of each event in the order of recording; None if that is its number.
     """
 
     messages: pa.Table
     waits: pa.Table
     tensors: pa.ListArray
+    recorded: npt.NDArray[np.int32] | None = None
 
     def message(self, event: int) -> dict[str, Any] | None:
         """The message in a row of the rank's events; None if the row holds another event."""
@@ -41,6 +41,13 @@ class EventIndex:
         row: dict[str, Any] = self.messages.slice(at, 1).to_pylist()[0]
         return row
 
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def place(self, event: int) -> int:
+        """The place of an event in the order of recording, superseded rows included."""
+        return event if self.recorded is None else int(self.recorded[event])
+
     def with_tensors(self, ids: list[int]) -> npt.NDArray[np.bool_]:
         """Marks the events that concern one of some tensors, shape (events,)."""
         parents = pc.list_parent_indices(self.tensors).to_numpy(zero_copy_only=False)
@@ -48,17 +55,3 @@ class EventIndex:
         touched = np.zeros(len(self.tensors), dtype=bool)
         touched[parents[hit]] = True
         return touched
-
-
-def index_events(table: pa.Table) -> EventIndex:
-    """Extracts the kept columns from a rank's events."""
-    messages, waits = (_rows_of(table, kind) for kind in ("message", "wait"))
-    return EventIndex(
-        messages=table.take(messages).append_column("event", messages).combine_chunks(),
-        waits=table.select(_OF_WAITS).take(waits),
-        tensors=table["tensors"].combine_chunks(),
-    )
-
-
-def _rows_of(table: pa.Table, kind: str) -> pa.Array:
-    return pc.indices_nonzero(pc.fill_null(pc.equal(table["kind"], kind), False))

@@ -72,7 +72,7 @@ def encode_frame(window: Window, layers: list[list[tuple[int, Row]]]) -> bytes:
     columns = (
         ("<f8", [row.index.start[r.position] for _, _, row, r in picked]),
         ("<f8", [row.index.end(r.position) for _, _, row, r in picked]),
-        ("<u4", [row.name[r.position] for _, _, row, r in picked]),
+        ("<u4", [row.label(r.position) for _, _, row, r in picked]),
         ("<u4", [row.event[r.position] for _, _, row, r in picked]),
         ("<u4", [r.count for _, _, _, r in picked]),
         ("<u4", [np.full(len(r.position), number) for _, number, _, r in picked]),

@@ -12,7 +12,7 @@ with the number of intervals.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +67,17 @@ class RowIndex:
         np.cumsum(end - start, out=self.covered[1:])
         self._until, self._from, longest = _within_blocks(end - start)
         self._runs = _runs_of_blocks(longest, end - start)
+
+    def arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        """The arrays of the index, for `of_arrays`."""
+        return self.start, self.covered, self._until, self._from, self._runs
+
+    @classmethod
+    def of_arrays(cls, *arrays: npt.NDArray[Any]) -> RowIndex:
+        """The index that `arrays` was called on."""
+        index = cls.__new__(cls)
+        index.start, index.covered, index._until, index._from, index._runs = arrays
+        return index
 
     def __len__(self) -> int:
         return len(self.start)

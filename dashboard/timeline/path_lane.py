@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,6 @@ from ddltrace.analyzer.model import CATEGORIES
 from ddltrace.dashboard.timeline.lod import I64, RowIndex
 from ddltrace.dashboard.timeline.packing import cut_overlaps, pack
 from ddltrace.dashboard.timeline.tracks import Role, Row, Timeline
-
-if TYPE_CHECKING:
-    pass
 
 NO_RANK: Final = -1
 """The rank of intervals that belong to no rank."""
@@ -101,11 +98,17 @@ def _columns(
 ) -> tuple[I64, I64, npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
     """Start, end, role and label of all pieces. A label includes the rank, which changes."""
     start, end, rank, category, name = (
-        np.concatenate([getattr(path, column) for path in paths]).astype(np.int64)
-        for column in ("start", "end", "rank", "category", "name")
+        np.concatenate([getattr(path, column) for path in paths], dtype=dtype)
+        for column, dtype in (
+            ("start", np.int64),
+            ("end", np.int64),
+            ("rank", np.int32),
+            ("category", np.int8),
+            ("name", np.int32),
+        )
     )
     names = [*paths[0].names, *CATEGORIES]  # a piece without a name shows its category
-    called = np.where(name >= 0, name, len(names) - len(CATEGORIES) + category)
-    pairs, which = np.unique(rank * len(names) + called, return_inverse=True)
+    called = np.where(name >= 0, name, len(names) - len(CATEGORIES) + category.astype(np.int32))
+    pairs, which = np.unique(rank.astype(np.int64) * len(names) + called, return_inverse=True)
     texts = [f"rank {pair // len(names)}: {names[pair % len(names)]}" for pair in pairs.tolist()]
     return start, end, _ROLE[category], timeline.intern(texts)[which]

@@ -7,25 +7,25 @@ nanoseconds since the trace's first event.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from ddltrace.analyzer.events.event_columns import Columns
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, numbers_of
 from ddltrace.analyzer.events.interval_sets import EMPTY, Spans, subtract
-from ddltrace.analyzer.events.rank_activity import measure_activity
-from ddltrace.analyzer.events.rank_messages import read_messages, read_waits
 from ddltrace.analyzer.formatting.units import bytes_text
-from ddltrace.dashboard.timeline.event_index import EventIndex, index_events
+from ddltrace.dashboard.timeline.event_index import EventIndex
 from ddltrace.dashboard.timeline.lod import I64, RowIndex
 from ddltrace.dashboard.timeline.packing import MAX_ROWS, cut_overlaps, pack
+from ddltrace.dashboard.timeline.rank_events import RankEvents, read_rank
 from ddltrace.tracer.trace.schema import P2P_OPS
 
 if TYPE_CHECKING:
@@ -95,14 +95,21 @@ class Row:
     Attributes:
         index: The intervals, indexed for reduction.
         event: Row of each interval in the rank's event table.
-        name: Number of each interval's label in `Timeline.names`; for a step, the step number.
+        name: Number of each interval's label in `labels`; for a step, the step number.
         role: `Role` of each interval.
+        labels: Number of each label in `Timeline.names`; None if `name` holds that itself.
     """
 
     index: RowIndex
     event: npt.NDArray[np.int32]
     name: npt.NDArray[np.int32]
     role: npt.NDArray[np.uint8]
+    labels: npt.NDArray[np.int32] | None = None
+
+    def label(self, position: I64) -> npt.NDArray[np.int32]:
+        """Numbers of the labels of some intervals in `Timeline.names`; of steps, the steps."""
+        name = self.name[position]
+        return name if self.labels is None else self.labels[name]
 
 
 @dataclass(frozen=True)
@@ -138,7 +145,8 @@ class Timeline:
         span_ns: Time from the first start to the last end.
         num_events: Number of events in the rows.
         busy: Rank -> its compute and communication, each as disjoint intervals.
-        indexes: Rank -> the columns of its events that are kept in memory.
+        indexes: Rank -> the columns of its events that clicks and searches need.
+        roles: The roles that occur in the rows.
     """
 
     tracks: list[Track] = field(default_factory=list)
@@ -148,7 +156,24 @@ class Timeline:
     num_events: int = 0
     busy: dict[int, tuple[RowIndex, RowIndex]] = field(default_factory=dict)
     indexes: dict[int, EventIndex] = field(default_factory=dict)
-    _number_of_name: dict[str, int] = field(default_factory=dict)
+    roles: set[int] = field(default_factory=set)
+    _number_of_name: dict[str, int] = field(default_factory=dict, init=False)
+
+    def append(self, part: Timeline) -> None:
+        """Adds the tracks of another rank below the tracks so far; the part is used up."""
+        shared = self.intern(part.names)
+        first = len(self.rows)
+        self.tracks += [replace(track, first_row=first + track.first_row) for track in part.tracks]
+        for track in part.tracks:
+            rows = part.rows[track.first_row : track.first_row + track.num_rows]
+            if track.kind != "steps":  # whose labels are the numbers of steps
+                rows = [replace(row, labels=shared) for row in rows]
+            self.rows += rows
+        self.span_ns = max(self.span_ns, part.span_ns)
+        self.num_events += part.num_events
+        self.busy |= part.busy
+        self.indexes |= part.indexes
+        self.roles |= part.roles
 
     def intern(self, labels: list[str]) -> npt.NDArray[np.int32]:
         """Numbers of labels; new labels are added to `names`."""
@@ -159,6 +184,16 @@ class Timeline:
                 self.names.append(label)
             numbers[i] = number
         return numbers
+
+    def step_start(self, rank: int, step: int) -> int | None:
+        """Start of a step on a rank, since the trace's first event; None if it is not known."""
+        for track in self.tracks:
+            if track.rank == rank and track.kind == "steps":
+                row = self.rows[track.first_row]
+                found = np.flatnonzero(row.name == step)
+                if len(found):
+                    return int(row.index.start[found[0]])
+        return None
 
     def row_of_event(self, rank: int, event: int) -> tuple[int, int] | None:
         """The row that shows an event, and the event's position in it."""
@@ -174,31 +209,59 @@ class Timeline:
 def build_timeline(trace: Trace) -> Timeline:
     """Arranges a trace's events in tracks, in time linear in the number of events."""
     timeline = Timeline()
-    for rank in trace.ranks:
-        _RankTracks(timeline, trace, rank).add()
+    for part in rank_timelines(trace):
+        timeline.append(part)
     return timeline
+
+
+def rank_timelines(trace: Trace) -> Iterator[Timeline]:
+    """The timeline of each rank in turn; as many are under way as there are cores."""
+    origin = trace.origin_ns
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        yield from _ahead(pool, lambda rank: build_rank(trace, rank, origin), trace.ranks)
+
+
+def build_rank(trace: Trace, rank: int, origin_ns: int) -> Timeline:
+    """Arranges one rank's events in tracks; the timeline numbers rows and labels from 0."""
+    timeline = Timeline()
+    _RankTracks(timeline, trace, read_rank(trace, rank), origin_ns).add()
+    return timeline
+
+
+def _ahead(
+    pool: ThreadPoolExecutor, make: Callable[[int], Timeline], ranks: Sequence[int]
+) -> Iterator[Timeline]:
+    """The results for all ranks in order, with as many under way as there are threads."""
+    under_way: deque[Future[Timeline]] = deque()
+    for rank in ranks:
+        under_way.append(pool.submit(make, rank))
+        if len(under_way) >= (os.cpu_count() or 1):
+            yield under_way.popleft().result()
+    while under_way:
+        yield under_way.popleft().result()
 
 
 class _RankTracks:
     """Adds one rank's tracks to a timeline."""
 
-    def __init__(self, timeline: Timeline, trace: Trace, rank: int) -> None:
+    def __init__(
+        self, timeline: Timeline, trace: Trace, events: RankEvents, origin_ns: int
+    ) -> None:
         self._timeline = timeline
-        self._rank = rank
-        self._table = trace.events(rank)
-        self._tensor_names = {tensor.id: tensor.name for tensor in trace.tensors(rank)}
-        start = self._ints("start_ns")
-        self._origin = trace.origin_ns
+        self._rank = events.rank
+        self._events = events
+        self._tensor_names = {tensor.id: tensor.name for tensor in trace.tensors(events.rank)}
+        self._origin = origin_ns
+        start = events.start
         self._start: I64 = start - self._origin
         # Events that were still open at the end of the trace are drawn up to that end.
-        ends = self._ints("end_ns", missing=-sys.maxsize)
-        known = ends != -sys.maxsize
-        last = int(max(start.max(initial=0), ends[known].max(initial=0)))
-        self._end: I64 = np.maximum(np.where(known, ends, last), start) - self._origin
+        known = events.end != NULL_NS
+        last = int(max(start.max(initial=0), events.end[known].max(initial=0)))
+        self._end: I64 = np.maximum(np.where(known, events.end, last), start) - self._origin
         # Times beyond any machine's uptime are damage, and would compress all others.
         self._shown: Bools = (self._start >= 0) & (self._end < _LONGEST_NS)
-        self._kinds = self._codes("kind")
-        self._lanes = self._codes("lane")
+        self._kinds = events.kind, events.words["kind"]
+        self._lanes = events.lane, events.words["lane"]
 
     def add(self) -> None:
         """Adds the tracks, from top to bottom."""
@@ -214,10 +277,8 @@ class _RankTracks:
         self._add_track("waits", "waits", self._of_kind("wait"))
         for lane, which in self._by_lane("message"):
             self._add_track("communication", lane, which)
-        timeline.indexes[self._rank] = index_events(self._table)
-        columns = Columns(self._table)
-        messages = read_messages(columns)
-        activity = measure_activity(columns, messages, read_waits(columns, messages))
+        timeline.indexes[self._rank] = self._events.index
+        activity = self._events.activity
         # Where compute is not known, neither is the communication that it does not hide.
         exposed = EMPTY if activity.compute is None else subtract(activity.comm, activity.compute)
         self._add_exposed(self._since_origin(exposed))
@@ -239,6 +300,7 @@ class _RankTracks:
             Track(self._rank, "exposed", "exposed", len(timeline.rows), 1, False)
         )
         size = len(spans.start)
+        timeline.roles.add(int(Role.EXPOSED))
         name = timeline.intern(["exposed communication"])
         timeline.rows.append(
             Row(
@@ -283,16 +345,8 @@ class _RankTracks:
                     self._role[events],
                 )
             )
-
-    def _ints(self, column: str, missing: int = 0) -> I64:
-        values = self._table[column].combine_chunks().fill_null(missing)
-        return cast(I64, values.to_numpy(zero_copy_only=False).astype(np.int64, copy=False))
-
-    def _codes(self, column: str) -> tuple[npt.NDArray[np.int32], list[str]]:
-        """A dictionary-coded column as codes (-1 for null) and values."""
-        coded = self._table[column].combine_chunks()
-        codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
-        return codes, coded.dictionary.to_pylist()
+        present = np.bincount(self._role[which], minlength=len(Role))
+        timeline.roles |= {int(role) for role in np.flatnonzero(present)}
 
     def _of_kind(self, *kinds: str) -> I64:
         codes, words = self._kinds
@@ -312,27 +366,30 @@ class _RankTracks:
         of_code = np.array([_ROLE_OF_KIND.get(word, Role.HOST) for word in words], dtype=np.uint8)
         role = of_code[codes] if len(codes) else np.zeros(0, dtype=np.uint8)
         phases = self._of_kind("phase")
-        names, name_words = self._codes("name")
         of_name = np.array(
-            [*(_ROLE_OF_PHASE.get(word, Role.HOST) for word in name_words), Role.HOST],
+            [
+                *(_ROLE_OF_PHASE.get(word, Role.HOST) for word in self._events.words["name"]),
+                Role.HOST,
+            ],
             dtype=np.uint8,
         )
-        role[phases] = of_name[names[phases]]
-        messages = self._of_kind("message")
+        role[phases] = of_name[self._events.name[phases]]
+        messages = self._events.index.messages
+        which = messages["event"].to_numpy().astype(np.int64)
         for column, roles in (
             ("op", dict.fromkeys(P2P_OPS, Role.P2P)),
             ("status", {"open": Role.UNFINISHED, "failed": Role.UNFINISHED}),
         ):
-            values, words = self._codes(column)
+            values, words = _codes(messages, column)
             for code, word in enumerate(words):
                 if word in roles:
-                    role[messages[values[messages] == code]] = roles[word]
+                    role[which[values == code]] = roles[word]
         return role
 
     def _labels(self) -> npt.NDArray[np.int32]:
         """Number of each event's label."""
         timeline = self._timeline
-        names, name_words = self._codes("name")
+        names, name_words = self._events.name, self._events.words["name"]
         kinds, kind_words = self._kinds
         # Events without a name show their kind.
         plain = timeline.intern([*name_words, *kind_words])
@@ -341,16 +398,17 @@ class _RankTracks:
         self._label_waits(label)
         self._label_gradients(label, names)
         steps = self._of_kind("step")
-        label[steps] = self._ints("step", missing=-1)[steps]
+        label[steps] = self._events.step[steps]
         return label
 
     def _label_messages(self, label: npt.NDArray[np.int32]) -> None:
-        which = self._of_kind("message")
-        ops, op_words = self._codes("op")
-        size = self._ints("bytes", missing=-1)[which]
-        size = np.where(size < 0, self._ints("out_bytes", missing=-1)[which], size)
+        messages = self._events.index.messages
+        which = messages["event"].to_numpy().astype(np.int64)
+        ops, op_words = _codes(messages, "op")
+        size = _ints(messages, "bytes")
+        size = np.where(size < 0, _ints(messages, "out_bytes"), size)
         pairs, inverse = np.unique(
-            np.stack([ops[which].astype(np.int64), size]), axis=1, return_inverse=True
+            np.stack([ops.astype(np.int64), size]), axis=1, return_inverse=True
         )
         texts = []
         for op, num_bytes in pairs.T.tolist():
@@ -370,13 +428,27 @@ class _RankTracks:
         which = which[names[which] < 0]
         if not len(which):
             return
-        tensors = self._table["tensors"].combine_chunks().take(pa.array(which))
-        first = pc.list_slice(tensors, 0, 1)
-        known = pc.list_value_length(first).fill_null(0).to_numpy(zero_copy_only=False) > 0
-        ids = pc.list_flatten(first).to_numpy(zero_copy_only=False)
-        numbers, inverse = np.unique(ids, return_inverse=True)
+        first = self._events.first_tensor[which]
+        which, first = which[first >= 0], first[first >= 0]
+        numbers, inverse = np.unique(first, return_inverse=True)
         texts = [self._tensor_names.get(n, f"tensor {n}") for n in numbers.tolist()]
-        label[which[known]] = self._timeline.intern(texts)[inverse]
+        label[which] = self._timeline.intern(texts)[inverse]
+
+
+def _codes(table: pa.Table, column: str) -> tuple[npt.NDArray[np.int32], list[str]]:
+    """A dictionary-coded column as codes (-1 for null) and values."""
+    coded = table[column].combine_chunks()
+    if isinstance(coded, pa.ChunkedArray):  # of an empty table
+        return np.zeros(0, dtype=np.int32), []
+    codes = numbers_of(coded.indices, NULL).astype(np.int32)
+    return codes, coded.dictionary.to_pylist()
+
+
+def _ints(table: pa.Table, column: str) -> I64:
+    values = table[column].combine_chunks()
+    if isinstance(values, pa.ChunkedArray):
+        return np.zeros(0, dtype=np.int64)
+    return numbers_of(values, NULL).astype(np.int64)
 
 
 def _wait_label(name: str) -> str:

@@ -13,7 +13,7 @@ MS = 1_000_000
 
 
 def find(opened, rank, **wanted):
-    for number, row in enumerate(opened.events(rank).to_pylist()):
+    for number, row in enumerate(opened.trace.events(rank).to_pylist()):
         if all(row[key] == value for key, value in wanted.items()):
             return number
     raise AssertionError(wanted)
@@ -141,3 +141,14 @@ def test_a_message_and_a_search_need_no_rank_to_be_read_again(opened, monkeypatc
     monkeypatch.setattr(type(opened.trace), "events", read_again)
     assert describe(opened, 0, number) == before
     assert opened.search("net.conv.weight").total > 0
+
+
+def test_the_panel_of_a_gradient_shows_its_life_and_its_message(opened):
+    details = describe(opened, 0, find(opened, 0, kind="gradient", step=1))
+    facts = dict(details.facts)
+    # rank 0: the gradient of net.fc is ready at 40 ms; its message starts at 41 and ends at 75.
+    assert facts["Message"] == "all_reduce 2"
+    assert facts["Message enqueued"].startswith("0")
+    assert "1" in facts["Message in flight"]
+    assert "35" in facts["Message complete"]
+    assert [part.rank for part in details.parts] == [0, 1]

@@ -230,7 +230,9 @@ def test_of_a_trace_too_long_the_analyzed_steps_are_shown(write_run_of, monkeypa
     shown = [row.step for row in opened.analysis.steps]
     assert 0 < len(shown) < 8
     assert shown[-1] == 7
-    assert {step for step in opened.events(0)["step"].to_pylist() if step is not None} == set(shown)
+    assert {step for step in opened.trace.events(0)["step"].to_pylist() if step is not None} == set(
+        shown
+    )
     assert opened.timeline.rows
     page = as_json(overview.overview_page(opened))
     assert page.count("are too many to analyze at once: of steps 0 to 7") == 1

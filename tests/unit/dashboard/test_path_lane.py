@@ -77,7 +77,7 @@ def test_every_piece_leads_to_an_event_of_its_rank_around_it(opened):
         _, _, piece = lane.piece(number)
         details = describe_piece(opened, number)
         assert details.rank == piece.rank
-        event = opened.events(piece.rank).slice(details.event, 1).to_pylist()[0]
+        event = opened.trace.events(piece.rank).slice(details.event, 1).to_pylist()[0]
         kinds.add((piece.category, event["kind"]))
         assert event["start_ns"] < piece.end_ns
         assert event["end_ns"] > piece.start_ns

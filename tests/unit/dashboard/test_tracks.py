@@ -80,7 +80,7 @@ def test_every_event_stands_in_one_row(opened):
                 for row in rows(opened, t)
             ]
         )
-        assert sorted(shown.tolist()) == list(range(opened.events(rank).num_rows))
+        assert sorted(shown.tolist()) == list(range(opened.trace.events(rank).num_rows))
 
 
 def test_an_event_is_found_in_its_row(opened):

@@ -1,0 +1,1 @@
+"""The timeline and the analysis of a large trace, stored so that they load at once."""

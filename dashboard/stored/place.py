@@ -1,0 +1,127 @@
+"""Where the stored timeline and analysis of a trace lie, and which content they are of.
+
+They lie in the folder `FOLDER` of the trace directory or, where that cannot be written, in the
+user's cache. Both can be deleted at any time. A file is named by the user who wrote it, so several
+users of one trace do not overwrite each other's files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from ddltrace.tracer.trace.trace_files import RUN_FILE, event_path
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace.opened_trace import Trace
+
+FOLDER: Final = ".ddltrace-cache"
+FORMAT: Final = 1
+"""Of the stored records; another one is built again. So is that of another ddltrace version."""
+
+_SECRET_BYTES: Final = 32
+
+
+def user_folder() -> Path:
+    """The folder of ddltrace in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddltrace"
+
+
+def user_secret() -> bytes:
+    """The key that marks files as written by this user; made on first use.
+
+    Raises:
+        OSError: The user's cache cannot be written.
+    """
+    path = user_folder() / "cache.key"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        if len(secret := path.read_bytes()) == _SECRET_BYTES:
+            return secret
+        path.unlink()
+    # Linked into place: a concurrent process sees a whole key or none.
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(secrets.token_bytes(_SECRET_BYTES))
+        with contextlib.suppress(FileExistsError):
+            os.link(name, path)
+    finally:
+        os.unlink(name)
+    return path.read_bytes()
+
+
+def content_key(trace: Trace) -> str:
+    """A digest of the trace's files, the cache's format and ddltrace's version.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    files = [trace.path / RUN_FILE]
+    files += [event_path(trace.path, info.segment) for info in trace.run.ranks]
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        digests = list(pool.map(_digest, files))
+    parts = [str(FORMAT), metadata.version("ddltrace"), *digests]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        digest = hashlib.sha256()
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return f"{path.name} {digest.hexdigest()}"
+
+
+def folders(trace: Trace) -> list[Path]:
+    """Folders that may hold the stored files of a trace, the preferred one first."""
+    own = hashlib.sha256(str(trace.path.resolve()).encode()).hexdigest()[:32]
+    return [trace.path / FOLDER, user_folder() / "traces" / own]
+
+
+def file_name(kind: str, secret: bytes) -> str:
+    """Name of the file of a kind that the holder of a secret writes."""
+    return f"{kind}-{hashlib.sha256(secret).hexdigest()[:12]}.bin"
+
+
+@contextlib.contextmanager
+def replacing(trace: Trace, name: str) -> Iterator[BinaryIO]:
+    """A new file in the first folder that can be written, in place once it is complete.
+
+    Concurrent writers do not disturb each other; the last one to finish stays.
+
+    Raises:
+        OSError: No folder can be written.
+    """
+    handle, temporary = _temporary_file(folders(trace))
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+        temporary.replace(temporary.with_name(name))
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _temporary_file(candidates: list[Path]) -> tuple[int, Path]:
+    last: OSError | None = None
+    for folder in candidates:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if folder.is_symlink():  # it could lead out of a trace that a stranger made
+                raise NotADirectoryError(f"{folder} is a symbolic link")
+            handle, name = tempfile.mkstemp(dir=folder, prefix=".building-")
+        except OSError as error:
+            last = error
+        else:
+            return handle, Path(name)
+    assert last is not None
+    raise last

@@ -1,0 +1,119 @@
+"""The stored timeline and analysis of a large trace."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.dashboard.stored import stored_trace as stored
+from ddltrace.dashboard.stored.container import ArrayReader, ArrayWriter, InvalidCacheError
+from ddltrace.dashboard.stored.place import FOLDER
+from ddltrace.dashboard.timeline.frame import Window
+from ddltrace.dashboard.workspace import OpenTrace, Workspace
+
+KEY = b"k" * 32
+
+
+@pytest.fixture
+def large(trace_path, tmp_path, monkeypatch):
+    """A trace that counts as large, and a user's cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(stored, "FEWEST_EVENTS", 1)
+    return trace_path
+
+
+def opened(path: Path) -> OpenTrace:
+    return Workspace([open_trace(path)]).get(0)
+
+
+def shown(trace: OpenTrace) -> tuple[object, ...]:
+    """What the pages show of a trace."""
+    window = Window(0, trace.timeline.span_ns, 500)
+    rows = list(range(len(trace.timeline.rows)))
+    return (
+        trace.layout(),
+        trace.minimap(100),
+        trace.frame(window, rows, "layer"),
+        trace.analysis.to_json(),
+        {name: np.nan_to_num(v).tolist() for name, v in trace.analysis.rank_steps.items()},
+        trace.breakdowns,
+        trace.path_layout(),
+        [trace.event(rank, 0) for rank in trace.trace.ranks],
+        trace.notes,
+    )
+
+
+def stored_files(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(path.iterdir())}
+
+
+def test_a_stored_trace_shows_what_a_read_one_shows(large, monkeypatch):
+    built, loaded = shown(opened(large)), shown(opened(large))
+    assert len(stored_files(large / FOLDER)) == 2
+    assert built == loaded
+    shutil.rmtree(large / FOLDER)
+    monkeypatch.setattr(stored, "FEWEST_EVENTS", 1 << 60)
+    assert shown(opened(large)) == loaded
+    assert not (large / FOLDER).exists()
+
+
+def test_damaged_foreign_and_outdated_files_are_built_again(large, tmp_path, write_run_of):
+    whole = opened(large).layout()
+    folder = large / FOLDER
+    [name] = stored_files(folder)
+    content = (folder / name).read_bytes()
+    middle = len(content) // 2
+    for bad in (
+        b"",
+        content[:-1],
+        content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
+        content + b"more",
+    ):
+        (folder / name).write_bytes(bad)
+        assert opened(large).layout() == whole
+        assert (folder / name).read_bytes() == content
+    # A file that another user's key signed is not believed.
+    (tmp_path / "cache" / "ddltrace" / "cache.key").write_bytes(KEY)
+    assert opened(large).layout() == whole
+    assert len(stored_files(folder)) == 2
+    longer = write_run_of("longer", steps=6)
+    shutil.copytree(longer, large, dirs_exist_ok=True)
+    assert opened(large).analysis.trace.steps == 6
+
+
+def test_a_link_out_of_the_trace_is_not_written_through(large, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (large / FOLDER).symlink_to(outside)
+    assert opened(large).timeline.rows
+    assert not stored_files(outside)
+    assert list((tmp_path / "cache" / "ddltrace" / "traces").glob("*/timeline-*.bin"))
+
+
+def test_a_trace_is_shown_where_nothing_can_be_stored(large, tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    assert opened(large).timeline.rows
+    assert not (large / FOLDER).exists()
+
+
+def test_arrays_come_back_and_only_numbers_are_stored(tmp_path):
+    path = tmp_path / "file"
+    arrays = [np.arange(7, dtype=np.int32), np.zeros((0, 3)), np.array([[True], [False]])]
+    with open(path, "wb") as file:
+        writer = ArrayWriter(file, KEY)
+        writer.finish([writer.add(array) for array in arrays])
+        with pytest.raises(TypeError):
+            writer.add(np.array([object()]))
+    reader = ArrayReader(path, KEY)
+    for array, reference in zip(arrays, reader.document, strict=True):
+        found = reader.array(reference)
+        assert found.dtype == array.dtype
+        assert np.array_equal(found, array)
+    with pytest.raises(InvalidCacheError):
+        ArrayReader(path, b"another" * 4)
