@@ -28,10 +28,10 @@ from torch import nn
 
 from ddltrace.experiments.engine import take_over
 from ddltrace.experiments.engine.attach import attach
-from ddltrace.experiments.engine.message_exchange import AllReduce, Handle
+from ddltrace.experiments.messages.message_exchange import AllReduce, Handle
+from ddltrace.experiments.messages.message_plan import Message
 from ddltrace.experiments.pacing.paced_layers import PacedLayers
 from ddltrace.experiments.pacing.profile import PaceProfile
-from ddltrace.experiments.strategy.message_plan import Message
 from ddltrace.experiments.strategy.spec import parse
 
 ELEMENTS_PER_UNIT: Final = 4000

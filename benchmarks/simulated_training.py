@@ -17,13 +17,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ddltrace.experiments.codecs.message_exchange import CodecExchange
-from ddltrace.experiments.engine.message_exchange import AllReduce, MessageExchange
-from ddltrace.experiments.engine.optimizer_rule import create_optimizer_rule
+from ddltrace.experiments.engine.create_policy import create_step_policy
 from ddltrace.experiments.engine.payloads import Payloads
-from ddltrace.experiments.engine.step_policy import StepContext, create_step_policy
 from ddltrace.experiments.engine.update_control import UpdateControl
-from ddltrace.experiments.strategy.message_plan import Gradient, MessagePlan, whole
-from ddltrace.experiments.strategy.spec import Strategy, parse
+from ddltrace.experiments.frequency.policies.step_policy import StepContext
+from ddltrace.experiments.messages.message_exchange import AllReduce, MessageExchange
+from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan, whole
+from ddltrace.experiments.optimizer_rules.updates import create_optimizer_rule
+from ddltrace.experiments.strategy.spec import parse
+from ddltrace.experiments.strategy.strategy import Strategy
 
 
 @dataclass
@@ -95,7 +97,7 @@ class _RankTraining:
             self._parameters,
             stand_in,
             self._policy,
-            create_optimizer_rule(strategy),
+            create_optimizer_rule(strategy.optimizer_rule),
             takes_momentum=getattr(strategy.codec, "takes_momentum", False),
         )
 

@@ -26,8 +26,13 @@ FOLDERS: Final = (
     *("analyzer/trace", "analyzer/events", "analyzer/joined", "analyzer/measures", "analyzer"),
     *("analyzer/report", "analyzer/compare", "analyzer/query", "analyzer/exporters"),
     "analyzer/formatting",
-    *("experiments/strategy", "experiments/schedules", "experiments/codecs"),
-    *("experiments/engine", "experiments/workloads", "experiments/network", "experiments/harness"),
+    *("experiments/strategy", "experiments", "experiments/schedules", "experiments/codecs"),
+    *("experiments/codecs/kernels", "experiments/codecs/forms", "experiments/frequency"),
+    *("experiments/frequency/policies", "experiments/optimizer_rules"),
+    *("experiments/architectures", "experiments/collectives", "experiments/transports"),
+    *("experiments/transports/backends", "experiments/messages", "experiments/engine"),
+    *("experiments/workloads", "experiments/pacing", "experiments/network"),
+    *("experiments/observation", "experiments/harness", "experiments/transport_benchmark"),
     *("dashboard/timeline", "dashboard", "dashboard/pages", "package-root"),
 )
 ROOMS: Final = ("tracer", "analyzer", "experiments", "dashboard", "package-root")

@@ -399,9 +399,9 @@ def transports_command(
     or fails is reported with the reason, and the exit status is 1 if no library could be measured
     or one failed.
     """
-    from ddltrace.experiments.transports.benchmark.comparison import compare
-    from ddltrace.experiments.transports.benchmark.settings import Settings, sizes_up_to
-    from ddltrace.experiments.transports.benchmark.table import render
+    from ddltrace.experiments.transport_benchmark.comparison import compare
+    from ddltrace.experiments.transport_benchmark.settings import Settings, sizes_up_to
+    from ddltrace.experiments.transport_benchmark.table import render
     from ddltrace.tracer.errors import DdltraceError
     from ddltrace.tracer.optional_packages import require_torch
 
@@ -420,7 +420,7 @@ def transports_command(
     found = compare(settings, lambda name: click.echo(f"ddltrace: measuring {name}", err=True))
     click.echo(json.dumps(found.to_json()) if as_json else render(found))
     if html is not None:
-        from ddltrace.experiments.transports.benchmark.html_report import write_html
+        from ddltrace.experiments.transport_benchmark.html_report import write_html
 
         write_html(found, html)
         click.echo(f"ddltrace: report in {html}", err=True)

@@ -12,7 +12,7 @@ from ddltrace.experiments.architectures.mesh import Mesh
 from ddltrace.experiments.architectures.parameter_server import ParameterServer
 from ddltrace.experiments.architectures.ring import Ring
 from ddltrace.experiments.architectures.tree import Tree
-from ddltrace.experiments.strategy.technique import Technique
+from ddltrace.experiments.technique import Technique
 
 _AXIS: Final = "architecture"
 

@@ -1,8 +1,8 @@
 """Codecs: tensors made shorter for the wire.
 
 Each technique is one file with a pure description of its parameters, its wire size and the
-exchange that suits it. The torch code that encodes and decodes stands in ``kernels`` and loads
-when a codec is made.
+exchange that suits it. The torch code that encodes and decodes stands in ``kernels``;
+``kernels/make_codec.py`` maps descriptions to it, and loads when a codec is created.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ __all__ = ["create"]
 
 
 def create(spec: str, *, seed: int | None = None) -> Codec:
-    """Makes a codec from the volume part of a strategy's spec.
+    """Creates a codec from the volume part of a strategy's spec.
 
     Args:
         spec: For example ``qsgd:s=4`` or ``topk:density=0.01+feedback``.
-        seed: Of random rounding and selection; by default different for every codec of the
-            process, except that codecs whose ranks must agree start from 0.
+        seed: Seed of random rounding and selection. By default it differs for every codec of
+            the process, except that codecs whose ranks must agree start from 0.
 
     Returns:
         The codec; `Codec.encode` and `Codec.decode` are its two directions.
@@ -30,5 +30,6 @@ def create(spec: str, *, seed: int | None = None) -> Codec:
         UsageError: The spec is not valid, or names no codec or another axis.
     """
     from ddltrace.experiments.codecs.composition import read
+    from ddltrace.experiments.codecs.kernels.make_codec import make_codec
 
-    return read(spec).make(seed=seed)
+    return make_codec(read(spec), seed=seed)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ddltrace.experiments.codecs.description import CodecDescription, ExchangeForm
-
-if TYPE_CHECKING:
-    from ddltrace.experiments.codecs.kernels.codec import Codec
 
 
 @dataclass(frozen=True)
@@ -41,9 +37,3 @@ class BlockInt8(CodecDescription):
         ranks both are the same, and all-gather quantizes only once.
         """
         return "all_gather" if world_size <= 2 else "all_to_all"
-
-    def make(self, *, seed: int | None = None) -> Codec:
-        """Rounding to the nearest of 255 levels."""
-        from ddltrace.experiments.codecs.kernels.block_int8 import BlockInt8Codec
-
-        return BlockInt8Codec(self)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ddltrace.experiments.codecs.description import CodecDescription
+from ddltrace.experiments.codecs.entries import TECHNIQUES
 from ddltrace.experiments.codecs.feedback import Modifier
-from ddltrace.tracer.errors import UsageError
+from ddltrace.experiments.grammar import MODIFIER, Grammar
+
+_GRAMMAR: Final = Grammar("codec", TECHNIQUES, {})
 
 
 def compose(codec: CodecDescription | None, modifier: Modifier | None) -> CodecDescription | None:
@@ -15,7 +20,7 @@ def compose(codec: CodecDescription | None, modifier: Modifier | None) -> CodecD
         modifier: The strategy's modifier.
 
     Returns:
-        What encodes; None if neither is given.
+        The description of both together; None if neither is given.
 
     Raises:
         ValueError: The two cannot be combined.
@@ -27,24 +32,15 @@ def read(spec: str) -> CodecDescription:
     """The codec that a spec such as ``topk:density=0.01+feedback`` describes.
 
     Args:
-        spec: Of a codec, alone or with a modifier.
+        spec: Name and parameters of a codec, alone or with a modifier.
 
     Raises:
-        UsageError: The spec is not valid, or names no codec or another axis.
+        UsageError: The spec is not valid, or names another technique than codecs.
     """
-    from ddltrace.experiments.strategy.catalogue import technique
-    from ddltrace.experiments.strategy.spec import parse
-
-    strategy = parse(spec)
-    for part in strategy.spec.split("+"):
-        name = part.partition(":")[0]
-        entry = technique(name)
-        if entry is None or entry.axis != "volume":
-            raise UsageError(f"codec {spec!r:.80}: {name} is no codec")
+    values = {key: named.value for key, named in _GRAMMAR.read(spec).items()}
     try:
-        codec = compose(strategy.codec, strategy.feedback)
+        codec = compose(values.get("volume"), values.get(MODIFIER))
     except ValueError as error:
-        raise UsageError(f"codec {spec!r:.80}: {error}") from error
-    if codec is None:
-        raise UsageError(f"codec {spec!r:.80}: the spec names no codec")
+        raise _GRAMMAR.error(spec, str(error)) from error
+    assert codec is not None  # a spec names a codec, or a modifier that makes one
     return codec

@@ -1,16 +1,14 @@
 """What every codec is before a tensor exists: parameters, wire size, suitable exchange.
 
-Nothing here knows torch, processes or clocks. The engine encodes with the torch
-implementation that `CodecDescription.make` loads; a replay asks the same objects for sizes.
+Nothing here knows torch, processes or clocks. The engine encodes with the kernel that
+`ddltrace.experiments.codecs.kernels.make_codec` chooses; a replay asks the same objects for
+sizes.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from ddltrace.experiments.codecs.kernels.codec import Codec
+from typing import Literal
 
 ExchangeForm = Literal["all_reduce", "all_gather", "all_to_all"]
 """How encoded tensors are averaged over p ranks. ``all_reduce``: payloads are summed as they
@@ -44,14 +42,6 @@ class CodecDescription(ABC):
 
         Returns:
             The form that the codec's own formula chooses.
-        """
-
-    @abstractmethod
-    def make(self, *, seed: int | None = None) -> Codec:
-        """Loads torch and makes the codec that encodes tensors.
-
-        Args:
-            seed: Of random rounding; by default different for every codec of the process.
         """
 
     @property

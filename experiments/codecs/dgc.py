@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from ddltrace.experiments.codecs.description import (
     CodecDescription,
@@ -12,9 +12,6 @@ from ddltrace.experiments.codecs.description import (
     check_density,
     kept_elements,
 )
-
-if TYPE_CHECKING:
-    from ddltrace.experiments.codecs.kernels.codec import Codec
 
 _WARMUP_STAGES = 4
 
@@ -77,9 +74,3 @@ class Dgc(CodecDescription):
     def exchange(self, elements: int, world_size: int) -> ExchangeForm:
         """All-gather: the ranks keep different elements, so payloads cannot be summed."""
         return "all_gather"
-
-    def make(self, *, seed: int | None = None) -> Codec:
-        """Momentum correction and exact selection."""
-        from ddltrace.experiments.codecs.kernels.dgc import DgcCodec
-
-        return DgcCodec(self)

@@ -16,7 +16,7 @@ from ddltrace.experiments.codecs.random_k import RandomK
 from ddltrace.experiments.codecs.sign_sgd import SignSgd
 from ddltrace.experiments.codecs.ternary import Ternary
 from ddltrace.experiments.codecs.top_k import TopK
-from ddltrace.experiments.strategy.technique import Technique
+from ddltrace.experiments.technique import Technique
 
 _AXIS: Final = "volume"
 

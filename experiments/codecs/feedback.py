@@ -7,12 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ddltrace.experiments.codecs.description import CodecDescription, ExchangeForm
-
-if TYPE_CHECKING:
-    from ddltrace.experiments.codecs.kernels.codec import Codec
 
 
 class Modifier(ABC):
@@ -89,9 +85,3 @@ class WithFeedback(CodecDescription):
     def exchange(self, elements: int, world_size: int) -> ExchangeForm:
         """The inner codec's, or two passes."""
         return "all_to_all" if self.both_sides else self.inner.exchange(elements, world_size)
-
-    def make(self, *, seed: int | None = None) -> Codec:
-        """The inner codec in its form with feedback, and the residuals."""
-        from ddltrace.experiments.codecs.kernels.feedback import FeedbackCodec
-
-        return FeedbackCodec(self, seed=seed)

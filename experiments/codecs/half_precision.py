@@ -7,12 +7,8 @@ divide by the number of ranks, all-reduce, cast back.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ddltrace.experiments.codecs.description import CodecDescription, ExchangeForm
-
-if TYPE_CHECKING:
-    from ddltrace.experiments.codecs.kernels.codec import Codec
 
 
 @dataclass(frozen=True)
@@ -27,12 +23,6 @@ class Fp16(CodecDescription):
         """Sums of halves are halves: an all-reduce of half the bytes."""
         return "all_reduce"
 
-    def make(self, *, seed: int | None = None) -> Codec:
-        """The cast to ``torch.float16``."""
-        from ddltrace.experiments.codecs.kernels.half_precision import HalfPrecisionCodec
-
-        return HalfPrecisionCodec(self, "float16")
-
 
 @dataclass(frozen=True)
 class Bf16(CodecDescription):
@@ -45,9 +35,3 @@ class Bf16(CodecDescription):
     def exchange(self, elements: int, world_size: int) -> ExchangeForm:
         """Sums of halves are halves: an all-reduce of half the bytes."""
         return "all_reduce"
-
-    def make(self, *, seed: int | None = None) -> Codec:
-        """The cast to ``torch.bfloat16``."""
-        from ddltrace.experiments.codecs.kernels.half_precision import HalfPrecisionCodec
-
-        return HalfPrecisionCodec(self, "bfloat16")

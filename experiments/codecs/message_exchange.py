@@ -21,10 +21,11 @@ from ddltrace.experiments.codecs.forms.votes import combination_of
 from ddltrace.experiments.codecs.kernels.dgc import DgcCodec
 from ddltrace.experiments.codecs.kernels.feedback import FeedbackCodec
 from ddltrace.experiments.codecs.kernels.half_precision import HalfPrecisionCodec
+from ddltrace.experiments.codecs.kernels.make_codec import make_codec
 from ddltrace.experiments.codecs.kernels.power_sgd import PowerSgdCodec
 from ddltrace.experiments.collectives.base import Collectives, LibraryCollectives
-from ddltrace.experiments.engine.message_exchange import Handle, MessageExchange
-from ddltrace.experiments.strategy.message_plan import Gradient, Message
+from ddltrace.experiments.messages.message_exchange import Handle, MessageExchange
+from ddltrace.experiments.messages.message_plan import Gradient, Message
 
 
 class CodecExchange(MessageExchange):
@@ -89,7 +90,7 @@ class CodecExchange(MessageExchange):
 
 def _form_of(description: CodecDescription, first: Collectives, second: Collectives) -> Form:
     """The exchange that the codec's own formula chooses on this many ranks."""
-    codec = description.make()
+    codec = make_codec(description)
     inner = codec.inner if isinstance(codec, FeedbackCodec) else codec
     if isinstance(inner, PowerSgdCodec):
         feedback = codec if isinstance(codec, FeedbackCodec) else None
@@ -103,5 +104,5 @@ def _form_of(description: CodecDescription, first: Collectives, second: Collecti
         return AllReduceForm(codec, dtype, first)
     if form == "all_gather":
         return AllGatherForm(codec, first, combination_of(codec))
-    server = description.second_pass.make()
+    server = make_codec(description.second_pass)
     return AllToAllForm(codec, server, first, second, combination_of(codec))

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ddltrace.experiments.codecs.description import CodecDescription, ExchangeForm, packed_bytes
-
-if TYPE_CHECKING:
-    from ddltrace.experiments.codecs.kernels.codec import Codec
 
 
 @dataclass(frozen=True)
@@ -25,9 +21,3 @@ class OneBit(CodecDescription):
     def exchange(self, elements: int, world_size: int) -> ExchangeForm:
         """All-gather only on two ranks, where it sends as much and encodes once."""
         return "all_gather" if world_size <= 2 else "all_to_all"
-
-    def make(self, *, seed: int | None = None) -> Codec:
-        """Signs and two means."""
-        from ddltrace.experiments.codecs.kernels.one_bit import OneBitCodec
-
-        return OneBitCodec(self)

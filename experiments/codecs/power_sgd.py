@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from ddltrace.experiments.codecs.description import CodecDescription, ExchangeForm
-
-if TYPE_CHECKING:
-    from ddltrace.experiments.codecs.kernels.codec import Codec
 
 
 @dataclass(frozen=True)
@@ -78,9 +75,3 @@ class PowerSgd(CodecDescription):
     def exchange(self, elements: int, world_size: int) -> ExchangeForm:
         """Two all-reduces, one for each factor: both are linear in the gradient."""
         return "all_reduce"
-
-    def make(self, *, seed: int | None = None) -> Codec:
-        """Power iteration; the seed of the first factor is the ranks' shared one, 0 by default."""
-        from ddltrace.experiments.codecs.kernels.power_sgd import PowerSgdCodec
-
-        return PowerSgdCodec(self, seed=seed or 0)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ddltrace.experiments.codecs.description import CodecDescription, ExchangeForm, packed_bytes
-
-if TYPE_CHECKING:
-    from ddltrace.experiments.codecs.kernels.codec import Codec
 
 _MAX_LEVELS = (1 << 15) - 1
 
@@ -48,9 +44,3 @@ class Qsgd(CodecDescription):
     def exchange(self, elements: int, world_size: int) -> ExchangeForm:
         """All-gather where it sends no more than two encodings of every shard would."""
         return "all_gather" if world_size <= 2 else "all_to_all"
-
-    def make(self, *, seed: int | None = None) -> Codec:
-        """Stochastic rounding."""
-        from ddltrace.experiments.codecs.kernels.qsgd import QsgdCodec
-
-        return QsgdCodec(self, seed=seed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ddltrace.experiments.codecs.description import (
     CodecDescription,
@@ -11,9 +10,6 @@ from ddltrace.experiments.codecs.description import (
     check_density,
     kept_elements,
 )
-
-if TYPE_CHECKING:
-    from ddltrace.experiments.codecs.kernels.codec import Codec
 
 
 @dataclass(frozen=True)
@@ -39,9 +35,3 @@ class RandomK(CodecDescription):
     def exchange(self, elements: int, world_size: int) -> ExchangeForm:
         """All-reduce: value i means the same element on every rank."""
         return "all_reduce"
-
-    def make(self, *, seed: int | None = None) -> Codec:
-        """Random selection; the seed is the ranks' shared one, 0 by default."""
-        from ddltrace.experiments.codecs.kernels.random_k import RandomKCodec
-
-        return RandomKCodec(self, seed=seed or 0)

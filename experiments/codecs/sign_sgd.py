@@ -7,12 +7,9 @@ by the mean magnitude and averaged, and there is no vote.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from ddltrace.experiments.codecs.description import CodecDescription, ExchangeForm, packed_bytes
-
-if TYPE_CHECKING:
-    from ddltrace.experiments.codecs.kernels.codec import Codec
 
 
 @dataclass(frozen=True)
@@ -32,9 +29,3 @@ class SignSgd(CodecDescription):
     def exchange(self, elements: int, world_size: int) -> ExchangeForm:
         """Votes are counted shard by shard; all-gather only on two ranks."""
         return "all_gather" if world_size <= 2 else "all_to_all"
-
-    def make(self, *, seed: int | None = None) -> Codec:
-        """Signs."""
-        from ddltrace.experiments.codecs.kernels.sign_sgd import SignSgdCodec
-
-        return SignSgdCodec(self)

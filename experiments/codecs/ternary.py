@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ddltrace.experiments.codecs.description import CodecDescription, ExchangeForm, packed_bytes
-
-if TYPE_CHECKING:
-    from ddltrace.experiments.codecs.kernels.codec import Codec
 
 
 @dataclass(frozen=True)
@@ -39,9 +35,3 @@ class Ternary(CodecDescription):
     def second_pass(self) -> CodecDescription:
         """Without clipping: averages of few values have outliers that are no noise."""
         return replace(self, clip=0.0)
-
-    def make(self, *, seed: int | None = None) -> Codec:
-        """Stochastic rounding to three values."""
-        from ddltrace.experiments.codecs.kernels.ternary import TernaryCodec
-
-        return TernaryCodec(self, seed=seed)

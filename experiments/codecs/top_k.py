@@ -4,7 +4,6 @@ Descent" (Gradient Dropping), EMNLP 2017."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ddltrace.experiments.codecs.description import (
     CodecDescription,
@@ -13,10 +12,6 @@ from ddltrace.experiments.codecs.description import (
     kept_elements,
     packed_bytes,
 )
-
-if TYPE_CHECKING:
-    from ddltrace.experiments.codecs.kernels.codec import Codec
-
 
 _LARGEST_CHUNK = 1 << 16
 _VALUE_BITS = range(2, 9)
@@ -86,13 +81,3 @@ class TopK(CodecDescription):
     def exchange(self, elements: int, world_size: int) -> ExchangeForm:
         """All-gather: the ranks keep different elements, so payloads cannot be summed."""
         return "all_gather"
-
-    def make(self, *, seed: int | None = None) -> Codec:
-        """Exact selection."""
-        if self.chunk:
-            from ddltrace.experiments.codecs.kernels.chunked_top_k import ChunkedTopKCodec
-
-            return ChunkedTopKCodec(self)
-        from ddltrace.experiments.codecs.kernels.top_k import TopKCodec
-
-        return TopKCodec(self)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import ClassVar
 
 import torch
-import torch.distributed as dist
 
 from ddltrace.experiments.architectures.transfers import Transfer
 from ddltrace.experiments.collectives.base import Pending
 from ddltrace.experiments.collectives.over_architecture import ArchitectureCollectives
-from ddltrace.experiments.engine.groups import new_group_like
-from ddltrace.experiments.engine.message_exchange import Handle, MessageExchange
-from ddltrace.experiments.engine.refusal import refuse
-from ddltrace.experiments.engine.trace_marks import carrying_part, region
-from ddltrace.experiments.strategy.message_plan import Gradient, Message
-from ddltrace.experiments.strategy.spec import Strategy
+from ddltrace.experiments.messages.message_exchange import Handle, MessageExchange
+from ddltrace.experiments.messages.message_plan import Gradient, Message
+from ddltrace.experiments.messages.trace_marks import carrying_part
 
 
 class ArchitectureExchange(MessageExchange):
@@ -75,33 +69,6 @@ class ArchitectureExchange(MessageExchange):
         if len(carried) > 1:
             name += f" +{len(carried) - 1}"
         return carrying_part(name, [order.index(gradient) for gradient in carried])
-
-
-def create(strategy: Strategy, group: dist.ProcessGroup) -> MessageExchange:
-    """The exchange of a strategy with an architecture. Collective.
-
-    Args:
-        strategy: With an architecture, and perhaps a codec.
-        group: The ranks.
-    """
-    try:
-        first = ArchitectureCollectives(strategy.architecture, group)
-    except ValueError as error:
-        refuse(strategy.spec, str(error))
-    if first.links is not None:
-        choice = f"auto: {first.links.describe()}"
-        with region("marker", choice):
-            if dist.get_rank() == 0:
-                print(f"ddltrace: {choice}", file=sys.stderr, flush=True)
-    if strategy.codec is None and strategy.feedback is None:
-        return ArchitectureExchange(first)
-    second_group = new_group_like(group, "second exchange")
-    second = ArchitectureCollectives(strategy.architecture, second_group)
-    codecs = importlib.import_module("ddltrace.experiments.codecs.message_exchange")
-    exchange: MessageExchange = codecs.CodecExchange(
-        strategy.codec, strategy.feedback, group, second_group, collectives=(first, second)
-    )
-    return exchange
 
 
 class _Summed:

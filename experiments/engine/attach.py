@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddltrace.experiments.engine.take_over import TakenOver, runs_on_reducer
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
-from ddltrace.experiments.strategy.spec import Strategy
+from ddltrace.experiments.strategy.strategy import Strategy
 
 
 class Exchange:

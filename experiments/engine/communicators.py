@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from ddltrace.experiments.engine.step_in_progress import Flight, StepInProgress
-from ddltrace.experiments.engine.trace_marks import carrying
-from ddltrace.experiments.strategy.message_plan import Message, fuse
+from ddltrace.experiments.messages.message_plan import Message, fuse
+from ddltrace.experiments.messages.trace_marks import carrying
 
 Launch = Callable[[StepInProgress, Message], Flight]
 Land = Callable[[Flight], None]

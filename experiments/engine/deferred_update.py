@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ddltrace.experiments.engine.optimizer_rule import OptimizerRule
 from ddltrace.experiments.engine.parameter_access import set_gradient
+from ddltrace.experiments.optimizer_rules.optimizer_rule import OptimizerRule
 
 
 class DeferredUpdate:

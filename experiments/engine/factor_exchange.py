@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from ddltrace.experiments.engine.message_exchange import AllReduce, Handle, MessageExchange
-from ddltrace.experiments.engine.trace_marks import carrying
+from ddltrace.experiments.messages.message_exchange import AllReduce, Handle, MessageExchange
+from ddltrace.experiments.messages.message_plan import Message
+from ddltrace.experiments.messages.trace_marks import carrying
 from ddltrace.experiments.schedules.poseidon import Poseidon
-from ddltrace.experiments.strategy.message_plan import Message
 from ddltrace.tracer.codec_events import record_codec
 
 _FAILURES_IN_A_ROW: Final = 3

@@ -12,9 +12,9 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from ddltrace.experiments.engine.trace_marks import carrying
+from ddltrace.experiments.messages.message_plan import Gradient
+from ddltrace.experiments.messages.trace_marks import carrying
 from ddltrace.experiments.schedules.base import Schedule
-from ddltrace.experiments.strategy.message_plan import Gradient
 
 _SMALL_BYTES: Final = 1 << 10
 _LARGE_BYTES: Final = 1 << 20

@@ -17,7 +17,7 @@ from ddltrace.experiments.engine.refusal import refuse
 from ddltrace.experiments.engine.take_over import TakenOver, runs_on_reducer
 from ddltrace.experiments.engine.update_control import before_step, install_hooks
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
-from ddltrace.experiments.strategy.spec import Strategy
+from ddltrace.experiments.strategy.strategy import Strategy
 
 _FSDP: Final = "torch.distributed.fsdp"
 

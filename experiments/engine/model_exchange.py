@@ -23,7 +23,6 @@ from ddltrace.experiments.engine.deferred_update import DeferredUpdate
 from ddltrace.experiments.engine.gradient_timing import GradientTiming
 from ddltrace.experiments.engine.groups import new_group_like
 from ddltrace.experiments.engine.layer_order import LayerOrder
-from ddltrace.experiments.engine.message_exchange import MessageExchange
 from ddltrace.experiments.engine.parameter_access import (
     raw_gradient,
     set_gradient,
@@ -40,11 +39,12 @@ from ddltrace.experiments.engine.step_in_progress import (
     StepInProgress,
     Usage,
 )
-from ddltrace.experiments.engine.step_policy import StepPolicy
-from ddltrace.experiments.engine.trace_marks import carrying, optimizer_phase, region
+from ddltrace.experiments.frequency.policies.step_policy import StepPolicy
+from ddltrace.experiments.messages.message_exchange import MessageExchange
+from ddltrace.experiments.messages.message_plan import Gradient, Message, MessagePlan
+from ddltrace.experiments.messages.trace_marks import carrying, optimizer_phase, region
 from ddltrace.experiments.observation import restrictions
 from ddltrace.experiments.schedules.base import Schedule
-from ddltrace.experiments.strategy.message_plan import Gradient, Message, MessagePlan
 
 _NAMED: Final = 5
 """Parameters that a message names."""

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.optim import SGD, Optimizer
 
+from ddltrace.experiments.engine.create_exchange import create_message_exchange
 from ddltrace.experiments.engine.deferred_update import DeferredUpdate
 from ddltrace.experiments.engine.groups import new_group_like
-from ddltrace.experiments.engine.message_exchange import Handle, create_message_exchange
 from ddltrace.experiments.engine.parameter_access import (
     raw_gradient,
     set_gradient,
@@ -22,11 +22,12 @@ from ddltrace.experiments.engine.parameter_access import (
 from ddltrace.experiments.engine.payloads import Payloads
 from ddltrace.experiments.engine.refusal import refuse
 from ddltrace.experiments.engine.step_in_progress import Usage
-from ddltrace.experiments.engine.step_policy import StepContext, StepPolicy
-from ddltrace.experiments.engine.trace_marks import carrying, optimizer_phase, region
+from ddltrace.experiments.frequency.policies.step_policy import StepContext, StepPolicy
+from ddltrace.experiments.messages.message_exchange import Handle
+from ddltrace.experiments.messages.message_plan import Gradient, Message
+from ddltrace.experiments.messages.trace_marks import carrying, optimizer_phase, region
 from ddltrace.experiments.schedules.odsgd import OdSgd
-from ddltrace.experiments.strategy.message_plan import Gradient, Message
-from ddltrace.experiments.strategy.spec import Strategy
+from ddltrace.experiments.strategy.strategy import Strategy
 
 
 @dataclass

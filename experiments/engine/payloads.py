@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ddltrace.experiments.strategy.message_plan import Message
+from ddltrace.experiments.messages.message_plan import Message
 
 
 class Payloads:

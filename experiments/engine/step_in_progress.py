@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from ddltrace.experiments.engine.message_exchange import Handle
+from ddltrace.experiments.messages.message_exchange import Handle
+from ddltrace.experiments.messages.message_plan import Message, MessagePlan
 from ddltrace.experiments.schedules.base import Dispatcher
-from ddltrace.experiments.strategy.message_plan import Message, MessagePlan
 
 
 class StepInProgress:

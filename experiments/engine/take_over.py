@@ -14,21 +14,19 @@ from typing import Any
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ddltrace.experiments.engine.create_exchange import create_message_exchange
+from ddltrace.experiments.engine.create_policy import create_step_policy
 from ddltrace.experiments.engine.factor_exchange import FactorExchange
 from ddltrace.experiments.engine.groups import new_group_like
-from ddltrace.experiments.engine.message_exchange import (
-    AllReduce,
-    MessageExchange,
-    create_message_exchange,
-)
 from ddltrace.experiments.engine.model_exchange import ModelExchange
-from ddltrace.experiments.engine.optimizer_rule import create_optimizer_rule
 from ddltrace.experiments.engine.refusal import refuse
-from ddltrace.experiments.engine.step_policy import StepContext, create_step_policy
 from ddltrace.experiments.engine.update_control import UpdateControl
+from ddltrace.experiments.frequency.policies.step_policy import StepContext
+from ddltrace.experiments.messages.message_exchange import AllReduce, MessageExchange
+from ddltrace.experiments.optimizer_rules.updates import create_optimizer_rule
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.poseidon import Poseidon
-from ddltrace.experiments.strategy.spec import Strategy
+from ddltrace.experiments.strategy.strategy import Strategy
 from ddltrace.experiments.transports.backends.register import backend_of
 from ddltrace.tracer.errors import MissingCapabilityError
 
@@ -100,7 +98,7 @@ class TakenOver:
             [parameter for _, parameter in parameters],
             self.exchange,
             policy,
-            create_optimizer_rule(strategy),
+            create_optimizer_rule(strategy.optimizer_rule),
             takes_momentum=getattr(strategy.codec, "takes_momentum", False),
         )
         # The reducer's hooks go with the reducer: nothing of it may stay behind.

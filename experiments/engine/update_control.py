@@ -17,10 +17,10 @@ from torch.optim.optimizer import (
 from ddltrace.experiments.engine import checkpoint_state
 from ddltrace.experiments.engine.deferred_update import DeferredUpdate, update_by_rule
 from ddltrace.experiments.engine.model_exchange import ModelExchange
-from ddltrace.experiments.engine.optimizer_rule import OptimizerRule
 from ddltrace.experiments.engine.parameter_access import raw_gradient, set_gradient
 from ddltrace.experiments.engine.refusal import refuse
-from ddltrace.experiments.engine.step_policy import EveryStep, StepPolicy
+from ddltrace.experiments.frequency.policies.step_policy import EveryStep, StepPolicy
+from ddltrace.experiments.optimizer_rules.optimizer_rule import OptimizerRule
 
 
 class UpdateControl:

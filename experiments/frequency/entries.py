@@ -10,7 +10,7 @@ from ddltrace.experiments.frequency.diloco import DiLoCo
 from ddltrace.experiments.frequency.local_sgd import LocalSgd
 from ddltrace.experiments.frequency.post_local_sgd import PostLocalSgd
 from ddltrace.experiments.frequency.streaming_diloco import StreamingDiLoCo
-from ddltrace.experiments.strategy.technique import Technique
+from ddltrace.experiments.technique import Technique
 
 _AXIS: Final = "frequency"
 

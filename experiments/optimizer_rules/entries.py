@@ -6,7 +6,7 @@ from typing import Final
 
 from ddltrace.experiments.optimizer_rules.lamb import Lamb
 from ddltrace.experiments.optimizer_rules.lars import Lars
-from ddltrace.experiments.strategy.technique import Technique
+from ddltrace.experiments.technique import Technique
 
 TECHNIQUES: Final = (
     Technique(

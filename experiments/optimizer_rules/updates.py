@@ -9,20 +9,22 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ddltrace.experiments.engine.optimizer_rule import OptimizerRule
 from ddltrace.experiments.optimizer_rules.lamb import Lamb
 from ddltrace.experiments.optimizer_rules.lars import Lars, warmup_share
+from ddltrace.experiments.optimizer_rules.optimizer_rule import OptimizerRule
 
 _STEP = "rule_step"
 _DEFAULT_MOMENTUM = 0.9
 
 
-def create(description: Lars | Lamb) -> OptimizerRule:
-    """The rule of a description.
+def create_optimizer_rule(description: Lars | Lamb | None) -> OptimizerRule | None:
+    """Creates the rule of a description; None for the job's own optimizer.
 
     Args:
-        description: From the strategy.
+        description: The strategy's optimizer technique.
     """
+    if description is None:
+        return None
     return LarsRule(description) if isinstance(description, Lars) else LambRule(description)
 
 

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
+from ddltrace.experiments.messages.message_plan import Gradient, Message, MessagePlan
 from ddltrace.experiments.schedules.search import Search
-from ddltrace.experiments.strategy.message_plan import Gradient, Message, MessagePlan
 
 
 class Dispatcher(Protocol):

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan
 from ddltrace.experiments.schedules.base import Dispatcher, Schedule
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.search import GridSearch, Search
-from ddltrace.experiments.strategy.message_plan import Gradient, MessagePlan
 
 _CANDIDATES_MB: Final = (0.25, 1.0, 4.0, 10.0, 25.0, 100.0)
 

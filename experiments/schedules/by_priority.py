@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Sequence
 from typing import Final
 
+from ddltrace.experiments.messages.message_plan import Message, MessagePlan
 from ddltrace.experiments.schedules.base import Untimed
-from ddltrace.experiments.strategy.message_plan import Message, MessagePlan
 
 MEBIBYTE: Final = 1 << 20
 

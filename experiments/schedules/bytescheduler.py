@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan
 from ddltrace.experiments.schedules.base import Agreement, Dispatcher, Schedule, WaitingPoint
 from ddltrace.experiments.schedules.by_priority import MEBIBYTE, ByPriority
 from ddltrace.experiments.schedules.p3 import plan_of_slices
 from ddltrace.experiments.schedules.search import BayesianSearch, Search
-from ddltrace.experiments.strategy.message_plan import Gradient, MessagePlan
 
 _GRID_MB: Final = tuple(2.0**power for power in range(-4, 7))
 

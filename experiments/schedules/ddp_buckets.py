@@ -12,8 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan, Slice, whole
 from ddltrace.experiments.schedules.base import Dispatcher, InTurn, Schedule
-from ddltrace.experiments.strategy.message_plan import Gradient, MessagePlan, Slice, whole
 
 _DEFAULT_CAP_MB = 25.0
 _DEFAULT_FIRST_BUCKET_BYTES = 1 << 20

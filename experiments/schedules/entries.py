@@ -15,7 +15,7 @@ from ddltrace.experiments.schedules.p3 import P3
 from ddltrace.experiments.schedules.poseidon import Poseidon
 from ddltrace.experiments.schedules.tictac import TicTac
 from ddltrace.experiments.schedules.wait_free import WaitFree
-from ddltrace.experiments.strategy.technique import Technique
+from ddltrace.experiments.technique import Technique
 
 _LAYERS: Final = "an optimizer that updates each parameter by itself (not LBFGS)"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan, whole
 from ddltrace.experiments.schedules.base import AfterBackward, Dispatcher, Schedule
-from ddltrace.experiments.strategy.message_plan import Gradient, MessagePlan, whole
 
 
 @dataclass(frozen=True)

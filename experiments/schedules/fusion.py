@@ -10,15 +10,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddltrace.experiments.schedules.base import Agreement, Dispatcher, Schedule, Untimed
-from ddltrace.experiments.schedules.by_priority import MEBIBYTE
-from ddltrace.experiments.strategy.message_plan import (
+from ddltrace.experiments.messages.message_plan import (
     Gradient,
     Message,
     MessagePlan,
     fuse,
     whole,
 )
+from ddltrace.experiments.schedules.base import Agreement, Dispatcher, Schedule, Untimed
+from ddltrace.experiments.schedules.by_priority import MEBIBYTE
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan, Slice, whole
 from ddltrace.experiments.schedules.base import AfterBackward, Dispatcher, InTurn, Schedule
 from ddltrace.experiments.schedules.by_priority import MEBIBYTE
-from ddltrace.experiments.strategy.message_plan import Gradient, MessagePlan, Slice, whole
 
 
 @dataclass(frozen=True)

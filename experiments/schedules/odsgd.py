@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan
 from ddltrace.experiments.schedules.base import (
     AfterBackward,
     Dispatcher,
@@ -16,7 +17,6 @@ from ddltrace.experiments.schedules.base import (
     WaitingPoint,
 )
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
-from ddltrace.experiments.strategy.message_plan import Gradient, MessagePlan
 
 
 @dataclass(frozen=True)

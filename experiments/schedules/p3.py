@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan, Slice
 from ddltrace.experiments.schedules.base import (
     Agreement,
     Dispatcher,
@@ -17,7 +18,6 @@ from ddltrace.experiments.schedules.base import (
     order_of_use,
 )
 from ddltrace.experiments.schedules.by_priority import ByPriority
-from ddltrace.experiments.strategy.message_plan import Gradient, MessagePlan, Slice
 
 
 @dataclass(frozen=True)

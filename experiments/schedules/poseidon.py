@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan
 from ddltrace.experiments.schedules.base import Dispatcher, InTurn, Schedule
 from ddltrace.experiments.schedules.wait_free import WaitFree
-from ddltrace.experiments.strategy.message_plan import Gradient, MessagePlan
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ddltrace.experiments.messages.message_plan import Gradient, Message
 from ddltrace.experiments.schedules.base import Schedule
-from ddltrace.experiments.strategy.message_plan import Gradient, Message
 
 
 @dataclass(frozen=True)

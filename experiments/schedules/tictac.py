@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan
 from ddltrace.experiments.schedules.base import Agreement, Dispatcher, Schedule, WaitingPoint
 from ddltrace.experiments.schedules.by_priority import ByPriority
 from ddltrace.experiments.schedules.p3 import plan_of_slices
-from ddltrace.experiments.strategy.message_plan import Gradient, MessagePlan
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ddltrace.experiments.codecs import entries as codecs
 from ddltrace.experiments.frequency import entries as frequency
 from ddltrace.experiments.optimizer_rules import entries as optimizer_rules
 from ddltrace.experiments.schedules import entries as schedules
-from ddltrace.experiments.strategy.technique import Technique
+from ddltrace.experiments.technique import Technique
 from ddltrace.experiments.transports import entries as transports
 
 AXES: Final = (
@@ -49,16 +49,3 @@ TECHNIQUES: Final = (
         "a namespace per rank behind a shaped link: --hosts N --bandwidth RATE",
     ),
 )
-
-
-def technique(name: str) -> Technique | None:
-    """The technique that can be named in a strategy's spec, or None."""
-    for entry in TECHNIQUES:
-        if entry.build is not None and entry.name == name:
-            return entry
-    return None
-
-
-def choosable() -> list[str]:
-    """Names that a strategy's spec may use."""
-    return [entry.name for entry in TECHNIQUES if entry.build is not None]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ddltrace.experiments.grammar import parameters_of
 from ddltrace.experiments.strategy.catalogue import AXES, TECHNIQUES
 from ddltrace.experiments.strategy.presets import PRESETS
-from ddltrace.experiments.strategy.spec import parameters_of
-from ddltrace.experiments.strategy.technique import Technique
+from ddltrace.experiments.technique import Technique
 
 
 def as_json() -> dict[str, Any]:

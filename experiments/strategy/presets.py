@@ -34,8 +34,3 @@ PRESETS: Final = (
         "local AdamW steps, then 2 % of each chunk of the outer gradient in 2 bits, with feedback",
     ),
 )
-
-
-def preset(name: str) -> Preset | None:
-    """The preset of this name, or None."""
-    return next((entry for entry in PRESETS if entry.name == name), None)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ddltrace.experiments.architectures.parameter_server import ParameterServer
 from ddltrace.experiments.codecs.composition import compose
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.poseidon import Poseidon
-
-if TYPE_CHECKING:
-    from ddltrace.experiments.strategy.spec import Strategy
+from ddltrace.experiments.strategy.strategy import Strategy
 
 
 @dataclass(frozen=True)

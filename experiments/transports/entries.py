@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ddltrace.experiments.strategy.technique import Technique
+from ddltrace.experiments.technique import Technique
 from ddltrace.experiments.transports.gloo import Gloo
 from ddltrace.experiments.transports.grpc import Grpc
 from ddltrace.experiments.transports.mpi import Mpi

@@ -161,6 +161,12 @@ ORDER = {
         *("measures", "live", "report", "analysis", "compare", "query", "exporters"),
         *("exchange_commands", "commands", "__init__"),
     ),
+    "experiments": (
+        *("technique", "grammar", "messages", "architectures", "schedules", "collectives"),
+        *("codecs", "frequency", "optimizer_rules", "transports", "strategy", "observation"),
+        *("pacing", "workloads", "engine", "network", "harness", "transport_benchmark"),
+        *("commands", "__init__"),
+    ),
     "dashboard": (
         *(
             "hosts",

@@ -9,7 +9,7 @@ import torch
 from ddltrace.experiments.codecs.forms.base import Coding, Form, Landing, Part
 from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, as_bytes, view_as
 from ddltrace.experiments.collectives.base import Collectives
-from ddltrace.experiments.engine.message_exchange import Handle
+from ddltrace.experiments.messages.message_exchange import Handle
 
 
 class AllReduceForm(Form):

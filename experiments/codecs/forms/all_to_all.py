@@ -18,7 +18,7 @@ from ddltrace.experiments.codecs.forms.base import (
 from ddltrace.experiments.codecs.forms.votes import Combination
 from ddltrace.experiments.codecs.kernels.codec import Codec, Payload
 from ddltrace.experiments.collectives.base import Collectives
-from ddltrace.experiments.engine.message_exchange import Handle
+from ddltrace.experiments.messages.message_exchange import Handle
 
 
 class AllToAllForm(Form):

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from ddltrace.experiments.collectives.base import Collectives, Pending
-from ddltrace.experiments.engine.message_exchange import Handle
+from ddltrace.experiments.messages.message_exchange import Handle
 from ddltrace.tracer.codec_events import record_codec
 
 

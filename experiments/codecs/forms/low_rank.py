@@ -12,7 +12,7 @@ from ddltrace.experiments.codecs.kernels.feedback import FeedbackCodec
 from ddltrace.experiments.codecs.kernels.power_sgd import PowerSgdCodec, orthonormal
 from ddltrace.experiments.codecs.power_sgd import PowerSgd
 from ddltrace.experiments.collectives.base import Collectives
-from ddltrace.experiments.engine.message_exchange import Handle
+from ddltrace.experiments.messages.message_exchange import Handle
 
 
 @dataclass

@@ -21,9 +21,15 @@ class FeedbackCodec(Codec):
         residuals: What was not sent, flat, by the key of the tensor.
     """
 
-    def __init__(self, description: WithFeedback, *, seed: int | None = None) -> None:
+    def __init__(self, description: WithFeedback, inner: Codec) -> None:
+        """Puts residuals around a codec.
+
+        Args:
+            description: The decay of residuals, and the description of `inner`.
+            inner: The codec; its form for use below a residual is taken.
+        """
         super().__init__(description)
-        self.inner = description.inner.make(seed=seed).with_feedback()
+        self.inner = inner.with_feedback()
         self._decay = description.decay
         self.residuals: dict[Hashable, torch.Tensor] = {}
         self._shape: tuple[int, ...] = ()

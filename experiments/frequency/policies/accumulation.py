@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ddltrace.experiments.engine.step_policy import StepContext, StepPolicy
 from ddltrace.experiments.frequency.accumulate import Accumulate
+from ddltrace.experiments.frequency.policies.step_policy import StepContext, StepPolicy
 
 
 class AccumulationPolicy(StepPolicy):

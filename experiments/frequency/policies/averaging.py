@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ddltrace.experiments.engine.step_policy import StepContext, StepPolicy
 from ddltrace.experiments.frequency.local_sgd import LocalSgd
 from ddltrace.experiments.frequency.policies.parameter_exchange import ParameterExchange
+from ddltrace.experiments.frequency.policies.step_policy import StepContext, StepPolicy
 from ddltrace.experiments.frequency.post_local_sgd import PostLocalSgd
 
 _NAME = "average of parameters"

@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 from ddltrace.experiments.codecs.forms.base import Coding, gather_bytes
 from ddltrace.experiments.codecs.kernels.codec import as_bytes, view_as
 from ddltrace.experiments.collectives.base import LibraryCollectives
-from ddltrace.experiments.engine.step_policy import StepContext, StepPolicy
-from ddltrace.experiments.engine.trace_marks import carrying
 from ddltrace.experiments.frequency.demo import Demo
+from ddltrace.experiments.frequency.policies.step_policy import StepContext, StepPolicy
+from ddltrace.experiments.messages.trace_marks import carrying
 
 _STATE = "decoupled_momentum"
 _NAME = "momentum coefficients"

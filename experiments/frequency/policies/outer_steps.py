@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ddltrace.experiments.engine.step_policy import StepContext, StepPolicy
 from ddltrace.experiments.frequency.diloco import DiLoCo
 from ddltrace.experiments.frequency.policies.parameter_exchange import ParameterExchange
+from ddltrace.experiments.frequency.policies.step_policy import StepContext, StepPolicy
 from ddltrace.experiments.frequency.streaming_diloco import StreamingDiLoCo
 
 _NAME = "outer gradient"

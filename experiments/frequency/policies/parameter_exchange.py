@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ddltrace.experiments.engine.message_exchange import Handle, MessageExchange
-from ddltrace.experiments.engine.trace_marks import carrying
-from ddltrace.experiments.strategy.message_plan import Gradient, Message, MessagePlan, whole
+from ddltrace.experiments.messages.message_exchange import Handle, MessageExchange
+from ddltrace.experiments.messages.message_plan import Gradient, Message, MessagePlan, whole
+from ddltrace.experiments.messages.trace_marks import carrying
 
 _MESSAGE_BYTES = 32 << 20
 

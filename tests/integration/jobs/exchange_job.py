@@ -17,10 +17,11 @@ from torch import nn
 
 from ddltrace.experiments.engine.attach import attach
 from ddltrace.experiments.engine.refusal import StrategyRefusedError
+from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan, Slice, whole
 from ddltrace.experiments.schedules.base import Dispatcher, InTurn, Schedule
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
-from ddltrace.experiments.strategy.message_plan import Gradient, MessagePlan, Slice, whole
-from ddltrace.experiments.strategy.spec import Strategy, parse
+from ddltrace.experiments.strategy.spec import parse
+from ddltrace.experiments.strategy.strategy import Strategy
 
 STEPS = 4
 WARMUP = 2

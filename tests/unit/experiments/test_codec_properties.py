@@ -127,7 +127,7 @@ def test_what_cannot_be_encoded_is_refused(spec: str) -> None:
         ("qsgd:s=0", "s must be"),
         ("feedback", "add one of"),
         ("dgc+feedback", "residual"),
-        ("wfbp", "no codec"),
+        ("wfbp", "codec 'wfbp': there is no 'wfbp'"),
         ("int8:block=x", "block must be"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddltrace.experiments.strategy.message_plan import Gradient, MessagePlan, Slice, whole
+from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan, Slice, whole
 
 A = Gradient(0, "a", 10)
 B = Gradient(1, "b", 4)

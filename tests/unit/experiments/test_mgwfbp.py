@@ -6,11 +6,12 @@ import random
 
 import pytest
 
+from ddltrace.experiments.messages.message_plan import Gradient
 from ddltrace.experiments.schedules.base import AfterBackward, InTurn
 from ddltrace.experiments.schedules.mgwfbp import MgWfbp, merge
 from ddltrace.experiments.schedules.replay import Layer, step_time
-from ddltrace.experiments.strategy.message_plan import Gradient
-from ddltrace.experiments.strategy.spec import UsageError, parse
+from ddltrace.experiments.strategy.spec import parse
+from ddltrace.tracer.errors import UsageError
 
 READY = [0.0, 4.0, 20.0, 30.0, 36.0]
 

@@ -11,12 +11,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ddltrace.experiments.optimizer_rules.lars import warmup_share
-from ddltrace.experiments.optimizer_rules.updates import create
+from ddltrace.experiments.optimizer_rules.updates import create_optimizer_rule
 from ddltrace.experiments.strategy.spec import parse
 
 
 def update(spec: str, optimizer: Optimizer) -> None:
-    rule = create(parse(spec).optimizer_rule)
+    rule = create_optimizer_rule(parse(spec).optimizer_rule)
     for group in optimizer.param_groups:
         rule.update(optimizer, group, group["params"])
 

@@ -8,9 +8,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from ddltrace.experiments.messages.message_plan import Gradient
 from ddltrace.experiments.schedules.poseidon import Poseidon
 from ddltrace.experiments.schedules.wait_free import WaitFree
-from ddltrace.experiments.strategy.message_plan import Gradient
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.tracer.errors import UsageError
 

@@ -6,11 +6,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from ddltrace.experiments.messages.message_plan import Gradient, Message, MessagePlan
 from ddltrace.experiments.schedules.base import Schedule
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.fifo import Fifo
 from ddltrace.experiments.schedules.wait_free import WaitFree
-from ddltrace.experiments.strategy.message_plan import Gradient, Message, MessagePlan
 
 MIB = 1 << 20
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from ddltrace.experiments.strategy.spec import parse
-from ddltrace.experiments.transports.backends.mailbox import Key, Mailbox, as_bytes
-from ddltrace.experiments.transports.benchmark.comparison import (
+from ddltrace.experiments.transport_benchmark.comparison import (
     Comparison,
     Point,
     TransportResult,
 )
-from ddltrace.experiments.transports.benchmark.settings import Settings, sizes_up_to
-from ddltrace.experiments.transports.benchmark.table import render
+from ddltrace.experiments.transport_benchmark.settings import Settings, sizes_up_to
+from ddltrace.experiments.transport_benchmark.table import render
+from ddltrace.experiments.transports.backends.mailbox import Key, Mailbox, as_bytes
 from ddltrace.experiments.transports.entries import NAMES, by_name
 from ddltrace.tracer.errors import UsageError
 

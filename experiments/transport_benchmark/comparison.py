@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from ddltrace.experiments.harness.job_process import run_job
-from ddltrace.experiments.transports.benchmark.settings import Settings
+from ddltrace.experiments.transport_benchmark.settings import Settings
 
 SCHEMA: Final = "ddltrace.transports/1"
 _LAST_LINES: Final = 3
@@ -149,7 +149,7 @@ def _run(name: str, settings: Settings, folder: Path) -> TransportResult:
 
 def _command(name: str, settings: Settings, output: Path) -> list[str]:
     worker = [
-        "ddltrace.experiments.transports.benchmark.rank",
+        "ddltrace.experiments.transport_benchmark.rank",
         *("--transport", name, "--sizes", ",".join(map(str, settings.sizes))),
         *("--rounds", str(settings.rounds), "--output", str(output)),
     ]

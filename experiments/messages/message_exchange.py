@@ -1,8 +1,7 @@
-"""How one message becomes the average over the ranks: the seam that codecs fill."""
+"""The interface of what averages a message over the ranks, and DDP's own way to do it."""
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, Protocol
@@ -10,9 +9,7 @@ from typing import ClassVar, Protocol
 import torch
 import torch.distributed as dist
 
-from ddltrace.experiments.engine.groups import new_group_like
-from ddltrace.experiments.strategy.message_plan import Gradient, Message
-from ddltrace.experiments.strategy.spec import Strategy
+from ddltrace.experiments.messages.message_plan import Gradient, Message
 
 
 class Handle(Protocol):
@@ -101,22 +98,3 @@ class _Reduced:
         """The average."""
         self._work.wait()
         return self._payload
-
-
-def create_message_exchange(strategy: Strategy, group: dist.ProcessGroup) -> MessageExchange:
-    """The exchange that a strategy's codec and architecture ask for; with neither, `AllReduce`.
-
-    Collective: all ranks of the group have to call it at the same point.
-    """
-    if strategy.architecture is not None:
-        architectures = importlib.import_module("ddltrace.experiments.engine.architecture_exchange")
-        over_architecture: MessageExchange = architectures.create(strategy, group)
-        return over_architecture
-    if strategy.codec is None and strategy.feedback is None:
-        return AllReduce(group)
-    codecs = importlib.import_module("ddltrace.experiments.codecs.message_exchange")
-    second = new_group_like(group, "second exchange")
-    exchange: MessageExchange = codecs.CodecExchange(
-        strategy.codec, strategy.feedback, group, second
-    )
-    return exchange

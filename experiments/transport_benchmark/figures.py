@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ddltrace.analyzer.report.figures import base_figure
-from ddltrace.experiments.transports.benchmark.comparison import Comparison, Point
+from ddltrace.experiments.transport_benchmark.comparison import Comparison, Point
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -1,8 +1,7 @@
-"""What is exchanged at which optimizer step: the seam that the frequency axis fills."""
+"""The interface of policies: what ranks exchange at which optimizer step."""
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from ddltrace.experiments.engine.message_exchange import MessageExchange
-from ddltrace.experiments.strategy.spec import Strategy
+from ddltrace.experiments.messages.message_exchange import MessageExchange
 
 
 @dataclass(frozen=True)
@@ -109,19 +107,3 @@ class EveryStep(StepPolicy):
     def exchanges_gradients(self) -> bool:
         """Always."""
         return True
-
-
-def create_step_policy(strategy: Strategy, context: StepContext) -> StepPolicy:
-    """The policy of a strategy's frequency technique or delay; without one, `EveryStep`.
-
-    Collective: all ranks of the context's group have to call it at the same point.
-    """
-    if strategy.schedule.wait == "next_update":
-        from ddltrace.experiments.engine.one_step_delay import OneStepDelay
-
-        return OneStepDelay(strategy, context)
-    if strategy.frequency is None:
-        return EveryStep(context)
-    policies = importlib.import_module("ddltrace.experiments.frequency.policies")
-    policy: StepPolicy = policies.create(strategy, context)
-    return policy

@@ -2,7 +2,7 @@
 
 Started on every rank by torchrun or by `ddltrace.experiments.network.launch`::
 
-    torchrun --nproc-per-node 2 -m ddltrace.experiments.transports.benchmark.rank \\
+    torchrun --nproc-per-node 2 -m ddltrace.experiments.transport_benchmark.rank \\
         --transport zmq --sizes 4,1024 --rounds 100 --output zmq.json
 """
 

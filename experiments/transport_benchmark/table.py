@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ddltrace.analyzer.formatting.text_table import aligned
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, bytes_text
-from ddltrace.experiments.transports.benchmark.comparison import Comparison, TransportResult
-from ddltrace.experiments.transports.benchmark.settings import OPERATIONS
+from ddltrace.experiments.transport_benchmark.comparison import Comparison, TransportResult
+from ddltrace.experiments.transport_benchmark.settings import OPERATIONS
 
 _COLUMNS = 100
 _HEADS = (

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from ddltrace.analyzer.report.html_page import page_environment, page_parts, write_page
-from ddltrace.experiments.transports.benchmark import figures
-from ddltrace.experiments.transports.benchmark.comparison import Comparison
-from ddltrace.experiments.transports.benchmark.settings import OPERATIONS
-from ddltrace.experiments.transports.benchmark.table import render as render_table
+from ddltrace.experiments.transport_benchmark import figures
+from ddltrace.experiments.transport_benchmark.comparison import Comparison
+from ddltrace.experiments.transport_benchmark.settings import OPERATIONS
+from ddltrace.experiments.transport_benchmark.table import render as render_table
 
-_PACKAGE: Final = "ddltrace.experiments.transports.benchmark"
+_PACKAGE: Final = "ddltrace.experiments.transport_benchmark"
 _CHARTS: Final = {
     "time": figures.time_against_size,
     "bandwidth": figures.bandwidth_against_size,

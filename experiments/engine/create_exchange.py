@@ -1,0 +1,52 @@
+"""The exchange of messages that a strategy's codec and architecture ask for."""
+
+from __future__ import annotations
+
+import sys
+
+import torch.distributed as dist
+
+from ddltrace.experiments.codecs.message_exchange import CodecExchange
+from ddltrace.experiments.collectives.over_architecture import ArchitectureCollectives
+from ddltrace.experiments.engine.architecture_exchange import ArchitectureExchange
+from ddltrace.experiments.engine.groups import new_group_like
+from ddltrace.experiments.engine.refusal import refuse
+from ddltrace.experiments.messages.message_exchange import AllReduce, MessageExchange
+from ddltrace.experiments.messages.trace_marks import region
+from ddltrace.experiments.strategy.strategy import Strategy
+
+
+def create_message_exchange(strategy: Strategy, group: dist.ProcessGroup) -> MessageExchange:
+    """Creates the exchange of a strategy; with neither codec nor architecture, `AllReduce`.
+
+    Collective: all ranks of the group have to call it at the same point.
+
+    Args:
+        strategy: Its codec, modifier and architecture decide.
+        group: The ranks.
+
+    Raises:
+        StrategyRefusedError: The architecture cannot be built from these ranks.
+    """
+    encoded = strategy.codec is not None or strategy.feedback is not None
+    if strategy.architecture is None:
+        if not encoded:
+            return AllReduce(group)
+        second_group = new_group_like(group, "second exchange")
+        return CodecExchange(strategy.codec, strategy.feedback, group, second_group)
+    try:
+        first = ArchitectureCollectives(strategy.architecture, group)
+    except ValueError as error:
+        refuse(strategy.spec, str(error))
+    if first.links is not None:
+        choice = f"auto: {first.links.describe()}"
+        with region("marker", choice):
+            if dist.get_rank() == 0:
+                print(f"ddltrace: {choice}", file=sys.stderr, flush=True)
+    if not encoded:
+        return ArchitectureExchange(first)
+    second_group = new_group_like(group, "second exchange")
+    second = ArchitectureCollectives(strategy.architecture, second_group)
+    return CodecExchange(
+        strategy.codec, strategy.feedback, group, second_group, collectives=(first, second)
+    )

@@ -1,0 +1,41 @@
+"""A strategy: one technique on each axis."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from ddltrace.experiments.schedules.base import Schedule
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A composition along the axes; None on an axis is the axis's default.
+
+    Attributes:
+        spec: Its canonical text, which `parse` reads back.
+        schedule: The order axis.
+        codec: The volume axis.
+        feedback: The modifier of the codec, such as error feedback.
+        frequency: The frequency axis.
+        optimizer_rule: The optimizer axis.
+        architecture: The architecture axis.
+        synchronization: The synchronization axis.
+        transport: The transport axis.
+    """
+
+    spec: str
+    schedule: Schedule
+    codec: Any = None
+    feedback: Any = None
+    frequency: Any = None
+    optimizer_rule: Any = None
+    architecture: Any = None
+    synchronization: Any = None
+    transport: Any = None
+
+    @property
+    def slug(self) -> str:
+        """A name for its files: letters, digits, ``.``, ``-`` and ``_`` only."""
+        return re.sub(r"[^A-Za-z0-9._]+", "-", self.spec)
