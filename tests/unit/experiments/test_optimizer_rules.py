@@ -17,6 +17,7 @@ from ddltrace.experiments.strategy.spec import parse
 
 def update(spec: str, optimizer: Optimizer) -> None:
     rule = create_optimizer_rule(parse(spec).optimizer_rule)
+    assert rule is not None
     for group in optimizer.param_groups:
         rule.update(optimizer, group, group["params"])
 
