@@ -104,7 +104,11 @@ def test_a_trace_is_shown_where_nothing_can_be_stored(large, tmp_path, monkeypat
 
 def test_arrays_come_back_and_only_numbers_are_stored(tmp_path):
     path = tmp_path / "file"
-    arrays = [np.arange(7, dtype=np.int32), np.zeros((0, 3)), np.array([[True], [False]])]
+    arrays: list[np.ndarray] = [
+        np.arange(7, dtype=np.int32),
+        np.zeros((0, 3)),
+        np.array([[True], [False]]),
+    ]
     with open(path, "wb") as file:
         writer = ArrayWriter(file, KEY)
         writer.finish([writer.add(array) for array in arrays])

@@ -127,7 +127,7 @@ def test_an_inner_rank_of_one_tree_is_a_leaf_of_the_other(size: int) -> None:
 @pytest.mark.parametrize("outer", LEVELS)
 @pytest.mark.parametrize("inner", LEVELS)
 def test_two_levels_sum_over_hosts_of_any_size(inner: str, outer: str) -> None:
-    architecture = Hierarchical(inner, outer)  # type: ignore[arg-type] - names of LEVELS
+    architecture = Hierarchical(inner, outer)  # type: ignore[arg-type]
     layouts = [[[0]], [[0, 1, 2]], [[0], [1], [2]], [[0, 1, 2], [3, 4]], [[0], [1, 2, 3, 4, 5]]]
     for hosts in [*layouts, hosts_of(range(8), 2)]:
         workers = [rank for ranks in hosts for rank in ranks]

@@ -502,7 +502,8 @@ def tables_of_hta(folder: Path, rank: int) -> tuple[dict[Any, Any], dict[Any, An
             found = None
         rows = [] if found is None else found[column].iterrows()
         described.append({key[1]: [row[name] for name in DESCRIBED] for key, row in rows})
-    return idle, *described
+    queues, bandwidths = described
+    return idle, queues, bandwidths
 
 
 def our_tables(folder: Path, rank: int) -> tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any]]:
