@@ -15,14 +15,14 @@
   // A spreadsheet would run a cell that begins like a formula; names come from the trace.
   const csvCell = (cell) => {
     const shown = cell.querySelector("[title]");
-    let text = (shown && cell.tagName === "TD" && shown.title.startsWith(cell.innerText.replace("…", ""))
-      ? shown.title : cell.innerText).trim().replace(" ▾", "");
+    let text = (shown && cell.tagName === "TD" && shown.title.startsWith(cell.textContent.replace("…", ""))
+      ? shown.title : cell.textContent).trim().replace(" ▾", "");
     if (/^[=+\-@\t]/.test(text) && !isNumber(text)) text = "'" + text;
     return /[",\n]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text;
   };
 
   const title = (node) => {
-    const heading = node.closest("section")?.querySelector("h2, h1")?.innerText || "table";
+    const heading = node.closest("section")?.querySelector("h2, h1")?.textContent || "table";
     return heading.replaceAll(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60) || "table";
   };
 
