@@ -530,9 +530,10 @@ def _ranks_on_hosts(ranks: int | None, cluster: dict[str, Any]) -> int | None:
         return None
     total: int = cluster["hosts"] * (cluster["ranks_per_host"] or 1)
     if ranks not in (None, total):
+        each = cluster["ranks_per_host"] or 1
         raise UsageError(
-            f"--hosts {cluster['hosts']} runs {cluster['ranks_per_host'] or 1} ranks on each "
-            f"host, not --ranks {ranks}; see --ranks-per-host"
+            f"--hosts {cluster['hosts']} runs {'one rank' if each == 1 else f'{each} ranks'} on "
+            f"each host, not --ranks {ranks}; see --ranks-per-host"
         )
     return total
 
