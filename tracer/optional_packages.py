@@ -25,7 +25,8 @@ EXTRAS: Final[Mapping[str, Mapping[str, str]]] = {
     "wandb": {"wandb": "wandb"},
     "tensorboard": {"tensorboardX": "tensorboardX"},
     "gpu": {"nvidia-ml-py": "pynvml"},
-    "mpi": {"mpi4py": "mpi4py"},
+    # mpich is a library without a module of Python's; the extra installs it with mpi4py.
+    "mpi": {"mpi4py": "mpi4py", "mpich": "mpi4py"},
     "zmq": {"pyzmq": "zmq"},
     "grpc": {"grpcio": "grpc"},
 }

@@ -230,10 +230,15 @@ def _start(name: str, store: Store, rank: int, size: int, environment: Mapping[s
 
     # Finalizing waits for all ranks: after an error that would hang.
     mpi4py.rc.finalize = False
-    from mpi4py import MPI
-
-    for variable in pmi:  # children of the job are no ranks of this MPI
-        del os.environ[variable]
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise MissingCapabilityError(
+            f"the transport {name} cannot load MPI: {error} (pip install 'ddltrace[mpi]')"
+        ) from error
+    finally:
+        for variable in pmi:  # children of the job are no ranks of this MPI
+            del os.environ[variable]
     MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
     lost: set[int] = set()
     watch = _watch(manager, rank, lost)
