@@ -18,6 +18,6 @@ for _ in range(3):
     dist.all_reduce(torch.ones(4))
 dist.barrier()
 if round_ == 0:
-    time.sleep(0.5)  # like a kill, exec loses what was recorded in the last moments
+    time.sleep(1.5)  # like a kill, exec loses what was recorded in the last second
     os.execv(sys.executable, [sys.executable, __file__, "1"])
 dist.destroy_process_group()

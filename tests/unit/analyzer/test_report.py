@@ -182,8 +182,9 @@ def test_sql_over_every_table(build, duckdb):
     path = _training(build(2)).write()
     from ddltrace.analyzer.query.result_tables import TABLES
 
-    # This trace has no single operators; tests of imported profiles have them.
-    without = {"kernels", "operators", "launches", "streams", "copies"}
+    # This trace has no counters and no single operators; tests of counters and of imported
+    # profiles have them.
+    without = {"counters", "kernels", "operators", "launches", "streams", "copies"}
     for table in TABLES:
         result = _run(query, path, f"SELECT count(*) AS n FROM {table}", "--format", "json")
         assert (json.loads(result.stdout)[0]["n"] > 0) == (table not in without), table
@@ -244,7 +245,7 @@ def test_sql_reads_nothing_else_and_fails_in_one_line(build, duckdb, sql):
     [
         ("SELECT nothing FROM messages", ["columns of messages: rank, op, group,"]),
         ("SELECT e.no FROM events e JOIN steps s USING (step)", ["events: rank,", "; of steps: "]),
-        ("SELECT * FROM nothing", ["tables: events, messages,"]),
+        ("SELECT * FROM nothing", ["tables: events, counters, messages,"]),
     ],
 )
 def test_sql_that_asks_for_what_is_not_there_is_told_what_is(build, duckdb, sql, known):
