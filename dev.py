@@ -225,8 +225,8 @@ def test(
 ) -> int:
     """Checks format, lint and types, then runs the tests; pytest's summary is the last line.
 
-    All tests run in one pytest. Its workers share the unit tests. Tests that start jobs of several
-    processes run one after the other on one worker, browser tests on one, too (tests/conftest.py).
+    All tests run in one pytest on all cores; tests/conftest.py has the groups that its workers are
+    asked to keep together.
 
     Args:
         pytest_args: Passed to pytest.

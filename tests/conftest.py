@@ -39,10 +39,10 @@ def pytest_report_header() -> str:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Keeps tests that start jobs of several processes on one worker, one after the other.
+    """Marks tests that start jobs of several processes as one group, browser tests as another.
 
-    The browser's tests start none and form a group of their own. Markers are added here because
-    xdist reads them before any conftest may modify the collected items.
+    With the pinned versions of pytest and xdist the groups have no effect: node ids get no suffix,
+    so tests of one group run on all workers. Tests therefore must not depend on running alone.
     """
     if item.path.is_relative_to(BROWSER):
         item.add_marker(pytest.mark.xdist_group("browser"))
