@@ -7,11 +7,12 @@ one inside a function, under TYPE_CHECKING or by `importlib.import_module`.
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -54,6 +55,13 @@ def room_files() -> list[tuple[str, Path]]:
     return [(room, path) for room, folder in rooms for path in sorted(folder.rglob("*.py"))]
 
 
+@functools.cache
+def imports_in(room: str, path: Path) -> list[Import]:
+    """All imports in a source file, read and parsed once for all tests."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return list(imports_of(tree, package_of(room, path)))
+
+
 def package_of(room: str, path: Path) -> list[str]:
     """The package that holds a file, as Python sees it: ddltrace, tracer, interpose."""
     if room == "face":
@@ -72,7 +80,7 @@ def imports_of(tree: ast.Module, package: list[str]) -> Iterator[Import]:
     lazy |= {
         id(node)
         for block in ast.walk(tree)
-        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+        if isinstance(block, ast.If) and _is_type_checking(block.test)
         for statement in block.body
         for node in ast.walk(statement)
     }
@@ -97,6 +105,12 @@ def imports_of(tree: ast.Module, package: list[str]) -> Iterator[Import]:
             yield Import(str(node.args[0].value), node.lineno, at_import)
 
 
+def _is_type_checking(test: ast.expr) -> bool:
+    """Whether a condition is `TYPE_CHECKING` or `typing.TYPE_CHECKING`."""
+    names = (getattr(test, "id", None), getattr(test, "attr", None))
+    return "TYPE_CHECKING" in names
+
+
 def _called(node: ast.Call) -> str:
     function = node.func
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
@@ -110,10 +124,10 @@ def room_of(module: str) -> str | None:
     return parts[1] if len(parts) > 1 and parts[1] in FLOORS else "face"
 
 
-def violations(room: str, path: Path, source: str) -> list[str]:
-    """What a source file imports against the rules, one line each."""
+def violations(room: str, path: Path, imports: Iterable[Import]) -> list[str]:
+    """The imports of a source file that break the rules, one line each."""
     found = []
-    for imported in imports_of(ast.parse(source), package_of(room, path)):
+    for imported in imports:
         where = f"{path.relative_to(ROOT)}:{imported.line} imports {imported.module}"
         target = room_of(imported.module)
         if target is not None:
@@ -132,9 +146,7 @@ def test_imports_point_down_only() -> None:
     files = room_files()
     assert {room for room, _ in files} == set(FLOORS)
     found = [
-        line
-        for room, path in files
-        for line in violations(room, path, path.read_text(encoding="utf-8"))
+        line for room, path in files for line in violations(room, path, imports_in(room, path))
     ]
     assert not found, "\n".join(found)
 
@@ -209,8 +221,7 @@ def import_graph(modules: dict[str, Path]) -> dict[str, set[str]]:
         room = room_of(name)
         assert room is not None
         graph[name] = set()
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for imported in imports_of(tree, package_of(room, path)):
+        for imported in imports_in(room, path):
             target = imported.module
             while target and target not in modules:
                 target = target.rpartition(".")[0]
@@ -312,15 +323,18 @@ def test_every_library_is_declared() -> None:
     undeclared = {
         f"{path.relative_to(ROOT)}:{imported.line} imports {name}"
         for room, path in room_files()
-        for imported in imports_of(
-            ast.parse(path.read_text(encoding="utf-8")), package_of(room, path)
-        )
+        for imported in imports_in(room, path)
         if (name := imported.module.split(".")[0]) not in sys.stdlib_module_names
         and name not in {"ddltrace", "__future__", *WELCOME}
         and not {provider.lower() for provider in providers.get(name, [])} & declared
         and name not in optional
     }
     assert not undeclared, "\n".join(sorted(undeclared))
+
+
+def violations_in(room: str, path: Path, source: str) -> list[str]:
+    """The same of a source that is in no file."""
+    return violations(room, path, imports_of(ast.parse(source), package_of(room, path)))
 
 
 @pytest.mark.parametrize(
@@ -345,7 +359,7 @@ def test_every_library_is_declared() -> None:
     ],
 )
 def test_a_violation_is_found(room: str, file: str, source: str) -> None:
-    assert violations(room, ROOT / file, source)
+    assert violations_in(room, ROOT / file, source)
 
 
 @pytest.mark.parametrize(
@@ -362,7 +376,7 @@ def test_a_violation_is_found(room: str, file: str, source: str) -> None:
     ],
 )
 def test_what_is_allowed_is_not_found(room: str, file: str, source: str) -> None:
-    assert not violations(room, ROOT / file, source)
+    assert not violations_in(room, ROOT / file, source)
 
 
 HEAVY = {"torch", "pandas", "dash", "plotly", "numpy", "pyarrow", "flask", "sklearn", "scipy"}
