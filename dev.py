@@ -225,8 +225,8 @@ def test(
 ) -> int:
     """Checks format, lint and types, then runs the tests; pytest's summary is the last line.
 
-    All tests run in one pytest on all cores; tests/conftest.py has the groups that its workers are
-    asked to keep together.
+    All tests run in one pytest on all cores, each file on one of them, in the order that
+    tests/conftest.py gives.
 
     Args:
         pytest_args: Passed to pytest.
@@ -252,7 +252,7 @@ def test(
         if max(check_types(), check_test_types()) != 0:
             failed.append("types")
     say("tests")
-    options = ["-n", "auto", "--dist", "loadgroup"]
+    options = ["-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder"]
     if quick:
         options += ["tests/unit"]
     if all_cases:

@@ -12,8 +12,8 @@ from support import sampling
 from ddltrace.tracer.errors import MissingCapabilityError
 from ddltrace.tracer.native import build as native_build
 
-BROWSER = Path(__file__).parent / "browser"
 UNIT = Path(__file__).parent / "unit"
+LONGEST = ("test_harm.py", "test_experiments_command.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,16 +38,19 @@ def pytest_report_header() -> str:
     return f"long matrices: sampled with seed {seed} ({sampling.SEED_VARIABLE}={seed} repeats it)"
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Marks tests that start jobs of several processes as one group, browser tests as another.
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the slow files first: a run on several workers then ends with short ones on each.
 
-    With the pinned versions of pytest and xdist the groups have no effect: node ids get no suffix,
-    so tests of one group run on all workers. Tests therefore must not depend on running alone.
+    `dev.py test` sends a file as a whole to one worker (`--dist loadfile`): its tests share jobs.
     """
-    if item.path.is_relative_to(BROWSER):
-        item.add_marker(pytest.mark.xdist_group("browser"))
-    elif not item.path.is_relative_to(UNIT):
-        item.add_marker(pytest.mark.xdist_group("jobs"))
+    items.sort(key=_order_of_file)
+
+
+def _order_of_file(item: pytest.Item) -> int:
+    """The longest file, then those that start jobs or a browser, then the unit tests."""
+    if item.path.name in LONGEST:
+        return LONGEST.index(item.path.name) - len(LONGEST)
+    return int(item.path.is_relative_to(UNIT))
 
 
 @pytest.hookimpl(tryfirst=True)

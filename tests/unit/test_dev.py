@@ -114,7 +114,8 @@ def test_a_quick_run_has_the_unit_tests_only(
     assert dev.test(passed_on, quick=True, all_cases=True, coverage=False) == 0
     (tests,) = [command for command in commands if "pytest" in command]
     assert tests[tests.index("-n") :] == [
-        *("-n", "auto", "--dist", "loadgroup", "tests/unit", "--all-cases", "-k", "clocks")
+        *("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder"),
+        *("tests/unit", "--all-cases", "-k", "clocks"),
     ]
 
 
