@@ -119,12 +119,12 @@ class IdleShares:
     The causes are those of `IdleRow`; all but `in_message_share` sum to `Summary.idle_share`.
 
     Attributes:
-        data_share: Of `IdleRow.data_us`.
-        other_rank_share: Of `IdleRow.other_rank_us`.
-        message_share: Of `IdleRow.message_us`.
-        host_share: Of `IdleRow.host_us`.
-        unknown_share: Of `IdleRow.unknown_us`.
-        in_message_share: Of `IdleRow.in_message_us`.
+        data_share: Share of `IdleRow.data_us`.
+        other_rank_share: Share of `IdleRow.other_rank_us`.
+        message_share: Share of `IdleRow.message_us`.
+        host_share: Share of `IdleRow.host_us`.
+        unknown_share: Share of `IdleRow.unknown_us`.
+        in_message_share: Share of `IdleRow.in_message_us`.
     """
 
     data_share: float | None
@@ -570,9 +570,9 @@ class SlowSteps:
 
     Attributes:
         rule: When a step is slow, or why that cannot be told.
-        median_us: Of the walls of the steady steps; None where they are too few.
-        limit_us: Steps longer than this are slow; None where they are too few.
-        steps: The slow ones.
+        median_us: Median wall time of the steady steps; None with too few of them.
+        limit_us: Steps longer than this are slow; None with too few steady steps.
+        steps: The slow steps.
     """
 
     rule: str
@@ -634,10 +634,10 @@ class StragglerRow:
         lateness_us: Median of its arrival - median arrival, over those where it is last.
         lateness_us_total: Sum of the same.
         collectives_last: Collectives in which it arrives last.
-        share: Of those in which it takes part.
-        cause: What it does longer than the others: ``compute``, ``data``, ``copy``, ``host``,
-            ``update`` or ``network`` (transfers that it waits for); None where the trace does
-            not tell.
+        share: The same as a fraction of the collectives in which the rank takes part.
+        cause: The activity that takes this rank longer than the others: ``compute``, ``data``,
+            ``copy``, ``host``, ``update`` or ``network`` (transfers that it waits for); None
+            where the trace does not contain it.
         cause_us: By how much: its median per step less the median over the others of theirs.
         unsure: Its lateness is below what the clocks can tell.
         late_steps: The fewest steady steps that hold most (80 %) of its lateness.
@@ -755,9 +755,9 @@ class CostFit:
     Attributes:
         op: Operation.
         group_size: Ranks that take part.
-        backend: Of the group; empty if the trace does not say.
-        samples: Collectives that were used.
-        sizes: Different sizes among them.
+        backend: Backend of the group; empty if the trace does not contain it.
+        samples: Number of collectives that the fit uses.
+        sizes: Number of different sizes among these collectives.
         latency_us: Time of an empty one; None where `verdict` says why.
         alpha_us: Latency of one of its messages if it runs as a ring.
         algbw_gbps: Algorithm bandwidth that it tends to for large sizes, gigabits per second.
@@ -766,7 +766,7 @@ class CostFit:
         disturbed: Some of the samples ran beside compute, which slows them.
         verdict: ``fitted``, or why there is no fit.
         points: What was fitted, by size; the most frequent sizes where there are very many.
-        src: Of sends and receives (`op` is ``send``): the rank that sends, of one link; None for
+        src: For sends and receives (`op` is ``send``): the sending rank of one link; None for
             all links together, and for collectives.
         dst: The rank that receives.
     """
@@ -845,7 +845,7 @@ class PathPart:
             else took as long as it did: a bound as those of `Savings`. Where other ranks come
             nearly as late, it is small; for a trace of one rank it is `us`. It is more than `us`
             where the path of some steps goes over another rank, which ends them no earlier.
-        share: Of the steps' wall time.
+        share: Share of the steps' wall time.
     """
 
     category: str
@@ -945,14 +945,14 @@ class RootCause:
         rank: Where it began.
         activity: ``compute``, ``update``, ``data``, ``copy``, ``host``, or ``transfer``: a message
             to that rank took longer.
-        peer: Of a transfer between two ranks, where the message came from; else None.
+        peer: The sending rank, for a transfer between two ranks; else None.
         name: Layer, operation or kernel in which the rank spent most more than other ranks; None
             where that has no name, for transfers and for small causes.
         direct_us: Waiting of ranks that waited for this rank.
         propagated_us: Waiting of ranks that waited for those.
-        slower_us: Of a transfer between two ranks: what blocked receives took longer than is
-            usual for their size on other links. That is no waiting for a rank.
-        share: Of all waiting, direct and propagated.
+        slower_us: For a transfer between two ranks: how much longer blocked receives took than is
+            usual for their size on other links. This time is not waiting for a rank.
+        share: Share of all waiting, direct and propagated.
         saves_us: What a step could get shorter at most without the excess, a bound as those of
             `Savings`: if in each step the rank took no longer at that activity than the rank
             that is fastest at it; where that explains little, if it took no longer where others

@@ -248,10 +248,10 @@ class Start:
     """What was measured of all modes of a job that were started together.
 
     Attributes:
-        turns: Of each mode: its turns, one in each round.
-        peaks_kb: Of each mode: the most memory that a rank held.
-        event_bytes: Of each traced mode: bytes that an event takes on disk; and that each further
-            one takes, without what every file has.
+        turns: For each mode: its turns, one in each round.
+        peaks_kb: For each mode: the peak memory of a rank.
+        event_bytes: For each traced mode: the mean size of an event on disk, and the size of one
+            more event, without the fixed part of a file.
     """
 
     turns: dict[str, list[Turn]]

@@ -67,7 +67,7 @@ class SimulatedRanks:
 
         Args:
             rank: The rank that will use it.
-            name: Of the group; equal names are the same group.
+            name: Name of the group; equal names are the same group.
         """
         return _SimulatedGroup(self, rank, name)
 

@@ -34,7 +34,7 @@ class Replica:
 
     Attributes:
         model: The rank's own copy; the same weights on all ranks.
-        optimizer: Of its parameters.
+        optimizer: Optimizer of the model's parameters.
         loss: The loss of step number n on this rank.
         after_step: Called after every update.
     """

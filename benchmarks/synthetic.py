@@ -41,8 +41,8 @@ class Shape:
         data: Fetching a batch.
         layer: Forward of one layer.
         gradient: Backward of one layer.
-        transfer: Of one bucket.
-        update: The optimizer.
+        transfer: Transfer of one bucket.
+        update: The optimizer step.
         tensor_bytes: Size of one parameter.
     """
 

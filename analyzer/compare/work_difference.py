@@ -68,11 +68,11 @@ class WorkDifference:
             runs, operators run on inputs of the same shapes, and copies from the host carry as
             much; None where one trace has none of them.
         appeared: Kernels (operators, where no trace has kernels) of the second trace only.
-        vanished: Of the first only.
-        count_changed: Of both, with another number of runs a step.
-        duration_changed: Of both, with as many runs of another duration.
-        shapes_changed: Operators of both, with as many runs on inputs of other shapes; None where
-            the shapes are not known.
+        vanished: Occur in the first trace only.
+        count_changed: Occur in both traces with different numbers of runs per step.
+        duration_changed: Occur in both traces equally often, with different durations.
+        shapes_changed: Operators that occur in both equally often, with different input shapes;
+            None where the shapes are not known.
         first_dimension_ratio: First dimension of these inputs, after / before, where most agree on
             it: another batch size shows here. None otherwise.
         input_bytes_ratio: Bytes copied from host to device in a step, after / before: another

@@ -156,7 +156,7 @@ class Gathered:
     """A column that is appended to in parts; access to it never copies the whole column.
 
     Args:
-        dtype: Of its numbers.
+        dtype: Type of its numbers.
     """
 
     def __init__(self, dtype: npt.DTypeLike) -> None:

@@ -30,7 +30,7 @@ class Messages:
         groups: Names of process groups.
         seq: Its number in its group.
         peer: The other side, or the root.
-        tag: Of a send or receive.
+        tag: Tag of a send or receive.
         bytes: Input bytes.
         out_bytes: Output bytes.
         wire_bytes: Bytes put on the network, where known.

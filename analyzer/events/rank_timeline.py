@@ -286,7 +286,7 @@ def _counts(lanes: IntArray, names: Sequence[str | None]) -> dict[str | None, in
 
     Args:
         lanes: Index of each row's lane; -1 if it has none.
-        names: Of no lane and of all others.
+        names: Names of the lanes; the first is that of events without a lane.
     """
     # As 64-bit integers: the number of the last lane may be the largest of 16 bits.
     counts = np.bincount(lanes.astype(np.int64) + 1, minlength=len(names))

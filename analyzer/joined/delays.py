@@ -68,9 +68,9 @@ class Delays:
         since: When the rank that is waited for last had a message in common with the other.
         came: When it came.
         excess: By how much longer it spent on each of `CAUSES`, ns, shape (waits, causes).
-        direct: Of the waiting, what is due to each of `CAUSES`, shape (waits, causes).
-        propagated: Of what other ranks wait because this one waited: what is due to each.
-        link: For what is due to ``transfer``: the rank that the longest one came from; `NULL` for
+        direct: The part of each wait that is due to each of `CAUSES`, shape (waits, causes).
+        propagated: The waiting of other ranks that follows from this wait, by cause, same shape.
+        link: For waiting due to ``transfer``: the rank that sent the longest transfer; `NULL` for
             a collective.
     """
 
@@ -257,9 +257,9 @@ def _spent(
 
     Args:
         graph: Has the blocks.
-        kinds: Of each rank its own work by activity, and its waiting for others.
+        kinds: For each rank, its own work by activity and its waiting for other ranks.
         place: The rank of each window.
-        since: Its start.
+        since: The start of each window.
         until: Its end.
     """
     blocks = graph.blocks
@@ -308,9 +308,9 @@ def _hand_on(
 
     Args:
         graph: Has the levels: a wait depends on waits of lower levels only.
-        block: Of each wait, ascending.
+        block: The block of each wait, ascending.
         window: When the own waits of the rank that is waited for delayed it.
-        cost: Waiting of each.
+        cost: Duration of each wait.
         share: How much of it is handed on.
     """
     blocks = graph.blocks

@@ -40,9 +40,9 @@ class Executions:
         rank: Global rank.
         step: Number of the step; -1 outside of steps.
         duration: Nanoseconds.
-        own: Of operators and calls: without what runs in them, nanoseconds.
-        device: Of operators and calls: the device work launched in them, nanoseconds.
-        own_device: The same without what was launched by an operator in them.
+        own: For operators and calls: the duration without nested operators and calls, nanoseconds.
+        device: For operators and calls: the duration of device work launched in them, nanoseconds.
+        own_device: The same without device work launched by a nested operator.
         shapes: The shapes of inputs that occur.
         shape: Index into `shapes`: of an operator's inputs; of device work, of the inputs of the
             operator that launched it; -1 where they are not known.

@@ -52,9 +52,9 @@ class StepEnds:
     """When each rank began and ended the steps that are replayed.
 
     Attributes:
-        rank: Of each step of each rank.
-        step: Its number.
-        start: When it began, ns.
+        rank: The rank of each step of each rank.
+        step: The number of each step.
+        start: The start of each step, ns.
         end: When it ended.
         lead_in: The step before the first of these, which is replayed, too, but not measured:
             what is late at its end may be due to work in it. None if there is none.
@@ -365,10 +365,10 @@ class _Gains:
     Attributes:
         blocks: At the end of each block.
         joins: At each join.
-        row_cut: Of each message of the joins: work cut since the block before it.
-        block_cut: Of each block: work cut since the block before it.
-        transfers: Of each message of the run: what is cut of its transfer; None for nothing.
-        balanced: Of each scenario.
+        row_cut: For each message of the joins: work removed since the preceding block.
+        block_cut: For each block: work removed since the preceding block.
+        transfers: For each message of the run: time removed from its transfer; None for none.
+        balanced: One entry for each scenario.
     """
 
     blocks: IntArray

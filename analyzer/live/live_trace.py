@@ -264,8 +264,8 @@ def lateness(messages: list[Messages], clocks: list[RankClock]) -> dict[int, tup
     """How often and by how much each rank came last to collectives in the window.
 
     Args:
-        messages: Of each rank.
-        clocks: Of each rank, in the same order.
+        messages: The messages of each rank.
+        clocks: The clock of each rank, in the same order.
 
     Returns:
         Place in the arguments -> share of the collectives to which the rank came last, and median

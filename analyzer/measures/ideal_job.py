@@ -56,9 +56,9 @@ class _Worker:
         rank: Its rank.
         replica: Its data-parallel rank.
         stage: Its pipeline stage.
-        step: Of each operation: the step.
-        name: Place in `OPERATIONS`.
-        number: Number within step and type.
+        step: The step of each operation.
+        name: The index of each operation's type in `OPERATIONS`.
+        number: The number of each operation within its step and type.
         start: Start, ns.
         end: End, ns.
         chunk: Model chunk.

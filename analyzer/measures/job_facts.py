@@ -54,7 +54,7 @@ class JobFacts:
             or gather a good part of what they reduce.
         element_bytes: Bytes of one element of the gradients on the wire; None if unknown.
         update_names: Names of what runs in the optimizer, lower case.
-        link: Of sends and receives, what the mean link carries in a step: messages, bytes, and
+        link: For sends and receives, the mean traffic of a link in a step: messages, bytes, and
             the transfers of a receiving rank; None without any.
         sends_in_a_row: Part of the sends that follow one to the same rank, with no receive between:
             only these could go in one message.

@@ -38,7 +38,7 @@ def doing(trace: Trace, lives: Lives, rank: int, at_ns: int) -> Doing:
 
     Args:
         trace: The job's.
-        lives: Of its processes.
+        lives: The life spans of the trace's processes.
         rank: One of which something was recorded.
         at_ns: When it was the process that is meant, on rank 0's clock.
     """

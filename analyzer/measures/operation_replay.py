@@ -77,8 +77,8 @@ class OperationGraph:
         """Step times with given durations.
 
         Args:
-            durations: Of each operation: the duration of a computation, the transfer duration of
-                a communication. Shape (operations, runs, replicas).
+            durations: The duration of each computation and the transfer duration of each
+                communication. Shape (operations, runs, replicas).
 
         Returns:
             The end of the last operation after the start of the step, shape (runs,).

@@ -50,7 +50,7 @@ def path_parts(paths: Sequence[Path]) -> tuple[PathPart, ...]:
     What each part costs on its rank alone is left to `ddltrace.analyzer.measures.savings`.
 
     Args:
-        paths: Of the steady steps, all of one analysis.
+        paths: The critical paths of the steady steps, all of one analysis.
     """
     if not paths:
         return ()

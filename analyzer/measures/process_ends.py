@@ -43,8 +43,8 @@ class Known:
 
     Args:
         trace: The job's.
-        scans: Of its ranks.
-        lives: Of its processes.
+        scans: The scans of the trace's ranks.
+        lives: The life spans of the trace's processes.
         now: When the job ended, if that is known.
     """
 

@@ -122,8 +122,8 @@ def _late_steps(step: IntArray, lateness: IntArray) -> tuple[IntArray, npt.NDArr
     A step's lateness is the largest in it: one delay may be seen in many collectives.
 
     Args:
-        step: Of each collective in which it came last; negative for none.
-        lateness: Its lateness there.
+        step: The step of each collective to which the rank came last; negative for none.
+        lateness: The rank's lateness in each of those collectives.
     """
     inside = step != NULL
     number, which = np.unique(step[inside], return_inverse=True)

@@ -201,7 +201,7 @@ class _Gradients:
         numbers: Its steps that count.
 
     Attributes:
-        first: Of every tensor of every message that `find_messages` was given: whether this is
+        first: For every tensor of every message that `find_messages` was given: whether this is
             the first message that carries the tensor's gradient in its step. If a tensor's
             gradients were not recorded, every message that carries it is.
         last: The same of the last message.
@@ -355,7 +355,7 @@ class _Part:
         Args:
             sums: Exposed time by period and code, ns.
             count: Messages by code.
-            period: Of each step.
+            period: The period of each step.
         """
         messages, activity = self.scan.messages, self.scan.activity
         if activity.compute is None:

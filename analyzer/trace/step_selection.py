@@ -95,7 +95,7 @@ class Portion:
         """The last steps that fit in `MOST_BYTES`, one at least.
 
         Args:
-            times: Of what takes so many times as much memory as an analysis.
+            times: Memory of the task, as a multiple of that of an analysis.
         """
         sizes = np.cumsum(self.sizes[::-1]) * times
         fit = int(np.searchsorted(sizes, MOST_BYTES, side="right"))

@@ -38,9 +38,9 @@ class RunState:
         directory: Where its results go.
         arguments: Behind ``ddltrace experiment run``.
         status: ``running``, ``cancelling``, ``done``, ``failed`` or ``cancelled``.
-        exit_status: Of the process; None while it runs.
-        log: The end of its own output.
-        job_log: The end of the output of the job that it runs now, or ran last.
+        exit_status: Exit status of the process; None while it runs.
+        log: The end of the process's own output.
+        job_log: The end of the output of the current job, or of the last one.
     """
 
     directory: Path

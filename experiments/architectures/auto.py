@@ -93,7 +93,7 @@ class Links:
 
         Args:
             name: As in `Choice`.
-            elements: Of the vector.
+            elements: Number of elements of the vector.
         """
         if name in LEVELS:
             return LEVELS[name].plan(self.order, elements)
@@ -104,8 +104,8 @@ class Links:
         """The architecture whose plan costs least.
 
         Args:
-            elements: Of the vector.
-            element_bytes: Size of one.
+            elements: Number of elements of the vector.
+            element_bytes: Size of one element.
         """
         choices = [
             Choice(name, self.cost_us(self.plan(name, elements), element_bytes))

@@ -97,7 +97,7 @@ def keys_of_slices(
     """The keys that a message holds.
 
     Args:
-        placement: Of all tensors.
+        placement: The servers of all tensors.
         slices: (tensor, start, stop) in the order in which they lie in the message.
 
     Returns:

@@ -52,7 +52,7 @@ class CodecExchange(MessageExchange):
             modifier: What changes it.
             group: The ranks.
             second_group: The same ranks in another group, for second passes.
-            collectives: Of the two groups; by default the library's own.
+            collectives: Collectives over the two groups; by default the library's own.
         """
         super().__init__(group, second_group)
         description = compose(codec, modifier)

@@ -41,7 +41,7 @@ class PowerSgd(CodecDescription):
         """Rows, columns and rank with which a tensor is sent; None if it is sent as it is.
 
         Args:
-            shape: Of the tensor.
+            shape: Shape of the tensor.
         """
         if len(shape) < 2 or 0 in shape:
             return None
@@ -55,7 +55,7 @@ class PowerSgd(CodecDescription):
         """Bytes of both factors, or of the tensor where it is sent as it is.
 
         Args:
-            shape: Of the tensor.
+            shape: Shape of the tensor.
             element_bytes: Size of one element, in bytes.
         """
         factors = self.factors(shape)

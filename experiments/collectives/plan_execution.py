@@ -78,7 +78,7 @@ class PlanExecution:
             rounds: This rank's part of the plan; ranks are places in the group.
             vector: This rank's elements, flat and contiguous; the result replaces them.
             group: Carries the messages.
-            tag: Of all its messages; no other execution that is under way may have it.
+            tag: Tag of all messages of this execution; concurrent executions need different tags.
             combine: Combines own elements with received ones.
             naming: Names each message in the trace.
         """

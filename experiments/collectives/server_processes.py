@@ -106,7 +106,7 @@ class ServerProcesses:
         """Tells the servers what all workers push next.
 
         Args:
-            tag: Of its messages.
+            tag: Tag of the exchange's messages.
             dtype: Type of the elements.
             owners: The keys with the ranks of their servers.
         """

@@ -20,7 +20,7 @@ def new_group_like(
     Args:
         group: The group.
         purpose: What the new group is for; the trace shows its messages on a lane of this name.
-        backend: Of the new group; by default that of the group.
+        backend: Backend of the new group; by default that of `group`.
     """
     ranks = dist.get_process_group_ranks(group)
     whole = len(ranks) == dist.get_world_size()

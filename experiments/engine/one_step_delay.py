@@ -38,8 +38,8 @@ class _Delayed:
         messages: The messages under way.
         averages: Receive the averaged gradients, by the parameter's index.
         weights: The global weights before the update, by index.
-        versions: Of the parameters after the local step, by index.
-        update: The optimizer with its settings of that step.
+        versions: Version counters of the parameters after the local step, by index.
+        update: The optimizer with its settings in that step.
         usage: Which parameters got a gradient on some rank.
     """
 

@@ -43,8 +43,8 @@ class Demo:
         """How a tensor is cut: rows and columns of its matrix, and of a chunk.
 
         Args:
-            shape: Of the tensor; the matrix is its first dimension by all others, and a vector
-                is one row.
+            shape: Shape of the tensor; the matrix is its first dimension by all others, and a
+                vector is one row.
         """
         rows, columns = (
             (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
@@ -55,7 +55,7 @@ class Demo:
         """Number of chunks of a tensor, and of the coefficients that each sends.
 
         Args:
-            shape: Of the tensor.
+            shape: Shape of the tensor.
         """
         rows, columns, height, width = self.sides(shape)
         if rows * columns == 0:
@@ -66,7 +66,7 @@ class Demo:
         """Bytes of one rank's coefficients: a float32 value and a 16-bit index for each.
 
         Args:
-            shape: Of the tensor.
+            shape: Shape of the tensor.
         """
         chunks, kept = self.kept(shape)
         return chunks * kept * _VALUE_AND_INDEX

@@ -27,7 +27,7 @@ def time_to_loss(
     """Time from the start of the first step until the smoothed loss is at most `target`.
 
     Args:
-        losses: Of each step, warm-up included.
+        losses: Loss of each step, warm-up included.
         elapsed_us: End of each step, microseconds from the start of the first one.
         target: The loss to reach.
 

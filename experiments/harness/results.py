@@ -126,7 +126,7 @@ class Results:
         baseline: The `strategy` of the row with which others are compared.
         status: ``running``, ``complete`` (every run completed), ``failed`` (some did not) or
             ``interrupted``.
-        progress: Of an experiment under way: `done` and `total` runs, and the `strategy`,
+        progress: Progress of a running experiment: `done` and `total` runs, and the `strategy`,
             `round` and `started_unix_s` of the run that is `running`, if one is.
     """
 

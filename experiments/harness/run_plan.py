@@ -16,8 +16,8 @@ class PlannedRun:
     Attributes:
         strategy: The strategy's spec.
         round: Number of the round, from 1.
-        seed: Of the weights, the data's split and order: the same for all runs of a round.
-        name: Of its trace directory; unique in the experiment.
+        seed: Seed of the weights, the data's split and order: the same for all runs of a round.
+        name: Name of the run's trace directory; unique in the experiment.
     """
 
     strategy: str

@@ -22,7 +22,7 @@ class Run:
     Attributes:
         strategy: The strategy's spec, or a trace's name.
         round: Number of the round, from 1.
-        seed: Of the weights, the split and the order of the data.
+        seed: Seed of the weights, the split and the order of the data.
         status: How the run ended.
         reason: Why it did not complete; None if it did.
         trace: The trace's directory, relative to the results' directory; None if the run left no

@@ -19,8 +19,8 @@ class Settings:
         workload: Name of the built-in workload; None for the user's own job.
         width: Size of its model.
         batch_size: Examples per rank and step.
-        learning_rate: Of the workload's optimizer.
-        seed: Of the weights, the data's split and order in the first round; each further round
+        learning_rate: Learning rate of the workload's optimizer.
+        seed: Seed of the weights, the data's split and order in the first round; each further round
             adds 1.
         repeats: Rounds: each runs every strategy once.
         timeout_s: A run that takes longer than this many seconds is ended.

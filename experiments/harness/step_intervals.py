@@ -38,9 +38,9 @@ class StepTime:
     Attributes:
         us: Mean over rounds of the median step, microseconds.
         low_us, high_us: Bounds of the interval; None if there are too few steps.
-        over: What the interval is over.
+        over: The units that the interval is computed over: rounds or steps.
         rounds: Number of rounds.
-        confidence: Of the interval, as a fraction.
+        confidence: Confidence level of the interval, as a fraction.
     """
 
     us: float
@@ -58,8 +58,8 @@ class Difference:
     Attributes:
         relative: Step time over the baseline's, minus 1: -0.2 is a fifth less.
         low, high: Bounds of the interval.
-        confidence: Of the interval, as a fraction.
-        over: What the interval is over.
+        confidence: Confidence level of the interval, as a fraction.
+        over: The units that the interval is computed over: rounds or steps.
     """
 
     relative: float
@@ -82,7 +82,7 @@ class Speedup:
         ratio: The other's step time over this one's: above 1 is faster.
         low, high: Bounds of the interval at `LEVEL`.
         verdict: ``faster`` or ``slower`` if 1 is outside the interval, else ``noise``.
-        over: What the interval is over.
+        over: The units that the interval is computed over: rounds or steps.
         reference: The spec of the strategy that it is measured against.
     """
 

@@ -40,8 +40,8 @@ class Bar:
     Attributes:
         lane: ``compute``, ``codec`` or ``network``.
         role: Its colour's name in the palette.
-        name: Of the event.
-        start_ms, ms: Start from the beginning of the step, and length; clipped to the step.
+        name: Name of the event.
+        start_ms, ms: Start relative to the step's start, and duration; clipped to the step.
     """
 
     lane: str

@@ -88,7 +88,7 @@ def create(name: str, *, width: int, batch_size: int, seed: int) -> Workload:
         name: Which one.
         width: Size of its model.
         batch_size: Examples per rank and step.
-        seed: Of its weights, its data's split and order.
+        seed: Seed of its weights, its data's split and order.
 
     Raises:
         MissingCapabilityError: A package that it needs is not installed.

@@ -57,7 +57,7 @@ class Workload(ABC):
             train: Training examples: inputs and targets.
             test: Held-out examples.
             batch_size: Examples per rank and step.
-            seed: Of the order of the training examples.
+            seed: Seed of the order of the training examples.
         """
         self.model = model
         self._train = train

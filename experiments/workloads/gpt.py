@@ -43,7 +43,7 @@ class Gpt(Workload):
         Args:
             width: Features of each position; rounded up to a multiple of 4, the heads.
             batch_size: Windows per rank and step.
-            seed: Of the weights and of the order of the windows.
+            seed: Seed of the weights and of the order of the windows.
 
         Raises:
             MissingCapabilityError: This Python comes without its help texts.

@@ -33,7 +33,7 @@ class ImageWorkload(Workload):
         Args:
             width: Size of the model.
             batch_size: Examples per rank and step.
-            seed: Of the weights, the split and the order of the data.
+            seed: Seed of the weights, the split and the order of the data.
 
         Raises:
             MissingCapabilityError: scikit-learn is not installed.

@@ -45,7 +45,7 @@ class Recommender(Workload):
         Args:
             width: Features of an embedding.
             batch_size: Pairs per rank and step.
-            seed: Of the weights and of the order of the data.
+            seed: Seed of the weights and of the order of the data.
 
         Raises:
             MissingCapabilityError: This Python comes without the sources of its library.

@@ -20,14 +20,14 @@ class Op:
 
     Attributes:
         do: ``work``, ``collective``, ``launch``, ``wait``, ``send``, ``recv`` or ``step``.
-        name: Of work: its layer; of messages: the key that its sides have in common.
-        activity: Of work: ``compute``, ``data``, ``update`` or ``host``.
-        us: Of work its duration, of messages their transfer.
+        name: For work, its layer; for messages, the key that all sides share.
+        activity: For work: ``compute``, ``data``, ``update`` or ``host``.
+        us: Duration of work, or of a message's transfer.
         peer: The other side of a send or receive.
-        ranks: Of a collective.
-        bytes: Of a message.
-        extra: Of work: how much of `us` is the cause that can be taken out.
-        cause: Which cause that is.
+        ranks: The ranks of a collective.
+        bytes: The bytes of a message.
+        extra: For work: the part of `us` that is a removable cause of delay.
+        cause: The name of that cause.
     """
 
     do: str
@@ -175,9 +175,9 @@ def data_parallel(
     """Data-parallel training: data, forward, backward with buckets, update.
 
     Args:
-        seed: Of all that varies.
-        ranks: How many.
-        steps: How many.
+        seed: Seed of all random choices.
+        ranks: Number of ranks.
+        steps: Number of steps.
         late: (rank, activity) -> how much longer that takes in every step, us.
         overlapped: Buckets are launched and waited for at the end, else one by one.
     """
@@ -217,9 +217,9 @@ def pipeline(
     """GPipe: every stage runs all microbatches forward, then all backward.
 
     Args:
-        seed: Of the jitter.
-        stage_us: What one microbatch takes on each stage, forward; backward takes the same.
-        steps: How many.
+        seed: Seed of the jitter.
+        stage_us: Forward time of one microbatch on each stage; backward takes the same.
+        steps: Number of steps.
         microbatches: How many in a step.
         link_us: Stage -> transfer of what it sends on; 10 for others.
     """
@@ -256,9 +256,9 @@ def ring(
     """A hand-written ring: compute, then ranks - 1 rounds of send to the next, receive.
 
     Args:
-        seed: Of the jitter.
-        ranks: How many.
-        steps: How many.
+        seed: Seed of the jitter.
+        ranks: Number of ranks.
+        steps: Number of steps.
         late: Rank -> how much longer it computes in every step, us.
         link_us: Rank -> transfer of what it sends; 20 for others.
     """

@@ -19,8 +19,8 @@ class Difference:
 
     Attributes:
         what: What was compared.
-        start_us: Of the starts.
-        end_us: Of the ends.
+        start_us: Error of the starts.
+        end_us: Error of the ends.
         waited: Whether the end is the moment at which the backward pass had waited for it. By then
             it was over; Gloo's thread, from which the profiler knows, may say so only later.
     """

@@ -227,9 +227,9 @@ class Recorder:
         """The number of a place that records; the same arguments give the same number.
 
         Args:
-            kind: Of its events.
+            kind: Kind of the pattern's events.
             name: What the timeline shows.
-            tensor: Id of the parameter that they are about, or -1.
+            tensor: Id of the parameter that the events refer to, or -1.
             size: Their ``bytes``, or -1.
             out_size: Their ``out_bytes``, or -1.
         """

@@ -51,7 +51,7 @@ class HtaEvents:
         end: Microseconds, of the same type.
         stream: Number of the stream; -1 for none.
         correlation: Number that work shares with its launch; -1 for none.
-        bandwidth: Of copies, GB/s.
+        bandwidth: Bandwidth of copies, GB/s.
         is_work: Whether the category is in `WORK`.
         is_launch: Whether the name is in `LAUNCHES`.
         is_memory: Whether HTA counts it as a copy or fill, if it has a stream.

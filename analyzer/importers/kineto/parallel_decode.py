@@ -62,7 +62,7 @@ def read_side_by_side(
         One result per file, in their order. A file whose helper died is read here.
 
     Raises:
-        TraceError: Of the first file that `read` raised it for.
+        TraceError: `read` raised it; the error is that of the first such file.
     """
     helpers = min(len(paths), len(os.sched_getaffinity(0)), _MAX_PROCESSES) - 1
     if helpers < 1 or text_bytes(paths) < worthwhile_bytes:

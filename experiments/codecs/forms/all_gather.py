@@ -28,8 +28,8 @@ class AllGatherForm(Form):
 
         Args:
             codec: Encodes this rank's tensors and decodes all ranks'.
-            collectives: Of the ranks.
-            combination: What makes one tensor of the ranks'.
+            collectives: Collectives over the ranks.
+            combination: How the ranks' tensors are combined into one.
         """
         self._codec = codec
         self._collectives = collectives

@@ -20,8 +20,8 @@ class AllReduceForm(Form):
 
         Args:
             codec: Encodes and decodes.
-            dtype: Of the numbers in its payloads; None for the tensor's own.
-            collectives: Of the ranks.
+            dtype: Type of the numbers in its payloads; None for the tensor's own.
+            collectives: Collectives over the ranks.
         """
         self._codec = codec
         self._dtype = dtype

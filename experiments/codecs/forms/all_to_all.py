@@ -37,9 +37,9 @@ class AllToAllForm(Form):
         Args:
             worker: Encodes this rank's tensors, with its own residuals if it keeps any.
             server: Encodes averages, with residuals of its own.
-            collectives: Of the ranks; carry the first pass.
+            collectives: Collectives over the ranks; carry the first pass.
             second_collectives: The same ranks; carry the second pass.
-            combination: What makes one tensor of the ranks'.
+            combination: How the ranks' tensors are combined into one.
         """
         self._worker, self._server = worker, server
         self._collectives, self._second_collectives = collectives, second_collectives

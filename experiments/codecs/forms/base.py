@@ -20,8 +20,8 @@ class Part:
     """What one message carries of one tensor.
 
     Attributes:
-        key: Of the state that belongs to it.
-        tensor: Its elements on this rank, in the tensor's shape if it is whole, else flat.
+        key: Key of the tensor's state.
+        tensor: This rank's elements, in the tensor's shape if all are present, else flat.
     """
 
     key: Hashable
@@ -86,7 +86,7 @@ def gather_bytes(
 
     Args:
         data: This rank's, uint8, flat.
-        collectives: Of the ranks.
+        collectives: Collectives over the ranks.
 
     Returns:
         The collective (None if there is nothing to send), and what every rank sends.

@@ -46,7 +46,7 @@ class LowRankForm(Form):
         Args:
             codec: Keeps the right factors from step to step.
             feedback: Keeps residuals; None without feedback.
-            collectives: Of the ranks; carry the left factors.
+            collectives: Collectives over the ranks; carry the left factors.
             second_collectives: The same ranks; carry the right factors.
         """
         self._codec = codec

@@ -24,7 +24,7 @@ class Combination:
         Args:
             codec: The ranks'.
             parts: What the message carries.
-            collectives: Of the ranks.
+            collectives: Collectives over the ranks.
         """
         del parts, collectives
 

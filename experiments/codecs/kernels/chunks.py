@@ -21,8 +21,8 @@ def chunk_elements(elements: int, device: torch.device, alignment: int = 1) -> i
     """Elements that are encoded at once.
 
     Args:
-        elements: Of the tensor that is encoded.
-        device: Where it is.
+        elements: Number of elements of the tensor that is encoded.
+        device: Device of the tensor.
         alignment: Chunks are multiples of this many elements.
 
     Returns:
@@ -68,7 +68,7 @@ def scratch(
     Args:
         use: What the buffer is for.
         elements: Its size.
-        device: Where it is.
+        device: Device of the tensor.
 
     Returns:
         float32, flat.

@@ -23,8 +23,8 @@ class Payload:
 
     Attributes:
         data: The bytes that travel: flat, contiguous, uint8.
-        shape: Of the tensor; known on both sides, so it does not travel.
-        dtype: Of the tensor; does not travel either.
+        shape: Shape of the tensor; known on both sides, so it is not sent.
+        dtype: Type of the tensor's elements; not sent either.
         draw: Number of the shared random draw that the encoding used; equal on all ranks.
     """
 
@@ -64,7 +64,7 @@ class Codec(ABC):
 
         Args:
             tensor: A floating dense tensor of any shape and layout; it is not changed.
-            key: Of the state that the codec keeps for this tensor between calls.
+            key: Key of the state that the codec keeps for this tensor between calls.
 
         Returns:
             Its payload, on the tensor's device.
@@ -103,9 +103,9 @@ class Codec(ABC):
         """Bytes of the next payload of a tensor.
 
         Args:
-            shape: Of the tensor.
-            dtype: Of the tensor.
-            key: Of the tensor's state.
+            shape: Shape of the tensor.
+            dtype: Type of the tensor's elements.
+            key: Key of the tensor's state.
         """
         del key  # the size of most payloads does not change over the steps
         elements = math.prod(shape)
@@ -116,8 +116,8 @@ class Codec(ABC):
 
         Args:
             total: Flat, of the tensor's number of elements; float32 for 16-bit tensors.
-            payload: Of at least one element.
-            factor: Of what is added.
+            payload: A payload of at least one element.
+            factor: Factor of the decoded values that are added.
         """
         total.add_(self.decode(payload).view(-1), alpha=factor)
 

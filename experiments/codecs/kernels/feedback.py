@@ -51,7 +51,7 @@ class FeedbackCodec(Codec):
 
         Args:
             flat: Its elements.
-            key: Of the tensor.
+            key: Key of the tensor's state.
 
         Returns:
             A flat tensor, float32 for 16-bit tensors, which `keep` needs again. It is the
@@ -75,7 +75,7 @@ class FeedbackCodec(Codec):
             compensated: From `compensated`; becomes the residual if it was finite.
             sent: What the others decode, flat. An element that overflowed on the wire has no
                 residual.
-            key: Of the tensor.
+            key: Key of the tensor's state.
         """
         if self._is_residual(compensated, key):
             _without_overflow(compensated.sub_(sent))

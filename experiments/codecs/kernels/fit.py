@@ -11,7 +11,7 @@ def fitted_factor(exact: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
     Args:
         exact: Rows x elements, float32, of a size at which squares neither vanish nor
             overflow. Overwritten.
-        rounded: Of the same shape.
+        rounded: The rounded values, same shape.
 
     Returns:
         One factor for each row; 0 for a row of zeros.

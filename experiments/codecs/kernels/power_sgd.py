@@ -38,7 +38,7 @@ class PowerSgdCodec(Codec):
         Args:
             matrix: M, rows x columns.
             rank: Columns of P and Q.
-            key: Of the tensor.
+            key: Key of the tensor's state.
 
         Returns:
             P, rows x rank.
@@ -55,7 +55,7 @@ class PowerSgdCodec(Codec):
 
         Args:
             q: Columns x rank.
-            key: Of the tensor.
+            key: Key of the tensor's state.
         """
         if bool(q.isfinite().all()):
             self.factors[key] = orthonormal(q)

@@ -36,7 +36,7 @@ class RandomBits:
         """Starts the stream.
 
         Args:
-            seed: Of the stream. By default one of its own for each stream of the process and
+            seed: Seed of the stream. By default a different one for each stream of the process and
                 each rank, derived from ``torch.initial_seed()``.
         """
         if seed is None:

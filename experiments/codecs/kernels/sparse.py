@@ -14,8 +14,8 @@ def sparse_payload(flat: torch.Tensor, indices: torch.Tensor, shape: tuple[int, 
 
     Args:
         flat: All its elements.
-        indices: Of those that are sent, int64.
-        shape: Of the tensor.
+        indices: Indices of the elements that are sent, int64.
+        shape: Shape of the tensor.
     """
     values = flat[indices]
     data = torch.cat([as_bytes(indices.to(torch.int32)), as_bytes(values)])
@@ -43,7 +43,7 @@ def add_sparse(total: torch.Tensor, payload: Payload, factor: float = 1.0) -> No
     Args:
         total: Flat; changed in place.
         payload: What is added.
-        factor: Of what is added.
+        factor: Factor of the decoded values that are added.
     """
     indices, values = sparse_parts(payload)
     total.index_add_(0, indices, values.to(total.dtype), alpha=factor)

@@ -101,7 +101,7 @@ def transformed(tensor: torch.Tensor, demo: Demo) -> torch.Tensor:
 
     Args:
         tensor: float32, of any shape.
-        demo: Says how it is cut.
+        demo: Determines how the tensor is divided into chunks.
 
     Returns:
         Chunks x coefficients.
@@ -118,8 +118,8 @@ def transformed_back(coefficients: torch.Tensor, shape: torch.Size, demo: Demo) 
 
     Args:
         coefficients: Chunks x coefficients.
-        shape: Of the tensor.
-        demo: Says how it is cut.
+        shape: Shape of the tensor.
+        demo: Determines how the tensor is divided into chunks.
     """
     rows, columns, height, width = demo.sides(shape)
     left, right = _basis(height, coefficients.device), _basis(width, coefficients.device)

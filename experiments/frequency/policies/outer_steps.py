@@ -25,7 +25,7 @@ class _Fragment:
         parameters: Its parameters.
         exchange: Averages its outer gradients.
         outer: The weights after its last outer step.
-        momentum: Of the outer optimizer.
+        momentum: Momentum buffer of the outer optimizer.
         gradient: This rank's own outer gradient, while it is under way or has to be sent again.
         sent: The messages under way; None if there are none.
         due: Number of the inner update after which the average is applied.

@@ -89,9 +89,9 @@ class MpiGroup(MessagingGroup):
 
         Args:
             name: The transport.
-            store: Of the group.
+            store: Store of the group.
             rank: This rank.
-            size: Ranks; those of the whole job.
+            size: Number of ranks, which is that of the whole job.
             timeout: Longest time to wait for one operation.
             environment: Variables that MPICH reads when it initializes.
 

@@ -424,8 +424,8 @@ class KnownMessages:
         Args:
             position: Its number among all that were launched.
             slot: Its place.
-            kind: Of its pattern.
-            repeat: Its row of `REPEAT_FIELDS`.
+            kind: Event kind of the message's pattern.
+            repeat: The message's row of `REPEAT_FIELDS`.
         """
         values = dict(zip(REPEAT_FIELDS, map(value_of, repeat.tolist()), strict=True))
         like = self._recorder.patterns[int(repeat[0])]

@@ -510,7 +510,7 @@ def _called_by_engine(frame: FrameType | None) -> bool:
     all, on an engine thread).
 
     Args:
-        frame: Of Python's code that sends it, or of ours.
+        frame: The Python frame that sends the message, or a frame of the tracer.
     """
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back

@@ -105,7 +105,7 @@ class Launches(Protocol):
     Attributes:
         operator: The called operator.
         num_args: How many arguments it has at least behind the first, if a launch may be offered.
-        last_type: Of which type the last of them then is.
+        last_type: Type of the last of these arguments.
     """
 
     operator: Operator
@@ -297,7 +297,7 @@ class _ByMethod:
     Args:
         offering: Offers them.
         operator: The called operator.
-        last_type: Of its last argument.
+        last_type: Type of the last argument.
     """
 
     def __init__(self, offering: Offering, operator: Operator, last_type: type) -> None:
