@@ -28,7 +28,7 @@ BIN = VENV / "bin"
 STAMP = VENV / "ddltrace.stamp"
 CLIENTS_STAMP = VENV / "ddltrace-clients.stamp"
 CONSTRAINTS = ROOT / "constraints.txt"
-ROOMS = ("tracer", "analyzer", "dashboard", "experiments")
+PACKAGES = ("tracer", "analyzer", "dashboard", "experiments")
 TYPE_TREE = ROOT / ".mypy_cache" / "tree"
 NATIVE_COVERAGE = ROOT / ".coverage-native"
 NATIVE_COUNTERS = NATIVE_COVERAGE / "counters"
@@ -397,7 +397,7 @@ def link_package(tree: Path) -> None:
     shutil.rmtree(tree, ignore_errors=True)
     package = tree / "ddltrace"
     package.mkdir(parents=True)
-    for source in [*(ROOT / "package-root").iterdir(), *(ROOT / room for room in ROOMS)]:
+    for source in [*(ROOT / "package-root").iterdir(), *(ROOT / package for package in PACKAGES)]:
         (package / source.name).symlink_to(source)
 
 

@@ -79,7 +79,7 @@ from ddltrace.tracer.trace.run_info import PARTS_LABEL
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
-    from ddltrace.analyzer.trace.step_selection import Portion
+    from ddltrace.analyzer.trace.step_selection import StepSelection
 
 _TIMELINE_BYTES: Final = 512 << 20
 _STRAGGLERS_REPLAYED: Final = 32
@@ -96,25 +96,25 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
     Args:
         trace: The trace.
         wanted: Only these steps; by default the whole trace, summarized over steady steps. Of a
-            trace too long for that, the last steps, see `Trace.portion`.
+            trace too long for that, the last steps, see `Trace.step_selection`.
 
     Raises:
         TraceError: The trace has none of the steps wanted.
     """
-    portion = trace.portion
-    if portion is not None:
-        portion = portion if wanted is None else portion.asked(wanted)
+    selection = trace.step_selection
+    if selection is not None:
+        selection = selection if wanted is None else selection.requested(wanted)
         # A step more on both sides: ranks are not in the same step at the same time.
-        trace = trace.within(range(portion.steps.start - 1, portion.steps.stop + 1))
-        wanted = portion.steps
+        trace = trace.within(range(selection.steps.start - 1, selection.steps.stop + 1))
+        wanted = selection.steps
     scans = scan_ranks(trace)
-    origin_ns = _origin(scans) if portion is None else portion.origin_ns
+    origin_ns = _origin(scans) if selection is None else selection.origin_ns
     joined = join(trace, {rank: scan.messages for rank, scan in scans.items()})
     steps = find_steps(scans, joined, wanted)
-    if portion is not None:
-        steps = replace(steps, rule=portion.rule)
+    if selection is not None:
+        steps = replace(steps, rule=selection.rule)
     if wanted is not None and not len(steps):
-        raise TraceError(_no_such_steps(trace, scans, portion, wanted))
+        raise TraceError(_no_such_steps(trace, scans, selection, wanted))
     sets = {rank: rank_sets(scan, joined) for rank, scan in scans.items()}
     rank_steps = _rank_steps(sets, steps)
     windows = {
@@ -152,7 +152,7 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
     # Before the trace's facts are collected: it may add a note.
     ideal = ideal_job(trace, steps.number)
     analysis = Analysis(
-        trace=_trace_facts(trace, scans, steps, portion),
+        trace=_trace_facts(trace, scans, steps, selection),
         clock=_clock_facts(trace, residual),
         summary=_summary(steps, rank_steps, window),
         joining=joining(joined),
@@ -284,11 +284,11 @@ def _origin(scans: Mapping[int, RankScan]) -> int:
 
 
 def _no_such_steps(
-    trace: Trace, scans: Mapping[int, RankScan], portion: Portion | None, wanted: range
+    trace: Trace, scans: Mapping[int, RankScan], selection: StepSelection | None, wanted: range
 ) -> str:
     numbers = [scan.step for scan in scans.values() if len(scan.step)]
-    if portion is not None:
-        low, high = portion.whole.start, portion.whole.stop - 1
+    if selection is not None:
+        low, high = selection.whole.start, selection.whole.stop - 1
     elif numbers:
         low, high = min(int(n[0]) for n in numbers), max(int(n[-1]) for n in numbers)
     else:
@@ -502,12 +502,12 @@ def find_paths(
 
 
 def _trace_facts(
-    trace: Trace, scans: Mapping[int, RankScan], steps: Steps, portion: Portion | None
+    trace: Trace, scans: Mapping[int, RankScan], steps: Steps, selection: StepSelection | None
 ) -> TraceFacts:
     run = trace.run
     notes = list(trace.notes)
-    if portion is not None:
-        notes.append(portion.note)
+    if selection is not None:
+        notes.append(selection.note)
     for scan in scans.values():
         if scan.damaged:
             notes.append(f"rank {scan.rank}: {scan.damaged} events left out: impossible times")
@@ -541,7 +541,9 @@ def _trace_facts(
         exit_status=run.exit_status,
         level=run.level,
         command=tuple(map(str, run.command)),
-        events=sum(scan.events for scan in scans.values()) if portion is None else portion.events,
+        events=sum(scan.events for scan in scans.values())
+        if selection is None
+        else selection.events,
         dropped=sum(info.dropped for info in run.ranks),
         lost_bytes=sum(info.lost_bytes for info in run.ranks),
         notes=tuple(dict.fromkeys(notes)),

@@ -1307,8 +1307,8 @@ class Finding:
         """What to do with `command`, to be followed by it."""
         if not self.is_of_job:
             return "Test it"
-        told = self.command is not None and self.command.startswith(_RECORDS)
-        how = "" if told else ", record it again into 'after' as this trace was recorded"
+        is_recorded = self.command is not None and self.command.startswith(_RECORDS)
+        how = "" if is_recorded else ", record it again into 'after' as this trace was recorded"
         return f"To test a change of the job{how}"
 
 

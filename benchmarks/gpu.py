@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-ROOMS: Final = ("tracer", "analyzer", "dashboard", "experiments")
+PACKAGES: Final = ("tracer", "analyzer", "dashboard", "experiments")
 MODELS: Final = ("cnn", "transformer")
 LEVELS: Final = ("comm", "layer", "op")
 MODES: Final = ("untraced", *LEVELS, "profiler")
@@ -660,8 +660,8 @@ def reach_ddltrace(scratch: Path) -> str:
     package.mkdir(parents=True)
     for path in (ROOT / "package-root").iterdir():
         (package / path.name).symlink_to(path)
-    for room in ROOMS:
-        (package / room).symlink_to(ROOT / room)
+    for name in PACKAGES:
+        (package / name).symlink_to(ROOT / name)
     source = (ROOT / "package-root" / "__init__.py").read_text(encoding="utf-8")
     version = re.search(r"__version__\s*(?::[^=]+)?=\s*[\"']([^\"']+)", source)
     metadata = scratch / "ddltrace-0.dist-info"

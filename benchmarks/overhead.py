@@ -140,9 +140,9 @@ def work(job: str, address: str, with_profiler: bool) -> None:
     step = make_step(job)
     for _ in range(WARM_UP_STEPS):
         step()
-    with Client(address) as told:
-        told.send(dist.get_rank())
-        while steps := told.recv():
+    with Client(address) as launcher:
+        launcher.send(dist.get_rank())
+        while steps := launcher.recv():
             profiler: Any = profile(activities=[ProfilerActivity.CPU]) if with_profiler else None
             if profiler:
                 profiler.start()
@@ -157,8 +157,8 @@ def work(job: str, address: str, with_profiler: bool) -> None:
             turn = Turn([end - start for start, end in pairwise(times)], cpu)
             if profiler:
                 profiler.stop()
-            told.send(turn)
-        told.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+            launcher.send(turn)
+        launcher.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     dist.destroy_process_group()
 
 
@@ -269,7 +269,7 @@ class Start:
         return statistics.median(steps) * 1e3
 
 
-def take_turns(job: str, modes: Sequence[str], rounds: int, seconds: float, *, told: str) -> Start:
+def take_turns(job: str, modes: Sequence[str], rounds: int, seconds: float, *, label: str) -> Start:
     """Starts a job in some modes and lets them take turns.
 
     Args:
@@ -277,14 +277,14 @@ def take_turns(job: str, modes: Sequence[str], rounds: int, seconds: float, *, t
         modes: Which of `MODES`.
         rounds: In each of which every mode has one turn.
         seconds: Length of a turn.
-        told: What to show beside the progress.
+        label: Text shown beside the progress.
     """
     turns: dict[str, list[Turn]] = {mode: [] for mode in modes}
     with tempfile.TemporaryDirectory(prefix="ddltrace-") as name, ExitStack() as started:
         directory = Path(name)
         running = {}
         for mode in random.sample(modes, len(modes)):
-            print(f"\r{job}: {told}: starting {mode:<9}", end="", file=sys.stderr)
+            print(f"\r{job}: {label}: starting {mode:<9}", end="", file=sys.stderr)
             running[mode] = RunningJob(job, mode, directory)
             started.callback(running[mode].stop)
         usual = statistics.mean(running["untraced"].train(10).step_seconds)
@@ -294,7 +294,7 @@ def take_turns(job: str, modes: Sequence[str], rounds: int, seconds: float, *, t
             random.shuffle(order)
             for mode in order:
                 progress = f"round {number + 1}/{rounds}: {mode:<9}"
-                print(f"\r{job}: {told}: {progress}", end="", file=sys.stderr)
+                print(f"\r{job}: {label}: {progress}", end="", file=sys.stderr)
                 turns[mode].append(running[mode].train(steps))
                 time.sleep(PAUSE_S)
         peaks = {mode: running[mode].end() for mode in modes}
@@ -305,7 +305,7 @@ def take_turns(job: str, modes: Sequence[str], rounds: int, seconds: float, *, t
 def measure(job: str, modes: Sequence[str], starts: int, rounds: int, seconds: float) -> None:
     """Measures one job in some modes and prints its table."""
     found = [
-        take_turns(job, modes, rounds, seconds, told=f"start {number + 1}/{starts}")
+        take_turns(job, modes, rounds, seconds, label=f"start {number + 1}/{starts}")
         for number in range(starts)
     ]
     print(file=sys.stderr)
@@ -428,7 +428,7 @@ def hot_path_costs() -> dict[str, HotPathCost]:
     return costs
 
 
-def _time_calls(told: Connection[float, str], traced: bool) -> None:
+def _time_calls(launcher: Connection[float, str], traced: bool) -> None:
     """One of the two processes: has a turn of each call that it is told, until nobody listens.
 
     What is timed is the calling thread's time on the core. A launch is what the call of an
@@ -493,7 +493,7 @@ def _time_calls(told: Connection[float, str], traced: bool) -> None:
             start_session(CaptureConfig(directory=Path(name), level="layer"))
         try:
             while True:
-                told.send(turns[told.recv()]())
+                launcher.send(turns[launcher.recv()]())
         except EOFError:
             pass
         session = current_session()

@@ -43,7 +43,7 @@ def bind(host: str, port: int | None) -> socket.socket:
         except OSError as error:
             if error.errno == errno.EADDRINUSE and port is None:
                 continue
-            raise UsageError(_why_not(host, candidate, error)) from error
+            raise UsageError(_bind_failure(host, candidate, error)) from error
     raise UsageError(
         f"ports {ports[0]} to {ports[-1]} of {host} are all taken; choose one with --port"
     )
@@ -64,7 +64,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return server
 
 
-def _why_not(host: str, port: int, error: OSError) -> str:
+def _bind_failure(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"port {port} of {host} is taken; leave --port out to take a free one"
     if error.errno == errno.EACCES:

@@ -35,14 +35,14 @@ FOLDERS: Final = (
     *("experiments/observation", "experiments/harness", "experiments/transport_benchmark"),
     *("dashboard/timeline", "dashboard", "dashboard/pages", "package-root"),
 )
-ROOMS: Final = ("tracer", "analyzer", "experiments", "dashboard", "package-root")
+PACKAGES: Final = ("tracer", "analyzer", "experiments", "dashboard", "package-root")
 
 
 def modules() -> dict[str, list[Path]]:
     """The modules of each folder, by the folder's path below the root."""
     found: dict[str, list[Path]] = {}
-    for room in ROOMS:
-        for path in sorted((ROOT / room).rglob("*.py")):
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
             if path.stem != "__init__":
                 found.setdefault(path.parent.relative_to(ROOT).as_posix(), []).append(path)
     return found
@@ -50,9 +50,9 @@ def modules() -> dict[str, list[Path]]:
 
 def place(folder: str) -> tuple[int, int, str]:
     """Where a folder stands in the list."""
-    room = ROOMS.index(folder.partition("/")[0])
+    package = PACKAGES.index(folder.partition("/")[0])
     known = FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
-    return room, known, folder
+    return package, known, folder
 
 
 def summary(path: Path) -> str:

@@ -75,8 +75,8 @@ def attributes(record: type) -> dict[str, str]:
     for entry in re.split(r"\n(?=    \w)", "\n" + text.split("\n\n")[0]):
         names, colon, meaning = entry.strip().partition(": ")
         if colon:
-            told = " ".join(meaning.split()).replace("``", "`").replace("None", "null")
-            found |= dict.fromkeys(names.split(", "), told)
+            meaning_text = " ".join(meaning.split()).replace("``", "`").replace("None", "null")
+            found |= dict.fromkeys(names.split(", "), meaning_text)
     return found
 
 

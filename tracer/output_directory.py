@@ -33,7 +33,7 @@ def make_empty(directory: Path, *, marker: str, kind: str, force: bool) -> None:
             shutil.rmtree(directory)
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise cannot_be_made(directory, error) from error
+        raise creation_error(directory, error) from error
 
 
 def is_taken(directory: Path) -> UsageError:
@@ -41,7 +41,7 @@ def is_taken(directory: Path) -> UsageError:
     return UsageError(f"{directory} exists: choose another with -o, or add --force")
 
 
-def cannot_be_made(directory: Path, error: OSError) -> UsageError:
+def creation_error(directory: Path, error: OSError) -> UsageError:
     """The error to raise if a directory cannot be created, by whether the user can fix it."""
     in_the_way = isinstance(error, (FileExistsError, NotADirectoryError))
     kind = UsageError if in_the_way else UnwritableError

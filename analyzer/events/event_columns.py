@@ -160,18 +160,18 @@ class Gathered:
     """
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
-        self._room = np.empty(_ROOM, dtype)
+        self._array = np.empty(_ROOM, dtype)
         self._size = 0
 
     def add(self, values: IntArray) -> None:
         """Adds numbers at the end."""
         size = self._size + len(values)
-        if size > len(self._room):
+        if size > len(self._array):
             # What is not written to yet takes no memory.
-            room = np.empty(2 * size, self._room.dtype)
-            room[: self._size] = self._room[: self._size]
-            self._room = room
-        self._room[self._size : size] = values
+            array = np.empty(2 * size, self._array.dtype)
+            array[: self._size] = self._array[: self._size]
+            self._array = array
+        self._array[self._size : size] = values
         self._size = size
 
     def drop_last(self) -> None:
@@ -180,7 +180,7 @@ class Gathered:
 
     def values(self) -> IntArray:
         """All numbers so far."""
-        return self._room[: self._size]
+        return self._array[: self._size]
 
 
 def memory_of(column: pa.Array) -> IntArray:

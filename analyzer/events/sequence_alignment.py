@@ -169,9 +169,9 @@ def _filled(left: Calls, right: Calls, pairs: Pairs) -> Pairs:
     """
     i = np.concatenate([[-1], pairs[0], [len(left)]])
     j = np.concatenate([[-1], pairs[1], [len(right)]])
-    room = np.diff(i) - 1
-    between = np.flatnonzero((room > 0) & (room == np.diff(j) - 1))
-    counts = room[between]
+    between_counts = np.diff(i) - 1
+    between = np.flatnonzero((between_counts > 0) & (between_counts == np.diff(j) - 1))
+    counts = between_counts[between]
     within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
     lefts = np.repeat(i[between] + 1, counts) + within
     rights = np.repeat(j[between] + 1, counts) + within

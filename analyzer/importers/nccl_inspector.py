@@ -318,9 +318,9 @@ def _split_processes(operations: list[_Operation]) -> None:
     places: dict[tuple[Process, str], set[int]] = defaultdict(set)
     for each in operations:
         places[each.process, each.communicator].add(each.place)
-    several = {process for (process, _), known in places.items() if len(known) > 1}
+    shared = {process for (process, _), known in places.items() if len(known) > 1}
     for each in operations:
-        if each.process in several:
+        if each.process in shared:
             each.process = (*each.process[:2], each.place)
 
 

@@ -134,7 +134,7 @@ def find_delays(
     share = excess / excess.sum(axis=1, keepdims=True)
     cost = np.where(counted[block], waiting, 0).astype(np.float64)
     window = _Windows(cause_place, since_other, came)
-    handed_on = _hand_on(graph, block, window, cost, share[:, _WAITING])
+    handed_on = _propagate(graph, block, window, cost, share[:, _WAITING])
     # What can be handed on to no wait stays with the rank that was waited for.
     share[:, ACTIVITIES.index("host")] += np.where(handed_on.lost, share[:, _WAITING], 0)
     direct = cost[:, None] * share[:, :_WAITING]
@@ -285,7 +285,7 @@ def _by_place(place: IntArray, count: int) -> list[IntArray]:
 
 
 @dataclass(frozen=True)
-class _HandedOn:
+class _Propagated:
     """The waiting of other ranks that is propagated to waits.
 
     Attributes:
@@ -297,13 +297,13 @@ class _HandedOn:
     lost: BoolArray
 
 
-def _hand_on(
+def _propagate(
     graph: Graph,
     block: IntArray,
     window: _Windows,
     cost: FloatArray,
     share: FloatArray,
-) -> _HandedOn:
+) -> _Propagated:
     """Propagates waiting to the waits that cause it, those with most dependencies first.
 
     Args:
@@ -346,7 +346,7 @@ def _hand_on(
             continue
         for each, length in enumerate(lengths, start=first):
             received[each] += amount * length / whole
-    return _HandedOn(np.array(received), np.array(lost))
+    return _Propagated(np.array(received), np.array(lost))
 
 
 def _links(graph: Graph, joined: Joined, window: _Windows) -> IntArray:

@@ -22,7 +22,7 @@ _TIMES_LONGER: Final = 5
 """A message hangs when it takes this many times longer than the longest one before."""
 
 _SILENT_NS: Final = 4_000_000_000
-_UNHEARD_S: Final = 3.5
+_SILENT_S: Final = 3.5
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class Signs:
 
     Attributes:
         ends: Segment -> the end of a process of this host that has ended.
-        unheard_s: Segment -> seconds since a process last wrote its counters, for processes that
+        silent_s: Segment -> seconds since a process last wrote its counters, for processes that
             run elsewhere.
         now_ns: Segment -> the present on the process's clock; without processes whose clock
             cannot be read here.
     """
 
     ends: Mapping[str, End]
-    unheard_s: Mapping[str, float]
+    silent_s: Mapping[str, float]
     now_ns: Mapping[str, int]
 
 
@@ -83,13 +83,13 @@ def find_dead(infos: Sequence[RankInfo], signs: Signs) -> tuple[Alert, ...]:
             )
         )
     for info in infos:
-        unheard_s = signs.unheard_s.get(info.segment, 0.0)
-        if info.status == "running" and unheard_s > _UNHEARD_S:
+        silent_s = signs.silent_s.get(info.segment, 0.0)
+        if info.status == "running" and silent_s > _SILENT_S:
             alerts.append(
                 Alert(
                     "dead",
                     (info.rank,),
-                    f"Rank {info.rank} has written nothing for {unheard_s:.1f} s: its process or "
+                    f"Rank {info.rank} has written nothing for {silent_s:.1f} s: its process or "
                     f"its host {printable(info.host)} is dead, or the file system is slow.",
                 )
             )

@@ -70,7 +70,7 @@ class LiveTrace:
         self._clocks: dict[str, RankClock] = {}
         self._aligned: tuple[int, float] = (0, 0.0)
         self._state = LiveState()
-        self._looked_s = float("-inf")
+        self._checked_s = float("-inf")
 
     def state(self) -> LiveState:
         """The job as it is now; the same object if it has just been looked at.
@@ -79,9 +79,9 @@ class LiveTrace:
             TraceError: The directory holds no trace, or none that this version reads.
         """
         with self._lock:
-            if time.monotonic() - self._looked_s >= _SHORTEST_PAUSE_S:
+            if time.monotonic() - self._checked_s >= _SHORTEST_PAUSE_S:
                 self._state = self._look()
-                self._looked_s = time.monotonic()
+                self._checked_s = time.monotonic()
             return self._state
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class LiveTrace:
             self._follow(info)
         ranks = self._newest(run)
         self._align(run)
-        signs = Signs(ends, self._unheard(run), self._now())
+        signs = Signs(ends, self._silence_of(run), self._now())
         return LiveState(
             status=run.status,
             exit_status=run.exit_status,
@@ -180,7 +180,7 @@ class LiveTrace:
             if rank.info.clock_domain == own
         }
 
-    def _unheard(self, run: RunInfo) -> dict[str, float]:
+    def _silence_of(self, run: RunInfo) -> dict[str, float]:
         """Seconds since processes that cannot be observed from here last wrote their counters."""
         here = platform.node(), pid_namespace()
         unheard = {}

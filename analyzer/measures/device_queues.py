@@ -55,7 +55,7 @@ def device_queues(trace: Trace, steps: IntArray | None = None) -> DeviceQueues:
     copies: list[CopyRow] = []
     label = trace.run.labels.get(HTA_FIRST_LABEL)
     begun = set(label) if isinstance(label, list) else set()
-    whole = trace.run.level == "op" and trace.portion is None
+    whole = trace.run.level == "op" and trace.step_selection is None
     for rank in trace.ranks if whole else ():
         # In the order of the file, on which HTA's order of equal times depends.
         columns = Columns(pa.concat_tables(list(trace.windows(rank))).unify_dictionaries())
@@ -152,9 +152,9 @@ def _copy_rows(rank: int, columns: Columns, work: IntArray) -> list[CopyRow]:
         mine = work[np.array([names[code] == direction for code in columns.name[work].tolist()])]
         size = columns.ints("bytes")[mine]
         duration = columns.end[mine] - columns.start[mine]
-        told = (size >= 0) & (duration > 0)
-        bits = 8 * size[told]
-        each = bits / duration[told]
+        has_both = (size >= 0) & (duration > 0)
+        bits = 8 * size[has_both]
+        each = bits / duration[has_both]
         rows.append(
             CopyRow(
                 rank=rank,
@@ -162,9 +162,9 @@ def _copy_rows(rank: int, columns: Columns, work: IntArray) -> list[CopyRow]:
                 count=len(mine),
                 bytes=int(size[size >= 0].sum()),
                 total_us=float(duration.sum()) / 1e3,
-                gbps=float(bits.sum() / duration[told].sum()) if told.any() else None,
-                mean_gbps=float(each.mean()) if told.any() else None,
-                max_gbps=float(each.max()) if told.any() else None,
+                gbps=float(bits.sum() / duration[has_both].sum()) if has_both.any() else None,
+                mean_gbps=float(each.mean()) if has_both.any() else None,
+                max_gbps=float(each.max()) if has_both.any() else None,
             )
         )
     return rows

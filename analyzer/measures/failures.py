@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ddltrace.analyzer.measures.hangs import has_lasted
-from ddltrace.analyzer.measures.last_activity import doing
-from ddltrace.analyzer.measures.process_ends import Lives
+from ddltrace.analyzer.measures.last_activity import last_activity
+from ddltrace.analyzer.measures.process_ends import ProcessLifetimes
 from ddltrace.analyzer.model import Failure
 from ddltrace.tracer.exit_status import SIGNALLED
 
@@ -73,7 +73,7 @@ def _first_to_fail(
     if any(rank in hang.entered for hang in hangs if hang.missing and has_lasted(hang)):
         return None
     later = [end_ns for end_ns, info in ends if end_ns > first_ns and info.rank != rank]
-    did = doing(trace, Lives(trace), rank, first_ns)
+    did = last_activity(trace, ProcessLifetimes(trace), rank, first_ns)
     silent_ns = None if did.recorded_ns is None else max(0, first_ns - did.recorded_ns)
     return Failure(
         rank=rank,

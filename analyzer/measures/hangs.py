@@ -10,8 +10,8 @@ import numpy as np
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined
-from ddltrace.analyzer.measures.last_activity import at_place, doing, last_silence
-from ddltrace.analyzer.measures.process_ends import Known, Lives, end_of_trace
+from ddltrace.analyzer.measures.last_activity import at_place, last_activity, last_silence
+from ddltrace.analyzer.measures.process_ends import KnownActivity, ProcessLifetimes, end_of_trace
 from ddltrace.analyzer.model import Hang, Standstill, stuck_ranks
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def find_hangs(
         usual = float(np.quantile(durations, _USUAL)) if len(durations) else 0.0
         patience = min(int(usual), _MIN_WAIT_NS)
 
-    lives = Lives(trace)
-    known = Known(trace, scans, lives, now)
+    lifetimes = ProcessLifetimes(trace)
+    known = KnownActivity(trace, scans, lifetimes, now)
 
     def waited_us(rows: Iterable[int], since_ns: int) -> float | None:
         """How long the last rank is known to have waited: until it gave up, or until it ended."""
@@ -125,7 +125,9 @@ def find_hangs(
             hang.since_us,
         )
     )
-    return tuple(_with_doings(trace, lives, hang, stuck, origin_ns) for hang in hangs[:_MAX_SHOWN])
+    return tuple(
+        _with_activities(trace, lifetimes, hang, stuck, origin_ns) for hang in hangs[:_MAX_SHOWN]
+    )
 
 
 def has_lasted(hang: Hang) -> bool:
@@ -149,15 +151,17 @@ def find_standstill(trace: Trace, scans: Mapping[int, RankScan]) -> Standstill |
     return Standstill(doing, None if now is None else max(now - max(since), 0) / 1e3)
 
 
-def _with_doings(
-    trace: Trace, lives: Lives, hang: Hang, stuck: frozenset[int], origin_ns: int
+def _with_activities(
+    trace: Trace, lifetimes: ProcessLifetimes, hang: Hang, stuck: frozenset[int], origin_ns: int
 ) -> Hang:
     at_ns = origin_ns + round(hang.since_us * 1e3)
     present = set(trace.ranks)
     missing = sorted(hang.missing, key=lambda rank: rank in stuck)
     shown = (*missing[:_MAX_SHOWN], *hang.entered[:_MAX_SHOWN])
-    doings = {
-        rank: doing(trace, lives, rank, at_ns).text if rank in present else "left no trace"
+    activities = {
+        rank: last_activity(trace, lifetimes, rank, at_ns).text
+        if rank in present
+        else "left no trace"
         for rank in shown
     }
-    return Hang(**{**vars(hang), "doing": doings})
+    return Hang(**{**vars(hang), "doing": activities})

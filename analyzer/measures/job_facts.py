@@ -107,8 +107,10 @@ def job_facts(
     ops = {exchange.op for exchange in exchanges if exchange.ranks > 1}
     sharded = bool(ops & set(_SHARDED))
     carried = messages.tensor_count > 0
-    told = bool(carried.any())
-    gradients = carried & messages.op_is("all_reduce") if told else messages.op_is("all_reduce")
+    has_tensors = bool(carried.any())
+    gradients = (
+        carried & messages.op_is("all_reduce") if has_tensors else messages.op_is("all_reduce")
+    )
     return JobFacts(
         exchanges=tuple(sorted(exchanges, key=lambda exchange: -exchange.transfer_us)),
         sharded=sharded,
@@ -134,15 +136,15 @@ def _sends_in_a_row(joined: Joined, steady: IntArray) -> float:
 
 
 def _shares_update(exchanges: Iterable[Exchange]) -> bool:
-    told = reduced = 0.0
+    sent = reduced = 0.0
     for exchange in exchanges:
         if exchange.op == "broadcast":
-            told += exchange.bytes
+            sent += exchange.bytes
         elif exchange.op == "all_gather":
-            told += exchange.bytes * exchange.ranks
+            sent += exchange.bytes * exchange.ranks
         elif exchange.op in ("all_reduce", "reduce", "reduce_scatter"):
             reduced += exchange.bytes
-    return reduced > 0 and told >= _GOOD_PART * reduced
+    return reduced > 0 and sent >= _GOOD_PART * reduced
 
 
 def _link(joined: Joined, steady: IntArray) -> Exchange | None:

@@ -14,14 +14,14 @@ from ddltrace.analyzer.events.superseded import drop_superseded
 from ddltrace.tracer.trace.schema import EVENTS, P2P_OPS
 
 if TYPE_CHECKING:
-    from ddltrace.analyzer.measures.process_ends import Lives
+    from ddltrace.analyzer.measures.process_ends import ProcessLifetimes
     from ddltrace.analyzer.trace.opened_trace import Trace
 
-_DOINGS: Final = ("phase", "layer", "data", "wait", "codec", "marker")
+_ACTIVITY_KINDS: Final = ("phase", "layer", "data", "wait", "codec", "marker")
 _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
 
 
-class Doing(NamedTuple):
+class LastActivity(NamedTuple):
     """The last activity of a rank.
 
     Attributes:
@@ -33,17 +33,17 @@ class Doing(NamedTuple):
     recorded_ns: int | None
 
 
-def doing(trace: Trace, lives: Lives, rank: int, at_ns: int) -> Doing:
+def last_activity(trace: Trace, lifetimes: ProcessLifetimes, rank: int, at_ns: int) -> LastActivity:
     """Returns the last activity of a rank: the one in progress at the end, or else the last one.
 
     Args:
         trace: The job's.
-        lives: The life spans of the trace's processes.
+        lifetimes: The life spans of the trace's processes.
         rank: One of which something was recorded.
         at_ns: When it was the process that is meant, on rank 0's clock.
     """
-    columns = _last_events(trace, rank, *lives.of(rank, at_ns))
-    rows = columns.rows(*_DOINGS, "message")
+    columns = _last_events(trace, rank, *lifetimes.of(rank, at_ns))
+    rows = columns.rows(*_ACTIVITY_KINDS, "message")
     latest = _latest(columns)
     row = None
     if len(rows):
@@ -57,7 +57,7 @@ def doing(trace: Trace, lives: Lives, rank: int, at_ns: int) -> Doing:
             what = f"{what}, at {_place(silence['stack'])}"
         else:
             what = at_place(silence)
-    return Doing(what, int(latest.max()) if len(latest) else None)
+    return LastActivity(what, int(latest.max()) if len(latest) else None)
 
 
 def last_silence(trace: Trace, rank: int) -> dict[str, Any] | None:
@@ -84,7 +84,7 @@ def _last_events(trace: Trace, rank: int, after_ns: int, until_ns: int | None) -
         columns = Columns(table.filter(meant))
         latest = _latest(columns)
         wanted = columns.unfinished | (columns.kind == KIND["message"])
-        for rows in (columns.rows(*_DOINGS), np.arange(len(columns))):
+        for rows in (columns.rows(*_ACTIVITY_KINDS), np.arange(len(columns))):
             if len(rows):
                 wanted[rows[np.argmax(latest[rows])]] = True
         kept.append(columns.table(np.flatnonzero(wanted)))

@@ -18,7 +18,7 @@ _UNWRITTEN_NS: Final = 500_000_000
 half of it."""
 
 
-class Lives:
+class ProcessLifetimes:
     """When the processes of each rank ended, on rank 0's clock, if it was observed."""
 
     def __init__(self, trace: Trace) -> None:
@@ -38,20 +38,24 @@ class Lives:
         return before, min((end for end in ends if end >= at_ns), default=None)
 
 
-class Known:
+class KnownActivity:
     """Until when the activity of ranks is known: a killed rank does not write its last events.
 
     Args:
         trace: The job's.
         scans: The scans of the trace's ranks.
-        lives: The life spans of the trace's processes.
+        lifetimes: The life spans of the trace's processes.
         now: When the job ended, if that is known.
     """
 
     def __init__(
-        self, trace: Trace, scans: Mapping[int, RankScan], lives: Lives, now: int | None
+        self,
+        trace: Trace,
+        scans: Mapping[int, RankScan],
+        lifetimes: ProcessLifetimes,
+        now: int | None,
     ) -> None:
-        self._lives = lives
+        self._lifetimes = lifetimes
         self._now = now
         self._written: dict[int, int] = {}  # of ranks whose last process was killed
         for info in trace.run.ranks:
@@ -64,7 +68,7 @@ class Known:
 
     def until(self, rank: int, at_ns: int) -> int | None:
         """Returns until when the activity of a rank at a moment is known to have continued."""
-        _, ended = self._lives.of(rank, at_ns)
+        _, ended = self._lifetimes.of(rank, at_ns)
         written = self._written.get(rank)
         if written is None:
             return self._now if ended is None else ended
@@ -74,7 +78,7 @@ class Known:
         """Whether the activity of one of the ranks after a moment is unknown."""
         return any(
             self._written.get(rank, since_ns) < since_ns
-            and self._lives.of(rank, since_ns)[1] is None
+            and self._lifetimes.of(rank, since_ns)[1] is None
             for rank in ranks
         )
 

@@ -96,7 +96,7 @@ def straggler_rows(
     return tuple(sorted(rows, key=lambda row: -row.lateness_us_total))
 
 
-def holds_others_up(rows: tuple[StragglerRow, ...], num_ranks: int) -> StragglerRow | None:
+def delays_others(rows: tuple[StragglerRow, ...], num_ranks: int) -> StragglerRow | None:
     """Returns the rank that the others wait for; None if there is none, or if it alternates.
 
     A rank that is late sometimes must hold half of what an equal share of all lateness leaves

@@ -127,7 +127,7 @@ def tensor_rows(
     ready_at = _medians((keys for part in parts for keys in part.ready()), len(sizes))
     # One after the other: each takes eight bytes for every tensor of every message.
     medians = {
-        name: _medians((keys for part in parts for keys in part.lives(name)), len(sizes))
+        name: _medians((keys for part in parts for keys in part.times_of(name)), len(sizes))
         for name in ("enqueue", "start", "complete", "waited", "updated", "bucket")
     }
     periods = min(_MAX_PERIODS, max(len(steady), 1))
@@ -316,7 +316,7 @@ class _Part:
         code, place, time = self.gradients.ready()
         yield _keys(code, time - self.begins[place])
 
-    def lives(self, name: str) -> Iterator[IntArray]:
+    def times_of(self, name: str) -> Iterator[IntArray]:
         """Returns keys of one time of the messages that carry each tensor's gradient."""
         messages, gradients = self.scan.messages, self.gradients
         wanted = gradients.last if name in _OF_LAST else gradients.first

@@ -21,7 +21,7 @@ from ddltrace.analyzer.events.copies import DIRECTIONS
 from ddltrace.analyzer.formatting.text_table import shorten
 from ddltrace.analyzer.formatting.units import printable, share_text, time_text
 from ddltrace.analyzer.measures.job_facts import JobFacts
-from ddltrace.analyzer.measures.stragglers import holds_others_up
+from ddltrace.analyzer.measures.stragglers import delays_others
 from ddltrace.analyzer.model import (
     CATEGORIES,
     Analysis,
@@ -192,7 +192,7 @@ def _straggler(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
     if not share or not analysis.stragglers:
         return
     worst = analysis.stragglers[0]
-    culprit = holds_others_up(analysis.stragglers, len(analysis.trace.ranks))
+    culprit = delays_others(analysis.stragglers, len(analysis.trace.ranks))
     if culprit is None or culprit.saves_us is None:
         saves = savings.imbalance_us
         how = f"they take turns at it, rank {worst.rank} last to {share_text(worst.share)}"

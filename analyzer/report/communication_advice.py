@@ -94,14 +94,14 @@ def _of_exchange(
     overlap = analysis.summary.overlap_ratio
     low = overlap is not None and overlap < _LOW_OVERLAP
     count = exchange.count
-    told = "" if cost.fitted else ", by its size"
+    by_size = "" if cost.fitted else ", by its size"
     if count >= 2:
         each = cost.latency_us / count
         how = " (DDP: a larger bucket_cap_mb)" if facts.replicated else ""
         yield Proposal(
             f"merge messages{how}: {count:.0f} {exchange.op} of "
             f"{bytes_text(round(exchange.bytes / count))} in each step pay a latency of "
-            f"{time_text(each)} one by one{told}",
+            f"{time_text(each)} one by one{by_size}",
             (count - 1) * each * scale,
             ("best_buckets", "fusion", "ddp") if facts.replicated else (),
         )

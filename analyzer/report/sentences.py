@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddltrace.analyzer.formatting.text_table import shorten
 from ddltrace.analyzer.formatting.units import printable, share_text, time_text
-from ddltrace.analyzer.measures.stragglers import holds_others_up
+from ddltrace.analyzer.measures.stragglers import delays_others
 from ddltrace.analyzer.model import (
     Analysis,
     Failure,
@@ -34,7 +34,7 @@ _MAIN_CAUSE = 0.25
 _WORTH_SAYING = 0.1
 _APART = 1.05  # ranks whose steps lie this far apart: say so
 _SHOWN_RANKS = 8
-_SHOWN_DOINGS = 3
+_SHOWN_ACTIVITIES = 3
 _SHOWN_SILENCE_US = 1000.0
 _SHOWN_NAME = 40
 _SLOWED = 1.03
@@ -111,10 +111,12 @@ def hang_text(hang: Hang) -> str:
         return f"{what} never completed although all its ranks are in it{waited}"
     missing = set(hang.missing)
     doing = [(rank, text) for rank, text in hang.doing.items() if rank in missing]
-    told = "; ".join(f"rank {rank} {printable(text)}" for rank, text in doing[:_SHOWN_DOINGS])
+    activities = "; ".join(
+        f"rank {rank} {printable(text)}" for rank, text in doing[:_SHOWN_ACTIVITIES]
+    )
     return (
         f"{what} hangs: {ranks_text(hang.entered)} entered it{waited}, "
-        f"{ranks_text(hang.missing)} never did{': ' + told if told else ''}"
+        f"{ranks_text(hang.missing)} never did{': ' + activities if activities else ''}"
     )
 
 
@@ -138,11 +140,13 @@ def _standstill(standstill: Standstill) -> str:
     for rank, text in standstill.doing.items():
         where.setdefault(printable(text).removeprefix("is "), []).append(rank)
     # The odd one out is the one to look at.
-    places = sorted(where.items(), key=lambda item: (len(item[1]), item[1]))[:_SHOWN_DOINGS]
-    told = "; ".join(f"{ranks_text(tuple(ranks))} {text}" for text, ranks in places)
+    places = sorted(where.items(), key=lambda item: (len(item[1]), item[1]))[:_SHOWN_ACTIVITIES]
+    places_text = "; ".join(f"{ranks_text(tuple(ranks))} {text}" for text, ranks in places)
     waited = "" if standstill.waited_us is None else f" for {time_text(standstill.waited_us)}"
     more = len(where) - len(places)
-    return f"No rank has recorded anything{waited}: {told}{f' ({more} more)' if more else ''}."
+    return (
+        f"No rank has recorded anything{waited}: {places_text}{f' ({more} more)' if more else ''}."
+    )
 
 
 def _where(analysis: Analysis) -> str:
@@ -236,7 +240,7 @@ def _waiting(analysis: Analysis) -> str:
     sync = analysis.summary.sync_overhead_share or 0.0
     if worst is None or sync < 0.02 or worst.unsure:
         return ""
-    culprit = holds_others_up(analysis.stragglers, len(analysis.trace.ranks))
+    culprit = delays_others(analysis.stragglers, len(analysis.trace.ranks))
     if culprit is None:
         return (
             f"Ranks take turns at coming last to collectives (rank {worst.rank} costs most: "
@@ -274,8 +278,8 @@ def _where_waiting_began(analysis: Analysis) -> str:
     waiting = f"Ranks wait for each other {time_text(analysis.waiting.total_us)} a step in all"
     if whole:
         waiting += f" ({share_text(analysis.waiting.total_us / whole)} of their time)"
-    told = [f"{share_text(cause.share)} because {root_cause_text(cause)}" for cause in main]
-    return f"{waiting}: {' and '.join(told)}."
+    reasons = [f"{share_text(cause.share)} because {root_cause_text(cause)}" for cause in main]
+    return f"{waiting}: {' and '.join(reasons)}."
 
 
 def _others(analysis: Analysis) -> str:

@@ -257,7 +257,7 @@ def _cost(analysis: Analysis) -> list[str]:
         return []
     cells = []
     for fit in analysis.cost_fits[:_MAX_ROWS]:
-        told = fit.latency_us is not None
+        known = fit.latency_us is not None
         cells.append(
             [
                 f"{fit.title}, {fit.backend or 'backend unknown'}",
@@ -265,7 +265,7 @@ def _cost(analysis: Analysis) -> list[str]:
                 str(fit.sizes),
                 time_text(fit.latency_us),
                 bandwidth_text(fit.busbw_gbps),
-                share_text(fit.error) if told else NOT_KNOWN,
+                share_text(fit.error) if known else NOT_KNOWN,
                 "yes" if fit.disturbed else "no",
             ]
         )

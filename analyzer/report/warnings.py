@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 def report_steps_left_out(trace: Trace) -> None:
     """Reports which steps of a long trace are not loaded."""
-    if trace.portion is not None:
-        _report(trace, trace.portion.note)
+    if trace.step_selection is not None:
+        _report(trace, trace.step_selection.note)
 
 
 def report_damage(trace: Trace) -> None:

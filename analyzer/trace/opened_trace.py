@@ -36,7 +36,7 @@ from ddltrace.tracer.trace.trace_files import RUN_FILE
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.model import Analysis
-    from ddltrace.analyzer.trace.step_selection import Portion
+    from ddltrace.analyzer.trace.step_selection import StepSelection
 
 _CACHE_BYTES: Final = 512 << 20
 _WINDOW_ROWS: Final = 1 << 16
@@ -213,11 +213,11 @@ class Trace:
         return int(self.clocks[info.segment].apply(np.array([ns], np.int64))[0])
 
     @cached_property
-    def portion(self) -> Portion | None:
+    def step_selection(self) -> StepSelection | None:
         """The steps that are analyzed at once if the trace is too long for all; else None."""
-        from ddltrace.analyzer.trace.step_selection import find_portion
+        from ddltrace.analyzer.trace.step_selection import select_steps
 
-        return find_portion(self)
+        return select_steps(self)
 
     def infos(self, rank: int) -> list[RankInfo]:
         """Returns the metadata of each process of a rank, in the order of generations.
@@ -381,7 +381,7 @@ class Trace:
         Raises:
             TraceError: The trace has nothing of that rank.
         """
-        if self.portion is None:
+        if self.step_selection is None:
             yield self.events(rank)
         else:
             yield from self.event_windows(rank)

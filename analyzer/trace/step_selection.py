@@ -57,7 +57,7 @@ class Countable(Protocol):
 
 
 @dataclass(frozen=True)
-class Portion:
+class StepSelection:
     """The analyzed steps of a trace that is too long to be analyzed as a whole.
 
     Attributes:
@@ -87,11 +87,11 @@ class Portion:
             "(others: ddltrace analyze --steps A:B)"
         )
 
-    def asked(self, steps: range) -> Portion:
+    def requested(self, steps: range) -> StepSelection:
         """The steps that were asked for, of the same trace."""
         return replace(self, steps=steps, rule=RULE_ASKED)
 
-    def last(self, times: int = 1) -> Portion:
+    def last(self, times: int = 1) -> StepSelection:
         """The last steps that fit in `MOST_BYTES`, one at least.
 
         Args:
@@ -104,11 +104,11 @@ class Portion:
         )
 
 
-def find_portion(trace: Countable) -> Portion | None:
+def select_steps(trace: Countable) -> StepSelection | None:
     """Returns the last steps of a long trace, as many as fit in `MOST_BYTES`.
 
     Returns:
-        The portion; None for a trace that is analyzed as a whole.
+        The selection; None for a trace that is analyzed as a whole.
     """
     counts = [info.events for info in trace.run.ranks]
     if None not in counts and sum(filter(None, counts)) * _MESSAGE_BYTES <= MOST_BYTES:
@@ -130,7 +130,7 @@ def find_portion(trace: Countable) -> Portion | None:
         return None
     events, origin = sum(part.events for part in parts), min(part.first_ns for part in parts)
     whole = range(int(numbers[0]), int(numbers[-1]) + 1)
-    return Portion(whole, RULE, whole, events, origin, numbers, sizes).last()
+    return StepSelection(whole, RULE, whole, events, origin, numbers, sizes).last()
 
 
 def _ends(steps: range) -> str:

@@ -36,7 +36,7 @@ def with_window(trace: Trace, window: str) -> Trace:
         UsageError: There is no such annotation, or the window is empty, or the trace is too
             long to be held as a whole.
     """
-    if trace.portion is not None:
+    if trace.step_selection is not None:
         raise UsageError(f"--window needs the whole trace: {trace.name} is too long for that")
     times = _TIMES.fullmatch(window)
     tables: dict[str, pa.Table] = {}

@@ -67,7 +67,7 @@ def backward_order(rows: Sequence[TensorRow]) -> list[TensorRow]:
     ]
 
 
-def lives(rows: Sequence[TensorRow]) -> go.Figure | None:
+def tensor_times(rows: Sequence[TensorRow]) -> go.Figure | None:
     """One bar per tensor from ready to updated (ms from the start of the step).
 
     Args:
@@ -104,7 +104,7 @@ def lives(rows: Sequence[TensorRow]) -> go.Figure | None:
 
 
 FIGURES: Final[dict[str, Callable[[OpenTrace, Address], go.Figure | None]]] = {
-    "tensor-lives": lambda opened, address: lives(_ordered(opened, address)),
+    "tensor-lives": lambda opened, address: tensor_times(_ordered(opened, address)),
 }
 
 
@@ -129,7 +129,7 @@ def tensors_page(opened: OpenTrace, address: Address) -> Component:
     cards: list[Any] = []
     if chosen is not None:
         cards.append(_one_tensor(opened, chosen, address))
-    figure = lives(ordered)
+    figure = tensor_times(ordered)
     if figure is not None:
         hint = "From gradient ready to the end of the update."
         if len(ordered) > _MAX_BARS:

@@ -142,12 +142,12 @@ def encode_analysis(trace: Trace, encoder: Encoder) -> Any:
 
 def shortened(trace: Trace) -> Trace:
     """The same trace, or of one that is too long for memory, its last steps."""
-    if trace.portion is None:
+    if trace.step_selection is None:
         return trace
-    portion = trace.portion.last(_TIMES_MORE)
-    view = trace.within(portion.steps)
-    view.portion = portion
-    view.notes = [*trace.notes, portion.note]
+    selection = trace.step_selection.last(_TIMES_MORE)
+    view = trace.within(selection.steps)
+    view.step_selection = selection
+    view.notes = [*trace.notes, selection.note]
     return view
 
 

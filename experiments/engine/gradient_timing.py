@@ -59,12 +59,12 @@ class GradientTiming:
             device = torch.device("cuda", torch.cuda.current_device())
         measured = [self._median(gradient.index) for gradient in gradients]
         # A message starts when its gradients are ready on the slowest rank.
-        told = torch.tensor(
+        times = torch.tensor(
             [*_time_messages(self._group, device), *measured], dtype=torch.float64, device=device
         )
         with carrying("ready times of gradients", ()):
-            dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._group)
-        alpha, beta, *ready = told.tolist()
+            dist.all_reduce(times, op=dist.ReduceOp.MAX, group=self._group)
+        alpha, beta, *ready = times.tolist()
         last = max(ready, default=0.0)
         chosen = self._schedule.with_values((alpha, beta))
         if dist.get_rank(self._group) == 0:

@@ -43,7 +43,7 @@ from ddltrace.experiments.frequency.policies.step_policy import StepPolicy
 from ddltrace.experiments.messages.message_exchange import MessageExchange
 from ddltrace.experiments.messages.message_plan import Gradient, Message, MessagePlan
 from ddltrace.experiments.messages.trace_marks import carrying, optimizer_phase, region
-from ddltrace.experiments.observation import restrictions
+from ddltrace.experiments.observation.restrictions import report_restriction
 from ddltrace.experiments.schedules.base import Schedule
 
 _NAMED: Final = 5
@@ -336,25 +336,25 @@ class ModelExchange:
         # Those without a gradient come last, from the output layer on.
         order = [*step.arrived, *reversed(missing)]
         uses = [-1] * len(self._parameters) if self._layers is None else self._layers.uses()
-        told = torch.tensor(
+        plan_facts = torch.tensor(
             [order, uses, [int(i in step.sparse_gradients) for i in range(len(uses))]],
             dtype=torch.int64,
         ).to(self._parameters[0].device)
-        dist.broadcast(told, group=self._group, group_src=0)
-        order, uses, sparse = told.tolist()
+        dist.broadcast(plan_facts, group=self._group, group_src=0)
+        order, uses, sparse = plan_facts.tolist()
         if self._layers is not None:
             self._layers.adopt()
-        self._tell_of_sparse([index for index in order if sparse[index]])
+        self._warn_about_sparse([index for index in order if sparse[index]])
         self._gradients = [self._describe(index, uses) for index in order if not sparse[index]]
         return self._schedule.plan(self._gradients)
 
-    def _tell_of_sparse(self, indices: Sequence[int]) -> None:
+    def _warn_about_sparse(self, indices: Sequence[int]) -> None:
         """Says which gradients the strategy leaves as they are."""
         if indices:
             names = ", ".join(repr(self._names[index]) for index in sorted(indices)[:_NAMED])
             if len(indices) > _NAMED:
                 names += f" and {len(indices) - _NAMED} more"
-            restrictions.say(
+            report_restriction(
                 self._spec,
                 f"the gradients of {names} are sparse and are exchanged as such, one all_reduce "
                 "each after backward; the strategy's codec and order do not apply to them",

@@ -46,11 +46,11 @@ class ScheduleSearch:
             self._search.observe(self._values, float(seconds) / self._schedule.search_steps)
         proposal = self._search.propose()
         self.over = proposal is None
-        told = torch.tensor(
+        values = torch.tensor(
             list(self._search.best() if proposal is None else proposal), dtype=torch.float64
         )
-        dist.broadcast(told, group=self._group, group_src=0)
-        self._values = told.tolist()
+        dist.broadcast(values, group=self._group, group_src=0)
+        self._values = values.tolist()
         self._steps = 0
         chosen = self._schedule.with_values(self._values)
         if self.over and dist.get_rank(self._group) == 0:

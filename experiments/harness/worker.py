@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ddltrace.experiments.engine.attach import attach
-from ddltrace.experiments.observation import restrictions
 from ddltrace.experiments.observation.peak_memory import peak_memory_bytes
+from ddltrace.experiments.observation.restrictions import reported_restrictions
 from ddltrace.experiments.observation.wire_bytes import tcp_bytes_sent
 from ddltrace.experiments.pacing.paced_layers import PacedLayers
 from ddltrace.experiments.pacing.profile import read_profile
@@ -88,7 +88,7 @@ def _train(options: argparse.Namespace) -> None:
             ],
             "wire_bytes_per_step": [g[1] for g in gathered],
             "peak_memory_bytes": [g[3] for g in gathered if g[3] is not None],
-            "notes": restrictions.said(),
+            "notes": reported_restrictions(),
             "replicas_identical": len({g[2] for g in gathered}) == 1,
             "step_us": [(end - begin) / 1e3 for begin, end in pairwise(ends)],
             "torch": torch.__version__,

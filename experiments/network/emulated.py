@@ -80,13 +80,13 @@ class EmulatedNetwork:
         self._racks = [f"{owner}-rack{n}" for n in range(racks)] if racks > 1 else [self._core]
         self.hosts = [f"{owner}-h{number}" for number in range(topology.hosts)]
         self.addresses = [f"{_SUBNET}.{number + 1}" for number in range(topology.hosts)]
-        self._janitor: subprocess.Popen[bytes] | None = None
+        self._cleanup_process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> EmulatedNetwork:
         check_capabilities()
         remove_leftovers()
         try:
-            self._janitor = _start_janitor(self._namespaces)
+            self._cleanup_process = _start_cleanup_process(self._namespaces)
             self._build()
         except BaseException:
             self.close()
@@ -108,9 +108,9 @@ class EmulatedNetwork:
     def close(self) -> None:
         """Removes the network; interfaces go with their namespaces."""
         _remove(set(self._namespaces))
-        if self._janitor is not None and self._janitor.stdin is not None:
-            self._janitor.stdin.close()
-            self._janitor.wait()
+        if self._cleanup_process is not None and self._cleanup_process.stdin is not None:
+            self._cleanup_process.stdin.close()
+            self._cleanup_process.wait()
 
     def delay(self) -> None:
         """Adds the topology's delay and loss to what each host sends.
@@ -199,7 +199,7 @@ class EmulatedNetwork:
         )
 
 
-def _start_janitor(namespaces: Sequence[str]) -> subprocess.Popen[bytes]:
+def _start_cleanup_process(namespaces: Sequence[str]) -> subprocess.Popen[bytes]:
     """Starts what removes the namespaces, and ends what runs in them, when this process ends.
 
     It waits for the end of a pipe whose other end only this process has.

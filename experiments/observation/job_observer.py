@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ddltrace.experiments.observation import restrictions
 from ddltrace.experiments.observation.observed_ranks import ENVIRONMENT_VARIABLE, rank_path
 from ddltrace.experiments.observation.peak_memory import peak_memory_bytes
+from ddltrace.experiments.observation.restrictions import reported_restrictions
 from ddltrace.experiments.observation.wire_bytes import tcp_bytes_sent
 
 
@@ -30,7 +30,7 @@ def install_if_asked() -> None:
     text = os.environ.get(ENVIRONMENT_VARIABLE)
     if text is None:
         return
-    with _kept_from_the_job():
+    with _handled():
         options = json.loads(text)
         JobObserver(Path(options["prefix"]), options["warmup"], options["steps"]).install()
 
@@ -67,7 +67,7 @@ class JobObserver:
         self._unscaled = None
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
-        with _kept_from_the_job():
+        with _handled():
             if self._optimizer is None:
                 self._optimizer = id(optimizer)
             if id(optimizer) != self._optimizer:
@@ -80,7 +80,7 @@ class JobObserver:
                 self._sent = (self._sent[0], tcp_bytes_sent())
 
     def _write(self) -> None:
-        with _kept_from_the_job():
+        with _handled():
             before, after = self._sent
             measured = self._steps - self._warmup
             sent = None if before is None or after is None else (after - before) / measured
@@ -91,7 +91,7 @@ class JobObserver:
                 else [],
                 "wire_bytes_per_step": sent,
                 "peak_memory_bytes": peak_memory_bytes(),
-                "notes": restrictions.said(),
+                "notes": reported_restrictions(),
             }
             if self._losses:
                 rank = int(os.environ.get("RANK", "0"))
@@ -105,7 +105,7 @@ def _after_call(owner: type[Any], name: str, observe: Callable[..., None]) -> No
     @functools.wraps(original)
     def observed(*arguments: Any, **keywords: Any) -> Any:
         result = original(*arguments, **keywords)
-        with _kept_from_the_job():
+        with _handled():
             observe(result, *arguments)
         return result
 
@@ -113,6 +113,6 @@ def _after_call(owner: type[Any], name: str, observe: Callable[..., None]) -> No
 
 
 @contextlib.contextmanager
-def _kept_from_the_job() -> Iterator[None]:
+def _handled() -> Iterator[None]:
     with contextlib.suppress(Exception):
         yield

@@ -10,7 +10,7 @@ import torch.distributed as dist
 _said: Final[list[str]] = []
 
 
-def say(spec: str, restriction: str) -> None:
+def report_restriction(spec: str, restriction: str) -> None:
     """Prints a restriction on rank 0 and keeps it on every rank. A second time it does nothing.
 
     Args:
@@ -24,6 +24,6 @@ def say(spec: str, restriction: str) -> None:
         print(f"ddltrace: strategy {spec}: {restriction}", file=sys.stderr, flush=True)
 
 
-def said() -> list[str]:
+def reported_restrictions() -> list[str]:
     """The restrictions in this process, in their order."""
     return list(_said)

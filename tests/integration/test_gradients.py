@@ -79,7 +79,7 @@ train(10)
 gradients.collect()
 assert registry.ready_in_backward == []
 del layer, weight
-assert gradients._watched.things() == []
+assert gradients._watched.live_keys() == []
 """
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("tracer", "analyzer", "dashboard", "experiments")
+PACKAGES = ("tracer", "analyzer", "dashboard", "experiments")
 # Neither a bytecode cache nor what an earlier build left behind.
 LITTER = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
 
@@ -26,7 +26,7 @@ LITTER = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what a build reads, so that building leaves no litter in the checkout."""
     copy = tmp_path_factory.mktemp("sources")
-    for folder in ("package-root", *ROOMS):
+    for folder in ("package-root", *PACKAGES):
         shutil.copytree(ROOT / folder, copy / folder, ignore=LITTER)
     for file in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy2(ROOT / file, copy / file)
@@ -111,9 +111,9 @@ def test_rooms_are_inside_the_package_only(installed: Path, tmp_path: Path) -> N
     """Jobs have modules named `tracer`: an installed ddltrace must not add another one."""
     program = (
         "import importlib, importlib.util, json, ddltrace\n"
-        f"rooms = {ROOMS!r}\n"
-        "inside = {r: importlib.import_module('ddltrace.' + r).__file__ for r in rooms}\n"
-        "outside = [r for r in rooms if importlib.util.find_spec(r) is not None]\n"
+        f"packages = {PACKAGES!r}\n"
+        "inside = {r: importlib.import_module('ddltrace.' + r).__file__ for r in packages}\n"
+        "outside = [r for r in packages if importlib.util.find_spec(r) is not None]\n"
         "print(json.dumps({'inside': inside, 'outside': outside}))\n"
     )
     found = json.loads(run(installed, "-c", program, cwd=tmp_path))
@@ -141,8 +141,8 @@ def test_every_module_imports(installed: Path, sources: Path, tmp_path: Path) ->
     """Also those of the packages that pyproject.toml has to list one by one."""
     modules = sorted(
         ".".join(("ddltrace", *path.relative_to(sources).with_suffix("").parts))
-        for room in ROOMS
-        for path in (sources / room).rglob("*.py")
+        for package in PACKAGES
+        for path in (sources / package).rglob("*.py")
         if (path.parent / "__init__.py").exists() and path.stem not in {"__init__", "__main__"}
     )
     program = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
@@ -159,8 +159,8 @@ def test_wheel_holds_every_file(wheel: Path, sources: Path) -> None:
         if path.is_file()
     } | {
         "ddltrace/" + path.relative_to(sources).as_posix()
-        for room in ROOMS
-        for path in (sources / room).rglob("*")
+        for package in PACKAGES
+        for path in (sources / package).rglob("*")
         if path.is_file()
     }
     assert "ddltrace/py.typed" in wanted

@@ -69,7 +69,7 @@ def _begin_gradients(context: PatchContext) -> None:
     registry.begin_backward()
     context.backward.last_gradient_ns = 0
     if registry.frozen:
-        watch_gradients(context, registry.thawed())
+        watch_gradients(context, registry.unfrozen())
     if registry.native is not None and context.device.timer is not None:
         for leaf in registry.native.moved():
             for tensor in registry.native.forget(leaf):
@@ -222,7 +222,7 @@ def _watch_with_python(context: PatchContext, tensor: int, parameter: torch.Tens
 
     handle: Any = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     # Before the job's hooks: one of them may send the gradient, whose parameter must be known then.
-    if registry.access.may_look():  # otherwise the engine may be about to call the hooks
+    if registry.access.may_read():  # otherwise the engine may be about to call the hooks
         _put_first(parameter, handle.id)
 
 

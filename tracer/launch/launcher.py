@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from ddltrace.tracer.config import CaptureConfig, read_reports
 from ddltrace.tracer.errors import UnwritableError, UsageError
 from ddltrace.tracer.exit_status import shell_status
-from ddltrace.tracer.output_directory import cannot_be_made, is_taken, make_empty
+from ddltrace.tracer.output_directory import creation_error, is_taken, make_empty
 
 if TYPE_CHECKING:
     from ddltrace.tracer.launch.rank_ends import End
@@ -86,7 +86,7 @@ def prepare_directory(directory: Path, *, force: bool) -> None:
     except FileExistsError:
         raise is_taken(directory) from None
     except OSError as error:
-        raise cannot_be_made(directory, error) from error
+        raise creation_error(directory, error) from error
 
 
 def run_job(

@@ -34,18 +34,18 @@ class GradientAccess:
         """The thread that trains; None if there is none yet, or more than one."""
         return min(self._trainers) if len(self._trainers) == 1 else None
 
-    def may_look(self) -> bool:
+    def may_read(self) -> bool:
         """Whether this thread may read any gradient."""
         ident = threading.get_ident()
         if not self._trainers:
             return ident == threading.main_thread().ident
         return len(self._trainers) == 1 and ident in self._trainers
 
-    def may_look_at_ready(self) -> bool:
+    def may_read_ready(self) -> bool:
         """Whether this thread may read the gradients that became ready in this pass.
 
         A thread of the engine runs while the training thread waits for it, but engine threads of
         other devices may be setting other gradients.
         """
         only_one = len(self._trainers) == 1
-        return (only_one and threading.get_ident() in self._of_engine) or self.may_look()
+        return (only_one and threading.get_ident() in self._of_engine) or self.may_read()

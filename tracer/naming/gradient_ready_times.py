@@ -108,7 +108,7 @@ class NativeGradients:
 
     def moved(self) -> list[torch.Tensor]:
         """Leaves that were moved off the CPU: for these the device's time is recorded as well."""
-        return [leaf for leaf in self._watched.things() if leaf.device.type != "cpu"]
+        return [leaf for leaf in self._watched.live_keys() if leaf.device.type != "cpu"]
 
     def begin_backward(self, *, paused: bool) -> None:
         """Notes the start of a backward pass, in which nothing is ready yet.

@@ -197,17 +197,17 @@ class Registry:
         self._parameters[tensor] = weakref.ref(parameter)
         self._scanned = _NOTHING
 
-    def thawed(self) -> list[tuple[int, torch.Tensor]]:
+    def unfrozen(self) -> list[tuple[int, torch.Tensor]]:
         """Parameters that were frozen and no longer are, with their ids."""
-        thawed = []
+        unfrozen = []
         for tensor, reference in list(self.frozen.items()):
             parameter = reference()
             if parameter is None:
                 del self.frozen[tensor]
             elif parameter.requires_grad:
                 del self.frozen[tensor]
-                thawed.append((tensor, parameter))
-        return thawed
+                unfrozen.append((tensor, parameter))
+        return unfrozen
 
     def carry(
         self, name: str | None, tensors: Sequence[int | None]
@@ -275,7 +275,7 @@ class Registry:
         ):
             return None  # the usual case: nothing can have changed
         found = []
-        at_ready = self.access.may_look_at_ready()
+        at_ready = self.access.may_read_ready()
         if at_ready:
             self._index_ready()
         for tensor in tensors:
@@ -348,7 +348,7 @@ class Registry:
         Returns:
             Whether it indexed anything new that this thread may read.
         """
-        gradients = self.access.may_look()
+        gradients = self.access.may_read()
         wanted = _GRADIENTS_TOO if gradients else _VALUES
         if self._scanned >= wanted:
             return False

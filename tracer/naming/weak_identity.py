@@ -34,26 +34,26 @@ class WeakIdentityMap(Generic[_Key, _Value]):
         self._entries = entries
         self._forget = forget
 
-    def set(self, thing: _Key, value: _Value) -> None:
+    def set(self, key: _Key, value: _Value) -> None:
         """Sets the value of an object."""
-        entry = _Entry(thing, self._forget)
-        entry.key, entry.value = id(thing), value
+        entry = _Entry(key, self._forget)
+        entry.key, entry.value = id(key), value
         self._entries[entry.key] = entry
 
-    def get(self, thing: _Key) -> _Value | None:
+    def get(self, key: _Key) -> _Value | None:
         """The value of an object; None if it has none."""
-        entry = self._entries.get(id(thing))
-        return entry.value if entry is not None and entry() is thing else None
+        entry = self._entries.get(id(key))
+        return entry.value if entry is not None and entry() is key else None
 
-    def pop(self, thing: _Key) -> _Value | None:
+    def pop(self, key: _Key) -> _Value | None:
         """Removes an object; returns its value or None."""
-        entry = self._entries.get(id(thing))
-        if entry is None or entry() is not thing:
+        entry = self._entries.get(id(key))
+        if entry is None or entry() is not key:
             return None
         self._entries.pop(entry.key, None)
         return entry.value
 
-    def things(self) -> list[_Key]:
+    def live_keys(self) -> list[_Key]:
         """The objects that have a value."""
-        things = [entry() for entry in list(self._entries.values())]
-        return [thing for thing in things if thing is not None]
+        keys = [entry() for entry in list(self._entries.values())]
+        return [key for key in keys if key is not None]

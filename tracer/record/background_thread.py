@@ -8,7 +8,7 @@ import threading
 import time
 
 
-def come_after_the_job() -> None:
+def lower_priority() -> None:
     """Has the calling thread not preempt others when it wakes up.
 
     It has time until its next turn; a rank that is interrupted makes all others wait for it.

@@ -247,13 +247,13 @@ class BatchBuilder:
         table[_FLAT_COLUMNS, first_wait:] = columns
         table[_ROW_OF["parent"], first_wait:] = waits[:, FLAT_CELLS]
         start = table[_ROW_OF["start_ns"]]
-        told = slice(first_message, first_wait)  # a message may know its own step and phase
-        by_time = table[_ROW_OF["phase"], told] == BY_TIME
-        enqueued = table[_ROW_OF["enqueue_ns"], told]
+        all_messages = slice(first_message, first_wait)  # a message may know its own step and phase
+        by_time = table[_ROW_OF["phase"], all_messages] == BY_TIME
+        enqueued = table[_ROW_OF["enqueue_ns"], all_messages]
         for name, history in (("step", self._steps), ("phase", self._phases)):
-            own = table[_ROW_OF[name], told].copy()
+            own = table[_ROW_OF[name], all_messages].copy()
             table[_ROW_OF[name]] = history.at(start)
-            table[_ROW_OF[name], told] = np.where(by_time, history.at(enqueued), own)
+            table[_ROW_OF[name], all_messages] = np.where(by_time, history.at(enqueued), own)
 
         lengths[:first_message] = about >= 0
         carried = [message.tensors or () for message, _ in messages]

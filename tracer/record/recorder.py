@@ -263,12 +263,12 @@ class Recorder:
         Args:
             rows: Integers of 64 bits.
         """
-        room = max(0, self.limit - len(self.flat) - len(self.more)) // FLAT_CELLS * FLAT_CELLS
+        capacity = max(0, self.limit - len(self.flat) - len(self.more)) // FLAT_CELLS * FLAT_CELLS
         try:
-            self.more.frombytes(rows[:room].cast("B"))
+            self.more.frombytes(rows[:capacity].cast("B"))
         except MemoryError:
-            room = 0
-        self.dropped += len(rows[room:]) // FLAT_CELLS
+            capacity = 0
+        self.dropped += len(rows[capacity:]) // FLAT_CELLS
 
     def add_wait(self, start_ns: int, end_ns: int, message: int, name: str) -> None:
         """Appends a wait of this thread, or counts it as dropped when there is no room.
@@ -314,9 +314,9 @@ class Recorder:
 
     def _change(self, changes: list[int], now_ns: int, value: int, unknown: int) -> None:
         """Notes a change; the last one that there is room for says that no more is known."""
-        room = self._max_changes - len(changes)
-        if room > 0:
-            changes.extend((now_ns, value if room > 2 else unknown))
+        capacity = self._max_changes - len(changes)
+        if capacity > 0:
+            changes.extend((now_ns, value if capacity > 2 else unknown))
 
     def new_id(self) -> int:
         """A number for a message that is registered later."""
@@ -350,9 +350,9 @@ class Recorder:
         Args:
             rows: Their rows of `REPEAT_FIELDS`; -1 for the id of one that has none yet.
         """
-        room = self.buffer_rows - len(self.repeats) // len(REPEAT_FIELDS)
-        self.dropped += max(0, len(rows) - room)
-        rows = rows[: max(0, room)]
+        capacity = self.buffer_rows - len(self.repeats) // len(REPEAT_FIELDS)
+        self.dropped += max(0, len(rows) - capacity)
+        rows = rows[: max(0, capacity)]
         ids = rows[:, REPEAT_FIELDS.index("id")]
         ids[ids == -1] = [self.new_id() for _ in range(np.count_nonzero(ids == -1))]
         self.repeats.frombytes(rows.tobytes())

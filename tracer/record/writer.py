@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from ddltrace.tracer.record.background_thread import come_after_the_job, until_next
+from ddltrace.tracer.record.background_thread import lower_priority, until_next
 from ddltrace.tracer.record.batches import BatchBuilder
 from ddltrace.tracer.record.recorder import Recorder, Taken
 from ddltrace.tracer.record.watchdog import Watchdog
@@ -67,8 +67,8 @@ class WriterThread(threading.Thread):
         self._on_beat = on_beat
         self._on_end = on_end
         # Not an event, whose wait is a hundred lines of Python: held until the end is wanted.
-        self._goes_on = threading.Lock()
-        self._goes_on.acquire()
+        self._running_lock = threading.Lock()
+        self._running_lock.acquire()
         self._writing = threading.RLock()
         self._broken = False
         self._is_short = False  # of memory, for the newest batch
@@ -79,9 +79,9 @@ class WriterThread(threading.Thread):
     def run(self) -> None:
         """Writes until stopped, then once more."""
         try:
-            come_after_the_job()
+            lower_priority()
             written = self._interval_number()
-            while not self._goes_on.acquire(
+            while not self._running_lock.acquire(
                 timeout=until_next(self._interval_s / _LOOKS_PER_INTERVAL)
             ):
                 now = self._interval_number()
@@ -106,7 +106,7 @@ class WriterThread(threading.Thread):
             Whether the thread has ended.
         """
         with contextlib.suppress(RuntimeError):  # it was asked before
-            self._goes_on.release()
+            self._running_lock.release()
         self.join(timeout_s)
         return not self.is_alive()
 

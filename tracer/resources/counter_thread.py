@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from ddltrace.tracer.record.background_thread import come_after_the_job, until_next
+from ddltrace.tracer.record.background_thread import lower_priority, until_next
 from ddltrace.tracer.resources.host_counters import HostCounters
 from ddltrace.tracer.resources.nvml_counters import NvmlCounters
 from ddltrace.tracer.trace.counters import COUNTERS, CounterRows, Reading
@@ -56,8 +56,8 @@ class CounterThread(threading.Thread):
         self._host: HostCounters | None = None
         self._devices: dict[str, NvmlCounters | None] = {}
         self._wanted_devices: deque[str] = deque(maxlen=64)
-        self._goes_on = threading.Lock()
-        self._goes_on.acquire()
+        self._running_lock = threading.Lock()
+        self._running_lock.acquire()
         self._sampling = threading.Lock()
         self.busy_ns = 0
 
@@ -73,12 +73,12 @@ class CounterThread(threading.Thread):
     def run(self) -> None:
         """Samples until stopped, then once more."""
         try:
-            come_after_the_job()
+            lower_priority()
             with self._sampling:
                 self._stream = StreamWriter(self._path, COUNTERS)
                 self._start_host()
             self._sample()
-            while not self._goes_on.acquire(timeout=until_next(self._interval_s)):
+            while not self._running_lock.acquire(timeout=until_next(self._interval_s)):
                 self._sample()
             self._sample()
             self._stream.close()
@@ -90,7 +90,7 @@ class CounterThread(threading.Thread):
     def stop(self, timeout_s: float) -> None:
         """Asks for the last sample and waits for it."""
         with contextlib.suppress(RuntimeError):  # it was asked before
-            self._goes_on.release()
+            self._running_lock.release()
         if self.is_alive():
             self.join(timeout_s)
 

@@ -14,7 +14,7 @@ from typing import Final
 _FLAGS: Final = os.O_WRONLY | os.O_CLOEXEC
 
 
-class OwnFile:
+class ProtectedFile:
     """A new file, or an old one emptied.
 
     Args:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from ddltrace.tracer.trace.protected_file import OwnFile
+from ddltrace.tracer.trace.protected_file import ProtectedFile
 from ddltrace.tracer.trace.schema import EVENTS
 
 _BUFFER_BYTES: Final = 1 << 20
@@ -30,7 +30,7 @@ class StreamWriter:
     def __init__(self, path: Path, schema: pa.Schema = EVENTS) -> None:
         path.touch(exist_ok=False)
         self._path = path
-        self._file = OwnFile(path)
+        self._file = ProtectedFile(path)
         # Not of the job's time: the fastest codec (the file in the end is packed better) and no
         # threads, which would not survive the job's forks.
         self._buffer = buffered(self._file)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from ddltrace.tracer.errors import TraceError, UsageError
-from ddltrace.tracer.output_directory import cannot_be_made
+from ddltrace.tracer.output_directory import creation_error
 from ddltrace.tracer.trace.finalize import finalize_ranks
 from ddltrace.tracer.trace.run_files import write_run
 from ddltrace.tracer.trace.run_info import PARTS_LABEL, RankInfo, RunInfo
@@ -149,7 +149,7 @@ def open_shared_directory(directory: Path, part: Part, *, force: bool) -> Path:
             shutil.rmtree(own)
         own.mkdir()
     except OSError as error:
-        raise cannot_be_made(directory, error) from error
+        raise creation_error(directory, error) from error
     return own
 
 

@@ -90,9 +90,9 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
         "as rank 0 heard of it; the ends of their messages are rank 0's",
         f"{world} ranks were heard of; steps, phases and computation are not in the timeline",
     ]
-    if untold := sum(not operation.ready for operation in operations):
+    if unready := sum(not operation.ready for operation in operations):
         run.notes.append(
-            f"{untold} of {len(operations)} operations were known to Horovod's cache: when other "
+            f"{unready} of {len(operations)} operations were known to Horovod's cache: when other "
             "ranks were ready for them is not in the timeline (HOROVOD_CACHE_CAPACITY=0 records it)"
         )
     if file.damage:

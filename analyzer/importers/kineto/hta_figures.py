@@ -130,8 +130,8 @@ def hta_figures(files: Sequence[tuple[int, HtaFile]]) -> dict[str, list[float | 
         ranks without device work, and ranks with several files: HTA reads one file per rank.
     """
     ranks = [rank for rank, _ in files]
-    several = len({step for _, file in files for step in file.steps}) > 1
-    chosen = [(rank, file.without_last_step if several else file.whole) for rank, file in files]
+    many_steps = len({step for _, file in files for step in file.steps}) > 1
+    chosen = [(rank, file.without_last_step if many_steps else file.whole) for rank, file in files]
     return {
         str(rank): list(figures)
         for rank, figures in chosen
@@ -142,9 +142,9 @@ def hta_figures(files: Sequence[tuple[int, HtaFile]]) -> dict[str, list[float | 
 def streams_by_rank(files: Sequence[tuple[int, HtaFile]]) -> dict[str, Tables]:
     """Chooses the tables of a job's ranks, as `hta_figures` chooses the figures."""
     ranks = [rank for rank, _ in files]
-    several = len({step for _, file in files for step in file.steps}) > 1
+    many_steps = len({step for _, file in files for step in file.steps}) > 1
     chosen = [
-        (rank, file.streams_without_last_step if several else file.whole_streams)
+        (rank, file.streams_without_last_step if many_steps else file.whole_streams)
         for rank, file in files
     ]
     return {

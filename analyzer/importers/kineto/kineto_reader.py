@@ -485,12 +485,12 @@ class _Mapper:
         """Names every thread and stream; messages of the host are in a lane per group."""
         intervals = self._in
         threads = len(intervals.threads)
-        several = len(intervals.devices) > 1
+        multiple_devices = len(intervals.devices) > 1
         families = np.zeros(len(intervals), dtype=np.int64)
         families[self._device] = 1
         families[self._sync] = 2
         families[self._device_mark] = 3
-        device = np.where(several, intervals.device, -1) + 1
+        device = np.where(multiple_devices, intervals.device, -1) + 1
         key = (families * (len(intervals.devices) + 1) + device) * threads + intervals.thread
         used, codes = _distinct(key)
         main = self._main_thread()
@@ -499,7 +499,7 @@ class _Mapper:
             rest, thread = divmod(number, threads)
             family, on = divmod(rest, len(intervals.devices) + 1)
             track = intervals.threads[thread]
-            where = f"@{intervals.devices[on - 1]}" if several and on else ""
+            where = f"@{intervals.devices[on - 1]}" if multiple_devices and on else ""
             names.append(
                 (
                     "main" if thread == main else f"thread-{track}",

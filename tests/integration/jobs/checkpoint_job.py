@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddltrace.experiments.engine.attach import attach
-from ddltrace.experiments.observation import restrictions
+from ddltrace.experiments.observation.restrictions import reported_restrictions
 from ddltrace.experiments.strategy.spec import parse
 
 SPECS = (
@@ -75,13 +75,13 @@ def sparse(spec: str | None) -> tuple[torch.Tensor, list[str]]:
     exchange.model(torch.arange(4) + 3 * dist.get_rank()).square().sum().backward()
     optimizer.step()
     exchange.close()
-    return model[0].weight.detach(), restrictions.said()
+    return model[0].weight.detach(), reported_restrictions()
 
 
 def main() -> None:
     dist.init_process_group("gloo")
     report: dict[str, Any] = {"resumed": {spec: resumed(spec) for spec in SPECS}}
-    said_before = restrictions.said()
+    said_before = reported_restrictions()
     plain, _ = sparse(None)
     ours, said = sparse("topk:density=0.1")
     report["sparse"] = {

@@ -32,19 +32,19 @@ class Worker:
 
 def test_only_the_one_that_trains_may_look() -> None:
     access, other = GradientAccess(), Worker()
-    assert access.may_look()  # nobody has trained: the main thread will
-    assert not other.call(access.may_look)
+    assert access.may_read()  # nobody has trained: the main thread will
+    assert not other.call(access.may_read)
     other.call(access.note_pass)
-    assert other.call(access.may_look)
-    assert not access.may_look()
-    assert not access.may_look_at_ready()
+    assert other.call(access.may_read)
+    assert not access.may_read()
+    assert not access.may_read_ready()
 
 
 def test_where_two_train_nobody_may_look() -> None:
     access, other = GradientAccess(), Worker()
     access.note_pass()
     other.call(access.note_pass)
-    for ask in (access.may_look, access.may_look_at_ready):
+    for ask in (access.may_read, access.may_read_ready):
         assert not ask()
         assert not other.call(ask)
 
@@ -55,10 +55,10 @@ def test_a_thread_of_the_engine_may_look_at_what_is_ready() -> None:
     access.note_gradient()  # of the CPU: on the thread that trains
     engine.call(access.note_gradient)
     engine.call(access.note_pass)  # nested, by a checkpoint
-    assert access.may_look()
-    assert access.may_look_at_ready()
-    assert not engine.call(access.may_look)
-    assert engine.call(access.may_look_at_ready)
-    assert not other.call(access.may_look_at_ready)
+    assert access.may_read()
+    assert access.may_read_ready()
+    assert not engine.call(access.may_read)
+    assert engine.call(access.may_read_ready)
+    assert not other.call(access.may_read_ready)
     other.call(access.note_pass)
-    assert not engine.call(access.may_look_at_ready)
+    assert not engine.call(access.may_read_ready)

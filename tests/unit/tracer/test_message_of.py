@@ -18,12 +18,12 @@ def message(number: int) -> Message:
 
 def test_the_newest_are_held_until_their_callers_have_them() -> None:
     works, sent = MessageOf(), [message(n) for n in range(_MOST_NESTED + 1)]
-    things = [Work() for _ in sent]
-    references = [weakref.ref(thing) for thing in things]
-    for thing, each in zip(things, sent, strict=True):
-        works.add_newest(thing, each)
-    del thing
-    things.clear()
+    items = [Work() for _ in sent]
+    references = [weakref.ref(item) for item in items]
+    for item, each in zip(items, sent, strict=True):
+        works.add_newest(item, each)
+    del item
+    items.clear()
     alive = [reference() is not None for reference in references]
     assert alive == [False] + [True] * _MOST_NESTED
     for reference, each in zip(references[1:], sent[1:], strict=True):

@@ -16,11 +16,11 @@ def test_tensors_are_known_by_identity_and_forgotten_with_their_end() -> None:
     assert (known.get(first), known.get(second)) == (0, None)
     known.set(second, 2)
     known.set(first, 1)
-    assert [known.get(thing) for thing in known.things()] == [1, 2]
+    assert [known.get(key) for key in known.live_keys()] == [1, 2]
     assert (known.pop(second), known.pop(second)) == (2, None)
     del first
     gc.collect()
-    assert known.things() == []
+    assert known.live_keys() == []
 
 
 def test_another_object_in_the_place_of_one_that_is_gone_is_not_known() -> None:
@@ -33,4 +33,4 @@ def test_another_object_in_the_place_of_one_that_is_gone_is_not_known() -> None:
         known.set(tensor, number)
     assert len(places) < 2000, "no place was given twice: nothing was tested"
     del tensor
-    assert known.things() == []
+    assert known.live_keys() == []

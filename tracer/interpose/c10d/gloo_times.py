@@ -125,7 +125,7 @@ class GlooTimes:
             del self._followed[slot]
         for slot, message in list(self._until_waited.items()):
             is_open = slots[slot * _FIELDS + _STATE] == _OPEN
-            if not is_open and not self._is_untold(slot):
+            if not is_open and not self._has_no_end(slot):
                 self._recorder.complete(message, time.monotonic_ns())
             if message.end_ns is not None or not is_open:
                 del self._until_waited[slot]
@@ -176,27 +176,27 @@ class GlooTimes:
         state = self._slot_table[slots, _STATE]  # read before the times, which are written first
         times = self._slot_table[slots]
         ended = times[:, _ENDED]
-        is_told = ended != 0
-        is_left_open = waited_once & (state == _GONE) & ~is_told
+        has_end = ended != 0
+        is_left_open = waited_once & (state == _GONE) & ~has_end
         # Other messages whose end was not reported are complete by now.
-        untold = np.where(is_left_open, -1, time.monotonic_ns())
-        start = np.where(is_told, started(times[:, _BEGAN], enqueue_ns, ended), enqueue_ns)
+        without_end = np.where(is_left_open, -1, time.monotonic_ns())
+        start = np.where(has_end, started(times[:, _BEGAN], enqueue_ns, ended), enqueue_ns)
         status = np.where(is_left_open, _LEFT_OPEN, _STATUS_OF_STATE[state])
-        return state != _OPEN, start, np.where(is_told, ended, untold), status
+        return state != _OPEN, start, np.where(has_end, ended, without_end), status
 
-    def _is_untold(self, slot: int) -> bool:
+    def _has_no_end(self, slot: int) -> bool:
         """Whether the end of a message will not be reported any more and was not recorded."""
         return self.is_gone(slot) and not self._slots[slot * _FIELDS + _ENDED]
 
     def settle(self, message: Message) -> None:
         """Sets the times of a message to those that Gloo's threads recorded."""
-        told = self._told(message.slot, message.enqueue_ns)
-        if told is not None:
-            message.start_ns, message.end_ns = told
+        times = self._stored_times(message.slot, message.enqueue_ns)
+        if times is not None:
+            message.start_ns, message.end_ns = times
         if self._slots[message.slot * _FIELDS + _STATE] == _FAILED:
             message.status = "failed"
 
-    def _told(self, slot: int, enqueue_ns: int) -> tuple[int, int] | None:
+    def _stored_times(self, slot: int, enqueue_ns: int) -> tuple[int, int] | None:
         """Returns start and end of a message; None if its end was not reported."""
         at = slot * _FIELDS
         began, ended = self._slots[at + _BEGAN], self._slots[at + _ENDED]

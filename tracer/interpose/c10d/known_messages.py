@@ -93,13 +93,13 @@ class _Kind(NamedTuple):
 
     Attributes:
         group: Their group.
-        over_with: The job's wait with which they are over: `_BACKWARD_THREAD`, `_BROADCAST_THREAD`
+        ended_by: The job's wait with which they are over: `_BACKWARD_THREAD`, `_BROADCAST_THREAD`
             or, if it waits for each of them, None.
         waited_once: See `KnownMessages.launched`.
     """
 
     group: Group
-    over_with: int | None
+    ended_by: int | None
     waited_once: bool = False
 
 
@@ -202,8 +202,8 @@ class KnownMessages:
             patterns = self._recorder.patterns
             place: int = self._library.make_known(counter, _FIRST + len(patterns))
             if place >= 0:
-                over_with = _BROADCAST_THREAD if message.op == "broadcast" else _BACKWARD_THREAD
-                self._append(message, _Kind(group, over_with))
+                ended_by = _BROADCAST_THREAD if message.op == "broadcast" else _BACKWARD_THREAD
+                self._append(message, _Kind(group, ended_by))
         finally:
             self._adding.release()
         return place if place >= 0 else None
@@ -273,13 +273,13 @@ class KnownMessages:
         message.dtype = None if dtype is None else name_of(dtype)
         message.tensors = None if tensors is None else list(tensors)
         # The reducer waits for the launches of its Python hook.
-        over_with = _BACKWARD_THREAD if name.startswith(BUCKET) else None
+        ended_by = _BACKWARD_THREAD if name.startswith(BUCKET) else None
         if not self._adding.acquire(blocking=False):
             return None
         try:
             if len(self._kinds) >= _MAX_PATTERNS:
                 return None
-            pattern = self._append(message, _Kind(group, over_with, waited_once))
+            pattern = self._append(message, _Kind(group, ended_by, waited_once))
             self._pattern_of[like, group.name] = pattern
         finally:
             self._adding.release()
@@ -405,14 +405,14 @@ class KnownMessages:
         for row in np.flatnonzero(peers != _NULL).tolist():
             peers[row] = or_null(kinds[row].group.global_rank(int(peers[row])))
         for row, kind in enumerate(kinds):
-            if kind.over_with is not None and end_ns[row] != _NULL:
+            if kind.ended_by is not None and end_ns[row] != _NULL:
                 end_ns[row] = self._end_of(int(positions[row]), kind, int(end_ns[row]))
                 start_ns[row] = min(start_ns[row], end_ns[row])
-        told = {"pattern": patterns, "start_ns": start_ns, "end_ns": end_ns, "status": status}
-        told |= {"peer": peers, "seq": rows[:, _NUMBER]}
-        told |= {name: rows[:, place] for name, place in _SAME_IN_RING.items()}
+        columns = {"pattern": patterns, "start_ns": start_ns, "end_ns": end_ns, "status": status}
+        columns |= {"peer": peers, "seq": rows[:, _NUMBER]}
+        columns |= {name: rows[:, place] for name, place in _SAME_IN_RING.items()}
         unknown = np.full(len(rows), _NULL)
-        repeats = np.stack([told.get(name, unknown) for name in REPEAT_FIELDS], axis=1)
+        repeats = np.stack([columns.get(name, unknown) for name in REPEAT_FIELDS], axis=1)
         self._recorder.add_repeats(repeats[is_over])
         self._ring_table[slots[is_over], _WHAT] = _FREE
         for row in np.flatnonzero(~is_over).tolist():
@@ -440,7 +440,7 @@ class KnownMessages:
         self._times.adopt(slot, message, waited_once=kind.waited_once)
         message.settle = functools.partial(self._settle, kind, position)
         self._ring[slot * self._fields + _WHAT] = _UNDER_WAY
-        if kind.over_with is not None:
+        if kind.ended_by is not None:
             self._may_be_over[slot] = position
 
     def _is_given_up(self, slot: int) -> bool:
@@ -457,14 +457,14 @@ class KnownMessages:
             message.end_ns = self._end_of(position, kind, message.end_ns)
             message.start_ns = min(message.start_ns, message.end_ns)
 
-    def _end_of(self, position: int, kind: _Kind, told_ns: int) -> int:
+    def _end_of(self, position: int, kind: _Kind, reported_ns: int) -> int:
         """Returns the end of a message: the reported one, or that of an earlier wait."""
-        if kind.over_with is None:
-            return told_ns
+        if kind.ended_by is None:
+            return reported_ns
         for first, beyond, with_, by_ns in list(self._over):
-            if first <= position < beyond and with_ == kind.over_with:
-                return min(told_ns, by_ns)
-        return told_ns
+            if first <= position < beyond and with_ == kind.ended_by:
+                return min(reported_ns, by_ns)
+        return reported_ns
 
     def _forget_over(self) -> None:
         """Forgets what all messages of have ended."""

@@ -328,8 +328,10 @@ class Observer:
         if together is not None:
             together.append((message, launch.mark))
             return  # begins and ends with the others
-        told = blocking and first.is_cpu and self._is_told(operator, launch, message)
-        if told:
+        timed_by_gloo = (
+            blocking and first.is_cpu and self._is_timed_by_gloo(operator, launch, message)
+        )
+        if timed_by_gloo:
             self._make_known(message, group, by_engine=by_engine)
             if by_engine:
                 return  # nobody holds it but C++ code
@@ -343,7 +345,7 @@ class Observer:
             self._timer.end(message, launch.mark)
             return  # nothing to wait for
         self._timer.start(message, launch.mark)
-        if told or (blocking and operator.waited_once):
+        if timed_by_gloo or (blocking and operator.waited_once):
             return
         index = operator.asynchronous
         asynchronous = (
@@ -408,7 +410,7 @@ class Observer:
             self._timer.start(message, mark)
             self._reapers.follow(work, message, poll=True)
 
-    def _is_told(self, operator: Operator, launch: _Launch, message: Message) -> bool:
+    def _is_timed_by_gloo(self, operator: Operator, launch: _Launch, message: Message) -> bool:
         """Whether Gloo's threads will record the times of a message on the CPU."""
         gloo = self.gloo
         if gloo is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddltrace.tracer.trace.protected_file import OwnFile
+from ddltrace.tracer.trace.protected_file import ProtectedFile
 
 
 def number_of(path: Path) -> int:
@@ -21,7 +21,7 @@ def number_of(path: Path) -> int:
 
 @pytest.mark.parametrize("taken", [True, False])
 def test_a_descriptor_that_the_job_closes_is_touched_no_more(tmp_path: Path, taken: bool) -> None:
-    ours, of_job = OwnFile(tmp_path / "ours"), tmp_path / "job"
+    ours, of_job = ProtectedFile(tmp_path / "ours"), tmp_path / "job"
     ours.write(b"one")
     number = number_of(tmp_path / "ours")
     os.close(number)
@@ -39,7 +39,7 @@ def test_a_descriptor_that_the_job_closes_is_touched_no_more(tmp_path: Path, tak
 
 
 def test_it_does_not_close_what_is_not_its_own(tmp_path: Path) -> None:
-    ours = OwnFile(tmp_path / "ours")
+    ours = ProtectedFile(tmp_path / "ours")
     os.close(number_of(tmp_path / "ours"))
     with (tmp_path / "job").open("w") as file:
         ours.close()
@@ -50,7 +50,7 @@ def test_it_does_not_close_what_is_not_its_own(tmp_path: Path) -> None:
 
 
 def test_another_file_in_its_place_is_left_alone(tmp_path: Path) -> None:
-    ours = OwnFile(tmp_path / "ours")
+    ours = ProtectedFile(tmp_path / "ours")
     os.close(number_of(tmp_path / "ours"))
     (tmp_path / "ours").rename(tmp_path / "kept")
     (tmp_path / "ours").write_text("other")
@@ -60,7 +60,7 @@ def test_another_file_in_its_place_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_not_begun(tmp_path: Path) -> None:
-    ours = OwnFile(tmp_path / "ours")
+    ours = ProtectedFile(tmp_path / "ours")
     ours.write(b"begin")
     former = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, former[1]))
