@@ -124,6 +124,46 @@ def test_a_signal_to_the_launcher_reaches_the_job(tmp_path: Path, number: signal
     assert process.returncode == 40 + number
 
 
+COUNTS = """
+import signal, sys, time
+heard = []
+signal.signal(signal.SIGHUP, lambda n, f: heard.append(n))
+def stop(n, f):
+    print("heard", len(heard), flush=True)
+    sys.exit(5)
+signal.signal(signal.SIGTERM, stop)
+print("ready", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("to_launcher", [False, True])
+def test_a_signal_to_the_whole_group_reaches_the_job_once(
+    tmp_path: Path, to_launcher: bool
+) -> None:
+    """As `timeout` sends it: to its child, then to its process group."""
+    process = subprocess.Popen(
+        traced(tmp_path / "trace", [sys.executable, "-c", COUNTS]),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    if to_launcher:
+        process.send_signal(signal.SIGSTOP)  # both are pending when it looks
+        process.send_signal(signal.SIGHUP)
+    os.killpg(process.pid, signal.SIGHUP)
+    process.send_signal(signal.SIGCONT)
+    # Of signals that are pending, the launcher takes that with the smallest number first.
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert (output, process.returncode) == ("heard 1\n", 5)
+
+
 def test_a_job_killed_by_a_signal_gives_128_plus_n(tmp_path: Path) -> None:
     job = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
     assert run(traced(tmp_path / "trace", job), cwd=tmp_path).status == 137

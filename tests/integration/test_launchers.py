@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import shlex
+import signal
 import subprocess
 import sys
 import textwrap
@@ -402,10 +403,19 @@ def test_output_into_a_pipe_that_closes_early(tmp_path: Path) -> None:
 
 
 def test_under_timeout_the_job_is_stopped_and_the_trace_finished(tmp_path: Path) -> None:
-    command = ["timeout", "--signal=TERM", "15", *traced(tmp_path / "t", torchrun("hang_after.py"))]
-    done = run(command, cwd=tmp_path)
-    assert done.status == 124
-    assert "ddltrace: next: ddltrace analyze" in done.stderr
+    """`timeout` sends its signal to the launcher and to its process group, torchrun among it."""
+    command = ["timeout", "600", *traced(tmp_path / "t", torchrun("hang_after.py"))]
+    process = start(command, cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    awaited = {"rank 0 step 3 ", "rank 1 step 3 "}
+    while awaited:
+        line = process.stdout.readline()
+        assert line, "the job has ended"
+        awaited = {text for text in awaited if text not in line}
+    process.send_signal(signal.SIGALRM)  # the time is up
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 124
+    assert "ddltrace: next: ddltrace analyze" in errors
     assert {rank.rank for rank in read_run(tmp_path / "t").ranks} == {0, 1}
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from ddltrace.tracer.config import CaptureConfig, read_reports
 from ddltrace.tracer.errors import UnwritableError, UsageError
 from ddltrace.tracer.exit_status import shell_status
+from ddltrace.tracer.launch.group_signals import GroupSignals, group_signals, shares_group
 from ddltrace.tracer.output_directory import creation_error, is_taken, make_empty
 
 if TYPE_CHECKING:
@@ -231,8 +232,9 @@ def _supervise(
 
     `watching` must start its threads itself: after the fork, with the signals blocked.
 
-    The child stays in the launcher's process group and so keeps the terminal. A Ctrl-C reaches it
-    directly; only signals that were sent to the launcher alone are forwarded.
+    The child stays in the launcher's process group and so keeps the terminal. A Ctrl-C, and each
+    other signal to the group, reaches it directly; only signals that were sent to the launcher
+    alone are forwarded.
     """
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
 
@@ -246,22 +248,24 @@ def _supervise(
             raise UsageError(f"command not found: {command[0]}") from error
         except OSError as error:
             raise UsageError(f"{command[0]} cannot be run: {error.strerror}") from error
-        with watching or contextlib.nullcontext():
-            status = _wait(child)
+        with watching or contextlib.nullcontext(), group_signals() as to_group:
+            status = _wait(child, to_group)
         _forget_pending()
     finally:
         unblock()
     return shell_status(status)
 
 
-def _wait(child: subprocess.Popen[bytes]) -> int:
+def _wait(child: subprocess.Popen[bytes], to_group: GroupSignals) -> int:
     if not hasattr(signal, "sigtimedwait"):  # macOS
         return _wait_with_handlers(child)
     while (status := child.poll()) is None:
         received = signal.sigtimedwait({*_FORWARDED, signal.SIGCHLD}, 1.0)
         if received is None or received.si_signo == signal.SIGCHLD:
             continue
-        if received.si_code != _SENT_BY_KERNEL:
+        if received.si_code == _SENT_BY_KERNEL:
+            to_group.forget()
+        elif not (shares_group(child.pid) and to_group.includes(received.si_signo)):
             child.send_signal(received.si_signo)
     return status
 
