@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 from support.jobs import DDLTRACE, JOBS, ONE_RANK, at_once, on_ranks, run, torchrun, traced
+from support.sampling import all_cases, choose_seed
 from support.traces import read_last_rows
 
 from ddltrace.tracer.trace.finalize import finalize
@@ -22,6 +23,7 @@ from ddltrace.tracer.trace.run_files import write_run
 from ddltrace.tracer.trace.run_info import RunInfo
 from ddltrace.tracer.trace.run_reader import read_run
 
+NUM_FAULTS = 60
 KILLS = int(os.environ.get("DDLTRACE_KILLS", "10"))
 WAYS = (
     *("returns", "sys_exit", "raises", "exit_in_thread", "raises_in_thread", "pending"),
@@ -94,10 +96,12 @@ def test_killed_ranks_lose_only_what_was_not_written(tmp_path: Path) -> None:
             assert death["sure"] <= updates <= death["steps"] + 1, (death, reading)
 
 
+@pytest.mark.timeout(3600 if all_cases() else 300)
 def test_a_fault_in_the_tracer_never_reaches_the_job(tmp_path: Path) -> None:
-    """`DDLTRACE_FAULTS=all` breaks every function; by default every fourth."""
-    part = "0/1" if os.environ.get("DDLTRACE_FAULTS") == "all" else "0/4"
-    cases = lines([sys.executable, str(JOBS / "faults.py"), str(tmp_path), part], tmp_path, 3000)
+    """Breaks a sample of the tracer's functions; all of them under ``dev.py test --all``."""
+    sample = [] if all_cases() else [str(NUM_FAULTS), str(choose_seed())]
+    command = [sys.executable, str(JOBS / "faults.py"), str(tmp_path), *sample]
+    cases = lines(command, tmp_path, timeout=3600)
     kinds = len({case["job"] for case in cases})
     untraced = {case["job"]: case for case in cases[:kinds]}
     for case in untraced.values():
@@ -113,7 +117,9 @@ def test_a_fault_in_the_tracer_never_reaches_the_job(tmp_path: Path) -> None:
     reached = [case for case in broken if case["reached"] > case["after"]]
     assert len(reached) > 10
     told = [case for case in reached if case["told"]]
-    assert len(told) > 0.7 * len(reached), [c["point"] for c in reached if not c["told"]]
+    # A sample may hold more than its share of the functions whose fault leaves no report.
+    least = 0.7 if all_cases() else 0.5
+    assert len(told) > least * len(reached), [c["point"] for c in reached if not c["told"]]
 
 
 def test_a_writer_that_gets_no_time_costs_events_all_counted(tmp_path: Path) -> None:

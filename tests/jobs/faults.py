@@ -1,9 +1,10 @@
 """Breaks the tracer's own functions one after the other and trains under each broken tracer.
 
-`faults.py OUTPUT [PART]` prints one JSON line per case: the job, the function that was made to
-raise, how often it was reached, the exit status, the losses, what was printed, and what the
-trace says of the fault. Cases run in forked children, which spares them the imports. Each job
-runs untraced first, then traced and unbroken.
+`faults.py OUTPUT [COUNT SEED]` prints one JSON line per case: the job, the function that was made
+to raise, how often it was reached, the exit status, the losses, what was printed, and what the
+trace says of the fault. With COUNT, it runs that many cases, drawn with SEED, instead of all.
+Cases run in forked children, which spares them the imports. Each job runs untraced first, then
+traced and unbroken.
 """
 
 import atexit
@@ -12,6 +13,7 @@ import importlib
 import inspect
 import json
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -414,9 +416,10 @@ def case(job, point, after, trace):
 def main():
     torch.set_num_threads(1)
     output = Path(sys.argv[1]).absolute()
-    part, parts = map(int, sys.argv[2].split("/")) if len(sys.argv) > 2 else (0, 1)
-    found = [p for number, p in enumerate(points()) if number % parts == part]
-    cases = [(job_of(point), point, after) for point in found for after in (0, 5)]
+    # Each function fails at once, and from its sixth call on.
+    cases = [(job_of(point), point, after) for point in points() for after in (0, 5)]
+    if len(sys.argv) > 2:
+        cases = random.Random(sys.argv[3]).sample(cases, int(sys.argv[2]))
     for job in JOBS:
         case(job, None, 0, None)
     for number, each in enumerate([*((job, None, 0) for job in JOBS), *cases]):
