@@ -5,14 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import torch
 import torch.distributed as dist
 
 from ddltrace.experiments.engine.step_in_progress import Flight, StepInProgress
-from ddltrace.experiments.messages.message_plan import Message, fuse
+from ddltrace.experiments.messages.message_plan import Message, MessagePlan, fuse
 from ddltrace.experiments.messages.trace_marks import carrying
 
 Launch = Callable[[StepInProgress, Message], Flight]
@@ -35,8 +35,8 @@ class Communicator(ABC):
         """Starts messages, in this order, after all that were given before."""
 
     @abstractmethod
-    def wait(self, step: StepInProgress, number: int) -> None:
-        """Waits until a message of the plan has landed in the gradients."""
+    def wait(self, step: StepInProgress, numbers: Iterable[int]) -> None:
+        """Waits until messages of the plan have landed in the gradients."""
 
     @abstractmethod
     def close(self) -> None:
@@ -56,24 +56,30 @@ class DirectCommunicator(Communicator):
     def start(self, step: StepInProgress, messages: Sequence[Message]) -> None:
         """Starts messages now."""
         for message in messages:
-            _register(self._launch(step, message))
+            flight = self._launch(step, message)
+            for number in _numbers(message):
+                step.flights[number] = flight
 
-    def wait(self, step: StepInProgress, number: int) -> None:
-        """Waits for the message itself."""
-        flight = step.flights[number]
-        if not flight.landed.is_set():
-            self._land(flight)
+    def wait(self, step: StepInProgress, numbers: Iterable[int]) -> None:
+        """Waits for the messages themselves."""
+        for number in sorted(numbers):
+            flight = step.flights[number]
+            if not flight.landed.is_set():
+                self._land(flight)
 
     def close(self) -> None:
         """Nothing runs."""
 
 
 class ThreadedCommunicator(Communicator):
-    """Starts messages on one thread and lands them on another, both in the agreed order.
+    """Starts messages on a thread and lands them on another, both in the agreed order.
 
     If the ranks follow rank 0, its starting thread tells the others, in a group of its own,
     what it starts, just before it does. Their starting threads wait for that, and then until
     their own gradients are ready.
+
+    With one message in flight, the starting thread lands each message itself: a second thread
+    would cost two switches of threads for each message.
     """
 
     def __init__(
@@ -85,6 +91,7 @@ class ThreadedCommunicator(Communicator):
         has_arrived: Callable[[StepInProgress, Message], bool],
         tick: Callable[[], None],
         cycle_s: float | None,
+        one_in_flight: bool,
     ) -> None:
         """Starts the threads.
 
@@ -95,6 +102,7 @@ class ThreadedCommunicator(Communicator):
             has_arrived: Whether all that a message carries is ready on this rank.
             tick: Called once every cycle.
             cycle_s: The cycle in seconds; None for no calls.
+            one_in_flight: Whether a message starts only after the one before has landed.
         """
         self._launch = launch
         self._land = land
@@ -103,16 +111,21 @@ class ThreadedCommunicator(Communicator):
         self._has_arrived = has_arrived
         self._tick = tick
         self._cycle_s = cycle_s if self._leads else None
+        self._one_in_flight = one_in_flight
         self._error: BaseException | None = None
-        self._changed = threading.Condition()
+        self._arrivals = threading.Condition()
+        self._landings = threading.Condition()
+        self._awaited: list[tuple[StepInProgress, set[int]]] = []
         self._starts: queue.SimpleQueue[tuple[StepInProgress, Message | None] | None] = (
             queue.SimpleQueue()
         )
         self._in_flight: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
-        starting = self._lead if self._leads else self._follow
+        jobs = [(self._lead if self._leads else self._follow, "ddltrace-start")]
+        if not one_in_flight:
+            jobs.append((self._land_all, "ddltrace-land"))
         self._threads = [
             threading.Thread(target=self._guarded, args=(job,), name=name, daemon=True)
-            for job, name in ((starting, "ddltrace-start"), (self._land_all, "ddltrace-land"))
+            for job, name in jobs
         ]
         for thread in self._threads:
             thread.start()
@@ -128,18 +141,21 @@ class ThreadedCommunicator(Communicator):
 
     def arrived(self) -> None:
         """To be called when a gradient has become ready: a rank that follows may wait for it."""
-        with self._changed:
-            self._changed.notify_all()
+        with self._arrivals:
+            self._arrivals.notify_all()
 
-    def wait(self, step: StepInProgress, number: int) -> None:
-        """Waits until the landing thread has put the message into the gradients."""
-        with self._changed:
-            while number not in step.flights or not step.flights[number].landed.is_set():
+    def wait(self, step: StepInProgress, numbers: Iterable[int]) -> None:
+        """Waits until the messages have been put into the gradients."""
+        with self._landings:
+            awaited = {number for number in numbers if not _has_landed(step, number)}
+            self._awaited.append((step, awaited))
+            while awaited:
                 self._raise_error()
-                self._changed.wait(_POLL_S)
+                self._landings.wait(_POLL_S)
+            self._awaited = [entry for entry in self._awaited if entry[1]]
 
     def close(self) -> None:
-        """Ends both threads."""
+        """Ends the threads."""
         self._starts.put(None)
         for thread in self._threads:
             thread.join(_POLL_S * 10)
@@ -150,8 +166,8 @@ class ThreadedCommunicator(Communicator):
                 job()
         except BaseException as error:  # noqa: BLE001 - raised again where the job waits
             self._error = error
-            with self._changed:
-                self._changed.notify_all()
+            with self._landings:
+                self._landings.notify_all()
         finally:
             self._in_flight.put(None)
 
@@ -166,26 +182,29 @@ class ThreadedCommunicator(Communicator):
             except queue.Empty:
                 self._tick()
                 continue
-            if item is None:
+            # All decisions that have been made by now go to the other ranks together.
+            items = [item]
+            while not self._starts.empty():
+                items.append(self._starts.get())
+            due = [(step, message) for step, message in filter(None, items) if message is not None]
+            self._tell([message for _, message in due])
+            for step, message in due:
+                self._send(step, message)
+            if None in items:
                 return
-            step, message = item
-            if message is None:
-                continue
-            self._tell(message)
-            self._send(step, message)
 
-    def _tell(self, message: Message) -> None:
-        """Tells the ranks that follow what starts next."""
-        if self._order_group is None or self._order_group.size() == 1:
+    def _tell(self, messages: Sequence[Message]) -> None:
+        """Tells the ranks that follow what starts next, in this order."""
+        if self._order_group is None or self._order_group.size() == 1 or not messages:
             return
-        numbers = message.parts or (message.number,)
+        told = [number for message in messages for number in _told_as(message)]
         header = torch.zeros(_HEADER, dtype=torch.int64)
-        header[0] = len(numbers)
-        first = numbers[:_AT_ONCE]
+        header[0] = len(told)
+        first = told[:_AT_ONCE]
         header[1 : 1 + len(first)] = torch.tensor(first)
         self._broadcast(header)
-        if len(numbers) > _AT_ONCE:
-            self._broadcast(torch.tensor(numbers, dtype=torch.int64))
+        if len(told) > _AT_ONCE:
+            self._broadcast(torch.tensor(told, dtype=torch.int64))
 
     def _follow(self) -> None:
         while (item := self._starts.get()) is not None:
@@ -193,24 +212,24 @@ class ThreadedCommunicator(Communicator):
             assert step.plan is not None
             left = len(step.plan.messages)
             while left:
-                message = self._told(step)
-                left -= max(1, len(message.parts))
-                with self._changed:
-                    while not self._has_arrived(step, message):
-                        self._changed.wait(_POLL_S)
-                self._send(step, message)
+                for message in self._told(step):
+                    left -= max(1, len(message.parts))
+                    with self._arrivals:
+                        while not self._has_arrived(step, message):
+                            self._arrivals.wait(_POLL_S)
+                    self._send(step, message)
 
-    def _told(self, step: StepInProgress) -> Message:
-        """The message that rank 0 starts next."""
+    def _told(self, step: StepInProgress) -> list[Message]:
+        """The messages that rank 0 starts next."""
         assert step.plan is not None
         header = torch.zeros(_HEADER, dtype=torch.int64)
         self._broadcast(header)
         count = int(header[0])
-        numbers = header[1 : 1 + count]
+        told = header[1 : 1 + count]
         if count > _AT_ONCE:
-            numbers = torch.zeros(count, dtype=torch.int64)
-            self._broadcast(numbers)
-        return fuse([step.plan.messages[number] for number in numbers.tolist()])
+            told = torch.zeros(count, dtype=torch.int64)
+            self._broadcast(told)
+        return _messages_of(told.tolist(), step.plan)
 
     def _broadcast(self, numbers: torch.Tensor) -> None:
         with carrying("order of messages", ()):
@@ -218,17 +237,50 @@ class ThreadedCommunicator(Communicator):
 
     def _send(self, step: StepInProgress, message: Message) -> None:
         flight = self._launch(step, message)
-        with self._changed:
-            _register(flight)
-        self._in_flight.put(flight)
+        for number in _numbers(message):
+            step.flights[number] = flight
+        if self._one_in_flight:
+            self._bring_back(flight)
+        else:
+            self._in_flight.put(flight)
 
     def _land_all(self) -> None:
         while (flight := self._in_flight.get()) is not None:
-            self._land(flight)
-            with self._changed:
-                self._changed.notify_all()
+            self._bring_back(flight)
+
+    def _bring_back(self, flight: Flight) -> None:
+        """Lands a message, and wakes those for whom it was the last that they awaited."""
+        self._land(flight)
+        with self._landings:
+            for step, awaited in self._awaited:
+                if step is flight.step:
+                    awaited.difference_update(_numbers(flight.message))
+            if not all(awaited for _, awaited in self._awaited):
+                self._landings.notify_all()
 
 
-def _register(flight: Flight) -> None:
-    for number in flight.message.parts or (flight.message.number,):
-        flight.step.flights[number] = flight
+def _numbers(message: Message) -> tuple[int, ...]:
+    """The numbers of the plan's messages that a message consists of."""
+    return message.parts or (message.number,)
+
+
+def _has_landed(step: StepInProgress, number: int) -> bool:
+    flight = step.flights.get(number)
+    return flight is not None and flight.landed.is_set()
+
+
+def _told_as(message: Message) -> list[int]:
+    """How rank 0 tells of a message: how many of the plan's messages it fuses, and which."""
+    numbers = _numbers(message)
+    return [len(numbers), *numbers]
+
+
+def _messages_of(told: list[int], plan: MessagePlan) -> list[Message]:
+    """Undoes `_told_as`."""
+    messages = []
+    at = 0
+    while at < len(told):
+        numbers = told[at + 1 : at + 1 + told[at]]
+        messages.append(fuse([plan.messages[number] for number in numbers]))
+        at += 1 + len(numbers)
+    return messages

@@ -210,6 +210,7 @@ class ModelExchange:
             has_arrived=self._has_arrived,
             tick=self._tick,
             cycle_s=None if cycle_ms is None else cycle_ms / 1e3,
+            one_in_flight=self._schedule.one_in_flight,
         )
 
     def _watch_gradients(self) -> None:
@@ -288,7 +289,9 @@ class ModelExchange:
         with self._lock:
             step.ended = True
             if step.dispatcher is not None:
-                left = step.dispatcher.backward_ended()
+                left = list(step.dispatcher.backward_ended())
+                if self._schedule.one_in_flight:
+                    left += step.dispatcher.rest()
                 # Backward has ended, though the autograd engine has not returned yet: this time
                 # is the exchange's, and must not count as computation that hides messages.
                 with region("wait", "launch of messages") if left else contextlib.nullcontext():
@@ -434,8 +437,7 @@ class ModelExchange:
         if step.plan is None:
             return
         due = [index for index in indices if index in step.gradients]
-        for number in sorted({n for index in due for n in step.plan.carriers[index]}):
-            self._communicator.wait(step, number)
+        self._communicator.wait(step, {n for index in due for n in step.plan.carriers[index]})
 
     def _settle(self, indices: Iterable[int]) -> None:
         """Waits for the averages of parameters and puts them where they belong."""

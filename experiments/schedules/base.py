@@ -52,6 +52,17 @@ class Dispatcher(Protocol):
         """
         ...
 
+    def rest(self) -> Sequence[Message]:
+        """Hands over the messages that have not started, after `backward_ended`.
+
+        Nothing but the ends of messages can happen then, so their order is final, and the ranks
+        can agree on all of it at once. Asked of schedules with `Schedule.one_in_flight` only.
+
+        Returns:
+            The messages, in the order in which each starts after the one before has ended.
+        """
+        ...
+
 
 WaitingPoint = Literal["update", "layer", "next_update"]
 """Where a step waits for its averages: before the optimizer's step; before each layer's next
@@ -78,6 +89,11 @@ class Schedule(ABC):
     @property
     def cuts_tensors(self) -> bool:
         """Whether a message may carry a part of a gradient."""
+        return False
+
+    @property
+    def one_in_flight(self) -> bool:
+        """Whether a message starts only after the one before has ended."""
         return False
 
     @property
@@ -147,6 +163,10 @@ class Untimed:
 
     def tick(self) -> Sequence[Message]:
         """Starts nothing."""
+        return ()
+
+    def rest(self) -> Sequence[Message]:
+        """Holds nothing back."""
         return ()
 
 

@@ -53,6 +53,13 @@ class ByPriority(Untimed):
         self._in_flight -= message.bytes
         return self._release()
 
+    def rest(self) -> Sequence[Message]:
+        """Hands over all that waits for credit, the most urgent first."""
+        left = [self._messages[number] for number in sorted(self._ready)]
+        self._ready.clear()
+        self._in_flight += sum(message.bytes for message in left)
+        return left
+
     def _queue(self, number: int) -> None:
         if not self._queued[number]:
             self._queued[number] = True

@@ -48,6 +48,11 @@ class P3(Schedule):
         return "leader"
 
     @property
+    def one_in_flight(self) -> bool:
+        """A more urgent gradient waits for one message at most."""
+        return True
+
+    @property
     def cuts_tensors(self) -> bool:
         """Tensors are cut."""
         return True

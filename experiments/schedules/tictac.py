@@ -34,6 +34,11 @@ class TicTac(Schedule):
         """Rank 0 decides: readiness and completion are matters of time."""
         return "leader"
 
+    @property
+    def one_in_flight(self) -> bool:
+        """A more urgent gradient waits for one message at most."""
+        return True
+
     def plan(self, gradients: Sequence[Gradient]) -> MessagePlan:
         """One message a tensor, by the order of use."""
         return plan_of_slices(gradients, lambda gradient: max(1, gradient.elements))

@@ -10,6 +10,8 @@ from ddltrace.experiments.messages.message_plan import Gradient, Message, Messag
 from ddltrace.experiments.schedules.base import Schedule
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.fifo import Fifo
+from ddltrace.experiments.schedules.p3 import P3
+from ddltrace.experiments.schedules.tictac import TicTac
 from ddltrace.experiments.schedules.wait_free import WaitFree
 
 MIB = 1 << 20
@@ -90,3 +92,37 @@ def test_ddp_buckets_keep_element_types_apart() -> None:
     ]
     plan = DdpBuckets().plan(mixed)
     assert [[part.gradient for part in m.slices] for m in plan.messages] == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("schedule", [P3(slice=3000), TicTac()])
+@given(data=st.data())
+def test_the_rest_comes_in_the_order_in_which_it_would_have_started(
+    schedule: Schedule, data: st.DataObject
+) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 20_000), min_size=1, max_size=8))
+    plan = schedule.plan(gradients(*sizes))
+    arrivals = data.draw(st.permutations(range(len(sizes))))
+    arrivals = arrivals[: data.draw(st.integers(0, len(sizes)))]
+    # After each arrival, some of what is in flight may have ended.
+    ends = data.draw(st.lists(st.integers(0, 3), min_size=len(arrivals), max_size=len(arrivals)))
+    orders = []
+    for at_once in (False, True):
+        dispatcher = schedule.dispatcher(plan)
+        started: list[Message] = []
+        ended = 0
+        for index, more in zip(arrivals, ends, strict=True):
+            started += dispatcher.gradient_ready(index)
+            for _ in range(more):
+                if ended < len(started):
+                    ended += 1
+                    started += dispatcher.completed(started[ended - 1])
+        started += dispatcher.backward_ended()
+        if at_once:
+            started += dispatcher.rest()
+        while ended < len(started):
+            ended += 1
+            assert len(started) == ended or at_once  # one in flight
+            started += dispatcher.completed(started[ended - 1])
+        orders.append(started)
+    assert orders[0] == orders[1]
+    assert sorted(m.number for m in orders[0]) == [m.number for m in plan.messages]
