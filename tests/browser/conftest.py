@@ -14,8 +14,16 @@ CHROMIUM = next(
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
 
 
+@pytest.fixture
+def browser(chromium: Any) -> Iterator[Any]:
+    """A browser without pages; what the test opens is closed after it."""
+    yield chromium
+    for context in chromium.contexts:
+        context.close()
+
+
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def chromium() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("needs Chromium (as root: apt-get install chromium)")
     from playwright.sync_api import sync_playwright

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import psutil
 import pyarrow as pa
 import pytest
+from support.jobs import free_port
+from support.pages import PATIENCE_MS, new_page
 
 import ddltrace
 from ddltrace.analyzer.analysis import analyze_in_full
@@ -77,7 +80,7 @@ class Visit:
     def __init__(self, browser: Any, address: str, path: str, **options: Any) -> None:
         self.troubles: list[str] = []
         options = {"viewport": {"width": 1280, "height": 800}} | options
-        self.page = browser.new_page(**options)
+        self.page = new_page(browser, **options)
         self.page.on("pageerror", lambda error: self.troubles.append(f"error {error}"))
         self.page.on("console", self._heard)
         self.page.on("request", lambda request: self._asked(request.url, address))
@@ -114,11 +117,10 @@ class Visit:
     def until_true(self, holds: Callable[[], Any], what: str) -> None:
         """Waits for something; playwright's own waiting evaluates strings, which the page's
         policy forbids."""
-        for _ in range(400):
-            if holds():
-                return
+        deadline = time.monotonic() + PATIENCE_MS / 1000
+        while not holds():
+            assert time.monotonic() < deadline, f"never: {what}"
             self.page.wait_for_timeout(25)
-        raise AssertionError(f"never: {what}")
 
     def figures(self) -> int:
         """Waits until all figures of the page are drawn; returns how many there are."""
@@ -203,11 +205,10 @@ def test_timeline_zooms_pans_and_fits(browser: Any, address: str, width: int) ->
     whole = visit.state("view.width")
     visit.page.locator(".tl-canvas").hover(position={"x": 500, "y": 200})
     visit.page.keyboard.press("w", delay=200)
-    zoomed = visit.state("view.width")
-    assert zoomed < whole
-    start = visit.state("view.t0")
+    visit.until(f"view.width < {whole}")
+    zoomed, start = visit.state("view.width"), visit.state("view.t0")
     visit.page.keyboard.press("d", delay=100)
-    assert visit.state("view.t0") > start
+    visit.until(f"view.t0 > {start}")
     assert visit.state("view.width") == pytest.approx(zoomed)
     visit.page.keyboard.down("Control")
     visit.page.mouse.wheel(0, -400)
@@ -219,7 +220,7 @@ def test_timeline_zooms_pans_and_fits(browser: Any, address: str, width: int) ->
     visit.page.mouse.down()
     visit.page.mouse.move(box["x"] + 400, box["y"] + 100, steps=4)
     visit.page.mouse.up()
-    assert visit.state("view.t0") > start
+    visit.until(f"view.t0 > {start}")
     visit.page.keyboard.press("Escape")
     visit.page.keyboard.press("f")
     visit.until(f"view.width === {whole}")
@@ -706,9 +707,9 @@ def test_what_is_not_there_says_so(browser: Any, address: str) -> None:
 
 def test_a_server_that_went_away_is_told_of(browser: Any) -> None:
     workspace = Workspace([ddltrace.open(SAMPLES[0])])
-    with running(create_app(workspace).server, bind("127.0.0.1", None)) as url:
+    port = free_port()
+    with running(create_app(workspace).server, bind("127.0.0.1", port)) as url:
         visit = Visit(browser, url, "timeline").timeline()
-        port = int(url.rstrip("/").rpartition(":")[2])
     visit.page.keyboard.press("w", delay=300)
     gone = visit.page.get_by_text("Is ddltrace dashboard still running?")
     gone.wait_for()
@@ -738,7 +739,7 @@ def test_an_experiment_is_started_and_cancelled_from_its_page(browser: Any, tmp_
             visit.page.fill(f"#run-{field}", value)
         visit.page.get_by_role("button", name="Start the experiment").click()
         rows = visit.page.locator("#experiment-results .table tbody tr")
-        rows.first.wait_for(timeout=120_000)
+        rows.first.wait_for()
         visit.page.get_by_text("of 100 runs are done").first.wait_for()
         # A second run is refused while the first is under way.
         if not visit.page.locator("#run-form[open]").count():
@@ -750,9 +751,9 @@ def test_an_experiment_is_started_and_cancelled_from_its_page(browser: Any, tmp_
         below = process.children(recursive=True)
         assert below
         visit.page.get_by_role("button", name="Cancel the run").click()
-        visit.page.get_by_text("The experiment was cancelled").wait_for(timeout=60_000)
+        visit.page.get_by_text("The experiment was cancelled").wait_for()
         runs.control.close()
-        _, left = psutil.wait_procs([process, *below], timeout=10)
+        _, left = psutil.wait_procs([process, *below], timeout=60)
         assert left == []
         (directory,) = (path for path in runs.control.folder.iterdir() if path.is_dir())
         results = json.loads((directory / "results.json").read_text(encoding="utf-8"))
@@ -767,7 +768,7 @@ def test_three_traces_are_compared_and_tables_and_timelines_are_saved(
 ) -> None:
     visit = Visit(browser, address, "compare?a=0&b=1")
     matrix = visit.page.locator("section", has=visit.page.get_by_text("All traces", exact=True))
-    matrix.wait_for(timeout=120_000)  # four analyses
+    matrix.wait_for()
     assert matrix.locator("tbody tr").count() == 4
     with visit.page.expect_download() as download:
         matrix.get_by_role("button", name="Save as CSV").click()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.pages import new_page
 
 import ddltrace
 from ddltrace.analyzer.analysis import analyze_in_full
@@ -29,7 +30,7 @@ class Opened:
 
 def show(browser: Any, report: Path, *, theme: str = "light") -> Opened:
     """Opens a report and waits until its figures are drawn."""
-    page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme=theme)
+    page = new_page(browser, viewport={"width": 1280, "height": 900}, color_scheme=theme)
     opened = Opened(page, [])
     page.on(
         "request",

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.jobs import environment, on_ranks, traced
+from support.pages import new_page
 
 from ddltrace.tracer.trace.run_reader import read_run
 
@@ -51,8 +52,7 @@ def test_a_job_is_followed_until_a_rank_is_killed(browser: Any, tmp_path: Path) 
     troubles: list[str] = []
     try:
         address = address_of(log, process)
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.set_default_timeout(PATIENCE_S * 1000)
+        page = new_page(browser, viewport={"width": 1280, "height": 900})
         page.on("pageerror", lambda error: troubles.append(f"error {error}"))
         page.on("console", lambda m: troubles.append(m.text) if m.type == "error" else None)
         page.goto(address)

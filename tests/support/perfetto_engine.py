@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from support.pages import new_page
+
 _ORIGIN = "http://perfetto.test/"
 _START = """() => {
   const channel = new MessageChannel();
@@ -49,7 +51,7 @@ class PerfettoEngine:
         protos = pytest.importorskip("perfetto.trace_processor.protos")
         self._protos = protos.ProtoFactory(platform.PlatformDelegate())
         self._viewer = _viewer()
-        self._page = browser.new_page()
+        self._page = new_page(browser)
         self._page.route(f"{_ORIGIN}**", self._serve)
         self._page.goto(_ORIGIN)
         self._page.evaluate(_START)
