@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from support.jobs import on_ranks, run
+from support.jobs import traced as under_tracer
 from support.sampling import sampled
 from support.traces import read_last_rows
 
@@ -35,13 +35,11 @@ ON_THREE = [
 ON_FIVE = sampled(["ring", "halving_doubling", "double_tree", "mesh+wfbp", "ps"], 2)
 
 
-def run(ranks: int, specs: list[str], folder: Path) -> dict[str, Any]:
+def train(ranks: int, specs: list[str], folder: Path) -> dict[str, Any]:
     output = folder / "report.json"
-    command = [sys.executable, "-m", "ddltrace", "run", "-o", str(folder / "trace"), "--"]
-    command += [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(ranks), str(JOB), str(output), *specs]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    command = on_ranks(JOB, str(output), *specs, ranks=ranks)
+    done = run(under_tracer(folder / "trace", command), cwd=folder, timeout=280)
+    assert done.status == 0, done.stderr[-4000:]
     value: dict[str, Any] = json.loads(output.read_text())
     return value
 
@@ -53,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def of_three(folder: Path) -> dict[str, Any]:
-    return run(3, ON_THREE, folder)
+    return train(3, ON_THREE, folder)
 
 
 @pytest.mark.parametrize("spec", ON_THREE)
@@ -65,7 +63,7 @@ def test_three_ranks_train_as_with_the_librarys_all_reduce(
 
 
 def test_five_ranks_do_too(tmp_path: Path) -> None:
-    report = run(5, ON_FIVE, tmp_path)
+    report = train(5, ON_FIVE, tmp_path)
     assert list(report) == ON_FIVE
     assert max(row["distance"] for row in report.values()) < 1e-6
     assert all(row["replicas_equal"] for row in report.values())

@@ -227,14 +227,15 @@ def test_plain_python_with_rank_in_the_environment(tmp_path: Path) -> None:
 def test_a_message_can_complete_before_one_that_was_launched_earlier(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(
         """
-import time, torch, torch.distributed as dist
+import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 large, small = torch.ones(20_000_000), torch.ones(2)
-dist.barrier()
-first = dist.all_reduce(large, async_op=True)
-time.sleep(0.01)  # two of Gloo's threads take them up: let one have begun
-second = dist.all_reduce(small, async_op=True)
-first.wait()
+for _ in range(3):  # two of Gloo's threads take them up; a busy machine may run one after the other
+    dist.barrier()
+    first = dist.all_reduce(large, async_op=True)
+    second = dist.all_reduce(small, async_op=True)
+    first.wait()
+    second.wait()
 """
     )
     done = run(traced(tmp_path / "trace", on_ranks(tmp_path / "job.py")), cwd=tmp_path)
@@ -242,5 +243,10 @@ first.wait()
     info = read_run(tmp_path / "trace")
     for rank in (0, 1):
         frame = rows(tmp_path / "trace", info, rank)
-        large, small = frame[frame.op == "all_reduce"].sort_values("seq").itertuples()
-        assert large.start_ns < small.start_ns < small.end_ns < large.end_ns
+        large, small = (
+            frame[(frame.op == "all_reduce") & (frame.bytes == size)].sort_values("seq")
+            for size in (80_000_000, 8)
+        )
+        assert len(large) == len(small) == 3
+        assert (large.enqueue_ns.to_numpy() < small.enqueue_ns.to_numpy()).all()
+        assert (small.end_ns.to_numpy() < large.end_ns.to_numpy()).any()

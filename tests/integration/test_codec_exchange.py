@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.jobs import on_ranks, run
 
 JOB = Path(__file__).parent / "jobs" / "codec_exchange_job.py"
 
@@ -26,10 +25,8 @@ CONSERVING = (
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     output = tmp_path_factory.mktemp("codecs") / "report.json"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "3", str(JOB), str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    done = run(on_ranks(JOB, str(output), ranks=3), cwd=output.parent, timeout=280)
+    assert done.status == 0, done.stderr[-4000:]
     value: dict[str, Any] = json.loads(output.read_text())
     return value
 

@@ -254,7 +254,7 @@ def test_a_launcher_and_its_job_killed_at_once_leave_a_marked_trace(tmp_path: Pa
     process = start(traced(trace, torchrun("hang_after.py")), cwd=tmp_path, start_new_session=True)
     assert process.stdout is not None
     for line in process.stdout:
-        if line.startswith("rank 0 step 150 "):
+        if line.startswith("rank 0 step 400 "):
             break
     # The agent puts each rank into a session of its own.
     ranks = [info.pid for info in read_run(trace).ranks]

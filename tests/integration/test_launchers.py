@@ -21,6 +21,7 @@ from support.jobs import (
     Done,
     environment,
     free_port,
+    on_ranks,
     run,
     start,
     torchrun,
@@ -264,7 +265,7 @@ dist.destroy_process_group()
 
 def test_installed_in_code(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(IN_CODE.format(argument="'here'", expected=True))
-    done = run(torchrun(tmp_path / "train.py"), cwd=tmp_path)
+    done = run(on_ranks(tmp_path / "train.py"), cwd=tmp_path)
     assert done.status == 0, done.stderr
     info = read_run(tmp_path / "here")
     assert ranks_and_states(info) == BOTH_COMPLETE
@@ -275,11 +276,11 @@ def test_installed_in_code(tmp_path: Path) -> None:
 
 def test_installed_in_code_and_told_where_by_the_environment(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(IN_CODE.format(argument="", expected=True))
-    done = run(torchrun(tmp_path / "train.py"), cwd=tmp_path, DDLTRACE_OUTPUT=str(tmp_path / "t"))
+    done = run(on_ranks(tmp_path / "train.py"), cwd=tmp_path, DDLTRACE_OUTPUT=str(tmp_path / "t"))
     assert done.status == 0, done.stderr
     assert ranks_and_states(read_run(tmp_path / "t")) == BOTH_COMPLETE
     (tmp_path / "train.py").write_text(IN_CODE.format(argument="", expected=False))
-    assert run(torchrun(tmp_path / "train.py"), cwd=tmp_path).status == 0
+    assert run(on_ranks(tmp_path / "train.py"), cwd=tmp_path).status == 0
 
 
 def test_an_isolated_python_says_what_to_do_and_that_helps(tmp_path: Path) -> None:
@@ -421,7 +422,7 @@ def test_under_timeout_the_job_is_stopped_and_the_trace_finished(tmp_path: Path)
 
 def test_a_helper_that_forms_a_job_of_its_own_is_told_apart(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(HELPED)
-    done = run(traced(tmp_path / "trace", torchrun(tmp_path / "job.py")), cwd=tmp_path)
+    done = run(traced(tmp_path / "trace", on_ranks(tmp_path / "job.py")), cwd=tmp_path)
     assert done.status == 0, done.stderr
     assert len(read_run(tmp_path / "trace").ranks) == 3
     analysis = open_trace(tmp_path / "trace").analyze()

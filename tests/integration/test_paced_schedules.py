@@ -7,12 +7,11 @@ order counts, so that a busy machine changes nothing.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.jobs import on_ranks, run
 
 JOB = Path(__file__).resolve().parents[2] / "benchmarks" / "paced_schedules.py"
 
@@ -20,11 +19,9 @@ JOB = Path(__file__).resolve().parents[2] / "benchmarks" / "paced_schedules.py"
 @pytest.fixture(scope="module")
 def events(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str, int]]]:
     output = tmp_path_factory.mktemp("paced") / "events.json"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", str(JOB), "--events", str(output)]
-    command += ["--unit-ms", "4", "--steps", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    command = on_ranks(JOB, "--events", str(output), "--unit-ms", "4", "--steps", "1")
+    done = run(command, cwd=output.parent, timeout=280)
+    assert done.status == 0, done.stderr[-4000:]
     found: dict[str, list[Any]] = json.loads(output.read_text())
     # What is still under way from the step before comes ahead of the first gradient.
     return {

@@ -92,10 +92,10 @@ dist.init_process_group("blocking")
 tensor = torch.full((4,), dist.get_rank() + 1.0)
 for number in range(3):
     if number == 2 and dist.get_rank() == 1:
-        time.sleep(2)
+        time.sleep(8)
         os._exit(3)
     if dist.get_rank() == 0 and number == 2:
-        threading.Timer(1.5, os._exit, (4,)).start()
+        threading.Timer(3, os._exit, (4,)).start()
     dist.all_reduce(tensor)
     assert tensor.sum() == (12, 24)[number]
 """

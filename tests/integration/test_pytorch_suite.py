@@ -8,16 +8,20 @@ from pathlib import Path
 
 import pytest
 from support.jobs import run
+from support.sampling import sampled
 
 SUITE = Path(__file__).resolve().parents[2] / "benchmarks" / "pytorch_suite.py"
-TESTS = (
-    "test_all_reduce_coalesced_sum",
-    "test_batch_isend_irecv_gloo_tags",
-    "test_ddp_buffer_hook_allreduce_return_future",
-    "test_monitored_barrier_gloo_rank_0_timeout",
-    "test_send_recv_any_source_torch_profiler",
-    "test_send_recv_with_tag",
-    "test_undefined_grad_parity_unused_parameters",
+TESTS = sampled(
+    [
+        "test_all_reduce_coalesced_sum",
+        "test_batch_isend_irecv_gloo_tags",
+        "test_ddp_buffer_hook_allreduce_return_future",
+        "test_monitored_barrier_gloo_rank_0_timeout",
+        "test_send_recv_any_source_torch_profiler",
+        "test_send_recv_with_tag",
+        "test_undefined_grad_parity_unused_parameters",
+    ],
+    4,
 )
 
 

@@ -10,7 +10,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,15 @@ class Done:
         A line may begin in the middle of one: what another rank has just printed may lack its end.
         """
         return sorted(re.findall(r"rank \d+ (?:.* )?loss .*", self.stdout))
+
+
+def without_native_logs(lines: Iterable[str]) -> list[str]:
+    """Some lines of stderr, sorted, less those that PyTorch's C++ code logs.
+
+    Those carry a time, and some, as of a connection that was tried again, come when a machine is
+    busy.
+    """
+    return sorted(line for line in lines if not re.match(r"\[(rank\d+\]:)?\[?[IWE]\d{4} ", line))
 
 
 def environment(**extra: str) -> dict[str, str]:
