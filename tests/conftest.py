@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from support import sampling
 
 from ddltrace.tracer.errors import MissingCapabilityError
@@ -24,18 +25,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     # In the environment: test modules read both while they are collected, on every worker.
     if config.getoption("--all-cases"):
         os.environ[sampling.ALL_VARIABLE] = "1"
-    sampling.choose_seed()
+    seed = sampling.choose_seed()
+    # On a busy machine an example may take as long as it will.
+    settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("tests")
+    if config.option.hypothesis_seed is None:  # read by Hypothesis's plugin
+        config.option.hypothesis_seed = str(seed)
 
 
 def pytest_report_header() -> str:
-    if sampling.all_cases():
-        return "long matrices: every case"
+    cases = "every case" if sampling.all_cases() else "a sample"
     seed = sampling.choose_seed()
-    return f"long matrices: sampled with seed {seed} ({sampling.SEED_VARIABLE}={seed} repeats it)"
+    return f"long matrices: {cases}, seed {seed} ({sampling.SEED_VARIABLE}={seed} repeats it)"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
