@@ -58,7 +58,8 @@ class CounterThread(threading.Thread):
         self._wanted_devices: deque[str] = deque(maxlen=64)
         self._running_lock = threading.Lock()
         self._running_lock.acquire()
-        self._sampling = threading.Lock()
+        # Reentrant, so that only the thread that has acquired it can release it.
+        self._sampling = threading.RLock()
         self.busy_ns = 0
 
     def use_device(self, uuid: str) -> None:
@@ -100,7 +101,7 @@ class CounterThread(threading.Thread):
 
     def resume(self) -> None:
         """Lets the sampling go on."""
-        with contextlib.suppress(RuntimeError):  # the pause gave up
+        with contextlib.suppress(RuntimeError):  # `pause` timed out and holds nothing
             self._sampling.release()
 
     def abandon(self) -> None:

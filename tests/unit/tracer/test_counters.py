@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from ddltrace.tracer.interpose.device_memory import patch
+from ddltrace.tracer.resources import counter_thread
 from ddltrace.tracer.resources.counter_thread import CounterThread
 from ddltrace.tracer.resources.host_counters import HostCounters
 from ddltrace.tracer.resources.nvml_counters import NvmlCounters
@@ -80,6 +81,33 @@ def test_counters_are_the_same_after_finalizing_and_merging(trace: Path, tmp_pat
     merged.mkdir()
     merge([trace], merged)
     assert rows_of(merged) == streamed
+
+
+def test_a_fork_during_a_slow_sample_is_no_fault(tmp_path: Path, monkeypatch: Any) -> None:
+    """`pause` times out, so `resume` must not release the lock that the sample still holds."""
+    monkeypatch.setattr(counter_thread, "_MAX_PAUSE_S", 0.01)
+    sampling, may_end = threading.Event(), threading.Event()
+    faults: list[Exception] = []
+
+    def step() -> int:
+        sampling.set()
+        assert may_end.wait(60)
+        return 5
+
+    thread = CounterThread(
+        tmp_path / f"{counters_name(SEGMENT)}.arrows",
+        whole_host=False,
+        step=step,
+        on_fault=lambda _, error: faults.append(error),
+    )
+    thread.start()
+    assert sampling.wait(60)
+    thread.pause()
+    thread.resume()
+    may_end.set()
+    thread.stop(60)
+    assert not thread.is_alive()
+    assert faults == []
 
 
 def test_damage_is_found(trace: Path) -> None:
