@@ -123,7 +123,7 @@ def test_deepspeed_zero(tmp_path: Path) -> None:
 
 @client("ray")
 def test_ray_train(tmp_path: Path) -> None:
-    """Ray starts the ranks from processes of its own, and ends them with an exit status of 1."""
+    """Ray starts the ranks itself, destroys their process group, and then kills them."""
     command = traced(tmp_path / "trace", [sys.executable, str(JOBS / "with_ray.py")])
     # Ray writes to the home directory; what ddltrace has compiled lies in the cache below it.
     ray = {

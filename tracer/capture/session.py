@@ -74,6 +74,9 @@ def start_session(config: CaptureConfig) -> None:
     session = None
     try:
         if _current is None:
+            # Registered first, so it runs last: functions that run before can still drop tensors
+            # that Gloo works on. A session that cannot start leaves the job protected as well.
+            atexit.register(quiet(_wait_for_gloo, lambda *_: None))
             session = _session(config)
             session.start()
             _current = session
@@ -83,6 +86,10 @@ def start_session(config: CaptureConfig) -> None:
             session.close()
     finally:
         _starting.release()
+
+
+def _wait_for_gloo() -> None:
+    gloo_threads.wait_until_idle(_GLOO_TIMEOUT_S)
 
 
 class Session:
@@ -141,8 +148,6 @@ class Session:
         if self._counters is not None:
             self._start_counters(self._counters)
         close = quiet(self.close, fault)
-        # The last to run, since what runs before can still drop tensors that travel.
-        atexit.register(quiet(lambda: gloo_threads.wait_until_idle(_GLOO_TIMEOUT_S), fault))
         atexit.register(close)
         # Processes started by multiprocessing leave without running atexit.
         multiprocessing.util.Finalize(None, close, exitpriority=0)
@@ -238,6 +243,16 @@ def _session(config: CaptureConfig) -> Session:
     groups = Groups(functools.partial(_add_group, record, known))
     backward = BackwardPass()
     ddp = DdpBuckets(registry, groups, backward, known)
+    stream = StreamWriter(config.directory / (info.segment + STREAM_SUFFIX))
+    writer = WriterThread(
+        recorder,
+        stream,
+        config.flush_interval_s,
+        on_fault=record.fault,
+        on_beat=record.save_changes,
+        on_end=functools.partial(_finish, record, stream),
+        watchdog=Watchdog(recorder, record.note_silence, lambda: registry.access.trainer),
+    )
     stoppers: list[Callable[[float], object]] = []
     kept_alive: list[object] = []
     context = PatchContext(
@@ -256,16 +271,7 @@ def _session(config: CaptureConfig) -> Session:
         fault=record.fault,
         on_close=stoppers.append,
         keep_alive=kept_alive.append,
-    )
-    stream = StreamWriter(config.directory / (info.segment + STREAM_SUFFIX))
-    writer = WriterThread(
-        recorder,
-        stream,
-        config.flush_interval_s,
-        on_fault=record.fault,
-        on_beat=record.save_changes,
-        on_end=functools.partial(_finish, record, stream),
-        watchdog=Watchdog(recorder, record.note_silence, lambda: registry.access.trainer),
+        write_now=writer.write_now,
     )
     meter = CostMeter(recorder, config.measure_cost) if config.measure_cost else None
     counters = _counters(config, info, recorder, record.fault) if config.counters else None

@@ -28,14 +28,14 @@ def install(context: PatchContext) -> Waits | None:
         optimizers,
         swaps,
     )
-    from ddltrace.tracer.interpose.c10d import c10d_kernels
+    from ddltrace.tracer.interpose.c10d import c10d_kernels, group_destruction
 
     waits = None
     try:
         waits = c10d_kernels.install(context)
     except Exception as error:  # noqa: BLE001 - see above
         context.fault(f"install {c10d_kernels.__name__}", error)
-    patches = [autograd, swaps, optimizers, data_loader, modules, ddp, fsdp]
+    patches = [autograd, swaps, optimizers, data_loader, modules, ddp, fsdp, group_destruction]
     if context.config.level == "op":
         patches.append(operators)
     for patch in patches:

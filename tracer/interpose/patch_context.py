@@ -42,6 +42,7 @@ class PatchContext:
         fault: Notes a failure inside the tracer; the job never sees it.
         on_close: Has a function called when the session closes, with the seconds it may take.
         keep_alive: Holds an object until the process ends.
+        write_now: Has the writer write all events, and waits for at most the given seconds.
     """
 
     config: CaptureConfig
@@ -59,6 +60,7 @@ class PatchContext:
     fault: Callable[[str, Exception], None]
     on_close: Callable[[Callable[[float], object]], None]
     keep_alive: Callable[[object], None]
+    write_now: Callable[[float], None]
 
     def save_info(self) -> None:
         """Has the writer save the record of this process, with all parameters known by now."""

@@ -6,6 +6,7 @@ import contextlib
 import mmap
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -66,9 +67,12 @@ class WriterThread(threading.Thread):
         self._on_fault = on_fault
         self._on_beat = on_beat
         self._on_end = on_end
-        # Not an event, whose wait is a hundred lines of Python: held until the end is wanted.
-        self._running_lock = threading.Lock()
-        self._running_lock.acquire()
+        # A lock, since the wait of an event is a hundred lines of Python. Released to wake up the
+        # thread, for one of the requests or to stop.
+        self._wake = threading.Lock()
+        self._wake.acquire()
+        self._stopping = False
+        self._requests: deque[threading.Event] = deque()
         self._writing = threading.RLock()
         self._broken = False
         self._is_short = False  # of memory, for the newest batch
@@ -81,15 +85,18 @@ class WriterThread(threading.Thread):
         try:
             lower_priority()
             written = self._interval_number()
-            while not self._running_lock.acquire(
-                timeout=until_next(self._interval_s / _LOOKS_PER_INTERVAL)
-            ):
-                now = self._interval_number()
-                if now != written or self._recorder.filled() > _MOST_FILLED:
+            while not self._stopping:
+                self._wake.acquire(timeout=until_next(self._interval_s / _LOOKS_PER_INTERVAL))
+                now, requests = self._interval_number(), self._take_requests()
+                if now != written or requests or self._recorder.filled() > _MOST_FILLED:
                     written = now
                     self._flush()
+                for request in requests:
+                    request.set()
             self._flush(last=True)
             self._on_end(self.rows)
+            for request in self._take_requests():
+                request.set()
         except Exception as error:  # noqa: BLE001 - a thread that ends so would print
             self._fault("writer", error)
 
@@ -99,16 +106,35 @@ class WriterThread(threading.Thread):
         early_s = self._interval_s / _LOOKS_PER_INTERVAL / 8
         return int((time.time() + early_s) / self._interval_s)
 
+    def write_now(self, timeout_s: float) -> None:
+        """Asks for a write without delay and waits for it.
+
+        Args:
+            timeout_s: Longest time to wait, in seconds.
+        """
+        if self.is_alive():
+            request = threading.Event()
+            self._requests.append(request)
+            self._wake_up()
+            request.wait(timeout_s)
+
     def stop(self, timeout_s: float) -> bool:
         """Asks for the last write and waits for it.
 
         Returns:
             Whether the thread has ended.
         """
-        with contextlib.suppress(RuntimeError):  # it was asked before
-            self._running_lock.release()
+        self._stopping = True
+        self._wake_up()
         self.join(timeout_s)
         return not self.is_alive()
+
+    def _wake_up(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it has been released and not yet acquired
+            self._wake.release()
+
+    def _take_requests(self) -> list[threading.Event]:
+        return [self._requests.popleft() for _ in range(len(self._requests))]
 
     def pause(self) -> None:
         """Waits for the write that is under way: a fork must not copy half of one.

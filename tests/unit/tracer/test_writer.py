@@ -188,11 +188,13 @@ class FullStream(StreamWriter):
         super().write(batch)
 
 
-def writer_on(recorder: Recorder, stream: object, faults: list[str]) -> WriterThread:
+def writer_on(
+    recorder: Recorder, stream: object, faults: list[str], interval_s: float = 0.001
+) -> WriterThread:
     return WriterThread(
         recorder,
         stream,  # type: ignore[arg-type]
-        0.001,
+        interval_s,
         on_fault=lambda where, error: faults.append(f"{where}: {error}"),
         on_beat=lambda: None,
         on_end=lambda _: None,
@@ -473,3 +475,16 @@ def test_what_cannot_be_taken_for_want_of_memory_is_taken_later() -> None:
     assert (len(taken.flat), len(taken.ended), len(taken.open)) == (4, 1, 1)
     assert list(taken.step_changes) == [1, 0]
     assert recorder.take().rows == 0
+
+
+def test_a_requested_write_does_not_wait_for_the_interval(tmp_path: Path) -> None:
+    recorder = Recorder(1000)
+    stream = StreamWriter(tmp_path / f"{SEGMENT}.arrows")
+    writer = writer_on(recorder, stream, [], interval_s=3600)
+    writer.start()
+    recorder.record("layer", "x", 0, 1)
+    writer.write_now(60)
+    assert writer.rows == 1
+    assert writer.stop(60)
+    writer.write_now(60)  # a thread that has ended is not waited for
+    stream.close()
