@@ -331,6 +331,23 @@ def measure(job: str, modes: Sequence[str], starts: int, rounds: int, seconds: f
         print(f"{mode:<9} {step_ms:8.2f}   {time_ratio:<24} {cpu_ratio:<26} {more_mb:7.1f} {size}")
 
 
+def run_traced(script: str, arguments: Sequence[str], level: str = "layer") -> int:
+    """Runs a script in traced ranks with ``--rank-of``, and returns the exit status.
+
+    Args:
+        script: Path of the script.
+        arguments: Further arguments of each rank.
+        level: Level of the trace, which is deleted at the end.
+    """
+    with tempfile.TemporaryDirectory(prefix="ddltrace-") as name:
+        command = [sys.executable, "-m", "ddltrace", "run", "--level", level]
+        command += ["-o", str(Path(name) / "trace"), "--"]
+        command += [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc-per-node={NUM_RANKS}", script, "--rank-of", *arguments]
+        environment = {**os.environ, **SAME_FOR_ALL}
+        return subprocess.run(command, env=environment, check=False).returncode
+
+
 def interval(values: Sequence[float]) -> str:
     """A median and the order statistics that hold the true one in 95 % of all cases.
 

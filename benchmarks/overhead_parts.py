@@ -17,18 +17,14 @@ The job is the residual CNN of `overhead.py` under DistributedDataParallel, two 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeAlias
 
-from overhead import NUM_RANKS, SAME_FOR_ALL, interval, make_step
+from overhead import NUM_RANKS, interval, make_step, run_traced
 
 WARM_UP_STEPS = 30
 SETTLING_STEPS = 2  # of each turn, not counted
@@ -190,18 +186,10 @@ def main() -> None:
         settings = list(SETTINGS) if options.only is None else ["nothing", *options.only]
         work(options.rounds, options.steps, settings)
         return
-    with tempfile.TemporaryDirectory(prefix="ddltrace-") as name:
-        command = [sys.executable, "-m", "ddltrace", "run"]
-        command += ["--level", options.level]
-        command += ["-o", str(Path(name) / "trace"), "--"]
-        command += [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={NUM_RANKS}", __file__, "--rank-of"]
-        command += ["--rounds", str(options.rounds), "--steps", str(options.steps)]
-        for setting in options.only or []:
-            command += ["--only", setting]
-        sys.exit(
-            subprocess.run(command, env={**os.environ, **SAME_FOR_ALL}, check=False).returncode
-        )
+    arguments = ["--rounds", str(options.rounds), "--steps", str(options.steps)]
+    for setting in options.only or []:
+        arguments += ["--only", setting]
+    sys.exit(run_traced(__file__, arguments, level=options.level))
 
 
 if __name__ == "__main__":

@@ -13,16 +13,12 @@ The job is the residual CNN of `overhead.py` under DistributedDataParallel, two 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
-from overhead import NUM_RANKS, SAME_FOR_ALL, make_step
+from overhead import NUM_RANKS, make_step, run_traced
 
 WARM_UP_STEPS = 30
 INTERVALS_S = (0.8, 0.2)
@@ -99,17 +95,10 @@ def main() -> None:
     if options.rank_of:
         work(options.rounds, options.turn_s, intervals)
         return
-    with tempfile.TemporaryDirectory(prefix="ddltrace-") as name:
-        command = [sys.executable, "-m", "ddltrace", "run"]
-        command += ["-o", str(Path(name) / "trace"), "--"]
-        command += [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={NUM_RANKS}", __file__, "--rank-of"]
-        command += ["--rounds", str(options.rounds), "--turn-s", str(options.turn_s)]
-        for interval_s in intervals:
-            command += ["--interval", str(interval_s)]
-        sys.exit(
-            subprocess.run(command, env={**os.environ, **SAME_FOR_ALL}, check=False).returncode
-        )
+    arguments = ["--rounds", str(options.rounds), "--turn-s", str(options.turn_s)]
+    for interval_s in intervals:
+        arguments += ["--interval", str(interval_s)]
+    sys.exit(run_traced(__file__, arguments))
 
 
 if __name__ == "__main__":

@@ -6,19 +6,27 @@ import dataclasses
 import json
 import shlex
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ddltrace.experiments.pacing.builtin import PROFILES
 from ddltrace.experiments.transports.entries import NAMES as TRANSPORTS
 from ddltrace.experiments.workloads import WORKLOADS
-from ddltrace.tracer.launch.emulated_hosts import NAMES, check_options, host_options
+from ddltrace.tracer.launch.emulated_hosts import (
+    NAMES,
+    check_options,
+    flat_network_options,
+    host_options,
+)
 
 if TYPE_CHECKING:
     from ddltrace.experiments.harness.results import Results
     from ddltrace.experiments.pacing.profile import PaceProfile
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _DEFAULT_STRATEGIES = ("ddp", "fifo", "wfbp")
 _OF_WORKLOADS = (
@@ -32,6 +40,32 @@ _OF_WORKLOADS = (
     "pace",
 )
 _WORKLOAD_HELP = "; ".join(f"{name}: {info.summary}" for name, info in WORKLOADS.items()) + "."
+
+
+_RANKS = click.option(
+    "--ranks", type=click.IntRange(2, 64), help="Rank processes.  [default: --hosts, else 2]"
+)
+_HTML = click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the report, with plots, as one self-contained HTML file.",
+)
+
+
+def _timeout(seconds: float, effect: str) -> Callable[[F], F]:
+    """The option ``--timeout``.
+
+    Args:
+        seconds: The default.
+        effect: What happens after that time, as the end of a sentence.
+    """
+    return click.option(
+        "--timeout",
+        type=click.FloatRange(0, min_open=True),
+        default=seconds,
+        show_default=True,
+        help=f"Seconds after which {effect}.",
+    )
 
 
 def _defaults(name: str) -> str:
@@ -84,9 +118,7 @@ Examples:
     help="A strategy to run; repeat it. The first is the baseline.  "
     f"[default: {', '.join(_DEFAULT_STRATEGIES)}]",
 )
-@click.option(
-    "--ranks", type=click.IntRange(2, 64), help="Rank processes.  [default: --hosts, else 2]"
-)
+@_RANKS
 @click.option(
     "--steps",
     type=click.IntRange(2),
@@ -143,13 +175,7 @@ Examples:
     type=float,
     help="Report the time until the training loss, averaged over 5 steps, is at most this.",
 )
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0, min_open=True),
-    default=3600.0,
-    show_default=True,
-    help="Seconds after which a run is ended and reported as hung.",
-)
+@_timeout(3600.0, "a run is ended and reported as hung")
 @click.option(
     "--pace",
     metavar="TRACE|PROFILE",
@@ -165,11 +191,7 @@ Examples:
     help="Directory to make.  [default: ddltrace-experiment-DATE-TIME]",
 )
 @click.option("--force", is_flag=True, help="Overwrite an existing experiment.")
-@click.option(
-    "--html",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write the report, with plots, as one self-contained HTML file.",
-)
+@_HTML
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run_command(
@@ -212,14 +234,14 @@ def run_command(
     from ddltrace.experiments.harness.runner import run_experiment
     from ddltrace.experiments.harness.settings import Settings
     from ddltrace.experiments.pacing.profile import PROFILE_FILE
-    from ddltrace.experiments.strategy.spec import parse
+    from ddltrace.experiments.strategy.spec import parse, refuse_repeated
     from ddltrace.tracer.optional_packages import require_extra, require_torch
     from ddltrace.tracer.output_directory import make_empty
 
     require_torch("ddltrace experiment run")
     _check_html(html)
     strategies = [parse(spec).spec for spec in specs or _DEFAULT_STRATEGIES]
-    _refuse_repeated(strategies)
+    refuse_repeated(strategies)
     of_hosts = _ranks_on_hosts(ranks, cluster)
     settings = Settings(
         strategies=[UNCHANGED, *strategies] if command else strategies,
@@ -265,11 +287,7 @@ Examples:
   ddltrace experiment resume ddltrace-experiment-20260102-030405""",
 )
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option(
-    "--html",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write the report, with plots, as one self-contained HTML file.",
-)
+@_HTML
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 def resume_command(directory: Path, html: Path | None, as_json: bool) -> None:
     """Continue an experiment that was interrupted or had failures.
@@ -302,11 +320,7 @@ Examples:
 )
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--baseline", metavar="ROW", help="Row to compare with.  [default: the first]")
-@click.option(
-    "--html",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write the report, with plots, as one self-contained HTML file.",
-)
+@_HTML
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 def compare_command(
     paths: tuple[Path, ...], baseline: str | None, html: Path | None, as_json: bool
@@ -344,9 +358,7 @@ Examples:
     type=click.Choice(TRANSPORTS),
     help="A message library; repeat it.  [default: all]",
 )
-@click.option(
-    "--ranks", type=click.IntRange(2, 64), help="Rank processes.  [default: --hosts, else 2]"
-)
+@_RANKS
 @click.option(
     "--max-bytes",
     type=click.IntRange(4),
@@ -361,24 +373,9 @@ Examples:
     show_default=True,
     help="Timed rounds of each size; large messages get fewer, 5 at least.",
 )
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0, min_open=True),
-    default=300.0,
-    show_default=True,
-    help="Seconds after which a transport is ended and reported as failed.",
-)
-@click.option(
-    "--hosts",
-    type=int,
-    help="Put each rank into a network namespace of its own (needs root and iproute2).",
-)
-@click.option("--bandwidth", help="Rate of each host's link, e.g. 400mbit; with --hosts.")
-@click.option(
-    "--html",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write the report, with plots, as one self-contained HTML file.",
-)
+@_timeout(300.0, "a transport is ended and reported as failed")
+@flat_network_options
+@_HTML
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the tables.")
 def transports_command(
     *,
@@ -503,14 +500,6 @@ def _refuse_options_of_workloads() -> None:
         if context.get_parameter_source(name) != click.core.ParameterSource.DEFAULT:
             option = "--" + name.replace("_", "-")
             raise UsageError(f"{option} belongs to the built-in workloads, not to a COMMAND")
-
-
-def _refuse_repeated(specs: list[str]) -> None:
-    from ddltrace.tracer.errors import UsageError
-
-    repeated = {spec for spec in specs if specs.count(spec) > 1}
-    if repeated:
-        raise UsageError(f"--strategy {min(repeated)} is given twice")
 
 
 def _ranks_on_hosts(ranks: int | None, cluster: dict[str, Any]) -> int | None:

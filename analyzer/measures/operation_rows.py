@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -75,23 +75,13 @@ def kernel_rows(found: Executions, rank_steps: int) -> tuple[KernelRow, ...]:
     rows = found.of_kinds(DEVICE_KINDS)
     by_name = grouped([found.name[rows], found.kind[rows]], found.duration[rows])
     whole = max(int(by_name.total.sum()), 1)
-    in_steps = _in_steps(found, rows, by_name, rank_steps)
-    of_ranks = _of_ranks(found, rows, by_name)
-    of_shapes = _of_shapes(found, rows, by_name)
+    values = _shared_values(found, rows, by_name, rank_steps)
     return tuple(
         KernelRow(
-            name=found.names[int(found.name[rows[by_name.first[group]]])],
-            kind=KINDS[int(found.kind[rows[by_name.first[group]]])],
-            count=int(by_name.count[group]),
-            total_us=float(by_name.total[group]) / 1e3,
-            mean_us=float(by_name.total[group] / by_name.count[group]) / 1e3,
-            p95_us=float(by_name.p95[group]) / 1e3,
             min_us=float(by_name.low[group]) / 1e3,
             max_us=float(by_name.high[group]) / 1e3,
             share=float(by_name.total[group]) / whole,
-            per_step_us=in_steps[group],
-            ranks=of_ranks[group],
-            shapes=of_shapes[group],
+            **values[group],
         )
         for group in np.argsort(-by_name.total, kind="stable").tolist()
     )
@@ -111,26 +101,47 @@ def operator_rows(found: Executions, rank_steps: int) -> tuple[OperatorRow, ...]
         return np.bincount(by_name.of_entry, values[rows], len(by_name)) / 1e3
 
     own, device, own_device = map(sums, (found.own, found.device, found.own_device))
-    in_steps = _in_steps(found, rows, by_name, rank_steps)
-    of_ranks = _of_ranks(found, rows, by_name)
-    of_shapes = _of_shapes(found, rows, by_name)
+    values = _shared_values(found, rows, by_name, rank_steps)
     return tuple(
         OperatorRow(
-            name=found.names[int(found.name[rows[by_name.first[group]]])],
-            kind=KINDS[int(found.kind[rows[by_name.first[group]]])],
-            count=int(by_name.count[group]),
-            total_us=float(by_name.total[group]) / 1e3,
             self_us=float(own[group]),
-            mean_us=float(by_name.total[group] / by_name.count[group]) / 1e3,
-            p95_us=float(by_name.p95[group]) / 1e3,
             device_us=float(device[group]),
             self_device_us=float(own_device[group]),
-            per_step_us=in_steps[group],
-            ranks=of_ranks[group],
-            shapes=of_shapes[group],
+            **values[group],
         )
         for group in np.argsort(-own, kind="stable").tolist()
     )
+
+
+def _shared_values(
+    found: Executions, rows: IntArray, by_name: Groups, rank_steps: int
+) -> list[dict[str, Any]]:
+    """Returns, for each group, the values that `KernelRow` and `OperatorRow` have in common."""
+    in_steps = _in_steps(found, rows, by_name, rank_steps)
+    of_ranks = _of_ranks(found, rows, by_name)
+    of_shapes = _of_shapes(found, rows, by_name)
+    return [
+        {
+            "name": found.names[int(found.name[rows[first]])],
+            "kind": KINDS[int(found.kind[rows[first]])],
+            "count": count,
+            "total_us": total / 1e3,
+            "mean_us": total / count / 1e3,
+            "p95_us": p95 / 1e3,
+            "per_step_us": in_steps[group],
+            "ranks": of_ranks[group],
+            "shapes": of_shapes[group],
+        }
+        for group, (first, count, total, p95) in enumerate(
+            zip(
+                by_name.first.tolist(),
+                by_name.count.tolist(),
+                by_name.total.astype(float).tolist(),
+                by_name.p95.tolist(),
+                strict=True,
+            )
+        )
+    ]
 
 
 def _in_steps(

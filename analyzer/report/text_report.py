@@ -6,7 +6,8 @@ This module renders an `Analysis` and reads no files.
 from __future__ import annotations
 
 import textwrap
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 from ddltrace.analyzer.formatting.text_table import render, shorten
 from ddltrace.analyzer.formatting.units import (
@@ -17,7 +18,15 @@ from ddltrace.analyzer.formatting.units import (
     share_text,
     time_text,
 )
-from ddltrace.analyzer.model import Analysis, RankRow, StragglerRow
+from ddltrace.analyzer.model import (
+    Analysis,
+    CopyRow,
+    KernelRow,
+    OperatorRow,
+    RankRow,
+    StragglerRow,
+    StreamRow,
+)
 from ddltrace.analyzer.report.advice import path_shares
 from ddltrace.analyzer.report.notes import notes_of, state_text
 from ddltrace.analyzer.report.sentences import (
@@ -27,6 +36,8 @@ from ddltrace.analyzer.report.sentences import (
     ranks_text,
     sentences,
 )
+
+_Row = TypeVar("_Row")
 
 WIDTH: Final = 100
 _BAR: Final = 40
@@ -469,10 +480,8 @@ def _tensors(analysis: Analysis) -> list[str]:
 
 
 def _kernels(analysis: Analysis) -> list[str]:
-    if not analysis.kernels:
-        return []
-    cells = [
-        [
+    def cells(row: KernelRow) -> list[str]:
+        return [
             _start_of(row.name),
             row.kind,
             f"{row.count:,}",
@@ -482,18 +491,18 @@ def _kernels(analysis: Analysis) -> list[str]:
             time_text(row.per_step_us),
             share_text(row.share),
         ]
-        for row in analysis.kernels[:_MAX_ROWS]
-    ]
-    header = ["kernel", "kind", "count", "total", "mean", "p95", "a step", "share"]
-    lines = ["Kernels and copies (all ranks; a step: of one rank, mean)"]
-    return lines + render(header, cells, WIDTH) + _more(len(analysis.kernels), _MAX_ROWS)
+
+    return _table(
+        "Kernels and copies (all ranks; a step: of one rank, mean)",
+        ["kernel", "kind", "count", "total", "mean", "p95", "a step", "share"],
+        analysis.kernels,
+        cells,
+    )
 
 
 def _operators(analysis: Analysis) -> list[str]:
-    if not analysis.operators:
-        return []
-    cells = [
-        [
+    def cells(row: OperatorRow) -> list[str]:
+        return [
             _start_of(row.name),
             f"{row.count:,}",
             time_text(row.self_us),
@@ -503,11 +512,13 @@ def _operators(analysis: Analysis) -> list[str]:
             time_text(row.per_step_us),
             time_text(row.self_device_us),
         ]
-        for row in analysis.operators[:_MAX_ROWS]
-    ]
-    header = ["operator", "count", "self", "total", "mean", "p95", "a step", "launched work"]
-    lines = ["Operators and runtime calls by self time (all ranks)"]
-    return lines + render(header, cells, WIDTH) + _more(len(analysis.operators), _MAX_ROWS)
+
+    return _table(
+        "Operators and runtime calls by self time (all ranks)",
+        ["operator", "count", "self", "total", "mean", "p95", "a step", "launched work"],
+        analysis.operators,
+        cells,
+    )
 
 
 def _shapes(analysis: Analysis) -> list[str]:
@@ -564,11 +575,8 @@ def _launches(analysis: Analysis) -> list[str]:
 
 
 def _streams(analysis: Analysis) -> list[str]:
-    if not analysis.streams:
-        return []
-    rows = sorted(analysis.streams, key=lambda row: -row.works)[:_MAX_ROWS]
-    cells = [
-        [
+    def cells(row: StreamRow) -> list[str]:
+        return [
             f"rank {row.rank}, {row.stream}",
             f"{row.works:,}",
             time_text(row.busy_us),
@@ -578,21 +586,18 @@ def _streams(analysis: Analysis) -> list[str]:
             NOT_KNOWN if row.queue_mean is None else f"{row.queue_mean:.1f}",
             NOT_KNOWN if row.queue_max is None else str(row.queue_max),
         ]
-        for row in rows
-    ]
-    header = [
-        "stream", "works", "busy", "host wait", "kernel wait", "other", "mean queue", "longest",
-    ]  # fmt: skip
-    lines = ["Idle time of streams and their queues, as HTA defines them"]
-    return lines + render(header, cells, WIDTH) + _more(len(analysis.streams), _MAX_ROWS)
+
+    return _table(
+        "Idle time of streams and their queues, as HTA defines them",
+        ["stream", "works", "busy", "host wait", "kernel wait", "other", "mean queue", "longest"],
+        sorted(analysis.streams, key=lambda row: -row.works),
+        cells,
+    )
 
 
 def _copies(analysis: Analysis) -> list[str]:
-    if not analysis.copies:
-        return []
-    rows = sorted(analysis.copies, key=lambda row: -row.total_us)[:_MAX_ROWS]
-    cells = [
-        [
+    def cells(row: CopyRow) -> list[str]:
+        return [
             f"rank {row.rank}, {row.direction}",
             f"{row.count:,}",
             bytes_text(row.bytes),
@@ -600,10 +605,13 @@ def _copies(analysis: Analysis) -> list[str]:
             bandwidth_text(row.gbps),
             bandwidth_text(row.max_gbps),
         ]
-        for row in rows
-    ]
-    header = ["copies", "count", "bytes", "total", "bandwidth", "highest"]
-    return ["Copies", *render(header, cells, WIDTH), *_more(len(analysis.copies), _MAX_ROWS)]
+
+    return _table(
+        "Copies",
+        ["copies", "count", "bytes", "total", "bandwidth", "highest"],
+        sorted(analysis.copies, key=lambda row: -row.total_us),
+        cells,
+    )
 
 
 def _findings(analysis: Analysis) -> list[str]:
@@ -638,6 +646,16 @@ def _clock(analysis: Analysis) -> list[str]:
     else:
         sure = f"error at most {time_text(clock.max_residual_us)}"
     return _wrapped(f"Clocks: {clock.method}; {sure}.")
+
+
+def _table(
+    title: str, header: list[str], rows: Sequence[_Row], cells: Callable[[_Row], list[str]]
+) -> list[str]:
+    """The first rows of a table under its title; nothing without rows."""
+    if not rows:
+        return []
+    body = [cells(row) for row in rows[:_MAX_ROWS]]
+    return [title, *render(header, body, WIDTH), *_more(len(rows), _MAX_ROWS)]
 
 
 def _more(count: int, shown: int) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -19,9 +17,10 @@ from ddltrace.analyzer.formatting.units import (
 from ddltrace.analyzer.report import figures
 from ddltrace.analyzer.report.figures import base_figure
 from ddltrace.dashboard.pages.collective_events import Collective, Filter, collectives
+from ddltrace.dashboard.pages.figure_cards import Draw, figure_cards
 from ddltrace.dashboard.pages.sorted_table import Column, sorted_table
 from ddltrace.dashboard.timeline.links import timeline_link
-from ddltrace.dashboard.widgets import card, empty, graph, notes_box, table
+from ddltrace.dashboard.widgets import card, empty, notes_box, table
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -87,7 +86,7 @@ def host_traffic(opened: OpenTrace) -> go.Figure | None:
     return figure
 
 
-FIGURES: Final[dict[str, Callable[[OpenTrace, Address], go.Figure | None]]] = {
+FIGURES: Final[dict[str, Draw]] = {
     "comm-traffic": lambda opened, _: figures.traffic(opened.analysis),
     "comm-hosts": lambda opened, _: host_traffic(opened),
     "comm-fits": lambda opened, _: figures.cost_fits(opened.analysis),
@@ -119,11 +118,7 @@ def communication_page(opened: OpenTrace, address: Address) -> Component:
         TraceError: The trace cannot be analyzed.
     """
     analysis = opened.analysis
-    cards: list[Any] = []
-    for name, title, hint in _CARDS:
-        figure = opened.figure(name, partial(_draw, name, address))
-        if figure is not None:
-            cards.append(card(title, graph(name, figure.layout.height), hint=hint))
+    cards = figure_cards(opened, address, FIGURES, _CARDS)
     rows = collectives(opened.analyzed, opened.trace.origin_ns)
     if not cards and not rows:
         return html.Main(
@@ -281,7 +276,3 @@ def _pairs(analysis: Analysis) -> Component:
         hint="Sends and receives; waiting and transfer are those of the receiver, summed.",
         wide=True,
     )
-
-
-def _draw(name: str, address: Address, opened: OpenTrace) -> go.Figure | None:
-    return FIGURES[name](opened, address)

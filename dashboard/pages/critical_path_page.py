@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from dash import dcc, html
@@ -12,12 +10,12 @@ from dash import dcc, html
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable, share_text, time_text
 from ddltrace.analyzer.query.result_tables import path_table
 from ddltrace.analyzer.report import figures
+from ddltrace.dashboard.pages.figure_cards import Draw, figure_cards
 from ddltrace.dashboard.pages.sorted_table import Column, sorted_table
 from ddltrace.dashboard.timeline.links import timeline_link
-from ddltrace.dashboard.widgets import card, empty, graph, notes_box, table
+from ddltrace.dashboard.widgets import card, empty, notes_box, table
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
     from dash.development.base_component import Component
 
     from ddltrace.analyzer.model import Analysis, PathPart, StepRow
@@ -28,7 +26,7 @@ PATH: Final = "/critical-path"
 _MAX_PARTS: Final = 60
 _MAX_PIECES: Final = 600
 
-FIGURES: Final[dict[str, Callable[[OpenTrace, Address], go.Figure | None]]] = {
+FIGURES: Final[dict[str, Draw]] = {
     "path-steps": lambda opened, _: figures.step_times(opened.analysis),
     "path-parts": lambda opened, _: figures.critical_parts(opened.analysis),
 }
@@ -40,6 +38,11 @@ _PART_COLUMNS: Final[tuple[Column[PathPart], ...]] = (
     Column("us", "time a step", lambda row: time_text(row.us), lambda row: row.us),
     Column("share", "share", lambda row: share_text(row.share), lambda row: row.share),
     Column("alone", "saves at most", lambda row: time_text(row.alone_us), lambda row: row.alone_us),
+)
+
+_CARDS: Final = (
+    ("path-steps", "Steps", "Each bar is a step's wall time, split along its critical path."),
+    ("path-parts", "Over the run", "Mean per steady step, largest first."),
 )
 
 
@@ -59,13 +62,7 @@ def critical_path_page(opened: OpenTrace, address: Address) -> Component:
     cards: list[Any] = []
     if step is not None:
         cards.append(_one_step(opened, step, address))
-    for name, title, hint in (
-        ("path-steps", "Steps", "Each bar is a step's wall time, split along its critical path."),
-        ("path-parts", "Over the run", "Mean per steady step, largest first."),
-    ):
-        figure = opened.figure(name, partial(_draw, name, address))
-        if figure is not None:
-            cards.append(card(title, graph(name, figure.layout.height), hint=hint))
+    cards += figure_cards(opened, address, FIGURES, _CARDS)
     parts = list(analysis.critical_path)
     cards += [
         card(
@@ -175,7 +172,3 @@ def _one_step(opened: OpenTrace, step: StepRow, address: Address) -> Component:
 
 def _name(name: str | None) -> str:
     return NOT_KNOWN if name is None else printable(name)
-
-
-def _draw(name: str, address: Address, opened: OpenTrace) -> go.Figure | None:
-    return FIGURES[name](opened, address)

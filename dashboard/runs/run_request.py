@@ -9,7 +9,7 @@ from typing import Any, Final
 from ddltrace.experiments.harness.job_command import check_own_command
 from ddltrace.experiments.network.emulated import check_capabilities
 from ddltrace.experiments.network.topology import parse_bandwidth
-from ddltrace.experiments.strategy.spec import parse
+from ddltrace.experiments.strategy.spec import parse, refuse_repeated
 from ddltrace.experiments.workloads import WORKLOADS
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.optional_packages import require_extra, require_torch
@@ -126,9 +126,7 @@ def read_strategies(text: object) -> tuple[str, ...]:
     if len(lines) > MAX_STRATEGIES:
         raise UsageError(f"{len(lines)} strategies are too many: at most {MAX_STRATEGIES}")
     specs = [parse(line).spec for line in lines]
-    repeated = {spec for spec in specs if specs.count(spec) > 1}
-    if repeated:
-        raise UsageError(f"strategy {min(repeated):.80} is given twice")
+    refuse_repeated(specs)
     return tuple(specs)
 
 

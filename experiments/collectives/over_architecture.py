@@ -28,6 +28,7 @@ from ddltrace.experiments.collectives.plan_execution import (
     PlanExecution,
     add,
     keep_larger,
+    launches_of,
     rounds_of,
     unnamed,
 )
@@ -167,7 +168,8 @@ class ArchitectureCollectives(Collectives):
         combine: Combine = add,
         naming: Naming = unnamed,
     ) -> PlanExecution:
-        return PlanExecution(rounds, vector, self._wire, tag, combine=combine, naming=naming)
+        send, receive = launches_of(self._wire, tag, naming)
+        return PlanExecution(rounds, vector, send=send, receive=receive, combine=combine)
 
     def _make_rounds(self, elements: int, slices: MessageSlices) -> list[OwnRound]:
         return rounds_of(self.rank(), self._plan(elements, slices))

@@ -1,4 +1,4 @@
-"""Executes one rank's part of a plan with plain sends and receives."""
+"""Executes one rank's part of a plan with sends and receives of any message library."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,45 @@ Naming = Callable[[Transfer], AbstractContextManager[None]]
 """Names in the trace what is launched inside."""
 Combine = Callable[[torch.Tensor, torch.Tensor], object]
 """Combines the first tensor with the second, in place."""
+
+
+class Launched(Protocol):
+    """A send or receive that was launched."""
+
+    def wait(self) -> object:
+        """Blocks until it is complete."""
+
+
+Launch = Callable[[torch.Tensor, Transfer], Launched]
+"""Launches a send of a tensor's values, or a receive into a tensor."""
+
+
+def launches_of(
+    group: dist.ProcessGroup, tag: int, naming: Naming | None = None
+) -> tuple[Launch, Launch]:
+    """The send and the receive of a process group.
+
+    Args:
+        group: Carries the messages; ranks of transfers are places in it.
+        tag: Tag of all messages; concurrent executions need different tags.
+        naming: Names each message in the trace; by default names stay as they are.
+    """
+    name = naming or unnamed
+
+    def send(values: torch.Tensor, transfer: Transfer) -> Launched:
+        with name(transfer):
+            return _work(dist.isend(values, group=group, tag=tag, group_dst=transfer.target))
+
+    def receive(into: torch.Tensor, transfer: Transfer) -> Launched:
+        with name(transfer):
+            return _work(dist.irecv(into, group=group, tag=tag, group_src=transfer.source))
+
+    return send, receive
+
+
+def _work(work: dist.Work | None) -> dist.Work:
+    assert work is not None  # None: this rank is not in the group
+    return work
 
 
 def unnamed(transfer: Transfer) -> AbstractContextManager[None]:
@@ -66,30 +106,27 @@ class PlanExecution:
         self,
         rounds: Sequence[OwnRound],
         vector: torch.Tensor,
-        group: dist.ProcessGroup,
-        tag: int,
         *,
+        send: Launch,
+        receive: Launch,
         combine: Combine = add,
-        naming: Naming = unnamed,
     ) -> None:
         """Launches the first round.
 
         Args:
-            rounds: This rank's part of the plan; ranks are places in the group.
+            rounds: This rank's part of the plan.
             vector: This rank's elements, flat and contiguous; the result replaces them.
-            group: Carries the messages.
-            tag: Tag of all messages of this execution; concurrent executions need different tags.
+            send: Launches the send of a slice of `vector`.
+            receive: Launches a receive.
             combine: Combines own elements with received ones.
-            naming: Names each message in the trace.
         """
         self._rounds = rounds
         self._vector = vector
-        self._group = group
-        self._tag = tag
+        self._send = send
+        self._receive = receive
         self._combine = combine
-        self._naming = naming
         self._next = 0
-        self._works: list[dist.Work | None] = []
+        self._works: list[Launched] = []
         self._received: list[tuple[Transfer, torch.Tensor]] = []
         self._launch()
 
@@ -97,7 +134,6 @@ class PlanExecution:
         """Runs all rounds to their end."""
         while self._works:
             for work in self._works:
-                assert work is not None
                 work.wait()
             self._works = []
             for transfer, values in self._received:
@@ -115,15 +151,7 @@ class PlanExecution:
             if transfer.reduces:
                 target = torch.empty_like(target)
                 self._received.append((transfer, target))
-            with self._naming(transfer):
-                work = dist.irecv(
-                    target, group=self._group, tag=self._tag, group_src=transfer.source
-                )
-            self._works.append(work)
+            self._works.append(self._receive(target, transfer))
         for transfer in current.sends:
             source = self._vector[transfer.start : transfer.stop]
-            with self._naming(transfer):
-                work = dist.isend(
-                    source, group=self._group, tag=self._tag, group_dst=transfer.target
-                )
-            self._works.append(work)
+            self._works.append(self._send(source, transfer))

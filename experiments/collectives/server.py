@@ -20,7 +20,12 @@ from torch.distributed import distributed_c10d as c10d
 
 from ddltrace.experiments.architectures.parameter_server import ParameterServer
 from ddltrace.experiments.architectures.transfers import Ownership
-from ddltrace.experiments.collectives.plan_execution import OwnRound, PlanExecution, rounds_of
+from ddltrace.experiments.collectives.plan_execution import (
+    OwnRound,
+    PlanExecution,
+    launches_of,
+    rounds_of,
+)
 from ddltrace.experiments.collectives.server_processes import END, join_group
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -59,7 +64,8 @@ def main() -> None:
             plans[same] = (max(owner.stop for owner in owners), rounds_of(rank, plan))
         elements, rounds = plans[same]
         vector = torch.zeros(elements, dtype=getattr(torch, dtype))
-        PlanExecution(rounds, vector, group, tag).wait()
+        send, receive = launches_of(group, tag)
+        PlanExecution(rounds, vector, send=send, receive=receive).wait()
         number += 1
 
 

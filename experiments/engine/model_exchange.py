@@ -31,7 +31,7 @@ from ddltrace.experiments.engine.parameter_access import (
     wait_no_more,
     wait_when_read,
 )
-from ddltrace.experiments.engine.payloads import Payloads
+from ddltrace.experiments.engine.payloads import Payloads, describe_gradient
 from ddltrace.experiments.engine.schedule_search import ScheduleSearch
 from ddltrace.experiments.engine.step_in_progress import (
     Flight,
@@ -364,16 +364,8 @@ class ModelExchange:
             )
 
     def _describe(self, index: int, uses: list[int]) -> Gradient:
-        parameter = self._parameters[index]
-        return Gradient(
-            index=index,
-            name=self._names[index],
-            elements=parameter.numel(),
-            element_bytes=parameter.element_size(),
-            dtype=str(parameter.dtype).removeprefix("torch."),
-            shape=tuple(parameter.shape),
-            use=None if uses[index] < 0 else uses[index],
-        )
+        use = None if uses[index] < 0 else uses[index]
+        return describe_gradient(index, self._names[index], self._parameters[index], use)
 
     def _has_arrived(self, step: StepInProgress, message: Message) -> bool:
         return step.ended or all(

@@ -19,12 +19,12 @@ from ddltrace.experiments.engine.parameter_access import (
     update_when_read,
     updated,
 )
-from ddltrace.experiments.engine.payloads import Payloads
+from ddltrace.experiments.engine.payloads import Payloads, describe_gradient
 from ddltrace.experiments.engine.refusal import refuse
 from ddltrace.experiments.engine.step_in_progress import Usage
 from ddltrace.experiments.frequency.policies.step_policy import StepContext, StepPolicy
 from ddltrace.experiments.messages.message_exchange import Handle
-from ddltrace.experiments.messages.message_plan import Gradient, Message
+from ddltrace.experiments.messages.message_plan import Message
 from ddltrace.experiments.messages.trace_marks import carrying, optimizer_phase, region
 from ddltrace.experiments.schedules.odsgd import OdSgd
 from ddltrace.experiments.strategy.strategy import Strategy
@@ -131,7 +131,12 @@ class OneStepDelay(StepPolicy):
         messages = []
         payloads = self._payloads.setdefault(id(optimizer), Payloads(copies=True))
         # Backward creates gradients from the output layer on.
-        plan = self._schedule.plan([self._describe(index) for index in reversed(own)])
+        plan = self._schedule.plan(
+            [
+                describe_gradient(index, self._names[index], self._parameters[index])
+                for index in reversed(own)
+            ]
+        )
         self._exchange.prepare(plan.gradients)
         for message in self._schedule.dispatcher(plan).backward_ended():
             payload = payloads.gather(message, sent)
@@ -183,17 +188,6 @@ class OneStepDelay(StepPolicy):
     def _carrying(self, message: Message) -> Any:
         indices = dict.fromkeys(part.gradient for part in message.slices)
         return carrying(None, [self._parameters[index] for index in indices])
-
-    def _describe(self, index: int) -> Gradient:
-        parameter = self._parameters[index]
-        return Gradient(
-            index=index,
-            name=self._names[index],
-            elements=parameter.numel(),
-            element_bytes=parameter.element_size(),
-            dtype=str(parameter.dtype).removeprefix("torch."),
-            shape=tuple(parameter.shape),
-        )
 
     def _check(self, optimizer: Optimizer) -> None:
         """Refuses what the local step cannot follow."""

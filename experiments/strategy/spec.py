@@ -7,6 +7,7 @@ that are not named keep their default.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from ddltrace.experiments.grammar import MODIFIER, Grammar
@@ -15,6 +16,7 @@ from ddltrace.experiments.strategy.catalogue import TECHNIQUES
 from ddltrace.experiments.strategy.presets import PRESETS
 from ddltrace.experiments.strategy.rules import violated
 from ddltrace.experiments.strategy.strategy import Strategy
+from ddltrace.tracer.errors import UsageError
 
 BASELINE: Final = "ddp"
 """The strategy that others are compared with: DistributedDataParallel with its defaults."""
@@ -52,6 +54,20 @@ def parse(spec: str) -> Strategy:
     if (rule := violated(strategy)) is not None:
         raise _GRAMMAR.error(spec, f"{rule.reason}; {rule.valid}")
     return strategy
+
+
+def refuse_repeated(specs: Sequence[str]) -> None:
+    """Checks that no strategy is given twice.
+
+    Args:
+        specs: Specs in canonical form.
+
+    Raises:
+        UsageError: A spec occurs more than once.
+    """
+    repeated = {spec for spec in specs if specs.count(spec) > 1}
+    if repeated:
+        raise UsageError(f"strategy {min(repeated):.80} is given twice")
 
 
 def names() -> list[str]:

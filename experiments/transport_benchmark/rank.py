@@ -20,6 +20,13 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+from ddltrace.experiments.architectures.ring import Ring
+from ddltrace.experiments.collectives.plan_execution import (
+    OwnRound,
+    PlanExecution,
+    launches_of,
+    rounds_of,
+)
 from ddltrace.experiments.transports.backends.register import backend_of
 from ddltrace.experiments.transports.entries import by_name
 from ddltrace.tracer.errors import DdltraceError
@@ -93,24 +100,15 @@ def push_pull(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
 
 
 def ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """A ring: 2 (p - 1) rounds, each sending one of p parts to the right."""
-    rank, ranks = dist.get_rank(group), group.size()
-    left, right = (rank - 1) % ranks, (rank + 1) % ranks
-    parts = list(tensor.tensor_split(ranks))
-    inbox = torch.empty_like(parts[0])
-    for turn in range(2 * (ranks - 1)):
-        out = parts[(rank - turn) % ranks]
-        own = parts[(rank - turn - 1) % ranks]
-        # The first half of the turns adds what comes in, the second half keeps it.
-        into = inbox[: own.numel()] if turn < ranks - 1 else own
-        works = [
-            dist.isend(out, group=group, group_dst=right),
-            dist.irecv(into, group=group, group_src=left),
-        ]
-        for work in works:
-            work.wait()  # type: ignore[union-attr]
-        if turn < ranks - 1:
-            own += into
+    """Executes the plan of the architecture ``ring``."""
+    send, receive = launches_of(group, tag=0)
+    rounds = _ring_rounds(dist.get_rank(group), group.size(), tensor.numel())
+    PlanExecution(rounds, tensor, send=send, receive=receive).wait()
+
+
+@functools.cache
+def _ring_rounds(rank: int, ranks: int, elements: int) -> list[OwnRound]:
+    return rounds_of(rank, Ring().plan(range(ranks), elements))
 
 
 _OPERATIONS: Final[dict[str, Callable[[torch.Tensor, dist.ProcessGroup], None]]] = {

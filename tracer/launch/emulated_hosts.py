@@ -25,8 +25,8 @@ _OPTIONS: Final = (
         "--hosts",
         type=int,
         metavar="N",
-        help="Run the job on N emulated hosts: network namespaces behind links of --bandwidth. "
-        "COMMAND is started for each rank. Needs root and iproute2.",
+        help="Run the ranks on N emulated hosts: network namespaces behind links of --bandwidth. "
+        "A COMMAND is started once for each rank. Needs root and iproute2.",
     ),
     click.option("--bandwidth", metavar="RATE", help="Rate of each host's link, e.g. 400mbit."),
     click.option("--ranks-per-host", type=int, metavar="N", help="Ranks on each host."),
@@ -56,8 +56,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def host_options(command: F) -> F:
-    """Adds the options to a command, which gets them as keyword arguments called as in `NAMES`."""
+    """Adds all options to a command, which gets them as keyword arguments named as in `NAMES`."""
     for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def flat_network_options(command: F) -> F:
+    """Adds only ``--hosts`` and ``--bandwidth``: hosts of one rank each behind equal links."""
+    for option in reversed(_OPTIONS[:2]):
         command = option(command)
     return command
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from ddltrace.tracer.trace.event_reader import ArrowReader
+from ddltrace.tracer.trace.event_reader import ArrowReader, read_table
 from ddltrace.tracer.trace.schema import SCHEMA_NAME
 from ddltrace.tracer.trace.trace_files import counters_path
 
@@ -137,6 +137,5 @@ def read_counters(directory: Path, segment: str) -> tuple[pa.Table, int]:
     path = counters_path(directory, segment)
     if not path.exists():
         return COUNTERS.empty_table(), 0
-    reader = ArrowReader(path, COUNTERS)
-    table = pa.Table.from_batches(list(reader), schema=COUNTERS)
-    return table.unify_dictionaries().combine_chunks(), reader.lost_bytes
+    table, lost_bytes = read_table(ArrowReader(path, COUNTERS), COUNTERS)
+    return table.combine_chunks(), lost_bytes

@@ -44,11 +44,24 @@ def read_events(directory: Path, segment: str) -> tuple[pa.Table, int]:
     Raises:
         TraceError: There is no event file, or nothing in it can be read.
     """
-    batches = []
-    reader = EventReader(directory, segment)
-    for batch in reader:
-        batches.append(batch)
-    table = pa.Table.from_batches(batches, schema=EVENTS)
+    return read_table(EventReader(directory, segment), EVENTS)
+
+
+def read_table(reader: ArrowReader, schema: pa.Schema) -> tuple[pa.Table, int]:
+    """Reads all batches of one file or stream as a table.
+
+    Args:
+        reader: Iterates over the batches.
+        schema: The columns of the batches.
+
+    Returns:
+        The rows in the order in which they were written, and how many bytes at the end of the
+        file could not be read.
+
+    Raises:
+        TraceError: The file has other columns, or cannot be opened.
+    """
+    table = pa.Table.from_batches(list(reader), schema=schema)
     return table.unify_dictionaries(), reader.lost_bytes
 
 

@@ -18,6 +18,8 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from ddltrace.experiments.architectures.ring import Ring
+from ddltrace.experiments.collectives.plan_execution import PlanExecution, rounds_of
 from ddltrace.experiments.transports.backends.mailbox import Future, fail
 
 USER: Final = 0
@@ -169,15 +171,21 @@ class MessagingGroup(_ProcessGroup):
         return self._launch(run)
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> FutureWork:
-        """A ring: each rank's share is summed on its way round, then sent round."""
+        """Executes the plan of the architecture ``ring``."""
         operation = _operation(opts)
 
         def run(tag: int) -> list[torch.Tensor]:
             for tensor in tensors:
                 flat = _contiguous(tensor).view(-1)
-                parts = list(flat.tensor_split(self._ranks))
-                self._ring_reduce(parts, operation, tag)
-                self._ring_gather(parts, tag)
+                plan = Ring().plan(range(self._ranks), flat.numel())
+                PlanExecution(
+                    rounds_of(self._me, plan),
+                    flat,
+                    send=lambda values, transfer: self._put(values, transfer.target, tag),
+                    receive=lambda into, transfer: self._get(into, transfer.source, tag),
+                    combine=_REDUCE[operation],
+                ).wait()
+                _finish(flat, operation, self._ranks)
                 _copy_back(tensor, flat)
             return tensors
 
@@ -368,11 +376,7 @@ class MessagingGroup(_ProcessGroup):
     ) -> list[torch.Tensor]:
         if not outputs:
             return []
-        sends = [self._put(own, peer, tag) for peer in self._others()]
-        outputs[self._me].copy_(own.view_as(outputs[self._me]))
-        self._receive_all({peer: outputs[peer] for peer in self._others()}, tag)
-        _wait(sends)
-        return list(outputs)
+        return self._exchange(outputs, [own.view_as(outputs[self._me])] * self._ranks, tag)
 
     def _exchange(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], tag: int
@@ -396,25 +400,6 @@ class MessagingGroup(_ProcessGroup):
         _finish(own, operation, self._ranks)
         output.copy_(own.view_as(output))
         return output
-
-    def _ring_reduce(self, parts: list[torch.Tensor], operation: str, tag: int) -> None:
-        """After it, part ``rank + 1`` of this rank holds the result over all ranks."""
-        left, right = (self._me - 1) % self._ranks, (self._me + 1) % self._ranks
-        inbox = torch.empty_like(parts[0])
-        for turn in range(self._ranks - 1):
-            out = parts[(self._me - turn) % self._ranks]
-            total = parts[(self._me - turn - 1) % self._ranks]
-            arrived = inbox[: total.numel()]
-            _wait([self._put(out, right, tag), self._get(arrived, left, tag)])
-            _REDUCE[operation](total, arrived)
-        _finish(parts[(self._me + 1) % self._ranks], operation, self._ranks)
-
-    def _ring_gather(self, parts: list[torch.Tensor], tag: int) -> None:
-        left, right = (self._me - 1) % self._ranks, (self._me + 1) % self._ranks
-        for turn in range(self._ranks - 1):
-            out = parts[(self._me + 1 - turn) % self._ranks]
-            into = parts[(self._me - turn) % self._ranks]
-            _wait([self._put(out, right, tag), self._get(into, left, tag)])
 
 
 def _wait(futures: Sequence[Future]) -> None:
