@@ -22,6 +22,8 @@ from ddltrace.analyzer.events.interval_sets import (
 )
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.events.rank_timeline import Timeline
+from ddltrace.analyzer.formatting.units import share_text
+from ddltrace.analyzer.importers.straggler_analysis.operations import WORKERS_LABEL
 from ddltrace.analyzer.joined.analyzed import Analyzed
 from ddltrace.analyzer.joined.critical_path import Path, PathFinder, Window
 from ddltrace.analyzer.joined.dependencies import find_graph
@@ -83,6 +85,10 @@ if TYPE_CHECKING:
 
 _TIMELINE_BYTES: Final = 512 << 20
 _STRAGGLERS_REPLAYED: Final = 32
+_UNRECORDED_WORTH_SAYING: Final = 0.01
+_CLOCK_ERROR_NS: Final = 200_000
+"""In the public traces of StragglerAnalysis, computations start up to 0.13 ms before the end of the
+receive that they depend on."""
 
 
 def analyze(trace: Trace, wanted: range | None = None) -> Analysis:
@@ -141,16 +147,17 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
         tensors = beside.submit(tensor_rows, trace, scans, steady)
         paths = find_paths(trace, scans, joined, steps)
     steady_paths = [paths[number] for number in steady.tolist()]
+    # Before the trace's facts are collected: it may add a note.
+    ideal = ideal_job(trace, steps.number)
     causes = _find_causes(
         scans,
         joined,
         steps,
         straggler_rows(joined, steady_collectives, rank_steps, window, residual),
         steady_paths,
+        dependencies_known=ideal is not None,
     )
     executions = find_executions(trace, None if wanted is None else steps.number)
-    # Before the trace's facts are collected: it may add a note.
-    ideal = ideal_job(trace, steps.number)
     analysis = Analysis(
         trace=_trace_facts(trace, scans, steps, selection),
         clock=_clock_facts(trace, residual),
@@ -250,6 +257,8 @@ def _find_causes(
     steps: Steps,
     stragglers: tuple[StragglerRow, ...],
     paths: Sequence[Path],
+    *,
+    dependencies_known: bool,
 ) -> _Causes:
     """Follows waiting back to its causes, and replays the steady steps without them.
 
@@ -259,13 +268,14 @@ def _find_causes(
         steps: All steps.
         stragglers: Rows that lack what they could save; of very many, the worst get it.
         paths: The critical paths of the steady steps.
+        dependencies_known: See `SavingsFinder`.
     """
-    graph = find_graph(scans, joined)
+    graph = find_graph(scans, joined, tolerance_ns=_CLOCK_ERROR_NS if dependencies_known else 0)
     delayed = RootCauseFinder(scans, joined, graph, steps)
     parts = path_parts(paths)
     if not paths:
         return _Causes(stragglers, parts, None, (), delayed.waiting(), delayed.causes(None))
-    finder = SavingsFinder(scans, joined, graph, steps)
+    finder = SavingsFinder(scans, joined, graph, steps, dependencies_known=dependencies_known)
     saved = finder.by_rank([row.rank for row in stragglers[:_STRAGGLERS_REPLAYED]])
     alone = finder.by_part(parts, paths)
     return _Causes(
@@ -501,6 +511,23 @@ def find_paths(
     return dict(zip(steps.number.tolist(), finder.find(windows), strict=True))
 
 
+def _unrecorded_notes(scans: Mapping[int, RankScan], *, operations_only: bool) -> list[str]:
+    """Says how much time of ranks is not recorded, and how it is counted."""
+    missing = {rank: length(scan.activity.unrecorded) for rank, scan in scans.items()}
+    ranks = [rank for rank, ns in missing.items() if ns]
+    whole = sum(scans[rank].last - scans[rank].first for rank in ranks)
+    share = sum(missing.values()) / whole if whole else 0.0
+    if share < _UNRECORDED_WORTH_SAYING:
+        return []
+    told = f"for {share_text(share)} of the time of {len(ranks)} ranks nothing is recorded"
+    if operations_only:
+        return [f"{told}: it counts as waiting, since all work is recorded as operations"]
+    return [
+        f"{told}, neither of the device nor of the host: they may have worked then, or waited, so "
+        "savings are known within a range only where that matters"
+    ]
+
+
 def _trace_facts(
     trace: Trace, scans: Mapping[int, RankScan], steps: Steps, selection: StepSelection | None
 ) -> TraceFacts:
@@ -524,6 +551,7 @@ def _trace_facts(
             f"takes {dear['ratio']:.3f} times as long with it "
             f"(95 % interval {dear['low']:.3f} to {dear['high']:.3f})"
         )
+    notes += _unrecorded_notes(scans, operations_only=WORKERS_LABEL in run.labels)
     partly = steps.number[steps.ranks < steps.ranks.max(initial=0)]
     if len(partly):
         notes.append(

@@ -868,6 +868,11 @@ class Savings:
     changes. Communication that compute hides completely stays hidden in a replay without that
     compute: there a bound is too high. No bound is more than `step_us`.
 
+    Time that nothing explains (unrecorded time where the trace tells nothing of the host, and
+    waiting for messages that could not be joined) is replayed once as work and once as waiting,
+    which is in neither run then; a bound is the larger of both. In a job of which all dependencies
+    are known (StragglerAnalysis), all of it is waiting, as in `IdealJob`.
+
     Attributes:
         step_us: What they are taken from: `Summary.step_us`, its mean.
         compute_us: Forward, backward and other layers take no time on any rank.
@@ -944,7 +949,8 @@ class RootCause:
     Attributes:
         rank: Where it began.
         activity: ``compute``, ``update``, ``data``, ``copy``, ``host``, or ``transfer``: a message
-            to that rank took longer.
+            to that rank took longer; ``unrecorded`` where the trace tells nothing of the host:
+            that rank may have worked then, or waited.
         peer: The sending rank, for a transfer between two ranks; else None.
         name: Layer, operation or kernel in which the rank spent most more than other ranks; None
             where that has no name, for transfers and for small causes.
@@ -957,7 +963,11 @@ class RootCause:
             `Savings`: if in each step the rank took no longer at that activity than the rank
             that is fastest at it; where that explains little, if it took no longer where others
             wait for it than they do; of a transfer, if it took as long as is usual. None for
-            small causes and without steps.
+            small causes, without steps, and where only a range is known.
+        saves_range_us: The least and the most that this may be, where they differ by more than
+            5 %: the first with all time that nothing explains as work (unrecorded time, and
+            waiting for messages that could not be joined), the other with it as waiting, or the
+            other way round. None where that time changes nothing.
     """
 
     rank: int
@@ -969,11 +979,19 @@ class RootCause:
     slower_us: float
     share: float
     saves_us: float | None
+    saves_range_us: tuple[float, float] | None = None
 
     @property
     def cost_us(self) -> float:
         """All that it costs."""
         return self.direct_us + self.propagated_us + self.slower_us
+
+    @property
+    def most_us(self) -> float:
+        """The most that is known to be saved without it; 0 where nothing is known."""
+        if self.saves_range_us is not None:
+            return self.saves_range_us[1]
+        return self.saves_us or 0.0
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ The activities are disjoint, and together with the blocked times they cover the 
 its first and its last event. If the timeline of the rank is available, they are those of the
 critical path. In a trace of very many ranks it is not available; then an instant with several
 activities counts as the first of: on a CPU rank update, compute, data, copy; on a rank with
-recorded device work update (the optimizer's kernels), compute, copy, data. The rest is host.
+recorded device work update (the optimizer's kernels), compute, copy, data. The rest is host, or
+unrecorded where the trace tells nothing of the host (`Activity.unrecorded`).
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from ddltrace.analyzer.events.interval_sets import EMPTY, Spans, intersect, subt
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.events.rank_timeline import CATEGORY, Timeline
 
-ACTIVITIES: Final = ("compute", "update", "data", "copy", "host")
+_WORK: Final = ("compute", "update", "data", "copy")
+ACTIVITIES: Final = (*_WORK, "host", "unrecorded")
 
 
 def own_work(scan: RankScan) -> dict[str, Spans]:
     """The rank's own work by activity: a set of instants for each of `ACTIVITIES`."""
     free = unblocked(scan)
     if scan.timeline is not None:
-        return _of_timeline(scan.timeline, free)
+        return _of_timeline(scan.timeline, free, scan.activity.unrecorded)
     activity = scan.activity
     compute = EMPTY if activity.compute is None else activity.compute
     if activity.device:
@@ -37,18 +39,22 @@ def own_work(scan: RankScan) -> dict[str, Spans]:
     for name, spans in parts.items():
         found[name] = intersect(spans, free)
         free = subtract(free, found[name])
-    return {name: found.get(name, free) for name in ACTIVITIES}
+    return {name: found[name] for name in _WORK} | _rest(free, activity.unrecorded)
 
 
-def _of_timeline(line: Timeline, free: Spans) -> dict[str, Spans]:
+def _of_timeline(line: Timeline, free: Spans, unrecorded: Spans) -> dict[str, Spans]:
     time, category, _ = line.segments
     found: dict[str, Spans] = {}
     rest = free
-    for name in ACTIVITIES[:-1]:
+    for name in _WORK:
         rows = np.flatnonzero(category[:-1] == CATEGORY[name])
         found[name] = intersect(union(time[rows], time[rows + 1]), free)
         rest = subtract(rest, found[name])
-    return found | {ACTIVITIES[-1]: rest}
+    return found | _rest(rest, unrecorded)
+
+
+def _rest(free: Spans, unrecorded: Spans) -> dict[str, Spans]:
+    return {"host": subtract(free, unrecorded), "unrecorded": intersect(free, unrecorded)}
 
 
 def unblocked(scan: RankScan) -> Spans:

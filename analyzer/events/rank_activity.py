@@ -26,6 +26,7 @@ from ddltrace.analyzer.events.interval_sets import (
 from ddltrace.analyzer.events.rank_messages import Messages, Waits
 
 COMPUTE_PHASES = ("forward", "backward", "optimizer")
+_HOST_KINDS = ("phase", "layer", "codec", "data", "host")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Activity:
         host: A host thread is inside of a step, a phase, a marker or an imported operation.
         both: C n M.
         work: All device work: C, M and copies.
+        unrecorded: Nothing is recorded, and the trace tells nothing of the host: it may have
+            worked, or waited. Empty where the host is recorded.
     """
 
     device: bool
@@ -60,12 +63,23 @@ class Activity:
     host: Spans
     both: Spans
     work: Spans
+    unrecorded: Spans = EMPTY
 
 
 class ActivityBuilder:
-    """Finds a rank's activity in its events, which are added in parts."""
+    """Finds a rank's activity in its events, which are added in parts.
 
-    def __init__(self) -> None:
+    Args:
+        operations_only: Whether the trace records operations and nothing between them; None to
+            find out: then the host is recorded if there is any event of it other than steps,
+            markers and waits.
+    """
+
+    def __init__(self, *, operations_only: bool | None = None) -> None:
+        self._operations_only = operations_only
+        self._host_seen = False
+        self._recorded_host = Growing()
+        self._steps = Growing()
         self._device = False
         self._host_computes = False
         self._kernels = Growing()
@@ -90,6 +104,11 @@ class ActivityBuilder:
         _add(self._data, columns, columns.rows("data"))
         _add(self._update, columns, phases[np.isin(names, _codes(columns.names, ("optimizer",)))])
         _add(self._host, columns, columns.rows("step", "phase", "marker", "host"))
+        of_host = columns.rows(*_HOST_KINDS)
+        self._host_seen |= len(of_host) > 0
+        if self._operations_only or not self._host_seen:
+            _add(self._recorded_host, columns, of_host)
+            _add(self._steps, columns, columns.rows("step"))
 
     def finish(self, messages: Messages, waits: Waits) -> Activity:
         """Returns the activity of all added events."""
@@ -101,6 +120,8 @@ class ActivityBuilder:
         comm = messages.spans()
         by_direction = tuple(spans.spans() for spans in self._copies)
         copies = merge(*by_direction)
+        work = merge(EMPTY if compute is None else compute, comm, copies)
+        unrecorded = self._unrecorded(work)
         return Activity(
             device=self._device,
             compute=compute,
@@ -111,10 +132,22 @@ class ActivityBuilder:
             update=self._update.spans(),
             device_update=self._device_update.spans(),
             blocked=union(waits.start, waits.end),
-            host=self._host.spans(),
+            host=subtract(self._host.spans(), unrecorded),
             both=EMPTY if compute is None else intersect(compute, comm),
-            work=merge(EMPTY if compute is None else compute, comm, copies),
+            work=work,
+            unrecorded=unrecorded,
         )
+
+    def _unrecorded(self, work: Spans) -> Spans:
+        """The times without a record between the first and the last event."""
+        operations_only = self._operations_only
+        if operations_only is None:
+            operations_only = self._device and not self._host_seen
+        every = merge(self._steps.spans(), work) if operations_only else EMPTY
+        if not len(every.start):
+            return EMPTY
+        whole = Spans(every.start[:1], every.end[-1:])
+        return subtract(whole, merge(work, self._data.spans(), self._recorded_host.spans()))
 
     def _add_copies(self, columns: Columns) -> None:
         rows = columns.rows("copy")

@@ -89,14 +89,15 @@ class RankScanner:
 
     Args:
         rank: The rank of the events.
+        operations_only: See `ActivityBuilder`.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, *, operations_only: bool | None = None) -> None:
         self._rank = rank
         self._events = self._damaged = self._backwards = 0
         self._first, self._last = _MAX_NS, NULL_NS
         self._kept: list[pa.Table] = []
-        self._activity = ActivityBuilder()
+        self._activity = ActivityBuilder(operations_only=operations_only)
         self._gradient_time = Gathered(np.int64)
         self._gradient_tensor = Gathered(np.int32)
         self._gradient_step = Gathered(np.int32)

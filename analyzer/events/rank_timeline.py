@@ -25,7 +25,7 @@ from ddltrace.analyzer.events.event_columns import (
     Gathered,
     IntArray,
 )
-from ddltrace.analyzer.events.interval_sets import subtract
+from ddltrace.analyzer.events.interval_sets import Spans, subtract
 from ddltrace.analyzer.events.rank_activity import Activity
 from ddltrace.analyzer.events.rank_messages import Messages, Waits
 from ddltrace.analyzer.model import CATEGORIES
@@ -207,7 +207,7 @@ class TimelineBuilder:
         host = _Labels(*(column.values() for column in self._found))
         start, end, message = blocked_times(messages, waits, activity, self._lane)
         if activity.device:
-            partition = _describe(host, _BESIDE_DEVICE)
+            partition = _overlay(_unexplained(activity.unrecorded), _describe(host, _BESIDE_DEVICE))
             for kind in ("copy", "kernel"):
                 top = _describe(_latest(Work.joined(self._device[kind])), _ON_DEVICE)
                 partition = _overlay(top, partition)
@@ -396,6 +396,13 @@ def _overlay(top: Partition, bottom: Partition) -> Partition:
         np.where(hole, np.append(bottom.category, _HOLE)[j], top_category),
         np.where(hole, np.append(bottom.name, NULL)[j], np.append(top.name, NULL)[i]),
     )
+
+
+def _unexplained(unrecorded: Spans) -> Partition:
+    """Times of which nothing is known, as waiting; holes elsewhere."""
+    time = np.stack([unrecorded.start, unrecorded.end], axis=1).ravel()
+    category = np.tile(np.array([CATEGORY["wait"], _HOLE], dtype=np.int8), len(unrecorded.start))
+    return Partition(time, category, np.full(len(time), np.int32(NULL)))
 
 
 def _with_copies(host: Partition, copies: Partition) -> Partition:

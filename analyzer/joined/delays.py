@@ -129,14 +129,17 @@ def find_delays(
     theirs[:, _TRANSFER] += messages.start[cause_row] - came
     excess = np.maximum(theirs - own, 0)
     total = excess.sum(axis=1)
-    # Where nothing took longer the times do not tell: then it is host code.
-    excess[total == 0, ACTIVITIES.index("host")] = 1
+    # Where nothing took longer the times do not tell: then it is what lies between the activities.
+    between = _between(work, blocks.ranks)[cause_place]
+    unclear = np.flatnonzero(total == 0)
+    excess[unclear, between[unclear]] = 1
     share = excess / excess.sum(axis=1, keepdims=True)
     cost = np.where(counted[block], waiting, 0).astype(np.float64)
     window = _Windows(cause_place, since_other, came)
     handed_on = _propagate(graph, block, window, cost, share[:, _WAITING])
     # What can be handed on to no wait stays with the rank that was waited for.
-    share[:, ACTIVITIES.index("host")] += np.where(handed_on.lost, share[:, _WAITING], 0)
+    lost = np.flatnonzero(handed_on.lost)
+    share[lost, between[lost]] += share[lost, _WAITING]
     direct = cost[:, None] * share[:, :_WAITING]
     propagated = handed_on.received[:, None] * share[:, :_WAITING]
     return Delays(
@@ -156,6 +159,12 @@ def find_delays(
             window._replace(place=np.where(excess[:, _TRANSFER] > 0, cause_place, NULL)),
         ),
     )
+
+
+def _between(work: Mapping[int, Mapping[str, Spans]], ranks: Sequence[int]) -> IntArray:
+    """The cause that stands for unknown activities of each rank: host code, if it is recorded."""
+    names = ["unrecorded" if len(work[rank]["unrecorded"].start) else "host" for rank in ranks]
+    return np.array([ACTIVITIES.index(name) for name in names], dtype=np.int64)
 
 
 def _last_in_common(

@@ -61,6 +61,17 @@ class Blocks:
         found = np.searchsorted(self.end[mine], times, side="right") - 1
         return np.where(found < 0, NULL, found + mine.start)
 
+    def almost_before(self, place: int, times: IntArray, tolerance_ns: int) -> IntArray:
+        """The same with an error of recorded times.
+
+        A block counts that ends by at most `tolerance_ns` later, if it began earlier by more.
+        """
+        before = self.before(place, times)
+        if not tolerance_ns:
+            return before
+        found = self.before(place, times + tolerance_ns)
+        return np.where(times - np.append(self.start, 0)[found] > tolerance_ns, found, before)
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -76,6 +87,7 @@ class Graph:
         former: For each message, the one that kept its queue busy; `NULL` for none.
         block_level: Level of each block.
         join_level: Level of each join; negative where no block depends on it.
+        tolerance_ns: What follows a block may begin so much before the block ends.
     """
 
     blocks: Blocks
@@ -87,6 +99,7 @@ class Graph:
     former: IntArray
     block_level: IntArray
     join_level: IntArray
+    tolerance_ns: int = 0
 
 
 def find_blocks(scans: Mapping[int, RankScan], joined: Joined) -> Blocks:
@@ -108,8 +121,14 @@ def find_blocks(scans: Mapping[int, RankScan], joined: Joined) -> Blocks:
     )
 
 
-def find_graph(scans: Mapping[int, RankScan], joined: Joined) -> Graph:
-    """Finds the dependencies of every block."""
+def find_graph(scans: Mapping[int, RankScan], joined: Joined, *, tolerance_ns: int = 0) -> Graph:
+    """Finds the dependencies of every block.
+
+    Args:
+        scans: Rank -> its scan.
+        joined: All messages.
+        tolerance_ns: See `Graph`.
+    """
     blocks = find_blocks(scans, joined)
     messages = joined.messages
     join, rows, first = _joins(joined)
@@ -120,10 +139,10 @@ def find_graph(scans: Mapping[int, RankScan], joined: Joined) -> Graph:
     after = np.full(len(messages), NULL)
     for place, rank in enumerate(blocks.ranks):
         mine = joined.rows(rank)
-        after[mine] = blocks.before(place, handed_over[mine])
+        after[mine] = blocks.almost_before(place, handed_over[mine], tolerance_ns)
     former = find_formers(joined)
     none = np.empty(0, np.int64)
-    graph = Graph(blocks, join, rows, first, handed_over, after, former, none, none)
+    graph = Graph(blocks, join, rows, first, handed_over, after, former, none, none, tolerance_ns)
     block_level, join_level = _levels(graph)
     return replace(graph, block_level=block_level, join_level=join_level)
 

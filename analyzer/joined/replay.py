@@ -4,7 +4,9 @@ The model is that of `dependencies.py`. A rank's own work takes its recorded tim
 that a scenario removes. A message is launched when the preceding work is complete, is released when
 all ranks that it needs have launched it, and then takes its recorded transfer time, less the time
 that the scenario removes. A rank that is blocked on it continues when it is complete. Communication
-that compute hides completely stays hidden, so a replay is an upper bound of the savings.
+that compute hides completely stays hidden, so a replay is an upper bound of the savings. A rank
+that is blocked on a message whose completion is not explained is blocked as long as it was, or, in
+an elastic scenario, not at all.
 
 All results are *gains*: how much earlier than recorded something happens, ns.
 
@@ -40,11 +42,13 @@ class Scenario:
         work: Rank -> the instants of its own work that take no time.
         transfers: For each message, how much of its transfer is taken out, ns; None for nothing.
         balanced: All ranks of a collective come when the first one does.
+        elastic: Ranks are not blocked on what nobody knows the end of.
     """
 
     work: Mapping[int, Spans] = field(default_factory=dict)
     transfers: IntArray | None = None
     balanced: bool = False
+    elastic: bool = False
 
 
 @dataclass(frozen=True)
@@ -188,12 +192,18 @@ class Replay:
         self._block_before = np.where(same, before, NULL)
         join = np.append(graph.join, NULL)[blocks.message]
         end = np.append(messages.end, NULL_NS)[blocks.message]
-        held = (join != NULL) & (end > blocks.start) & (end <= blocks.end)
+        held = (join != NULL) & (end > blocks.start) & (end <= blocks.end + graph.tolerance_ns)
         self._held = held
-        self._message_end = end
+        self._unexplained = np.where(held, 0, blocks.end - blocks.start)
+        self._message_end = np.minimum(end, blocks.end)
         held_here = held & (np.append(join_chunk, NULL)[join] == self._block_chunk)
         self._block_join = np.where(held_here, join, NULL)
         self._block_bounds = _bounds(graph.block_level[self._block_order])
+
+    @property
+    def has_unexplained(self) -> bool:
+        """Whether a rank is blocked, within the steps, on what nobody knows the end of."""
+        return bool((self._unexplained[self._block_chunk != NULL] > 0).any())
 
     def saved(self, scenarios: Sequence[Scenario]) -> list[float]:
         """Returns the savings of each scenario: mean over the steps, ns per step, never negative.
@@ -256,6 +266,7 @@ class Replay:
             ),
             transfers=_stack([scenario.transfers for scenario in scenarios]),
             balanced=np.array([scenario.balanced for scenario in scenarios]),
+            elastic=np.array([scenario.elastic for scenario in scenarios]),
         )
         joins, own = self._join_bounds, self._block_bounds
         for level in range(max(len(joins), len(own)) - 1):
@@ -293,6 +304,7 @@ class Replay:
         """The gains of the blocks of one level."""
         blocks = self._graph.blocks
         gain = gains.blocks[self._block_before[which]] + gains.block_cut[which]
+        gain += self._unexplained[which][:, None] * gains.elastic
         held = self._held[which]
         some = which[held]
         if len(some):
@@ -369,6 +381,7 @@ class _Gains:
         block_cut: For each block: work removed since the preceding block.
         transfers: For each message of the run: time removed from its transfer; None for none.
         balanced: One entry for each scenario.
+        elastic: One entry for each scenario.
     """
 
     blocks: IntArray
@@ -377,6 +390,7 @@ class _Gains:
     block_cut: IntArray
     transfers: IntArray | None
     balanced: BoolArray
+    elastic: BoolArray
 
 
 def _bounds(level: IntArray) -> list[int]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from ddltrace.analyzer.events.event_columns import Columns
 from ddltrace.analyzer.events.rank_scan import RankScan, RankScanner
 from ddltrace.analyzer.events.rank_timeline import Gradients, Timeline, TimelineBuilder
+from ddltrace.analyzer.importers.straggler_analysis.operations import WORKERS_LABEL
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -51,7 +52,7 @@ def timeline_of(trace: Trace, scan: RankScan) -> Timeline:
 
 
 def _scan(trace: Trace, rank: int, *, with_timeline: bool) -> RankScan:
-    scanner = RankScanner(rank)
+    scanner = RankScanner(rank, operations_only=_operations_only(trace))
     builder = TimelineBuilder() if with_timeline else None
     for table in trace.windows(rank):
         columns = Columns(table)
@@ -61,6 +62,11 @@ def _scan(trace: Trace, rank: int, *, with_timeline: bool) -> RankScan:
     scan = scanner.finish()
     line = None if builder is None else _finished(builder, scan)
     return scan if line is None else replace(scan, timeline=line)
+
+
+def _operations_only(trace: Trace) -> bool | None:
+    """Whether the trace records operations and nothing between them; None if only ranks tell."""
+    return True if trace.run.labels.get(WORKERS_LABEL) else None
 
 
 def _finished(builder: TimelineBuilder, scan: RankScan) -> Timeline | None:

@@ -64,7 +64,7 @@ FIELDS: Final = (
 )
 """What `measure_windows` gives; `update_alone_ns` is the part of compute without communication
 that the optimizer's phases on the host take, nothing where the device is seen; `host_ns` is what
-is none of compute, data, update, copies, blocked and, on a rank whose device is seen,
+is none of compute, data, update, copies, blocked, unrecorded and, on a rank whose device is seen,
 communication."""
 
 
@@ -133,6 +133,7 @@ def rank_sets(scan: RankScan, joined: Joined) -> RankSets:
             activity.blocked,
             activity.copies,
             activity.comm if activity.device else EMPTY,
+            activity.unrecorded,
         ),
         joined=bool(known.any()) or not counted.any(),
     )

@@ -37,6 +37,9 @@ FloatArray = npt.NDArray[np.float64]
 
 _TRANSFER: Final = CAUSES.index("transfer")
 _MOST_OF_IT: Final = 0.5
+_SAME: Final = 0.05
+"""Two values of a saving that differ by less of the larger one count as one."""
+
 _REPLAYED: Final = 16
 """So many causes, those that cost most, are named and replayed."""
 
@@ -120,15 +123,15 @@ class RootCauseFinder:
         cost = sums.direct + sums.propagated + sums.slower
         order = np.argsort(-cost, kind="stable")
         order = order[cost[order] > 0]
-        saved: list[float | None] = [None] * len(order)
+        saved: list[tuple[float, float] | None] = [None] * len(order)
         if finder is not None:
             chosen = order[:_REPLAYED].tolist()
-            found = finder.saved(
+            found = finder.ranges(
                 [self._without(index) for index in chosen] + [self._as_others(i) for i in chosen]
             )
             pairs = zip(found[: len(chosen)], found[len(chosen) :], strict=True)
             saved[: len(chosen)] = [
-                whole if whole > _MOST_OF_IT * waited_for else waited_for
+                whole if whole[1] > _MOST_OF_IT * waited_for[1] else waited_for
                 for waited_for, whole in pairs
             ]
         names = self._names(order[:_REPLAYED])
@@ -138,6 +141,7 @@ class RootCauseFinder:
             rank, activity = int(sums.rank[index]), CAUSES[sums.cause[index]]
             peer = int(sums.peer[index])
             own = float(sums.direct[index] + sums.propagated[index])
+            known = saves is None or saves[1] - saves[0] <= _SAME * saves[1]
             rows.append(
                 RootCause(
                     rank=rank,
@@ -148,7 +152,8 @@ class RootCauseFinder:
                     propagated_us=self._us(float(sums.propagated[index])),
                     slower_us=self._us(float(sums.slower[index])),
                     share=own / total if total else 0.0,
-                    saves_us=saves,
+                    saves_us=saves[1] if saves is not None and known else None,
+                    saves_range_us=None if known else saves,
                 )
             )
         return tuple(rows)
@@ -166,7 +171,7 @@ class RootCauseFinder:
         """
         found: dict[int, str] = {}
         for cause in np.unique(self._sums.cause[chosen]).tolist():
-            if cause == _TRANSFER:
+            if CAUSES[cause] not in CATEGORY or cause == _TRANSFER:
                 continue
             spent = {
                 rank: _time_by_name(scan, CAUSES[cause], self._windows.get(rank))

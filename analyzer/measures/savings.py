@@ -2,18 +2,27 @@
 
 Every bound is the difference between the recorded run and its replay without that work (see
 `ddltrace.analyzer.joined.replay`), as a mean over the steady steps. It never exceeds the mean step.
+
+Some time of a rank may be neither work nor waiting that the trace explains: times without a record
+where only the device was recorded, and waiting for messages that could not be joined. Kept as work,
+it hides what is saved on other ranks; if it was waiting, it goes when its cause goes. So every
+scenario is replayed both ways: with that time kept, and without it, compared with a replay without
+it as well. The difference between both is what the trace does not tell. In a job of which all
+dependencies are known (StragglerAnalysis), all such time is waiting, as in
+`ddltrace.analyzer.measures.ideal_job`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, IntArray
-from ddltrace.analyzer.events.interval_sets import Spans, union
+from ddltrace.analyzer.events.interval_sets import Spans, merge, union
 from ddltrace.analyzer.events.own_work import own_work, unblocked
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.critical_path import Path
@@ -34,12 +43,25 @@ class SavingsFinder:
         joined: All messages.
         graph: The dependency graph.
         steps: All steps.
+        dependencies_known: Whether all time that nothing explains is known to be waiting.
     """
 
     def __init__(
-        self, scans: Mapping[int, RankScan], joined: Joined, graph: Graph, steps: Steps
+        self,
+        scans: Mapping[int, RankScan],
+        joined: Joined,
+        graph: Graph,
+        steps: Steps,
+        *,
+        dependencies_known: bool = False,
     ) -> None:
         self._scans, self._joined = scans, joined
+        self._dependencies_known = dependencies_known
+        self._unrecorded = {
+            rank: scan.activity.unrecorded
+            for rank, scan in scans.items()
+            if len(scan.activity.unrecorded.start)
+        }
         steady = steps.number[steps.steady]
         wall = (steps.end - steps.start)[steps.steady]
         self._mean_us = float(wall.mean()) / 1e3 if len(wall) else 0.0
@@ -65,7 +87,11 @@ class SavingsFinder:
         """Returns the possible savings of each category, over all ranks."""
         work = {rank: own_work(scan) for rank, scan in self._scans.items()}
         scenarios = [Scenario({rank: parts[name] for rank, parts in work.items()}) for name in _OWN]
-        scenarios += [Scenario(transfers=self._transfer), Scenario(balanced=True)]
+        # Nobody knows when the last rank came to a message that could not be joined.
+        scenarios += [
+            Scenario(transfers=self._transfer, elastic=True),
+            Scenario(balanced=True, elastic=True),
+        ]
         saved = self.saved(scenarios)
         return Savings(
             step_us=self._mean_us,
@@ -137,8 +163,35 @@ class SavingsFinder:
         return found
 
     def saved(self, scenarios: Sequence[Scenario]) -> list[float]:
-        """Returns the savings of each scenario, us per step."""
-        return [min(ns / 1e3, self._mean_us) for ns in self._replay.saved(scenarios)]
+        """Returns the largest savings of each scenario, us per step."""
+        return [most for _, most in self.ranges(scenarios)]
+
+    def ranges(self, scenarios: Sequence[Scenario]) -> list[tuple[float, float]]:
+        """Returns the savings of each scenario with unexplained time as work and as waiting.
+
+        Returns:
+            The lower and the higher of both, us per step; they are equal where all time is
+            explained, and in a job of which all dependencies are known.
+        """
+        if not self._replay.has_unexplained and not self._unrecorded:
+            kept = self._replay.saved(scenarios)
+            return [(self._us(ns), self._us(ns)) for ns in kept]
+        without = self._replay.saved([self._elastic(each) for each in (Scenario(), *scenarios)])
+        vanished = [ns - without[0] for ns in without[1:]]
+        kept = vanished if self._dependencies_known else self._replay.saved(scenarios)
+        return [
+            (self._us(min(pair)), self._us(max(pair))) for pair in zip(kept, vanished, strict=True)
+        ]
+
+    def _elastic(self, scenario: Scenario) -> Scenario:
+        """The scenario without the time that nothing explains."""
+        work = dict(scenario.work)
+        for rank, spans in self._unrecorded.items():
+            work[rank] = merge(work[rank], spans) if rank in work else spans
+        return replace(scenario, work=work, elastic=True)
+
+    def _us(self, ns: float) -> float:
+        return min(max(ns, 0.0) / 1e3, self._mean_us)
 
 
 def _pieces_of(

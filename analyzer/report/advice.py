@@ -48,6 +48,7 @@ _FIXES: Final = {
     "copy": "look at what that rank copies from and to its device that the others do not",
     "host": "look at what its Python code does outside of forward, backward and optimizer",
     "update": "look at what its optimizer does that the others' does not",
+    "unrecorded": "record the host as well, to see what that rank does there",
     "network": "look at that rank's own link: its port, its route, what else uses them",
     None: "look at what that rank does before it enters its collectives",
 }
@@ -79,11 +80,16 @@ _COPY_FIXES: Final = {
     "fill": "use zero_grad(set_to_none=True), and torch.empty where all values are overwritten",
     "other": "look at the largest copies in the table of the critical path's parts",
 }
-_FIX_OF: Final = {name: name for name in ("compute", "data", "copy", "host", "update")} | {
-    "transfer": "network"
-}
+_FIX_OF: Final = {
+    name: name for name in ("compute", "data", "copy", "host", "update", "unrecorded")
+} | {"transfer": "network"}
 _LINK_FIX: Final = "look at the link between these ranks: its port, its route, what else uses it"
+_RECORD_ALL: Final = (
+    "record all ranks: where no message has all its ranks, nobody can tell transfer from waiting "
+    "for another rank"
+)
 _SHOWN_CAUSES: Final = 2
+_MOST: Final = 0.5
 _FIX_ON_ONE_HOST: Final = (
     "look for what takes its core from that rank's communication: other work on the host, more "
     "threads than cores (OMP_NUM_THREADS)"
@@ -149,11 +155,18 @@ def _communication(
     overlap = analysis.summary.overlap_ratio
     hidden = "" if overlap is None else f"; {share_text(overlap)} of communication is overlapped"
     main = _main_collective(analysis)
+    evidence = f"{share_text(share)} of the critical path is transfer{part}{hidden}"
+    if held["wait"] > share:
+        evidence += (
+            f"; {share_text(held['wait'])} is waiting that nothing explains, which may be transfer"
+        )
+    if main is None and facts.link is None:
+        proposal = replace(proposal, advice=_RECORD_ALL, strategies=())
     yield _finding(
         savings,
         "communication",
         min(proposal.saves_us, exposed),
-        f"{share_text(share)} of the critical path is transfer{part}{hidden}",
+        evidence,
         proposal.advice,
         command=experiment_command(analysis, proposal.strategies),
         strategies=proposal.strategies,
@@ -185,6 +198,10 @@ def _finding(
 
 
 def _straggler(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
+    ideal = _slower_than_ideal(analysis, savings)
+    if ideal is not None:
+        yield ideal
+        return
     if analysis.waiting.is_point_to_point:
         yield from _root_causes(analysis, savings)
         return
@@ -216,6 +233,41 @@ def _straggler(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
     )
 
 
+def _slower_than_ideal(analysis: Analysis, savings: Savings) -> Finding | None:
+    """What stragglers cost by the replay of the ideal job, where there is one."""
+    ideal = analysis.ideal_job
+    if ideal is None:
+        return None
+    saves = min(max(ideal.replayed_us - ideal.ideal_us, 0.0), savings.step_us)
+    workers, last_stage = ideal.m_w or 0.0, ideal.m_s or 0.0
+    if max(workers, last_stage) < _MOST:
+        advice = (
+            "neither few slow ranks nor a slow last stage explain it: look for what varies from "
+            "microbatch to microbatch, such as the lengths of sequences, and balance it"
+        )
+    elif workers >= last_stage:
+        ranks = " and ".join(f"rank {rank}" for rank in ideal.slowest_ranks)
+        advice = (
+            f"look for what slows {shorten(ranks, _MAX_NAME)}: with ideal times there, "
+            f"{share_text(min(workers, 1.0))} of it is gone"
+        )
+    else:
+        advice = (
+            "give the last stage of the pipeline fewer layers (it also computes the loss): with "
+            f"ideal times there, {share_text(min(last_stage, 1.0))} of it is gone"
+        )
+    return _finding(
+        savings,
+        "straggler",
+        saves * min(max(workers, last_stage, 0.0), 1.0)
+        if max(workers, last_stage) >= _MOST
+        else saves,
+        f"stragglers slow the job by {share_text(ideal.slowdown - 1)}, compared with a job in "
+        "which all operations of one type take equally long",
+        advice,
+    )
+
+
 def _pipelines(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
     """More microbatches fill the bubbles of a pipeline."""
     for pipeline in analysis.pipelines[:1]:
@@ -223,8 +275,9 @@ def _pipelines(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
         if not count:
             continue
         # Of m + p - 1 turns of the slowest stage, p - 1 are bubble; half of that with 2 m.
-        slowest = max(stage.work_us for stage in pipeline.stages)
-        saves = slowest / count * (stages - 1) / 2
+        slowest = max(pipeline.stages, key=lambda stage: stage.work_us)
+        # The step cannot get shorter than what the slowest stage works.
+        saves = min(slowest.work_us / count * (stages - 1) / 2, slowest.bubble_us)
         fit = next((fit for fit in analysis.cost_fits if fit.op == "send"), None)
         latency = 0.0 if fit is None or fit.latency_us is None else fit.latency_us
         yield _finding(
@@ -241,8 +294,8 @@ def _pipelines(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
 
 def _root_causes(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
     """Yields findings on the causes of waiting at sends and receives."""
-    known = [cause for cause in analysis.root_causes if cause.saves_us]
-    for cause in sorted(known, key=lambda row: -(row.saves_us or 0.0))[:_SHOWN_CAUSES]:
+    known = [cause for cause in analysis.root_causes if cause.most_us]
+    for cause in sorted(known, key=lambda row: -row.most_us)[:_SHOWN_CAUSES]:
         waiting = cause.direct_us + cause.propagated_us
         evidence = (
             f"ranks wait {time_text(waiting)} a step, summed over them, because "
@@ -250,10 +303,16 @@ def _root_causes(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
         )
         if cause.propagated_us:
             evidence += f"; {time_text(cause.propagated_us)} of it through other ranks"
+        if cause.saves_range_us is not None:
+            evidence += (
+                f"; without that, a step is {time_text(cause.saves_range_us[0])} to "
+                f"{time_text(cause.saves_range_us[1])} shorter, depending on what ranks do in the "
+                "time that nothing explains"
+            )
         advice = _LINK_FIX if cause.peer is not None else _FIXES[_FIX_OF.get(cause.activity)]
         if cause.activity == "compute":
             advice += "; in a pipeline, move layers from its stage to others"
-        yield _finding(savings, "straggler", cause.saves_us or 0.0, evidence, advice)
+        yield _finding(savings, "straggler", cause.most_us, evidence, advice)
 
 
 def root_cause_text(cause: RootCause) -> str:
@@ -262,6 +321,8 @@ def root_cause_text(cause: RootCause) -> str:
         return f"messages from rank {cause.peer} to rank {cause.rank} take longer than others"
     if cause.activity == "transfer":
         return f"rank {cause.rank} is longer in collectives of other ranks"
+    if cause.activity == "unrecorded":
+        return f"rank {cause.rank} is longer in time of which nothing is recorded"
     name = "" if cause.name is None else f" ({shorten(printable(cause.name), _MAX_NAME)})"
     return f"{cause.activity}{name} on rank {cause.rank} takes longer than on those that wait"
 

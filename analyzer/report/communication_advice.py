@@ -3,7 +3,8 @@
 Each proposal must be applicable to the job and not already applied. Its savings follow from the
 fitted latency and bandwidth of the operation (`CostFit`), scaled by the share of the transfers for
 which the steps wait. If there are too few sizes for a fit, the whole time of a message below 64 kB
-counts as latency, and that of a larger message as bandwidth.
+counts as latency, and that of a larger message as bandwidth. Without the sizes of messages, nothing
+is proposed that depends on them.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def _of_exchange(
     low = overlap is not None and overlap < _LOW_OVERLAP
     count = exchange.count
     by_size = "" if cost.fitted else ", by its size"
-    if count >= 2:
+    if count >= 2 and exchange.bytes:
         each = cost.latency_us / count
         how = " (DDP: a larger bucket_cap_mb)" if facts.replicated else ""
         yield Proposal(
@@ -105,7 +106,7 @@ def _of_exchange(
             (count - 1) * each * scale,
             ("best_buckets", "fusion", "ddp") if facts.replicated else (),
         )
-    if facts.replicated and exchange.op == "all_reduce":
+    if facts.replicated and exchange.op == "all_reduce" and exchange.bytes:
         if low and cost.moving_us > cost.latency_us:
             yield from _split(exchange, cost, scale)
         if facts.element_bytes is None or facts.element_bytes >= _FULL_PRECISION:
@@ -152,7 +153,7 @@ def _of_link(
     size = bytes_text(round(link.bytes / link.count))
     overlap = analysis.summary.overlap_ratio
     # Microbatches follow each other, too, and cannot be merged.
-    if facts.sends_in_a_row and not analysis.pipelines:
+    if facts.sends_in_a_row and not analysis.pipelines and link.bytes:
         yield Proposal(
             f"merge messages: a link carries {link.count:.0f} of {size} in each step, of whose "
             f"transfer {share_text(cost.latency_us / cost.total_us)} is latency; send what goes to "
@@ -166,6 +167,8 @@ def _of_link(
             "isend in place of send, so that compute hides the transfers",
             mine * (1 - 1 / max(link.count, 1.0)),
         )
+    if not link.bytes:
+        return
     yield Proposal(
         f"send less: activations and gradients in half precision halve the messages of {size}, "
         "if they are in full precision",

@@ -24,6 +24,7 @@ from ddltrace.analyzer.model import (
     KernelRow,
     OperatorRow,
     RankRow,
+    RootCause,
     StragglerRow,
     StreamRow,
 )
@@ -47,6 +48,7 @@ _MAX_ROWS: Final = 8
 _MAX_SLOW: Final = 5
 _MAX_PIPELINES: Final = 4
 _NAME: Final = 30
+_CAUSE_NAME: Final = 20
 _LEAST_CAUSE: Final = 0.01
 
 
@@ -425,6 +427,13 @@ def _stragglers(analysis: Analysis) -> list[str]:
     return ["Stragglers (steady steps)", *render(header, cells, WIDTH)]
 
 
+def _saves(cause: RootCause) -> str:
+    if cause.saves_range_us is None:
+        return time_text(cause.saves_us)
+    least, most = map(time_text, cause.saves_range_us)
+    return f"{least} to {most}"
+
+
 def _root_causes(analysis: Analysis) -> list[str]:
     whole = sum(cause.cost_us for cause in analysis.root_causes)
     causes = [cause for cause in analysis.root_causes if cause.cost_us >= _LEAST_CAUSE * whole]
@@ -434,12 +443,12 @@ def _root_causes(analysis: Analysis) -> list[str]:
         [
             f"rank {cause.rank}",
             cause.activity if cause.peer is None else f"transfer from rank {cause.peer}",
-            cause.name or "",
+            shorten(cause.name or "", _CAUSE_NAME),
             time_text(cause.direct_us),
             time_text(cause.propagated_us),
             time_text(cause.slower_us) if cause.peer is not None else "",
             share_text(cause.share),
-            time_text(cause.saves_us),
+            _saves(cause),
         ]
         for cause in causes[:_MAX_ROWS]
     ]

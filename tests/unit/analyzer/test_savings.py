@@ -185,3 +185,46 @@ def test_savings_of_sends_and_receives(build_class, kind):
         )
         pairs.append((analysis.savings.transfer_us, _saved(played, gone)))
     _check(pairs)
+
+
+def _on_devices(build_class, begins):
+    """Two ranks whose hosts are not recorded; rank 1 computes 10 ms longer than rank 0.
+
+    Args:
+        begins: When rank 0 enters its collectives, us from the start of the step.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        built = build_class(Path(folder) / "trace", 2)
+        for step in range(4):
+            for rank, enters in enumerate((begins, 12_000)):
+                one, start = built[rank], step * 13_000
+                one.step = step
+                busy = 2_000 if rank == 0 else 12_000
+                one.add("kernel", start, start + busy, name="gemm", lane="stream-7")
+                one.message(
+                    "all_reduce", start + enters, start + 12_500,
+                    group="0", seq=step, bytes=8, out_bytes=8, lane="stream-9",
+                )  # fmt: skip
+                one.add("kernel", start + 12_500, start + 13_000, name="adam", lane="stream-7")
+                one.whole_step(step, start, start + 13_000)
+        return built.trace().analyze()
+
+
+def test_a_saving_is_a_range_where_unrecorded_time_may_be_waiting(build_class):
+    analysis = _on_devices(build_class, begins=11_990)
+    cause = next(row for row in analysis.root_causes if row.saves_range_us is not None)
+    assert cause.saves_us is None
+    known = [row for row in analysis.root_causes if row.activity == "compute"]
+    assert [row.rank for row in known] in ([], [1])
+    saved = next(part for part in analysis.critical_path if part.name == "gemm")
+    assert saved.rank == 1
+    assert saved.alone_us == pytest.approx(10_000, abs=20)
+    assert any("savings are known within a range" in note for note in analysis.trace.notes)
+
+
+def test_a_saving_is_a_number_where_a_rank_waits_in_its_message(build_class):
+    analysis = _on_devices(build_class, begins=2_000)
+    (cause,) = [row for row in analysis.root_causes if row.activity == "compute"]
+    assert (cause.rank, cause.name) == (1, "gemm")
+    assert cause.saves_us == pytest.approx(10_000, abs=20)
+    assert cause.saves_range_us is None

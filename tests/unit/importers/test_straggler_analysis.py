@@ -132,6 +132,44 @@ def test_slow_replica(tmp_path: Path) -> None:
     ]
 
 
+def three_replicas() -> list[dict[str, Any]]:
+    """Rank 0 is 0.3 s late; rank 1 waits for it where nothing is recorded, rank 2 in a message."""
+    rows = []
+    for step in range(3):
+        for rank, (own, begins) in enumerate([(0.4, 0.65), (0.1, 0.649), (0.1, 0.35)]):
+            spans = {
+                "params-all-gather": [(0.0, 0.05)],
+                "forward-compute": [(0.05, 0.05 + own)],
+                "backward-compute": [(0.05 + own, 0.25 + own)],
+                "grads-reduce-scatter": [(begins, 0.75)],
+                "optimizer": [(0.75, 0.77)],
+            }
+            rows += rows_of(spans, rank=rank, replica=rank, stage=0, step=step)
+    return rows
+
+
+def test_unrecorded_time_is_waiting(tmp_path: Path) -> None:
+    """Root causes, savings and advice agree with the ideal job although ranks wait unrecorded."""
+    analysis = ddltrace.open(write(tmp_path / "job.parquet", three_replicas())).analyze()
+    assert analysis.ideal_job is not None
+    assert analysis.savings is not None
+    cause = analysis.root_causes[0]
+    assert (cause.rank, cause.activity, cause.name) == (0, "compute", "forward-compute")
+    assert cause.saves_us == pytest.approx(0.3e6)
+    assert analysis.savings.compute_us == pytest.approx(0.6e6)
+    assert {c.activity for c in analysis.root_causes} <= {"compute", "transfer", "unrecorded"}
+    lost = analysis.ideal_job.replayed_us - analysis.ideal_job.ideal_us
+    (finding,) = [one for one in analysis.findings if one.kind == "straggler"]
+    assert finding.saves_us == pytest.approx(lost)
+    assert "what slows rank 0" in finding.advice
+    by_rank = {row.rank: row for row in analysis.idle}
+    assert by_rank[1].host_us == pytest.approx(0)
+    assert by_rank[1].unknown_us == pytest.approx(3 * 0.299e6)
+    assert any("nothing is recorded: it counts as waiting" in n for n in analysis.trace.notes)
+    # Without bytes, nothing is said of sizes.
+    assert not any(" B " in f"{one.evidence} {one.advice}" for one in analysis.findings)
+
+
 def test_slow_last_stage(tmp_path: Path) -> None:
     path = write(tmp_path / "job.parquet", two_stages())
     found = slowdown(path)
