@@ -14,10 +14,10 @@ def record_codec(
     """Records an encoding or decoding that has just ended; free when the job is not traced.
 
     Args:
-        direction: Which of the two.
+        direction: Whether it was an encoding or a decoding.
         start_ns: When it began: ``time.monotonic_ns()``.
-        bytes_in: Size of what was encoded or decoded.
-        bytes_out: Size of what came out.
+        bytes_in: Size of the input.
+        bytes_out: Size of the output.
     """
     # A process that is not traced never loaded the session; looking it up costs a dict probe.
     session_module = sys.modules.get("ddltrace.tracer.capture.session")

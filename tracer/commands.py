@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 
 _STRATEGY_PLUGIN: Final = "ddltrace.experiments.engine.plugin"
-"""What puts a strategy into a job: loaded by its name, for nothing here may import it."""
+"""The module that applies a strategy to a job; loaded by name, because the tracer must not import
+it."""
 
 
 @click.command(

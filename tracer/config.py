@@ -56,14 +56,14 @@ class CaptureConfig:
         measure_cost: Number of steps in which recording alternates between on and off, to
             measure its overhead; 0 to record every step.
         flush_interval_s: Time between two writes: the most that a killed rank can lose.
-        buffer_rows: Events that memory may hold; further ones are dropped and counted.
+        buffer_rows: Maximum number of buffered events; further events are dropped and counted.
         reports_directory: A directory that every user may write to; empty if there is none. A
             process that cannot record reports why there, if it cannot write to the trace
             directory.
         counters: Whether to record resource counters.
         plugin: Full name of a module that every rank loads when it has joined its process
             group, to call the module's ``install(plugin_options)``; empty for none.
-        plugin_options: What `plugin` is given.
+        plugin_options: Argument of the plug-in's ``install``.
     """
 
     directory: Path

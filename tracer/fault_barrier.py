@@ -1,4 +1,4 @@
-"""Keeps what fails in the tracer from whoever would print it."""
+"""Catches the tracer's errors in interpreter hooks, whose errors Python would print."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 def quiet(
     function: Callable[[], object], fault: Callable[[str, Exception], None]
 ) -> Callable[[], None]:
-    """A function for hooks of the interpreter, which print what is raised in them.
+    """Wraps a function for use as a hook of the interpreter, which prints exceptions of hooks.
 
     Args:
-        function: What to call.
-        fault: Is given the function's name and what it raised.
+        function: The function to call.
+        fault: Called with the function's name and the exception.
     """
 
     def call() -> None:

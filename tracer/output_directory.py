@@ -42,7 +42,8 @@ def is_taken(directory: Path) -> UsageError:
 
 
 def creation_error(directory: Path, error: OSError) -> UsageError:
-    """The error to raise if a directory cannot be created, by whether the user can fix it."""
+    """Returns the error to raise if a directory cannot be created: `UsageError` if the user can fix
+    it."""
     in_the_way = isinstance(error, (FileExistsError, NotADirectoryError))
     kind = UsageError if in_the_way else UnwritableError
     return kind(f"{directory} cannot be created: {error.strerror}")

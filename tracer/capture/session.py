@@ -66,7 +66,7 @@ def current_session() -> Session | None:
 
 
 def start_session(config: CaptureConfig) -> None:
-    """Begins to record; whatever goes wrong, the job goes on untraced."""
+    """Starts recording; on any error, the job continues untraced."""
     global _current  # noqa: PLW0603 - one process is one rank
     # Never waited for: a process can be forked while another thread starts.
     if _current is not None or not _starting.acquire(blocking=False):
@@ -98,12 +98,12 @@ class Session:
     Args:
         context: The parts that the patches work with.
         stream: Where batches of events go.
-        writer: Writes them.
-        counters: Records resource counters; None if they are not wanted.
-        meter: Measures what recording costs; None if that is not to be measured.
-        stoppers: Are called when the session closes, with the seconds that they may take; the
-            patches add to them.
-        kept_alive: What must live until the process ends; the patches add to it.
+        writer: Writes the batches.
+        counters: Records resource counters; None if they are turned off.
+        meter: Measures the overhead of recording; None if this was not requested.
+        stoppers: Functions that are called when the session closes, with their time limit in
+            seconds; patches add to them.
+        kept_alive: Objects that must exist until the process ends; patches add to it.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Session:
             context.on_close(stop_exchange)
 
     def _start_counters(self, counters: CounterThread) -> None:
-        """Starts to record resource counters; the rank records its events without them, too."""
+        """Starts recording resource counters; on an error, the rank records events only."""
         fault = self._record.fault
         try:
             counters.start()
@@ -178,14 +178,14 @@ class Session:
         self._record.fault(where, error)
 
     def close(self) -> None:
-        """Writes what is left and marks the trace of this rank as complete. Idempotent."""
+        """Writes the remaining events and marks the trace of this rank as complete. Idempotent."""
         if self._closed or not self._opened or os.getpid() != self._pid:
             return
         self._closed = True
         deadline = time.monotonic() + _CLOSE_TIMEOUT_S
         last_steps = (lambda _: self.context.steps.close(), *self._stoppers)
         for stop in last_steps:
-            # One that fails must not cost the others, and least of all the last write.
+            # A failing function must not prevent the others, in particular the last write.
             try:
                 stop(max(0.0, deadline - time.monotonic()))
             except Exception as error:  # noqa: BLE001 - the process is on its way out
@@ -206,7 +206,7 @@ class Session:
             _finish(self._record, self._stream, self._writer.rows)
 
     def _abandon(self) -> None:
-        """In a forked child: the trace stays the parent's."""
+        """In a forked child: stops recording, because the trace belongs to the parent."""
         global _current  # noqa: PLW0603
         _current = None
         self._closed = True
@@ -216,7 +216,7 @@ class Session:
 
 
 def _session(config: CaptureConfig) -> Session:
-    """Makes a session and all its parts, and opens its stream.
+    """Creates a session and all its parts, and opens its stream.
 
     Raises:
         OSError: The stream cannot be opened.
@@ -295,7 +295,7 @@ def _counters(
     """The thread that records resource counters."""
     return CounterThread(
         config.directory / (counters_name(info.segment) + STREAM_SUFFIX),
-        # Of a host whose launcher does not number its ranks, each rank reads the counters.
+        # If the launcher does not number the ranks of a host, each rank reads the host's counters.
         whole_host=not info.local_rank,
         step=lambda: recorder.step,
         on_fault=on_fault,
@@ -303,7 +303,7 @@ def _counters(
 
 
 def _or_none(part: str, make: Callable[[], Any], faults: list[tuple[str, Exception]]) -> Any:
-    """A part that recording can do without; None, and a fault, if it cannot be made."""
+    """Creates an optional part; on an error, notes a fault and returns None."""
     try:
         return make()
     except Exception as error:  # noqa: BLE001 - see above
@@ -312,9 +312,9 @@ def _or_none(part: str, make: Callable[[], Any], faults: list[tuple[str, Excepti
 
 
 def _native_library() -> NativeLibrary | None:
-    """What records without Python, if it was compiled for this PyTorch.
+    """The native library, if it was compiled for this PyTorch.
 
-    Loaded at the start: later, the job's threads are to keep off the disk.
+    It is loaded at the start, because the job's threads must not read the disk later.
 
     Raises:
         OSError: It cannot be loaded.
@@ -341,8 +341,8 @@ def _rank_info(config: CaptureConfig) -> RankInfo:
         clock_domain=clock_domain(),
         level=config.level,
         backend=backend,
-        # Whether there is a device is not asked: the answer initializes the driver, and
-        # children that the job forks later could not use it. The first use tells.
+        # Asking whether there is a device would initialize the driver, and children that the job
+        # forks later could not use it. The job's first use of the device shows it.
         device="cpu",
         versions={"torch": torch.__version__, "python": platform.python_version()},
         clock=paired_reading(),
@@ -378,18 +378,18 @@ def _own_segment_name(config: CaptureConfig, rank: int, attempt: int) -> str:
 def _add_group(record: RankRecord, known: KnownMessages | None, group: GroupInfo) -> None:
     """Notes a process group when its first message is seen."""
     if known is not None:
-        # The new group may have the address of one that is no more.
+        # The new group may have the address of a deleted one.
         known.forget()
     record.add_group(group)
 
 
 def _finish(record: RankRecord, stream: StreamWriter, rows: int) -> None:
-    """Ends the stream and notes that it is complete: on the writer's thread, after the last write.
+    """Ends the stream and marks it as complete: on the writer's thread, after the last write.
 
     Args:
         record: The record of this process.
-        stream: Where the events are.
-        rows: How many events were written.
+        stream: The stream of events.
+        rows: Number of written events.
     """
     try:
         stream.close()

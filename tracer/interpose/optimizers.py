@@ -113,7 +113,7 @@ class _Observer:
             context.save_info()
 
     def _forget_raised(self, running: int) -> None:
-        """Drops steps that raised, whose end no hook reports: fewer are running than were begun."""
+        """Drops steps that raised an exception, whose end no hook reports."""
         if running == 0:
             self._context.recorder.leave_phase(_now())
         del self._running[running:]

@@ -31,16 +31,17 @@ class PatchContext:
         record: The trace's record of this process.
         recorder: The event buffer.
         registry: Names of modules and parameters.
-        steps: Where one optimizer step ends and the next begins.
-        backward: The backward pass that runs.
+        steps: Tracks the job's optimizer steps.
+        backward: State of the current backward pass.
         device: Times device work, once the job is seen to use a device.
         groups: The process groups whose messages were seen.
-        native: What records without Python; None where it could not be compiled.
-        gloo: The times that Gloo's threads note; None without `native`.
+        native: The native library; None if it is not available.
+        gloo: The times that Gloo's threads record; None without `native`.
         known: The messages that C++ records without Python; None without `native`.
         ddp: The buckets of DistributedDataParallel.
         fault: Notes a failure inside the tracer; the job never sees it.
-        on_close: Has a function called when the session closes, with the seconds it may take.
+        on_close: Registers a function to call when the session closes, with a time limit in
+            seconds.
         keep_alive: Holds an object until the process ends.
         write_now: Has the writer write all events, and waits for at most the given seconds.
     """
@@ -63,16 +64,17 @@ class PatchContext:
     write_now: Callable[[float], None]
 
     def save_info(self) -> None:
-        """Has the writer save the record of this process, with all parameters known by now."""
+        """Requests a write of the record of this process, with all parameters known so far."""
         self.registry.changed = False
         self.record.save()
 
     @contextlib.contextmanager
     def carrying(self, name: str | None, tensors: Sequence[int | None]) -> Iterator[None]:
-        """Says which parameters the messages carry that this thread launches inside.
+        """Declares which parameters the messages carry that this thread launches inside the
+        context.
 
         Args:
-            name: The messages' name; by default made of the parameters' names.
+            name: The messages' name; by default derived from the parameters' names.
             tensors: Ids; None for a parameter that is not registered.
         """
         former = None

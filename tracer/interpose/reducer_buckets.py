@@ -81,7 +81,7 @@ class DdpBuckets:
     Args:
         registry: The ids of parameters, and which gradients are ready.
         groups: The process groups.
-        backward: The backward pass that runs.
+        backward: State of the current backward pass.
         known: The messages that C++ records without Python; None if there are none.
 
     Attributes:
@@ -119,7 +119,7 @@ class DdpBuckets:
         self.in_use = True
 
     def begin_backward(self) -> None:
-        """Asks the reducers for their rebuilt buckets, until they tell them.
+        """Asks the reducers for their rebuilt buckets until they are available.
 
         Not to be called while a reducer launches a bucket: it holds the lock that the answer
         needs.

@@ -70,14 +70,14 @@ def flat_network_options(command: F) -> F:
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Finds out before anything runs whether the cluster can be had.
+    """Checks before anything runs whether the cluster can be created.
 
     Args:
         options: The options' values by name; None for those that are not given.
 
     Raises:
         UsageError: A value is wrong, or an option is missing.
-        MissingCapabilityError: This machine cannot make the cluster.
+        MissingCapabilityError: This machine cannot create the cluster.
     """
     if options["hosts"] is None:
         extra = [name for name in NAMES if options[name] is not None]
@@ -94,7 +94,7 @@ def refuse_launcher(command: Sequence[str]) -> None:
     """Refuses a command that would start ranks of its own on each host.
 
     Raises:
-        UsageError: It is torchrun.
+        UsageError: The command is torchrun.
     """
     if any(_STARTS_RANKS.search(word) for word in command[:4]):
         raise UsageError(
@@ -104,7 +104,7 @@ def refuse_launcher(command: Sequence[str]) -> None:
 
 
 def on_hosts(options: Mapping[str, Any], command: Sequence[str]) -> list[str]:
-    """The command that runs another one on the hosts; the same command if there are none.
+    """The command that runs another one on the hosts; the given command without hosts.
 
     Args:
         options: The options' values by name.

@@ -1,8 +1,8 @@
 """Observes from the launcher when and how each rank's process ends.
 
-A killed rank cannot report its death, and ranks that waited for it end soon after. Only an
-observer of all of them can tell which one was first. The kernel notifies the launcher through a
-file descriptor per process (pidfd), without polling.
+A killed rank cannot report its death, and ranks that waited for it end soon after. Only a common
+observer can determine which rank ended first. The kernel notifies the launcher through a file
+descriptor per process (pidfd), without polling.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _SHORTEST_S: Final = 0.05
 _LONGEST_S: Final = 0.5
 _EAGER_S: Final = 30.0
-"""For how long new processes are looked up frequently: some die right after their start."""
+"""Duration of frequent look-ups of new processes, because some die right after their start."""
 _PATIENCE_S: Final = 5.0
 _STATE: Final = 0  # index among the fields of /proc/PID/stat after the name
 _EXIT_CODE: Final = 49

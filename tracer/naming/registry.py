@@ -269,7 +269,7 @@ class Registry:
             and at[0] not in by_address
             and at[1] not in by_address
             and self._scanned == _GRADIENTS_TOO
-            # In this order: an entry becomes ready before it stops being new.
+            # The order matters: an entry becomes ready before it stops being new.
             and (self.native is None or not self.native.has_news)
             and not self.ready
         ):

@@ -60,4 +60,4 @@ GRADIENT: Final = _LAYOUTS["GRADIENT"]
 TEXT: Final = "".join(
     f"{name} {''.join(f'{field} ' for field in layout)}" for name, layout in _LAYOUTS.items()
 )
-"""What a library that fits tells of itself."""
+"""The layout that a library compiled from the same header reports."""

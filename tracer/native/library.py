@@ -31,7 +31,7 @@ class NativeLibrary:
 
     OFFERED: Final = 0
     NOTHING: Final = -1
-    UNRECORDED: Final = -2  # the launch is offered, but passes as if the job were not traced
+    UNRECORDED: Final = -2  # the launch is offered, but not recorded
 
     def __init__(self, path: Path) -> None:
         # Calls keep the interpreter lock: memory that is only used under it needs no other lock.

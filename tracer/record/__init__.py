@@ -1,1 +1,1 @@
-"""From the hot path to disk: the buffer, the batches, the writer thread."""
+"""Writes recorded events to disk: the event buffer, the Arrow batches, the writer thread."""

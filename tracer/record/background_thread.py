@@ -1,4 +1,4 @@
-"""What the tracer's background threads have in common: they come after the job."""
+"""Scheduling of the tracer's background threads, which give way to the job."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import time
 
 
 def lower_priority() -> None:
-    """Has the calling thread not preempt others when it wakes up.
+    """Lowers the calling thread's priority, so that it does not preempt others when it wakes up.
 
-    It has time until its next turn; a rank that is interrupted makes all others wait for it.
+    A delay of this thread is harmless, but an interrupted rank makes all others wait.
     """
     with contextlib.suppress(OSError, AttributeError):  # not on this system
         os.sched_setscheduler(threading.get_native_id(), os.SCHED_BATCH, os.sched_param(0))
@@ -24,5 +24,5 @@ def until_next(interval_s: float) -> float:
     so simultaneous writes delay the job once.
     """
     left_s = interval_s - time.time() % interval_s
-    # A thread that wakes a moment too early has not missed anything.
+    # A thread that wakes up slightly too early waits for the interval that begins next.
     return left_s if left_s > interval_s / 8 else left_s + interval_s

@@ -1,4 +1,4 @@
-"""From what the recorder has gathered to Arrow batches."""
+"""Converts recorded events to Arrow batches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _KEPT_CHANGES: Final = 4096
 _OVERFLOW: Final = "(too many names)"
 _MESSAGE: Final = KIND_CODE["message"]
 
-# A batch is built as one table of integers, a row of it for each column but the last; -1 is null.
+# A batch is built as one table of integers with a row for each column but the last; -1 is null.
 _TENSORS: Final = EVENTS.field("tensors").type
 _INTEGER_FIELDS: Final = [field for field in EVENTS if field.name != "tensors"]
 _ROW_OF: Final = {field.name: row for row, field in enumerate(_INTEGER_FIELDS)}
@@ -52,7 +52,7 @@ _FLAT_COLUMNS: Final = [
 ]
 _REPEAT_COLUMNS: Final = [_ROW_OF[name] for name in OWN_FIELDS]
 
-# Tensors are lists: they go beside the table.
+# Tensors are lists, which are stored beside the table.
 _MESSAGE_NAMES: Final = [name for name in MESSAGE_FIELDS if name != "tensors"]
 _PATTERN_NAMES: Final = [name for name in SHARED_FIELDS if name != "tensors"]
 _PATTERN_COLUMNS: Final = [_ROW_OF[name] for name in (*_PATTERN_NAMES, "kind", "lane", "phase")]
@@ -74,9 +74,9 @@ class Vocabulary:
     """Strings numbered in order of appearance: an Arrow dictionary that only grows.
 
     Args:
-        column: The column of `EVENTS` that it is for. When the numbers of its type run out,
-            all further words share the last one.
-        words: The first words.
+        column: The column of `EVENTS` that uses the strings. If there are more strings than its
+            type has codes, all further strings share the last code.
+        words: The initial strings.
     """
 
     def __init__(self, column: str, words: Sequence[str] = ()) -> None:
@@ -85,7 +85,7 @@ class Vocabulary:
         self._last = (1 << (EVENTS.field(column).type.index_type.bit_width - 1)) - 1
 
     def code(self, word: str) -> int:
-        """The number of a word, a new one if need be."""
+        """The code of a string; a new string gets the next code."""
         code = self._codes.get(word)
         if code is None:
             if len(self._codes) >= self._last:
@@ -94,17 +94,17 @@ class Vocabulary:
         return code
 
     def array(self) -> pa.Array:
-        """All words so far."""
+        """All strings so far."""
         if len(self._array) != len(self._codes):
             self._array = arrow_arrays.strings(list(self._codes))
         return self._array
 
 
 class History:
-    """What held when: changes in time order, looked up for many times at once.
+    """A value over time: stores its changes in order and looks up the value at many times at once.
 
-    Kept are the changes that came last and the newest of those before; rows reach the writer
-    within a flush interval of their end, and what started earlier gets the oldest value kept.
+    Only the latest changes are kept. Rows reach the writer within a flush interval of their end; a
+    row that started before the oldest kept change gets the oldest value.
     """
 
     def __init__(self, initial: int) -> None:
@@ -112,31 +112,31 @@ class History:
         self._values = np.array([initial], np.int64)
 
     def extend(self, changes: Sequence[int]) -> None:
-        """Adds changes, laid end to end as time, value, time, value."""
+        """Adds changes: a flat list of time, value, time, value."""
         if not changes:
             return
         new = np.array(changes, np.int64)
         times = np.concatenate([self._times[-_KEPT_CHANGES:], new[::2]])
         values = np.concatenate([self._values[-_KEPT_CHANGES:], new[1::2]])
         if (times[1:] < times[:-1]).any():
-            # Two threads may note their changes a moment out of order.
+            # Changes of two threads may arrive slightly out of order.
             order = np.argsort(times, kind="stable")
             times, values = times[order], values[order]
         self._times, self._values = times, values
 
     def at(self, times: Integers) -> Integers:
-        """The value that held at each time."""
+        """The value at each time."""
         index = np.searchsorted(self._times, times, side="right") - 1
         values: Integers = self._values[np.maximum(index, 0)]
         return values
 
 
 class BatchBuilder:
-    """Builds Arrow batches from what was taken out of a recorder.
+    """Builds Arrow batches from the events taken out of a recorder.
 
     Args:
-        sites: The recorder's.
-        patterns: The recorder's.
+        sites: The recorder's sites.
+        patterns: The recorder's patterns.
     """
 
     def __init__(self, sites: Sequence[Site], patterns: Sequence[Message] = ()) -> None:
@@ -156,13 +156,13 @@ class BatchBuilder:
         self._pattern_columns = np.empty((0, len(_PATTERN_COLUMNS) + 1), np.int64)
 
     def build(self, taken: Taken) -> pa.RecordBatch | None:
-        """Makes a batch.
+        """Builds a batch.
 
         Args:
-            taken: What was recorded since the last one.
+            taken: The events recorded since the last batch.
 
         Returns:
-            A batch of schema `EVENTS`, or None if nothing happened.
+            A batch of schema `EVENTS`; None without events.
         """
         self._steps.extend(taken.step_changes)
         self._phases.extend(taken.phase_changes)
@@ -184,7 +184,8 @@ class BatchBuilder:
         return self._site_columns
 
     def _columns_of_patterns(self) -> Integers:
-        """Of every pattern what its messages have in common, in the order of the columns."""
+        """The values that all messages of a pattern share, for every pattern, in the order of the
+        columns."""
         new = self._patterns[len(self._pattern_columns) :]
         if new:
             values = zip(*map(_values_of_pattern, new), strict=True)
@@ -198,9 +199,9 @@ class BatchBuilder:
         return self._pattern_columns
 
     def _codes(self, column: str, values: Sequence[Any]) -> Integers:
-        """A column's values as integers: words by their number, -1 for None."""
+        """A column's values as integers: strings by their code, -1 for None."""
         words = self._words.get(column)
-        if words is None or column == "phase":  # which is a number already
+        if words is None or column == "phase":  # the value is an integer already
             return np.array([-1 if value is None else value for value in values], np.int64)
         return np.array([-1 if value is None else words.code(value) for value in values], np.int64)
 
@@ -210,7 +211,7 @@ class BatchBuilder:
     def _lane(self, ident: int) -> int:
         code = self._lane_of_thread.get(ident)
         if code is None:
-            # Streams of a device are numbered from -1 downwards.
+            # Streams of a device have the numbers -1, -2, ...
             name = f"thread-{len(self._threads)}" if ident >= 0 else f"stream-{-1 - ident}"
             self._threads[ident] = name
             code = self._lane_of_thread[ident] = self._lanes.code(name)
@@ -223,7 +224,7 @@ class BatchBuilder:
         repeats: Integers,
         waits: Integers,
     ) -> pa.RecordBatch:
-        """One batch of the four sorts of rows, in this order."""
+        """Builds one batch from the four kinds of rows, in this order."""
         first_message = len(flat)
         first_repeat = first_message + len(messages)
         first_wait = first_repeat + len(repeats)
@@ -247,7 +248,7 @@ class BatchBuilder:
         table[_FLAT_COLUMNS, first_wait:] = columns
         table[_ROW_OF["parent"], first_wait:] = waits[:, FLAT_CELLS]
         start = table[_ROW_OF["start_ns"]]
-        all_messages = slice(first_message, first_wait)  # a message may know its own step and phase
+        all_messages = slice(first_message, first_wait)  # a message may have its own step and phase
         by_time = table[_ROW_OF["phase"], all_messages] == BY_TIME
         enqueued = table[_ROW_OF["enqueue_ns"], all_messages]
         for name, history in (("step", self._steps), ("phase", self._phases)):
@@ -268,10 +269,10 @@ class BatchBuilder:
         )
 
     def _columns_of_flat(self, rows: Integers) -> tuple[Integers, Integers]:
-        """What is in rows of `Recorder.flat`, or rows that begin like them.
+        """Reads rows of `Recorder.flat`, or rows that begin with the same fields.
 
         Returns:
-            Their `_FLAT_COLUMNS`; and the parameter that each is about, -1 for none.
+            Their `_FLAT_COLUMNS`, and the id of each row's parameter, -1 for none.
         """
         if len(rows) == 0:
             return np.empty((len(_FLAT_COLUMNS), 0), np.int64), np.empty(0, np.int64)
@@ -280,7 +281,7 @@ class BatchBuilder:
         return np.stack([rows[:, 1], rows[:, 2], kind, name, lane, *sizes]), about
 
     def _lanes_of(self, threads: Integers) -> Integers:
-        """The lane of each row's thread: most often there is but one."""
+        """The lane of each row's thread; usually all rows are of one thread."""
         if (threads == threads[0]).all():
             return np.full(len(threads), self._lane(int(threads[0])), np.int64)
         unique, inverse = np.unique(threads, return_inverse=True)
@@ -297,10 +298,10 @@ class BatchBuilder:
 
 
 def _still_open(messages: Iterable[Message]) -> list[tuple[Message, tuple[Any, ...]]]:
-    """Messages that are open, each with its values.
+    """Returns messages that are open, each with its values.
 
-    A message that was open when it was taken and has ended since comes as ended: with a second
-    row here it would be two. It may end at any moment, so it is asked after its values were read.
+    A message that was open when it was taken and has ended since is left out, because its completed
+    row follows. It may end at any moment, so its state is read after its values.
 
     Args:
         messages: Messages that were open when they were taken.

@@ -21,9 +21,9 @@ _TELL_DROPPED_S: Final = 1.0
 
 
 class RankRecord:
-    """Collects what the trace says of this process; the writer's thread saves it.
+    """Collects the metadata of this process; the writer's thread saves it.
 
-    A disk that does not answer must not stop the job, so only `open`, `save_changes` and `finish`
+    A disk that does not respond must not block the job, so only `open`, `save_changes` and `finish`
     write.
 
     Args:
@@ -57,7 +57,7 @@ class RankRecord:
         reserve_space(self._path)
 
     def save(self) -> None:
-        """Has the record saved by the writer, at its next beat."""
+        """Requests that the writer saves the record at its next write."""
         self._changed = True
 
     def add_group(self, group: GroupInfo) -> None:
@@ -71,12 +71,12 @@ class RankRecord:
         self.save()
 
     def note_silence(self, silence: dict[str, Any]) -> None:
-        """Notes what this rank does while it records nothing."""
+        """Stores the activity of this rank during a silence."""
         self.info.silence = silence
         self.save()
 
     def note(self, text: str) -> None:
-        """Notes one line on a failure inside the tracer, if there are not too many yet."""
+        """Adds one line about a failure inside the tracer, up to a maximum number of lines."""
         if len(self.info.errors) < _MAX_FAULTS:
             self.info.errors.append(text)
 
@@ -89,9 +89,9 @@ class RankRecord:
             self.save()
 
     def save_changes(self) -> None:
-        """On the writer's thread: saves what has changed, and how many events were dropped."""
+        """On the writer's thread: saves changes and the number of dropped events."""
         now_s = time.monotonic()
-        # A rank that is killed cannot tell of it any more.
+        # A killed rank could not report it later.
         tells = self._recorder.dropped != self.info.dropped and (
             now_s > self._told_dropped_s + _TELL_DROPPED_S
         )
@@ -105,7 +105,7 @@ class RankRecord:
         """Saves the last version, after the last write.
 
         Args:
-            rows: How many events were written.
+            rows: Number of written events.
         """
         self.info.events = rows
         self._changed = True
@@ -121,5 +121,5 @@ class RankRecord:
             write_sidecar(self._directory, self.info)
         except OSError as error:
             self.note(f"save_info: {error!r:.200}")
-        except RuntimeError:  # another thread has just added to it
+        except RuntimeError:  # another thread has just changed it
             self._changed = True

@@ -1,10 +1,10 @@
 """The buffer between the job's threads and the writer.
 
 The hot path appends four integers to one flat list: site, start, end, thread. A *site* is a
-fixed place that records (kind, name, tensor), numbered once. A flat list of integers gives
-the garbage collector nothing to walk, and ``extend`` with a tuple is atomic. Messages are
-rarer and wider; each is one object, but for those that C++ has taken down: of what some have in
-common there is one object, a *pattern*, and of each a row of integers.
+combination of kind, name and tensor with a number. The garbage collector does not traverse a flat
+list of integers, and ``extend`` with a tuple is atomic. Messages are rarer and have more values;
+each is one object. Messages that C++ records have one shared object, a *pattern*, for their common
+values, and a row of integers each.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _OTHER: Final = PHASE_CODE["other"]
 _MAX_SITES: Final = 1 << 18
 
 BUCKET: Final = "bucket "
-"""How the names of messages begin that carry a bucket of DDP's."""
+"""Prefix of the names of messages that carry a DDP bucket."""
 
 BY_TIME: Final = -1
-"""Phase of a message whose step and phase are those that held when it was enqueued."""
+"""Phase of a message that takes step and phase from the time at which it was enqueued."""
 
 
 class Message:
@@ -41,9 +41,9 @@ class Message:
     It has an attribute for each of `MESSAGE_FIELDS`; see there.
 
     Attributes:
-        settle: Called at its end: puts in times that somebody else knows better.
-        slot: Where Gloo's threads note its times; -1 if they do not.
-        shown_open: Whether a row of it was taken while it was open.
+        settle: Called at its end: sets more precise times from another source.
+        slot: Slot in which Gloo's threads record its times; -1 if they do not.
+        shown_open: Whether a row of the open message was taken.
     """
 
     __slots__ = (*MESSAGE_FIELDS, "settle", "shown_open", "slot")
@@ -81,13 +81,13 @@ class Message:
 
 
 class Launched:
-    """A message of which C++ and the writer know the rest: what stands for it until its end.
+    """A message whose values are recorded by C++ and the writer; represents it until its end.
 
     Args:
         id_: Its number.
-        like: What it has in common with others.
-        place: Where it is to be told that whoever holds it has waited for it; -1: nowhere, its end
-            is known without.
+        like: The pattern with the values that it shares with other messages.
+        place: Slot in which a wait of the handle's holder is recorded; -1 if the end is known
+            without it.
     """
 
     __slots__ = ("id", "like", "place")
@@ -99,32 +99,32 @@ class Launched:
 
     @property
     def name(self) -> str:
-        """What the timeline shows."""
+        """Name shown in the timeline."""
         return self.like.name
 
 
 Site: TypeAlias = tuple[int, str, int, int, int]
-"""A place that records: kind code, name, tensor id or -1, bytes and out_bytes or -1."""
+"""A recording site: kind code, name, tensor id or -1, bytes and out_bytes or -1."""
 
 REPEAT_FIELDS: Final = ("pattern", *OWN_FIELDS)
-"""What a row of `Recorder.repeats` holds, -1 for null; pattern and status by their numbers."""
+"""Fields of a row of `Recorder.repeats`, -1 for null; pattern and status are numbers."""
 
 
 def or_null(value: int | None) -> int:
-    """An integer that may be missing, in a table of integers."""
+    """Encodes an optional integer for a table of integers."""
     return -1 if value is None else value
 
 
 def value_of(integer: int) -> int | None:
-    """The other way round."""
+    """Decodes the result of `or_null`."""
     return None if integer == -1 else integer
 
 
 FLAT_CELLS: Final = 4
-"""Integers of a row of `Recorder.flat`; the first is the site."""
+"""Number of integers in a row of `Recorder.flat`; the first is the site."""
 
 WAIT_CELLS: Final = FLAT_CELLS + 1
-"""The same of `Recorder.waits`; the last is the message's id."""
+"""Number of integers in a row of `Recorder.waits`; the last is the message's id."""
 
 
 def _integers() -> array[int]:
@@ -133,16 +133,16 @@ def _integers() -> array[int]:
 
 @dataclass
 class Taken:
-    """What was taken out of a recorder.
+    """The events taken out of a recorder.
 
     Attributes:
-        flat: Rows of four integers, laid end to end; see `Recorder`.
+        flat: Rows of four integers, concatenated; see `Recorder`.
         ended: Messages that have completed or failed.
         open: Messages that were open, each taken once.
         waits: Waits of the host for messages.
-        step_changes: Time, value, time, value.
-        phase_changes: The same.
-        repeats: Rows of `REPEAT_FIELDS`, laid end to end.
+        step_changes: Changes of the step: time, value, time, value.
+        phase_changes: Changes of the phase, in the same format.
+        repeats: Rows of `REPEAT_FIELDS`, concatenated.
     """
 
     flat: array[int] = field(default_factory=_integers)
@@ -155,12 +155,12 @@ class Taken:
 
     @property
     def rows(self) -> int:
-        """Rows that it makes at most."""
+        """Maximum number of rows that it produces."""
         messages = len(self.ended) + len(self.open) + len(self.repeats) // len(REPEAT_FIELDS)
         return len(self.flat) // FLAT_CELLS + messages + len(self.waits) // WAIT_CELLS
 
     def extend(self, later: Taken) -> None:
-        """Adds what was taken later."""
+        """Adds events that were taken later."""
         self.flat += later.flat
         self.ended += later.ended
         self.open += later.open
@@ -174,22 +174,23 @@ class Recorder:
     """Collects events from any thread; the writer takes them out.
 
     Attributes:
-        flat: Rows of four integers (site, start_ns, end_ns, thread ident), laid end to end.
-        more: Further rows that came many at a time.
-        emit: Appends one row: ``emit((site, start_ns, end_ns, ident))``; whoever calls it has
-            looked at `limit`. Off the hot path, use `add`.
+        flat: Rows of four integers (site, start_ns, end_ns, thread ident), concatenated.
+        more: Further rows that were added in blocks.
+        emit: Appends one row: ``emit((site, start_ns, end_ns, ident))``; the caller must have
+            checked `limit`. Outside the hot path, use `add`.
         limit: Length of `flat` beyond which the hot path drops its events.
         dropped: Events dropped.
-        paused: Whether the interposers leave this step unrecorded, to measure their own cost.
+        paused: Whether the patches leave this step unrecorded, to measure the overhead.
         sites: Every site, by its number.
-        collectors: The writer calls these before it takes anything: they bring what has ended.
-        other_buffers: Each returns which share of a buffer is used from which a collector takes.
+        collectors: Functions that add completed events; the writer calls them before it takes
+            events.
+        other_buffers: Functions that return the used share of a buffer that a collector empties.
         finished: Completed messages, not yet written.
-        patterns: What repeated messages have in common, by its number.
-        repeats: Repeated messages that are complete: rows of `REPEAT_FIELDS`, laid end to end.
+        patterns: Values that repeated messages share, by pattern number.
+        repeats: Completed repeated messages: rows of `REPEAT_FIELDS`, concatenated.
         open: Messages that have not completed, by id.
-        waits: Waits of the host for messages: rows of `WAIT_CELLS`, laid end to end.
-        step: Number of the step that is open, or None outside any.
+        waits: Waits of the host for messages: rows of `WAIT_CELLS`, concatenated.
+        step: Number of the current step; None outside steps.
     """
 
     def __init__(self, buffer_rows: int) -> None:
@@ -214,8 +215,8 @@ class Recorder:
         self.waits: list[int] = []
         self._message_numbers = itertools.count()
         self.step: int | None = None
-        # Time of each change and what holds from then on; the writer reads them to give every
-        # row its phase and step, so that the hot path need not.
+        # Time and new value of each change; the writer derives the phase and step of every row from
+        # them, so that the hot path does not have to.
         self.phase_changes: list[int] = []
         self.step_changes: list[int] = []
         self._max_changes = 4 * buffer_rows
@@ -224,21 +225,21 @@ class Recorder:
     def site(
         self, kind: str, name: str, tensor: int = -1, size: int = -1, out_size: int = -1
     ) -> int:
-        """The number of a place that records; the same arguments give the same number.
+        """The number of a recording site; the same arguments give the same number.
 
         Args:
             kind: Kind of the pattern's events.
-            name: What the timeline shows.
+            name: Name shown in the timeline.
             tensor: Id of the parameter that the events refer to, or -1.
-            size: Their ``bytes``, or -1.
-            out_size: Their ``out_bytes``, or -1.
+            size: The events' ``bytes``, or -1.
+            out_size: The events' ``out_bytes``, or -1.
         """
         key = (KIND_CODE[kind], name, tensor, size, out_size)
         with self._lock:
             number = self._site_of.get(key)
             if number is None:
                 if len(self.sites) >= _MAX_SITES:
-                    # A job that invents names without end: they share one.
+                    # Beyond the limit, all further names share one site.
                     key = (KIND_CODE[kind], "(too many names)", -1, -1, -1)
                     if key in self._site_of:
                         return self._site_of[key]
@@ -247,18 +248,18 @@ class Recorder:
         return number
 
     def record(self, kind: str, name: str, start_ns: int, end_ns: int) -> None:
-        """Records one event off the hot path."""
+        """Records one event outside the hot path."""
         self.add(self.site(kind, name), start_ns, end_ns, threading.get_ident())
 
     def add(self, site: int, start_ns: int, end_ns: int, thread: int) -> None:
-        """Appends one row, or counts it as dropped when there is no room."""
+        """Appends one row, or counts it as dropped if the buffer is full."""
         if len(self.flat) > self.limit:
             self.dropped += 1
         else:
             self.emit((site, start_ns, end_ns, thread))
 
     def add_rows(self, rows: memoryview) -> None:
-        """Appends rows laid end to end, and counts as dropped those for which there is no room.
+        """Appends concatenated rows; rows beyond the buffer's limit are counted as dropped.
 
         Args:
             rows: Integers of 64 bits.
@@ -271,19 +272,19 @@ class Recorder:
         self.dropped += len(rows[capacity:]) // FLAT_CELLS
 
     def add_wait(self, start_ns: int, end_ns: int, message: int, name: str) -> None:
-        """Appends a wait of this thread, or counts it as dropped when there is no room.
+        """Appends a wait of this thread, or counts it as dropped if the buffer is full.
 
         Args:
             start_ns: When it began.
             end_ns: When it ended.
             message: Id of the message; -1 if it is not known.
-            name: What the timeline shows.
+            name: Name shown in the timeline.
         """
         if message < 0:
             self.add(self.site("wait", name), start_ns, end_ns, threading.get_ident())
         elif len(self.waits) < WAIT_CELLS * self.buffer_rows:
             site = self._wait_sites.get(name)
-            if site is None:  # on the way of every wait: no lock, no key to be made
+            if site is None:  # runs in every wait: takes no lock and builds no key
                 site = self.site("wait", name)
                 if len(self._wait_sites) < _MAX_SITES:
                     self._wait_sites[name] = site
@@ -292,7 +293,7 @@ class Recorder:
             self.dropped += 1
 
     def enter_phase(self, phase: int, now_ns: int) -> None:
-        """Begins a phase; phases nest, the innermost holds."""
+        """Begins a phase; phases nest, and the innermost one counts."""
         self._phase_stack.append(phase)
         self._change(self.phase_changes, now_ns, phase, _OTHER)
 
@@ -304,22 +305,22 @@ class Recorder:
 
     @property
     def phase(self) -> int:
-        """Code of the phase that holds now."""
+        """Code of the current phase."""
         return self._phase_stack[-1]
 
     def set_step(self, number: int | None, now_ns: int) -> None:
-        """Says which step holds from now on; None is outside any step."""
+        """Sets the current step; None is outside steps."""
         self.step = number
         self._change(self.step_changes, now_ns, -1 if number is None else number, -1)
 
     def _change(self, changes: list[int], now_ns: int, value: int, unknown: int) -> None:
-        """Notes a change; the last one that there is room for says that no more is known."""
+        """Records a change; the last one that fits in the buffer sets the value to unknown."""
         capacity = self._max_changes - len(changes)
         if capacity > 0:
             changes.extend((now_ns, value if capacity > 2 else unknown))
 
     def new_id(self) -> int:
-        """A number for a message that is registered later."""
+        """Returns a number for a message that is registered later."""
         return next(self._message_numbers)
 
     def new_message(
@@ -345,10 +346,10 @@ class Recorder:
         return message
 
     def add_repeats(self, rows: Integers) -> None:
-        """Adds messages that are over; for which there is no room is counted as dropped.
+        """Adds completed messages; rows beyond the buffer's limit are counted as dropped.
 
         Args:
-            rows: Their rows of `REPEAT_FIELDS`; -1 for the id of one that has none yet.
+            rows: Rows of `REPEAT_FIELDS`; the id is -1 for messages without an id.
         """
         capacity = self.buffer_rows - len(self.repeats) // len(REPEAT_FIELDS)
         self.dropped += max(0, len(rows) - capacity)
@@ -358,7 +359,7 @@ class Recorder:
         self.repeats.frombytes(rows.tobytes())
 
     def filled(self) -> float:
-        """Which share of the fullest buffer is used."""
+        """The used share of the fullest buffer."""
         rows = max(
             (len(self.flat) + len(self.more)) // FLAT_CELLS,
             len(self.finished),
@@ -369,7 +370,7 @@ class Recorder:
         return max(rows / max(1, self.buffer_rows), *(used() for used in self.other_buffers), 0.0)
 
     def take(self) -> Taken:
-        """Takes everything out: on the writer's thread, while others go on recording."""
+        """Takes all events out, on the writer's thread, while other threads continue recording."""
         flat, more = array("q", self.flat[:]), self.more[:]
         taken = Taken(
             flat=flat + more,
@@ -378,11 +379,11 @@ class Recorder:
             repeats=self.repeats[:],
         )
         taken.open = [message for message in list(self.open.values()) if not message.shown_open]
-        # The changes are taken after the rows: a row whose change is missing would be given
-        # the wrong step, a change without rows yet does no harm.
+        # Changes are taken after the rows: a row without its change would get the wrong step, but a
+        # change without rows is harmless.
         taken.step_changes = array("q", self.step_changes[:])
         taken.phase_changes = array("q", self.phase_changes[:])
-        # Nothing leaves before all has been copied: for that there may be too little memory.
+        # Nothing is removed before everything is copied, because memory may run out.
         for message in taken.open:
             message.shown_open = True
         buffers: tuple[tuple[list[Any] | array[int], int], ...] = (
@@ -399,14 +400,14 @@ class Recorder:
         return taken
 
     def close_after_fork(self) -> None:
-        """Takes nothing more: the buffers of a forked child have no writer."""
+        """Stops recording in a forked child, which has no writer."""
         self.limit = -1
         self.buffer_rows = self._max_changes = 0
         changes = (self.phase_changes, self.step_changes)
         for buffer in (self.flat, self.more, self.finished, self.waits, self.repeats, *changes):
             del buffer[:]
         self.open.clear()
-        self._lock = threading.RLock()  # another thread may have held it when the fork came
+        self._lock = threading.RLock()  # another thread may have held it during the fork
 
     def complete(self, message: Message, end_ns: int, status: str = "ok") -> None:
         """Ends a message; only the first call for a message counts."""

@@ -1,7 +1,7 @@
-"""Where one optimizer step ends and the next begins.
+"""Determines where one optimizer step ends and the next begins.
 
-A step is what leads to one update: it ends when an optimizer has stepped. Optimizers that step
-one after the other, with no forward or backward between them, share a step. The next step
+A step consists of the work for one update: it ends when an optimizer has stepped. Optimizers that
+step one after the other, with no forward or backward between them, share a step. The next step
 begins where the former ended, so that data loading and logging are part of it; an evaluation
 between two steps is part of neither.
 """
@@ -17,9 +17,9 @@ from ddltrace.tracer.record.recorder import Recorder
 class Steps:
     """Follows the job's steps.
 
-    A step is recorded when the next one's training begins or at the end of the job, because
-    only then is it known that no further optimizer belongs to it. It is of the thread that trains,
-    which is another than the main one in some frameworks, and need not be the one that updates.
+    A step is recorded when the next one's training begins or at the end of the job, because only
+    then is it known that no further optimizer belongs to it. Its thread is the training thread,
+    which is not the main thread in some frameworks, and may differ from the thread that updates.
     """
 
     def __init__(self, recorder: Recorder) -> None:

@@ -1,9 +1,9 @@
-"""Notes what a rank is doing when it has recorded nothing for a while.
+"""Records the activity of a rank that has recorded no events for some time.
 
 Events are recorded when they end, so a rank that is stuck in the middle of something leaves
-no event of it. The writer asks this module at every flush; after some silence it takes down
-the step, the phase and the Python stack of the thread that trains or communicates, once, so that
-a trace of a job that hangs says what each rank was doing, even after a kill.
+no event of it. The writer calls this module at every flush. After some time without events, it
+stores the step, the phase and the Python stack of the thread that trains or communicates, once per
+silence. A trace of a job that hangs then shows the activity of each rank, even after a kill.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _OWN_FOLDER: Final = str(Path(__file__).resolve().parents[1])
 class Watchdog:
     """Watches for silence; called by the writer, never by the job's threads.
 
-    A job may be silent by nature (a long forward pass at level ``comm``): each silence that
-    ends doubles the patience, so that the notes cost nothing in the long run.
+    Long silences can be normal (a long forward pass at level ``comm``), so each silence that ends
+    doubles the time until the next one is recorded.
 
     Args:
-        recorder: Whose step and phase to take down.
-        publish: Is given each note; see ``silence`` in ``docs/trace-format.md``.
-        trainer: Tells the thread that trains, if that is known.
+        recorder: Provides the current step and phase.
+        publish: Called with each record; see ``silence`` in ``docs/trace-format.md``.
+        trainer: Returns the training thread; None if it is not known.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class Watchdog:
         self._noted = False
 
     def tick(self, *, active: bool) -> None:
-        """Looks at the rank.
+        """Checks the rank.
 
         Args:
-            active: Whether it has recorded anything since the last call.
+            active: Whether the rank has recorded an event since the last call.
         """
         now = time.monotonic_ns()
         if active:
@@ -78,14 +78,14 @@ class Watchdog:
 
 
 def stack_of_job(trainer: int | None) -> list[str]:
-    """What the job is at: a thread's frames as ``file:line function``, the innermost first.
+    """The stack of the job: frames of one thread as ``file:line function``, the innermost first.
 
-    Of the thread that trains and the main one it is that which is inside of ``torch.distributed``,
-    or else the first; of others only if none is known to train. The tracer's own frames are left
-    out, and only so many are taken as tell where it is.
+    Candidates are the training thread and the main thread, and all other threads if no thread is
+    known to train. The first candidate inside ``torch.distributed`` is chosen, else the first one.
+    Frames of the tracer are left out, and the number of frames is limited.
 
     Args:
-        trainer: The thread that trains; None if that is not known.
+        trainer: The training thread; None if it is not known.
     """
     frames = sys._current_frames()
     trains = trainer in frames

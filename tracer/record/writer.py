@@ -19,31 +19,32 @@ from ddltrace.tracer.trace.stream_writer import StreamWriter
 _MAX_PAUSE_S: Final = 1.0
 
 _LOOKS_PER_INTERVAL: Final = 4
-"""How often the writer looks between two writes whether the job records faster than usual."""
+"""Number of checks between two writes for buffers that fill faster than usual."""
 
 _MOST_FILLED: Final = 0.25
 """Used share of a buffer from which the writer does not wait for the end of the interval."""
 
 _BALLAST_BYTES: Final = 32 << 20
-"""Of address space, for the writes of a rank that gets no more of it."""
+"""Address space reserved for the last writes of a rank that runs out of memory."""
 
 
 class WriterThread(threading.Thread):
     """Writes one Arrow batch at every interval, or when a buffer fills, until it is stopped.
 
-    A full or vanished disk ends the writing, never the job: what cannot be written is counted
-    as dropped. Events for whose batch there is no memory are kept for the next write, as many as
-    the recorder would hold. Some address space is set aside for them: a job whose arrays have
-    become too many ends with an error, and its last events tell why.
+    A full or missing disk ends the writing, never the job: events that cannot be written are
+    counted as dropped. If there is no memory for a batch, its events are kept for the next write,
+    up to the limit of the recorder. Some address space is reserved for them, so that the last
+    events of a job that runs out of memory are written.
 
     Args:
-        recorder: What to write.
-        stream: Where batches go.
+        recorder: Holds the events to write.
+        stream: Receives the batches.
         interval_s: The time between two writes.
-        on_fault: Is given what goes wrong.
-        on_beat: Is called at every write, on this thread: the job's never touch the disk.
-        on_end: Is called after the last write, with the number of rows written.
-        watchdog: Looks at the rank at every write.
+        on_fault: Called with errors.
+        on_beat: Called at every write, on this thread, because the job's threads never write to
+            disk.
+        on_end: Called after the last write with the number of written rows.
+        watchdog: Checks the rank at every write.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class WriterThread(threading.Thread):
         self._requests: deque[threading.Event] = deque()
         self._writing = threading.RLock()
         self._broken = False
-        self._is_short = False  # of memory, for the newest batch
+        self._is_short = False  # out of memory, for the newest batch
         self._ballast = _set_aside(_BALLAST_BYTES)
         self.rows = 0
         self.busy_ns = 0
@@ -101,8 +102,8 @@ class WriterThread(threading.Thread):
             self._fault("writer", error)
 
     def _interval_number(self) -> int:
-        """The number of the interval that it is now, by the wall clock: the same on all ranks."""
-        # A thread that wakes up a moment too early belongs to the next interval.
+        """The number of the current interval by the wall clock, which is equal on all ranks."""
+        # A thread that wakes up slightly too early belongs to the next interval.
         early_s = self._interval_s / _LOOKS_PER_INTERVAL / 8
         return int((time.time() + early_s) / self._interval_s)
 
@@ -119,7 +120,7 @@ class WriterThread(threading.Thread):
             request.wait(timeout_s)
 
     def stop(self, timeout_s: float) -> bool:
-        """Asks for the last write and waits for it.
+        """Requests the last write and waits for it.
 
         Returns:
             Whether the thread has ended.
@@ -137,15 +138,15 @@ class WriterThread(threading.Thread):
         return [self._requests.popleft() for _ in range(len(self._requests))]
 
     def pause(self) -> None:
-        """Waits for the write that is under way: a fork must not copy half of one.
+        """Waits for the current write, because a fork must not copy a partial one.
 
-        A disk that does not answer must not stop the job's fork, though.
+        The wait is limited, because a disk that does not respond must not block the job's fork.
         """
         self._writing.acquire(timeout=_MAX_PAUSE_S)
 
     def resume(self) -> None:
-        """Lets the writing go on."""
-        with contextlib.suppress(RuntimeError):  # the pause gave up: not ours to release
+        """Resumes writing."""
+        with contextlib.suppress(RuntimeError):  # the pause timed out and does not hold the lock
             self._writing.release()
 
     def _flush(self, *, last: bool = False) -> None:
@@ -155,7 +156,7 @@ class WriterThread(threading.Thread):
             try:
                 self._collect()
                 taken = self._recorder.take()
-                # Before the rows: a reader of them finds their groups and tensors.
+                # Before the rows, so that a reader finds their groups and tensors.
                 self._beat()
                 self._watchdog.tick(active=taken.rows > 0 or self._recorder.paused)
                 self._write(taken, last=last)
@@ -176,7 +177,7 @@ class WriterThread(threading.Thread):
         for collect in self._recorder.collectors:
             try:
                 collect()
-            except Exception as error:  # noqa: BLE001 - what has ended shows as open
+            except Exception as error:  # noqa: BLE001 - ended messages then appear as open
                 self._fault("collect", error)
 
     def _beat(self) -> None:
@@ -186,7 +187,7 @@ class WriterThread(threading.Thread):
             self._fault("save", error)
 
     def _write(self, taken: Taken, *, last: bool) -> None:
-        """Makes a batch of what was taken, and of what is left of former writes."""
+        """Writes the taken events together with those left from previous writes."""
         self._pending.extend(taken)
         if self._write_batch():
             self.rows += self._pending.rows
@@ -197,7 +198,7 @@ class WriterThread(threading.Thread):
         self._pending = Taken()
 
     def _write_batch(self) -> bool:
-        """Makes a batch of all that is pending, and writes it.
+        """Builds a batch of all pending events and writes it.
 
         Returns:
             Whether it was written. A batch that could not be written is the last one.
@@ -206,7 +207,7 @@ class WriterThread(threading.Thread):
             return False
         try:
             batch = self._builder.build(self._pending)
-        except Exception as error:  # noqa: BLE001 - of memory, for example, there may be too little
+        except Exception as error:  # noqa: BLE001 - memory may run out, for example
             if not self._is_short:
                 self._is_short = True
                 self._fault("build", error)
@@ -224,9 +225,9 @@ class WriterThread(threading.Thread):
 
 
 def _set_aside(num_bytes: int) -> mmap.mmap | None:
-    """Address space for later, if there is so much now.
+    """Reserves address space for later, if enough is available.
 
-    It is never touched, so it is no memory; only limits of what a process may ask for count it.
+    It is never accessed, so it uses no memory and counts only towards a limit of address space.
     """
     try:
         return mmap.mmap(-1, num_bytes)

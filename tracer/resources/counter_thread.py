@@ -24,8 +24,8 @@ _MAX_WAITING: Final = 10_000
 class CounterThread(threading.Thread):
     """Reads all counters at every interval and appends one Arrow batch, until it is stopped.
 
-    Nothing here runs on the job's threads, except `add` and `use_device`, which only append. What
-    cannot be read is left out; a disk that does not take a batch ends the thread, not the job.
+    Only `add` and `use_device` run on the job's threads; they only append. Counters that cannot be
+    read are left out. If a batch cannot be written, the thread ends and the job continues.
 
     Args:
         path: The file to create.
@@ -63,7 +63,7 @@ class CounterThread(threading.Thread):
         self.busy_ns = 0
 
     def use_device(self, uuid: str) -> None:
-        """Has the counters of a device read from the next sample on."""
+        """Adds a device whose counters are read from the next sample on."""
         self._wanted_devices.append(uuid)
 
     def add(self, time_ns: int, step: int | None, *readings: Reading) -> None:
@@ -89,23 +89,23 @@ class CounterThread(threading.Thread):
                 self._stream.cut()
 
     def stop(self, timeout_s: float) -> None:
-        """Asks for the last sample and waits for it."""
-        with contextlib.suppress(RuntimeError):  # it was asked before
+        """Requests the last sample and waits for it."""
+        with contextlib.suppress(RuntimeError):  # already requested
             self._running_lock.release()
         if self.is_alive():
             self.join(timeout_s)
 
     def pause(self) -> None:
-        """Waits for the sample that is being written: a fork must not copy half of it."""
+        """Waits for the current write, because a fork must not copy a partial one."""
         self._sampling.acquire(timeout=_MAX_PAUSE_S)
 
     def resume(self) -> None:
-        """Lets the sampling go on."""
+        """Resumes sampling."""
         with contextlib.suppress(RuntimeError):  # `pause` timed out and holds nothing
             self._sampling.release()
 
     def abandon(self) -> None:
-        """In a forked child: the file stays the parent's."""
+        """In a forked child: leaves the file to the parent."""
         if self._stream is not None:
             with contextlib.suppress(OSError):
                 self._stream.abandon()

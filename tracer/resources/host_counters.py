@@ -18,8 +18,8 @@ class HostCounters:
     Shares and rates are of the time since the previous sample, so the first sample has none.
 
     Args:
-        whole_host: Whether to read the host's counters and those of its network interfaces as
-            well: one rank per host does.
+        whole_host: Whether to read the counters of the host and its network interfaces too, which
+            one rank per host does.
 
     Raises:
         ImportError: psutil is not installed.
@@ -34,7 +34,7 @@ class HostCounters:
         self._former: dict[str, tuple[float, float]] = {}
 
     def sample(self) -> Iterator[Reading]:
-        """Reads every counter once; a counter that the system does not give is left out."""
+        """Reads every counter once; a counter that the system does not provide is left out."""
         yield from self._of_process()
         if self._whole_host:
             yield from self._of_host()
@@ -57,7 +57,7 @@ class HostCounters:
 
     def _of_host(self) -> Iterator[Reading]:
         times = self._psutil.cpu_times()
-        # Linux counts the time of guests in `user` and `nice` as well.
+        # Linux includes the time of guests in `user` and `nice`.
         guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
         total = sum(times) - guests
         idle = times.idle + getattr(times, "iowait", 0.0)

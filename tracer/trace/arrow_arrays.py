@@ -1,8 +1,8 @@
 """Arrow arrays made from NumPy's memory.
 
-``pyarrow.array`` imports pandas where that is installed, to see whether it was given one of its
-objects. That takes longer than reading a trace of a hundred thousand events, and tens of megabytes
-in a job that never asked for it.
+``pyarrow.array`` imports pandas if it is installed, to recognize its objects. That takes longer
+than reading a trace of a hundred thousand events, and tens of megabytes in a job that never asked
+for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Booleans: TypeAlias = npt.NDArray[np.bool_]
 
 
 def strings(words: Sequence[str]) -> pa.Array:
-    """A column of text; what UTF-8 cannot hold (lone surrogates) is replaced."""
+    """A column of text; characters that UTF-8 cannot encode (lone surrogates) are replaced."""
     encoded = [word.encode("utf-8", "replace") for word in words]
     offsets = np.zeros(len(encoded) + 1, np.int32)
     np.cumsum([len(word) for word in encoded], out=offsets[1:])
@@ -76,7 +76,7 @@ def lists(
 
     Args:
         values: The items of all lists, end to end.
-        lengths: How many of them each list has.
+        lengths: Number of items of each list.
         kind: The Arrow list type.
         missing: True where the row is null; by default where the list has no items.
     """
@@ -98,8 +98,8 @@ def _column(
     Args:
         values: One per row.
         kind: The Arrow type.
-        bitmap: Which are valid, as Arrow has it; by default all.
-        nulls: Number of rows that are not.
+        bitmap: Arrow's validity bitmap; by default all rows are valid.
+        nulls: Number of null rows.
     """
     data = np.ascontiguousarray(values, dtype=_numpy_type(kind))
     return pa.Array.from_buffers(kind, len(data), [bitmap, pa.py_buffer(data)], nulls)

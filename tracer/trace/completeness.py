@@ -1,4 +1,4 @@
-"""What a trace lacks: missing ranks, lost events, killed processes, each as one note."""
+"""Notes on incomplete traces: missing ranks, lost events, killed processes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ddltrace.tracer.trace.trace_files import event_path
 
 
 def account_for(directory: Path, run: RunInfo) -> None:
-    """Marks a run `complete` or `partial` and says why."""
+    """Sets the status of a run to `complete` or `partial` and adds notes with the reasons."""
     attempts = sorted({info.attempt for info in run.ranks})
     if len(attempts) > 1:
         run.notes.append(
             f"the job was restarted: attempts {listed(attempts)} are all kept, one after the other"
         )
-    # The other parts of a trace have the other ranks.
+    # The other ranks are in the other parts of the trace.
     if PART_LABEL not in run.labels:
         run.notes += notes_on_missing_ranks(run)
     run.notes += notes_on_lost_events(directory, run)
@@ -35,7 +35,7 @@ def account_for(directory: Path, run: RunInfo) -> None:
 
 
 def notes_on_lost_events(directory: Path, run: RunInfo) -> list[str]:
-    """A note for every process whose events nobody can read any more."""
+    """A note for every process whose events can no longer be read."""
     return [
         f"rank {info.rank}: what process {info.pid} recorded is gone"
         for info in run.ranks
@@ -59,7 +59,7 @@ def notes_on_missing_ranks(run: RunInfo) -> list[str]:
 
 
 def _ending_of(info: RankInfo) -> str:
-    """How a process ended, if somebody saw it."""
+    """How a process ended, if the launcher observed it."""
     return "" if info.exit_status is None else f": {status_text(info.exit_status)}"
 
 

@@ -110,7 +110,7 @@ def _matches(path: Path, checksum: int | None) -> bool:
 
 
 def grouped(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[list[pa.RecordBatch]]:
-    """Batches, as many at a time as have at least so many rows together."""
+    """Groups consecutive batches so that each group has at least a given number of rows."""
     group: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
@@ -124,7 +124,7 @@ def grouped(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[list[pa.Re
 
 
 class _ChecksummedFile:
-    """A file whose contents are summed up while they are written."""
+    """A file that computes its checksum while it is written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

@@ -100,8 +100,8 @@ class ArrowReader:
         except OSError as error:
             raise TraceError(f"{self._path} cannot be opened: {error}") from error
         size = len(content)
-        # Behind its magic a file is a stream, and a footer that a reader must believe is
-        # one way less to be led astray.
+        # After its magic bytes, a file is a stream. Reading it as a stream avoids trusting the
+        # footer.
         start = 8 if is_file else 0
         if is_file and content[:6] != _FILE_MAGIC:
             self.lost_bytes += max(1, size)
@@ -110,7 +110,7 @@ class ArrowReader:
         if is_file and not scan.marked:
             self.lost_bytes += max(1, size - scan.end)
         elif not scan.marked:
-            # A stream that ends between two messages lost nothing that is known of.
+            # A stream that ends between two messages has no known loss.
             self.lost_bytes += size - scan.end
         if scan.end > start:
             yield from self._read_stream(content, start, scan.end)
@@ -143,7 +143,7 @@ class ArrowReader:
         """The columns of the file.
 
         Raises:
-            TraceError: They are not those of this version, or of an earlier one that it reads.
+            TraceError: They are not those of this version or of an older, supported version.
         """
         found = (schema.metadata or {}).get(b"ddltrace.schema", b"").decode("utf-8", "replace")
         try:
@@ -197,14 +197,14 @@ def _nulls(name: str, rows: int) -> pa.Array:
 
 
 class _ReleasedPages:
-    """Lets go of what has been read of a mapped file, which else counts as memory in use."""
+    """Releases pages of a mapped file after they were read; otherwise they count as used memory."""
 
     def __init__(self, content: _Content) -> None:
         self._content = content
         self._done = 0
 
     def __call__(self, end: int) -> None:
-        """Nothing before `end` is needed now; it can be read again."""
+        """Releases all pages before `end`, which can be read again."""
         done = end // mmap.PAGESIZE * mmap.PAGESIZE
         if isinstance(self._content, mmap.mmap) and done - self._done >= _KEPT_BYTES:
             self._content.madvise(mmap.MADV_DONTNEED, self._done, done - self._done)

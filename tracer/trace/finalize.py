@@ -1,4 +1,4 @@
-"""Makes a trace final when its job has ended: streams become event files, ``run.json`` is whole."""
+"""Finalizes a trace after the job: converts streams to event files and completes ``run.json``."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ _SURELY_OVER_S: Final = 2.0
 def finalize(
     directory: Path, run: RunInfo, ends: Mapping[str, tuple[int, int | None]] | None = None
 ) -> RunInfo:
-    """Makes the final trace of what the ranks left, and writes ``run.json``.
+    """Finalizes the files of all ranks and writes ``run.json``.
 
     Args:
         directory: The trace directory.
-        run: What the launcher knows; its `ranks` are replaced by what the ranks wrote.
-        ends: When each process ended and of what, by its segment, as far as it was seen.
+        run: The launcher's record; its `ranks` are replaced by the ranks' own records.
+        ends: Time and status of the end of each observed process, by segment.
 
     Returns:
-        The run as written; or, if the command ended before its ranks, as it is now: who reads it
-        later sees what became of them.
+        The run as written. If the command ended before its ranks, this is the current state; later
+        readers see how the ranks ended.
     """
     run.ranks = read_sidecars(directory, run.notes)
     run.ranks.sort(key=lambda info: (info.rank, info.attempt, info.pid or 0))
@@ -57,7 +57,7 @@ def finalize(
             info.ended_ns, info.exit_status = ends[info.segment]
     left = _still_recording(directory, run)
     if left:
-        # Nobody watches the job any more, and nobody knows when it ends.
+        # The job is not observed any more, so its end will not be known.
         write_run(directory, replace(run, ranks=[], launcher_pid=None, ended_unix_ns=None))
         release_space(directory / RUN_FILE)
         run.notes.append(
@@ -66,7 +66,7 @@ def finalize(
         )
         return run
     finalize_ranks(directory, run)
-    # The sidecars are in run.json now; two copies could come to differ.
+    # run.json now contains the sidecars, and two copies could differ.
     for info in run.ranks:
         with contextlib.suppress(OSError):
             (directory / (info.segment + SIDECAR_SUFFIX)).unlink(missing_ok=True)
@@ -74,7 +74,7 @@ def finalize(
 
 
 def finalize_ranks(directory: Path, run: RunInfo) -> RunInfo:
-    """Makes the final files of the ranks of a run, and writes ``run.json``."""
+    """Writes the final files of a run's ranks, and ``run.json``."""
     for info in run.ranks:
         release_space(directory / (info.segment + SIDECAR_SUFFIX))
     with ThreadPoolExecutor(_ranks_at_once(directory, run)) as pool:
@@ -112,7 +112,7 @@ def finalize_rank(directory: Path, info: RankInfo) -> None:
     if reader.lost_bytes == 0:
         stream.unlink()
     else:
-        # Kept under a name that no reader opens: somebody may want to look for more in it.
+        # Kept under a name that no reader opens, for manual recovery.
         stream.replace(stream.with_suffix(".damaged"))
 
 
@@ -135,7 +135,7 @@ def _finalize_counters(directory: Path, info: RankInfo) -> None:
 
 
 def _still_recording(directory: Path, run: RunInfo) -> list[int]:
-    """Ranks of a command that is over that are not; those that are about to end may do so."""
+    """Ranks that still run although the command has ended, after a grace period."""
     deadline = time.monotonic() + _SURELY_OVER_S
     while True:
         left = [
@@ -147,7 +147,8 @@ def _still_recording(directory: Path, run: RunInfo) -> list[int]:
 
 
 def _ranks_at_once(directory: Path, run: RunInfo) -> int:
-    """As many streams as there are cores; where the disk is short of room, one after the other."""
+    """Number of streams to finalize at once: one per core, or one if the disk has little free
+    space."""
     most, sizes = min(os.cpu_count() or 1, _MOST_AT_ONCE), []
     for info in run.ranks:
         with contextlib.suppress(OSError):

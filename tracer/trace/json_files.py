@@ -17,22 +17,22 @@ _RESERVED_BYTES: Final = 256 << 10
 
 
 def reserve_space(path: Path) -> None:
-    """Sets some disk space aside, so that a full disk can be told of; see `write_with_reserve`."""
+    """Reserves disk space, so that a full disk can be reported; see `write_with_reserve`."""
     with contextlib.suppress(OSError), open(_reserve_of(path), "wb") as file:
         os.posix_fallocate(file.fileno(), 0, _RESERVED_BYTES)
 
 
 def release_space(path: Path) -> None:
-    """Gives back what was set aside for a file."""
+    """Releases the space reserved for a file."""
     with contextlib.suppress(OSError):
         _reserve_of(path).unlink(missing_ok=True)
 
 
 def write_with_reserve(path: Path, value: dict[str, Any]) -> None:
-    """Writes a JSON file atomically, on a full disk into what was set aside for it.
+    """Writes a JSON file atomically; on a full disk, into the space reserved for it.
 
     Raises:
-        OSError: Even that does not do.
+        OSError: The reserved space does not suffice.
     """
     try:
         write_json_atomically(path, value)

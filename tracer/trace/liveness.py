@@ -1,4 +1,4 @@
-"""Whether the process that writes a trace still runs, as far as its host can be asked."""
+"""Determines whether the process that writes a trace still runs, if it ran on this host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SURELY_IDLE_S: Final = 5.0
 
 
 def pid_namespace() -> str:
-    """What tells the processes of one container from those of another; empty if nothing does."""
+    """An identifier of this process's PID namespace (container); empty if it is not available."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -24,11 +24,11 @@ def pid_namespace() -> str:
 
 
 def is_gone(pid: int, of: RankInfo | RunInfo) -> bool:
-    """Whether a process is sure not to run any more, as far as its own host can be asked.
+    """Whether a process has certainly ended; false if that cannot be determined.
 
     Args:
-        pid: Its number.
-        of: Says where it was a process.
+        pid: Process id.
+        of: Names the host and the PID namespace of the process.
     """
     if of.host != platform.node() or not Path("/proc/self").exists():
         return False
@@ -40,16 +40,16 @@ def is_gone(pid: int, of: RankInfo | RunInfo) -> bool:
         return True
     except OSError:
         return False
-    return state[:1] in (["Z"], ["X"])  # dead, and nobody has asked for its status
+    return state[:1] in (["Z"], ["X"])  # a zombie: dead, but its parent has not waited for it
 
 
 def has_died(directory: Path, info: RankInfo) -> bool:
-    """Whether a process that did not close its trace is sure to be gone."""
+    """Whether a process that did not close its trace has certainly ended."""
     if info.pid is None or not is_gone(info.pid, info):
         return False
     if info.pid_namespace:
         return True
-    # One in another container may only seem to be gone; then it goes on writing.
+    # A process in another container may only appear to be gone while it continues writing.
     try:
         written_s = event_path(directory, info.segment).stat().st_mtime
     except OSError:
@@ -58,12 +58,12 @@ def has_died(directory: Path, info: RankInfo) -> bool:
 
 
 def is_running(directory: Path, info: RankInfo) -> bool:
-    """Whether the process of a rank is sure to run."""
+    """Whether the process of a rank certainly runs."""
     if info.pid is None or info.host != platform.node() or is_gone(info.pid, info):
         return False
     try:
         environment = Path(f"/proc/{info.pid}/environ").read_bytes()
     except OSError:
         return False
-    # Its number may have gone to another process.
+    # The process id may have been reused.
     return json.dumps(str(directory)).encode() in environment

@@ -1,8 +1,9 @@
-"""A file that is open for as long as the job runs, and stays ours whatever the job does.
+"""A file of the tracer that stays intact even if the job closes the tracer's descriptor.
 
-A job may close descriptors that are none of its own: all there are, or one twice. The number goes
-to a file of the job's, and who writes on would write into that. So we look, before every write,
-whether the number is still our file's.
+A job may close descriptors that it does not own, such as all descriptors or one of them twice. The
+descriptor number can then be reused for a file of the job, and further writes would go to that
+file. Before every write, this class therefore checks that the descriptor still refers to its own
+file.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ _FLAGS: Final = os.O_WRONLY | os.O_CLOEXEC
 
 
 class ProtectedFile:
-    """A new file, or an old one emptied.
+    """Creates the file, or truncates an existing one.
 
     Args:
-        path: Where it is.
+        path: Path of the file.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: It cannot be created.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,10 +32,10 @@ class ProtectedFile:
         self.length = 0
 
     def write(self, data: bytes) -> int:
-        """Appends, all or nothing.
+        """Appends data completely or not at all.
 
         Raises:
-            OSError: There is no room, or another file in its place.
+            OSError: The disk is full, or another file is at the path.
         """
         descriptor = self._own()
         written = 0
@@ -50,25 +51,25 @@ class ProtectedFile:
         return written
 
     def tell(self) -> int:
-        """Bytes so far."""
+        """Number of bytes written so far."""
         return self.length
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Does nothing: writes are not buffered."""
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can be written any more."""
+        """Whether the file is closed."""
         return self._descriptor is None
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the file."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None and _identity(descriptor) == self._identity:
             os.close(descriptor)
 
     def _own(self) -> int:
-        """A descriptor of the file: the one that it had, or a new one if that was closed."""
+        """A descriptor of the file: the original one, or a new one if the job closed it."""
         if self._descriptor is None:
             raise OSError("the file is closed")
         if _identity(self._descriptor) != self._identity:
@@ -82,7 +83,7 @@ class ProtectedFile:
 
 
 def _identity(descriptor: int) -> tuple[int, int] | None:
-    """What tells a file from all others; None if the number stands for none."""
+    """Device and inode of an open descriptor; None if the descriptor is not open."""
     try:
         status = os.fstat(descriptor)
     except OSError:

@@ -21,29 +21,29 @@ from ddltrace.tracer.trace.schema import SCHEMA_NAME
 from ddltrace.tracer.trace.trace_files import RUN_FILE, SIDECAR_SUFFIX
 
 CHANGED: Final = f"{RUN_FILE} is not what ddltrace wrote: its numbers may be wrong"
-"""Note of a run whose file does not have the checksum in it."""
+"""Note on a run whose content does not match the stored checksum."""
 
 _CHECKSUM: Final = "checksum"
 
 
 def write_run(directory: Path, run: RunInfo) -> None:
     """Writes ``run.json``, with a checksum of its content."""
-    # As a reader will get it: JSON knows neither tuples nor keys that are numbers.
+    # As a reader gets it: JSON has neither tuples nor numeric keys.
     value = json.loads(json.dumps(run_to_json(run)))
     write_with_reserve(directory / RUN_FILE, {**value, _CHECKSUM: _checksum_of(value)})
 
 
 def _checksum_of(value: dict[str, Any]) -> int:
-    """CRC-32 of a JSON object, whatever its layout."""
+    """CRC-32 of a JSON object, independent of its formatting."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return zlib.crc32(text.encode("ascii"))
 
 
 def read_run_file(directory: Path) -> RunInfo:
-    """Reads ``run.json`` as it is; `run_reader.read_run` adds what the ranks' files tell.
+    """Reads ``run.json`` unchanged; `run_reader.read_run` adds the records of the ranks' files.
 
     Raises:
-        TraceError: The directory holds no trace, or none that this version reads.
+        TraceError: The directory holds no trace that this version can read.
     """
     path = directory / RUN_FILE
     if not path.is_file():
@@ -72,12 +72,12 @@ def read_run_file(directory: Path) -> RunInfo:
 
 
 def write_sidecar(directory: Path, info: RankInfo) -> None:
-    """Writes what a rank process knows of itself."""
+    """Writes the record of a rank process."""
     write_with_reserve(directory / (info.segment + SIDECAR_SUFFIX), info.to_json())
 
 
 def read_sidecars(directory: Path, notes: list[str]) -> list[RankInfo]:
-    """Reads every rank process's own file; an unreadable one becomes a note."""
+    """Reads the record of every rank process; an unreadable file becomes a note."""
     infos = []
     for path in sorted(directory.glob(f"rank-*{SIDECAR_SUFFIX}")):
         try:
@@ -88,7 +88,7 @@ def read_sidecars(directory: Path, notes: list[str]) -> list[RankInfo]:
 
 
 def read_sidecar(path: Path) -> RankInfo:
-    """Reads a rank process's own file.
+    """Reads the record of one rank process.
 
     Raises:
         TraceError: It is damaged.
@@ -100,7 +100,7 @@ def read_sidecar(path: Path) -> RankInfo:
 
 
 def remove_unrecorded(directory: Path) -> None:
-    """Removes a trace that nobody has begun to record."""
+    """Removes a trace in which nothing was recorded."""
     release_space(directory / RUN_FILE)
     with contextlib.suppress(OSError):
         (directory / RUN_FILE).unlink()

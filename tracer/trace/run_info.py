@@ -14,10 +14,10 @@ from ddltrace.tracer.trace.schema import SCHEMA_NAME
 from ddltrace.tracer.trace.trace_files import is_segment_name
 
 PARTS_LABEL: Final = "parts"
-"""Label of a run whose ranks are all in parts."""
+"""Label of a run that consists of parts."""
 
 PART_LABEL: Final = "part"
-"""Label of a run that is one part of a job's trace: its value is the name of the part."""
+"""Label of a run that is one part of a job's trace; its value is the part's name."""
 
 _MAX_RANK: Final = 1 << 24
 _MAX_COUNT: Final = 1 << 53
@@ -55,13 +55,14 @@ class GroupInfo:
 
 @dataclass
 class RankInfo:
-    """What one rank process recorded, and what was lost of it.
+    """Metadata of one rank process: what it recorded and what was lost.
 
     Attributes:
         rank: Global rank.
         segment: Base name of the process's files in the trace directory.
         status: ``running``, ``complete``, or ``killed`` (ended without closing its trace).
-        pid_namespace: Where `pid` is a process: containers count their own; empty if unknown.
+        pid_namespace: Namespace of `pid`, since containers number their own processes; empty if
+            unknown.
         host: Host name.
         clock_domain: Processes with the same value share one monotonic clock.
         clock: Clock samples; see ``docs/trace-format.md``.
@@ -69,16 +70,16 @@ class RankInfo:
         checksum: CRC-32 of its final file.
         counters: Rows of its counter file; None if it recorded no counters.
         counters_checksum: CRC-32 of its final counter file.
-        dropped: Events that the bounded buffer could not take.
+        dropped: Events that did not fit in the bounded buffer.
         lost_bytes: Bytes at the stream's end that could not be read.
-        errors: Faults inside the tracer, each one line.
-        cost: What recording cost, measured by the job itself: `ratio` of step times with to
-            without, its 95 % interval `low` to `high`, `steps` on each side.
+        errors: Faults inside the tracer, one line each.
+        cost: Overhead of recording, measured in the job: `ratio` of step times with and without
+            recording, its 95 % interval `low` to `high`, and `steps` on each side.
         silence: What the process did when it last recorded nothing for some seconds; see
             ``docs/trace-format.md``.
-        gloo_times: Whether Gloo itself told when its messages began and ended.
-        ended_ns: When the process ended, on its clock, if the launcher saw it.
-        exit_status: How; 128 + n when signal n killed it.
+        gloo_times: Whether Gloo's threads recorded the times of its messages.
+        ended_ns: When the process ended, on its clock, if the launcher observed it.
+        exit_status: Exit status of the process; 128 + n if signal n killed it.
     """
 
     rank: int
@@ -123,13 +124,13 @@ class RunInfo:
     Attributes:
         status: ``running``, ``complete``, or ``partial`` (something is missing; see `notes`).
         command: The job's command line.
-        level: What was captured: ``comm``, ``layer`` or ``op``.
+        level: Level of detail: ``comm``, ``layer`` or ``op``.
         source: ``ddltrace`` for a captured trace, else the imported format.
         exit_status: The job's own status, 128 + n when killed by signal n.
-        launcher_pid: The launcher's process on `host`, if there is one.
-        pid_namespace: Where it is one; see `RankInfo`.
+        launcher_pid: Process id of the launcher on `host`, if there is one.
+        pid_namespace: Namespace of `launcher_pid`; see `RankInfo`.
         ranks: One entry per rank process.
-        notes: What a reader must know before believing the numbers, each one line.
+        notes: Limitations of the trace that a reader must know, one line each.
     """
 
     status: str = "running"
@@ -192,7 +193,7 @@ def rank_from_json(value: dict[str, Any]) -> RankInfo:
     """
     try:
         return _rank_from_json(value)
-    except OverflowError as error:  # Infinity, or a whole number that no float can hold
+    except OverflowError as error:  # Infinity, or an integer beyond the range of floats
         raise ValueError(error) from error
 
 
@@ -212,7 +213,7 @@ def _rank_from_json(value: dict[str, Any]) -> RankInfo:
     for number in (info.rank, info.world_size):
         if type(number) is not int or not 0 <= number <= _MAX_RANK:
             raise ValueError(f"rank {number!r:.40}")
-    # The name becomes a path: nothing may lead out of the trace.
+    # The name becomes a path, which must stay inside the trace.
     if not isinstance(info.segment, str) or not is_segment_name(info.segment):
         raise ValueError(f"segment {info.segment!r:.80}")
     if not isinstance(info.clock, dict) or not isinstance(info.errors, list):

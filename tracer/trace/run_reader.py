@@ -1,4 +1,4 @@
-"""Reading a run while it is recorded, after it ended, and after its launcher died."""
+"""Reads a run while it is recorded, after it ended, and after its launcher died."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_run(directory: Path) -> RunInfo:
         files.
 
     Raises:
-        TraceError: The directory holds no trace, or none that this version reads.
+        TraceError: The directory holds no trace that this version can read.
     """
     run = read_run_file(directory)
     known_segments = {info.segment for info in run.ranks}
@@ -49,7 +49,7 @@ def read_run(directory: Path) -> RunInfo:
 
 
 def _add_parts(directory: Path, run: RunInfo) -> None:
-    """Adds what the launchers of one job wrote, each in a directory of its own."""
+    """Adds the parts of a trace, one directory per launcher of the job."""
     parts = []
     for path in sorted(directory.glob(f"{PART_PREFIX}*/{RUN_FILE}")):
         parts.append(read_run(path.parent))
@@ -79,7 +79,7 @@ def _add_parts(directory: Path, run: RunInfo) -> None:
 
 
 def _account_without_launcher(directory: Path, run: RunInfo) -> None:
-    """Accounts for a run that has no launcher any more, or never had one."""
+    """Completes the record of a run whose launcher has ended, or that never had one."""
     for info in run.ranks:
         if info.status == "running" and has_died(directory, info):
             info.status = "killed"

@@ -1,8 +1,8 @@
 """The trace's schema: one Arrow row per event, the same for every source of a trace.
 
-The meaning of every column stands in ``docs/trace-format.md``. Two rules hold throughout:
-times are nanoseconds of ``CLOCK_MONOTONIC`` in the process that wrote them, and what was
-not seen is null, never zero.
+``docs/trace-format.md`` describes every column. Two rules apply to all columns: times are
+nanoseconds of ``CLOCK_MONOTONIC`` in the process that wrote them, and unobserved values are null,
+never zero.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Final, Literal, NamedTuple
 import pyarrow as pa
 
 SCHEMA_VERSION: Final = 1
-"""Raised when a reader of the former version would misread the new one."""
+"""Incremented when a reader of the previous version would misread the new one."""
 
 SCHEMA_NAME: Final = f"ddltrace.trace/{SCHEMA_VERSION}"
 
 KINDS: Final = (
-    "step",  # one optimizer step: from the end of the former step to the end of this one
+    "step",  # one optimizer step: from the end of the previous step to the end of this one
     "phase",  # forward, backward or optimizer as a whole
     "layer",  # the forward call of one module
     "gradient",  # an instant: the gradient of one parameter is ready
@@ -59,11 +59,11 @@ class Column(NamedTuple):
     """One column of an event file.
 
     Attributes:
-        name: Its name, and that of the attribute of `Message` that it comes from.
+        name: Its name, which is also that of the attribute of `Message` with its value.
         type: Its Arrow type.
-        message: How a message has a value for it: ``own``, each its own; ``shared``, messages
-            that the job sends again and again have it in common; ``time``, the value that held
-            when the message was enqueued, unless it has its own; None, not at all or derived.
+        message: How messages provide the value: ``own``, each message has its own; ``shared``, all
+            repetitions of a message share it; ``time``, the value at the time of the enqueue,
+            unless the message has its own; None, messages have no value, or it is derived.
         nullable: Whether it may be null.
     """
 
@@ -97,11 +97,11 @@ COLUMNS: Final = (
     Column("shapes", _coded(pa.int32())),
     Column("tensors", pa.list_(pa.int32()), "shared"),
 )
-"""Every column, in order. What the recorder, the batches and the ring of repeated messages hold
-of a message is derived from these."""
+"""Every column, in order. The recorder, the batches and the ring of repeated messages derive their
+fields of a message from these."""
 
 ADDED: Final = frozenset({"shapes"})
-"""Columns that older traces of this version lack; readers give them null columns."""
+"""Columns that older traces of this version lack; readers add them as nulls."""
 
 OWN_FIELDS: Final = tuple(column.name for column in COLUMNS if column.message == "own")
 SHARED_FIELDS: Final = tuple(column.name for column in COLUMNS if column.message == "shared")

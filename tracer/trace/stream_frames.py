@@ -1,11 +1,11 @@
-"""Looks through an Arrow IPC stream without decoding it: where it can be trusted to end.
+"""Validates an Arrow IPC stream without decoding it, and finds the end of its intact part.
 
-Arrow believes what a stream declares. A few kilobytes can declare gigabytes (a buffer names
-its own uncompressed size), so before any byte is decoded this module walks the messages'
-headers, adds up what decoding would allocate, and says how much of the stream is whole and
-of a believable size. Format: "Encapsulated message format" and ``Message.fbs`` of
-https://arrow.apache.org/docs/format/Columnar.html; flatbuffers are read in place, with every
-offset checked against the header's bounds.
+Arrow trusts the sizes that a stream declares. A few kilobytes can declare gigabytes (a buffer
+declares its own uncompressed size), so before any byte is decoded, this module reads the messages'
+headers, sums the memory that decoding would allocate, and returns how much of the stream is intact
+and of plausible size. Format: "Encapsulated message format" and ``Message.fbs`` of
+https://arrow.apache.org/docs/format/Columnar.html; flatbuffers are read in place, with every offset
+checked against the header's bounds.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _RECORD_BATCH: Final = 3
 
 _FREE_BYTES: Final = 256 << 20
 _MAX_RATIO: Final = 1000
-"""Decoded size that is believed: the free bytes plus this many times the bytes read. Real
-events compress 5 to 20 times, rows that are all alike some hundred times."""
+"""Limit of the decoded size: a constant plus this many times the bytes read. Real events compress
+by a factor of 5 to 20, identical rows by several hundred."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Scan:
     """How far a stream can be decoded.
 
     Attributes:
-        end: Offset behind the last message that is whole and believable.
-        marked: Whether the stream's end mark follows there.
+        end: Offset after the last message that is intact and of plausible size.
+        marked: Whether the end-of-stream mark follows.
         batches: Number of record batches before `end`.
     """
 
@@ -48,7 +48,7 @@ def scan_stream(
     Args:
         data: The file's bytes.
         start: Where the stream begins in them.
-        passed: Is told after each message where it ends: nothing before that is read again.
+        passed: Called with the end of each message; bytes before it are not read again.
     """
     at, size, declared, batches = start, len(data), 0, 0
     while at < size:
@@ -98,7 +98,7 @@ def _message(header: memoryview, body: memoryview) -> tuple[int, int, int]:
             wanted += max(_i64(body, offset), length)
         else:
             wanted += length
-    # The buffers of an all-null column may be absent; its rows are made of nothing.
+    # The buffers of an all-null column may be absent.
     rows = batch.i64(0)
     if rows < 0 or rows > _MAX_RATIO * (wanted + _FREE_BYTES):
         raise ValueError("rows")
@@ -118,7 +118,7 @@ class _Table:
         self._vtable_size = _u16(data, vtable)
 
     def _field(self, number: int) -> int:
-        """Where a field stands, or 0 if it has its default."""
+        """Offset of a field; 0 if it has its default value."""
         slot = 4 + 2 * number
         if slot + 2 > self._vtable_size:
             return 0

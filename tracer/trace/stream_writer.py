@@ -20,19 +20,19 @@ _BUFFER_BYTES: Final = 1 << 20
 
 
 def buffered(file: Any) -> pa.NativeFile:
-    """A file of Python's for Arrow to write to, which else calls it for every piece of a batch."""
+    """Wraps a Python file in a buffer; otherwise Arrow calls it for every piece of a batch."""
     return pa.BufferedOutputStream(pa.PythonFile(file, "w"), _BUFFER_BYTES)
 
 
 class StreamWriter:
-    """Appends batches to an IPC stream; each batch is on its way to disk on return."""
+    """Appends batches to an IPC stream; each batch has been passed to the kernel on return."""
 
     def __init__(self, path: Path, schema: pa.Schema = EVENTS) -> None:
         path.touch(exist_ok=False)
         self._path = path
         self._file = ProtectedFile(path)
-        # Not of the job's time: the fastest codec (the file in the end is packed better) and no
-        # threads, which would not survive the job's forks.
+        # Uses little processor time: the fastest codec (the final file is compressed better), and
+        # no threads, which would not survive the job's forks.
         self._buffer = buffered(self._file)
         options = pa.ipc.IpcWriteOptions(
             compression="lz4", emit_dictionary_deltas=True, use_threads=False
@@ -53,13 +53,13 @@ class StreamWriter:
         self._good = self._file.length
 
     def cut(self) -> None:
-        """After a failed write, the last: removes the beginnings of the batch that did not fit."""
+        """After a failed write: removes the incomplete batch."""
         self._is_cut = True
         with contextlib.suppress(OSError):
             os.truncate(self._path, self._good)
 
     def close(self) -> None:
-        """Writes the end-of-stream mark; the stream can be read without it, too."""
+        """Writes the end-of-stream mark; the stream is also readable without it."""
         try:
             if not self._is_cut:
                 self._writer.close()
@@ -68,5 +68,5 @@ class StreamWriter:
             self._file.close()
 
     def abandon(self) -> None:
-        """Drops the stream without writing: for a forked child, whose parent goes on."""
+        """Drops the stream without writing, in a forked child, whose parent continues."""
         self._file.close()

@@ -36,7 +36,8 @@ def segment_name(*, rank: int, attempt: int, pid: int) -> str:
 
 
 def is_segment_name(text: str) -> bool:
-    """Whether a text is a name that `segment_name` gives, and so leads to no other directory."""
+    """Whether a text has the form of `segment_name`, so that it cannot refer to another
+    directory."""
     return _SEGMENT_NAME.match(text) is not None
 
 
@@ -70,10 +71,10 @@ def _stored(directory: Path, stem: str) -> Path:
 
 
 def require_regular_file(path: Path) -> None:
-    """Refuses what is no plain file: a link leads out of the trace, a pipe never ends.
+    """Rejects anything but a plain file: a link can leave the trace, and a pipe never ends.
 
     Raises:
-        OSError: It is none.
+        OSError: It is not a plain file.
     """
     if not stat.S_ISREG(path.lstat().st_mode):
         raise OSError("not a plain file")

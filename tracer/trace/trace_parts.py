@@ -1,4 +1,4 @@
-"""One job's trace in several directories: one per launcher, read and merged as one.
+"""Reads and merges the trace of one job that several launchers wrote to separate directories.
 
 Where every node, or every task of ``mpirun`` or ``srun``, starts its own ``ddltrace run``, each
 launcher writes a trace of its own, a *part*. Launchers that share a directory write below it::
@@ -7,7 +7,7 @@ launcher writes a trace of its own, a *part*. Launchers that share a directory w
     trace/part-00000/run.json   a trace like any other, of the ranks of one launcher
     trace/part-00001/run.json
 
-so that no launcher ever waits for, or writes over, another.
+so that launchers neither wait for nor overwrite each other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ddltrace.tracer.trace.trace_files import (
 
 _TORCHRUN_NAMES: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 
-# Launchers that start each task with its own environment: how many tasks, which is this.
+# Environment variables of launchers for the number of tasks and the index of this task.
 _TASK_VARIABLES: Final = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
@@ -52,11 +52,11 @@ _JOB_VARIABLES: Final = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PMIX_NAMESPA
 
 @dataclass(frozen=True)
 class Part:
-    """What one of several launchers of a job is called.
+    """Identifies one of several launchers of a job.
 
     Attributes:
-        name: Unlike that of any other launcher of the job.
-        job: A name that all launchers of the job know; None if there is none.
+        name: Name of the launcher, unique in the job.
+        job: Name of the job, equal for all its launchers; None if there is none.
     """
 
     name: str
@@ -64,14 +64,14 @@ class Part:
 
 
 def part_of_job(command: Sequence[str], environment: dict[str, str]) -> Part | None:
-    """Finds out whether this launcher is one of several of its job.
+    """Determines whether this launcher is one of several of its job.
 
     Args:
-        command: The command that it runs.
-        environment: Its environment.
+        command: The command that the launcher runs.
+        environment: The launcher's environment variables.
 
     Returns:
-        Its part; None if it seems to be the only one.
+        The launcher's part; None if it appears to be the only launcher.
     """
     job = next((environment[name] for name in _JOB_VARIABLES if environment.get(name)), None)
     for size, number in _TASK_VARIABLES:
@@ -94,12 +94,12 @@ def part_of_job(command: Sequence[str], environment: dict[str, str]) -> Part | N
 
 
 def part_name(text: str) -> str:
-    """What may stand in the name of a part's directory."""
+    """A name reduced to the characters allowed in the name of a part's directory."""
     return re.sub(r"[^\w.-]", "-", text)[:80]
 
 
 def _launch_options(command: Sequence[str]) -> dict[str, str] | None:
-    """The options of a launcher of several nodes; None if the command is no such launcher."""
+    """The options of a multi-node launcher; None if the command is no such launcher."""
     names = [Path(word).name for word in command]
     starts = [names.index(name) for name in _TORCHRUN_NAMES if name in names]
     if "accelerate" in names and "launch" in names:
@@ -117,26 +117,26 @@ def _launch_options(command: Sequence[str]) -> dict[str, str] | None:
 
 
 def open_shared_directory(directory: Path, part: Part, *, force: bool) -> Path:
-    """Makes the directory of one part of a trace.
+    """Creates the directory of one part of a trace.
 
     Args:
-        directory: The whole trace's, which other launchers may be making, too.
+        directory: Directory of the whole trace, which other launchers may create concurrently.
         part: The part.
-        force: Whether a part of that name that stands there may be deleted.
+        force: Whether to delete an existing part of that name.
 
     Returns:
         The part's directory, empty.
 
     Raises:
-        UsageError: Something stands there and must not, or cannot, be replaced.
-        UnwritableError: The disk does not let us.
+        UsageError: The directory exists and must not, or cannot, be replaced.
+        UnwritableError: The directory cannot be created.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if not (directory / RUN_FILE).exists():
             if any(not path.name.startswith((PART_PREFIX, ".")) for path in directory.iterdir()):
                 raise UsageError(f"{directory} exists: choose another with -o")
-            # Several launchers may come here at once; what they write is the same.
+            # Several launchers may do this at once, with the same content.
             write_run(directory, RunInfo(labels={PARTS_LABEL: True}, host=os.uname().nodename))
         elif not read_run(directory).labels.get(PARTS_LABEL):
             raise UsageError(f"{directory} is a trace of one launcher: choose another with -o")
@@ -155,10 +155,10 @@ def open_shared_directory(directory: Path, part: Part, *, force: bool) -> Path:
 
 @contextlib.contextmanager
 def joined(directories: Sequence[Path]) -> Iterator[Path]:
-    """Several trace directories as one, without copying.
+    """Presents several trace directories as one, without copying.
 
     Args:
-        directories: At least one; of one job where there are several.
+        directories: At least one directory; all of one job.
 
     Yields:
         A directory to open: the only one given, or one that holds links to all.
@@ -181,14 +181,14 @@ def joined(directories: Sequence[Path]) -> Iterator[Path]:
 
 
 def merge(directories: Sequence[Path], output: Path) -> RunInfo:
-    """Makes one final trace of several directories of one job, or of one that is in parts.
+    """Merges several directories of one job, or a trace in parts, into one final trace.
 
     Args:
-        directories: The traces; they stay as they are.
+        directories: The traces, which are not changed.
         output: An existing, empty directory.
 
     Returns:
-        What is known of the whole run.
+        The record of the whole run.
 
     Raises:
         UsageError: They are not of one job, or the files cannot be copied.
@@ -231,7 +231,8 @@ def _check_one_job(directories: Sequence[Path]) -> None:
 
 
 def _of_the_job(infos: Sequence[RankInfo]) -> list[RankInfo]:
-    """All but the processes of smaller jobs beside it, such as a helper that evaluates."""
+    """Leaves out the processes of smaller jobs in the same traces, such as a helper for
+    evaluation."""
     largest: dict[int, int] = {}
     for info in infos:
         largest[info.attempt] = max(info.world_size, largest.get(info.attempt, 0))

@@ -39,7 +39,7 @@ def install(context: PatchContext) -> Waits:
         context: The parts of the recording rank.
 
     Returns:
-        What records the host's waits.
+        The recorder of the host's waits.
     """
     import torch
 

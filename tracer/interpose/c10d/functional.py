@@ -96,9 +96,9 @@ class _ByOperator:
 
     Args:
         offering: Offers them.
-        pending: Remembers what nobody has waited for yet.
+        pending: Stores the messages whose results have not been waited for yet.
         operator: The operator below.
-        root: Where its root is among the arguments.
+        root: Position of the root among the arguments.
     """
 
     def __init__(

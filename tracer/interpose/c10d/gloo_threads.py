@@ -1,4 +1,4 @@
-"""Waits at exit until Gloo's threads have released what they worked on.
+"""Waits at exit until Gloo's threads have released the tensors of their messages.
 
 A thread of Gloo first wakes up the waiting job and then releases the message's tensors. If the job
 has dropped a tensor's Python object by then, the thread needs the interpreter lock to release it.
@@ -19,7 +19,7 @@ _POLL_S: Final = 0.002
 
 
 def wait_until_idle(limit_s: float) -> bool:
-    """Waits until no thread of Gloo has run between two looks at it.
+    """Waits until no thread of Gloo has run between two consecutive checks.
 
     A thread that waits for another rank counts as idle: its message may never complete.
 
@@ -27,7 +27,7 @@ def wait_until_idle(limit_s: float) -> bool:
         limit_s: Longest time to wait, in seconds.
 
     Returns:
-        Whether they are idle; true if there are none, or if the system does not tell.
+        Whether the threads are idle; true if there are none, or if the system does not report it.
     """
     deadline = time.monotonic() + limit_s
     before = _progress()
@@ -54,7 +54,7 @@ def _progress() -> dict[str, tuple[bool, str]]:
                 state = (task / "stat").read_text().rpartition(")")[2].split()[0]
                 found[task.name] = (state == "R", (task / "schedstat").read_text())
             except OSError:
-                continue  # it has just ended
+                continue  # the thread has just ended
     except OSError:
         return {}
     return found

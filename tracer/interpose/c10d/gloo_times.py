@@ -170,8 +170,8 @@ class GlooTimes:
             waited_once: Whether only a wait of the handle's holder completes the message.
 
         Returns:
-            Whether they are over; and of those their start, their end, and their status as a number
-            of `STATUSES`. Without an end, -1, they never will be told to have ended.
+            Whether each message has ended, and its start, end and status (index in `STATUSES`). An
+            end of -1 means that the end will never be reported.
         """
         state = self._slot_table[slots, _STATE]  # read before the times, which are written first
         times = self._slot_table[slots]

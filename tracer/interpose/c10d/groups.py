@@ -32,13 +32,14 @@ class Group:
 
     Attributes:
         name: Its name in the trace.
-        ranks: Global ranks of its members; empty if the job made it without registering it.
-        own: Place of this rank in `ranks`, or None.
+        ranks: Global ranks of its members; empty if the job created the group without registering
+            it.
+        own: Index of this rank in `ranks`, or None.
         blocking: Whether the end of ``Work.wait`` is the completion, by type of device.
         sends_nothing: Whether its messages are complete at once.
-        collectives: Collectives so far, unless they are counted elsewhere.
-        next_elsewhere: Counts them in the place of `collectives`.
-        messages: Sends and receives so far, by source and destination, and there by tag.
+        collectives: Number of collectives so far, unless another counter is in use.
+        next_elsewhere: Counter that replaces `collectives`; None if there is none.
+        messages: Number of sends and receives so far, by source and destination, then by tag.
     """
 
     name: str
@@ -93,8 +94,8 @@ class _Below(threading.local):
     """The state of a thread inside of a method of a process group that is written in Python.
 
     Attributes:
-        outer: That group; None if no such method runs.
-        messages: How many were recorded there so far.
+        outer: The group of the running method; None if none runs.
+        messages: Number of messages recorded inside the method so far.
     """
 
     outer: Group | None = None
@@ -105,10 +106,10 @@ class Groups:
     """The process groups observed so far, by name.
 
     Args:
-        on_new: Is given a group when its first message is seen.
+        on_new: Called with a group when its first message is recorded.
 
     Attributes:
-        below: Whether messages are sent by a group in Python.
+        below: State of the current thread inside a group written in Python.
         seen: The group of a ``torch.distributed.ProcessGroup``, if it has been asked for before.
     """
 
@@ -160,7 +161,7 @@ class Groups:
             ranks = self._ranks_of_outer(process_group)
         former = self._newest.get(name)
         if former is not None and not ranks and not former.ranks:
-            return former  # without a register nobody can tell two from one
+            return former  # without the registry, two groups cannot be told apart
         # A job that destroys its groups and creates them again reuses the names.
         number = self._names[name] = self._names.get(name, 0) + 1
         shown = name if number == 1 else f"{name}#{number}"
@@ -171,7 +172,7 @@ class Groups:
         return group
 
     def _ranks_of_outer(self, process_group: Any) -> tuple[int, ...]:
-        """The ranks of a group without a register: those of the group that it does the work of."""
+        """The ranks of an unregistered group: those of the outer group that it works for."""
         outer = self.below.outer
         if outer is None or process_group.size() != len(outer.ranks):
             return ()

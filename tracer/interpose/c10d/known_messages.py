@@ -83,18 +83,18 @@ Like: TypeAlias = "tuple[str, str, torch.dtype | None, tuple[int, ...] | None, i
 """Values that launches by Python share: operation, name, element type, parameters and tag."""
 
 _Over: TypeAlias = tuple[int, int, int, int]
-"""Messages that the job has waited for: the number of the first among all that were launched, the
-number after that of the last, those that are over with which of its waits, and when they were over
-at the latest; Gloo's thread may come to say so only later."""
+"""A range of launched messages that ended with a wait of the job: number of the first, number after
+the last, kind of wait (see `_Kind.ended_by`), and the latest time of their ends. Gloo's thread may
+report these ends later."""
 
 
 class _Kind(NamedTuple):
     """Properties of all messages of a pattern, in addition to the values of the pattern.
 
     Attributes:
-        group: Their group.
-        ended_by: The job's wait with which they are over: `_BACKWARD_THREAD`, `_BROADCAST_THREAD`
-            or, if it waits for each of them, None.
+        group: Process group of the messages.
+        ended_by: The wait of the job after which these messages have ended: `_BACKWARD_THREAD`,
+            `_BROADCAST_THREAD`, or None if the job waits for each message.
         waited_once: See `KnownMessages.launched`.
     """
 
@@ -109,7 +109,7 @@ class KnownMessages:
     Args:
         library: The native library, which records them.
         times: Follows the messages to their end.
-        recorder: Where they go.
+        recorder: Receives the messages.
     """
 
     def __init__(self, library: NativeLibrary, times: GlooTimes, recorder: Recorder) -> None:
@@ -128,11 +128,11 @@ class KnownMessages:
         self._kinds: list[_Kind] = []  # one per pattern of the recorder
         self._pattern_of: dict[Hashable, int] = {}  # of the patterns that `launched` created
         self._over: deque[_Over] = deque(maxlen=self._size)
-        # Of messages that are under way and may be in it: their numbers, by place.
+        # Numbers of messages in flight that may be in `_over`, by slot.
         self._may_be_over: dict[int, int] = {}
         self._groups: list[Group] = []
-        # Never waited for: a signal handler of the job's may have interrupted who holds it, and
-        # what it sends meanwhile need not be known.
+        # Never blocks: a signal handler of the job may have interrupted the holder. Messages that
+        # the handler sends are recorded in Python.
         self._adding = threading.Lock()
         self._collecting = threading.Lock()
         recorder.other_buffers.append(self.filled)
@@ -145,7 +145,7 @@ class KnownMessages:
         """Registers the C++ kernels, which then see all launches; to be called once.
 
         Returns:
-            Whether it does.
+            Whether C++ sees all launches.
         """
         self._sees = bool(self._library.see_launches())
         return self._sees
@@ -156,7 +156,7 @@ class KnownMessages:
         self._begin(_BACKWARD_THREAD)
 
     def end_backward(self, now_ns: int) -> int:
-        """They no longer are, and all of them are over.
+        """Ends the backward pass and marks its known messages as ended.
 
         Args:
             now_ns: The time.
@@ -172,7 +172,7 @@ class KnownMessages:
         self._begin(_BROADCAST_THREAD)
 
     def end_broadcasts(self, now_ns: int) -> None:
-        """They no longer are, and all of them are over.
+        """Ends broadcasts launched by C++ and marks their messages as ended.
 
         Args:
             now_ns: The time.
@@ -180,18 +180,18 @@ class KnownMessages:
         self._end(_BROADCAST_THREAD, now_ns)
 
     def is_broadcasting(self) -> bool:
-        """Whether this thread's broadcasts are compared with known messages."""
+        """Whether broadcasts of this thread are compared with known messages."""
         return self._control[_BROADCAST_THREAD] == threading.get_ident()
 
     def add(self, message: Message, group: Group) -> int | None:
         """Registers the message that this thread is launching, and all similar ones, as known.
 
         Args:
-            message: As Python has recorded it.
+            message: The message as recorded in Python.
             group: Its group.
 
         Returns:
-            What `activate` is to be given; None if it cannot be known.
+            The argument of `activate`; None if the message cannot be registered.
         """
         if self._library.passing() != _UNKNOWN or not self._adding.acquire(blocking=False):
             return None
@@ -224,15 +224,15 @@ class KnownMessages:
         Args:
             place: Its place in the ring.
             enqueue_ns: When it was launched.
-            like: What it is like.
+            like: Values that it shares with similar launches.
             group: Its group.
-            seq: Its number there.
+            seq: Its number in the group.
             peer: Rank in the group of the root, or of the other side.
-            waited_once: Whether only a wait of whoever holds it completes it; then `waited` is to
-                be called.
+            waited_once: Whether only a wait of the handle's holder completes it; the caller then
+                calls `waited`.
 
         Returns:
-            What stands for it; None if it is to be recorded without the ring.
+            The launched message; None if it must be recorded without the ring.
         """
         ring, at = self._ring, place * self._fields
         if ring[at + _ENQUEUE] != enqueue_ns or ring[at + _WHAT] != _LAUNCHING:
@@ -246,7 +246,7 @@ class KnownMessages:
         number = self._recorder.new_id()
         if like[4] is not None:  # a tag: it is between two
             ring[at + (_OUT_BYTES if like[0] == "send" else _BYTES)] = _NULL
-        elif like[2] is None:  # PyTorch has made up a tensor to have something to launch
+        elif like[2] is None:  # PyTorch created a placeholder tensor for the launch
             ring[at + _BYTES] = ring[at + _OUT_BYTES] = 0
         ring[at + _NUMBER] = _NULL if seq is None else seq
         ring[at + _ROOT] = _NULL if peer is None else peer
@@ -314,7 +314,7 @@ class KnownMessages:
         return counter
 
     def passing(self) -> Message | None:
-        """What is like the known message that this thread launches and C++ has no room for."""
+        """The known message that this thread launches while the ring is full."""
         what = self._library.passing()
         return self._recorder.patterns[what - _FIRST] if what >= _FIRST else None
 
@@ -385,15 +385,15 @@ class KnownMessages:
             elif self._is_given_up(int(slots[0])):
                 self._ring[int(slots[0]) * self._fields + _WHAT] = _LEFT_OUT
             else:
-                return  # a thread is at it
+                return  # another thread is still writing it
 
     def _take(self, positions: Integers, slots: Integers, rows: Integers) -> None:
         """Reads known messages from the ring, except for those in flight.
 
         Args:
-            positions: Their numbers among all that were launched.
-            slots: Their places.
-            rows: What is there.
+            positions: Numbers of the messages among all launched messages.
+            slots: Their slots in the ring.
+            rows: Contents of these slots.
         """
         patterns = rows[:, _WHAT] - _FIRST
         kinds = [self._kinds[pattern] for pattern in patterns.tolist()]
@@ -422,8 +422,8 @@ class KnownMessages:
         """Follows a message in flight, so that the trace contains it before its end.
 
         Args:
-            position: Its number among all that were launched.
-            slot: Its place.
+            position: Its number among all launched messages.
+            slot: Its slot in the ring.
             kind: Event kind of the message's pattern.
             repeat: The message's row of `REPEAT_FIELDS`.
         """
@@ -444,7 +444,7 @@ class KnownMessages:
             self._may_be_over[slot] = position
 
     def _is_given_up(self, slot: int) -> bool:
-        """Whether a message has ended that Python should have said something of since long."""
+        """Whether a message has ended although Python has not set its values for a long time."""
         what, enqueue_ns = self._ring_table[slot, [_WHAT, _ENQUEUE]].tolist()
         is_late = time.monotonic_ns() > enqueue_ns + _PATIENCE_NS
         is_pythons = self._ring_table[slot, _ID] != _OF_CPP
@@ -467,7 +467,7 @@ class KnownMessages:
         return reported_ns
 
     def _forget_over(self) -> None:
-        """Forgets what all messages of have ended."""
+        """Removes ranges of `_over` whose messages have all ended."""
         oldest = min(self._may_be_over.values(), default=self._taken)
         while self._over and self._over[0][1] <= oldest:
             self._over.popleft()

@@ -168,7 +168,7 @@ class Observer:
             if self.active and not keyset.has(meta):
                 try:
                     if not (self._recorder.paused and self._passes(operator, args)):
-                        # Before the call: one that hangs is to be seen.
+                        # Before the call, so that a message that hangs is in the trace.
                         group = self._groups.of(self._unbox_group(args[operator.group]))
                         message = self.describe(operator, args, group, _now())
                 except Exception as error:  # noqa: BLE001 - the job goes on
@@ -290,8 +290,8 @@ class Observer:
         if inputs is not None:
             tensors, message.bytes, sparse = measure(args[inputs])
         if outputs == inputs:
-            # A broadcast's receivers and a reduction's contributors hold the same tensor. What
-            # comes of sparse tensors is known only when they have been summed.
+            # A broadcast's receivers and a reduction's contributors hold the same tensor. The
+            # result of sparse tensors is known only after the sum.
             message.out_bytes = None if sparse else message.bytes
         elif outputs is not None:
             received, message.out_bytes, _ = measure(args[outputs])
@@ -334,7 +334,7 @@ class Observer:
         if timed_by_gloo:
             self._make_known(message, group, by_engine=by_engine)
             if by_engine:
-                return  # nobody holds it but C++ code
+                return  # only C++ code holds the handle
         work = self._work(result)
         collected = self._collected.messages
         if collected is not None:
@@ -356,7 +356,7 @@ class Observer:
         if not blocking:
             self.waits.stream_ordered.add(message.id)
         if asynchronous or not blocking:
-            # On another device the wait would put a stream of the job's into order.
+            # On another device, the wait would order a stream of the job.
             poll = not (blocking and first.is_cpu)
             # DDP keeps its buckets.
             self._reapers.follow(work, message, poll=poll, memory_lasts=by_engine)
@@ -372,7 +372,7 @@ class Observer:
         return self._ddp.bucket_of(group, tensors[0]) if len(tensors) == 1 else None
 
     def _begins(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``_start_coalescing``: what follows is launched as one by ``_end_coalescing``."""
+        """``_start_coalescing``: messages until ``_end_coalescing`` are launched as one."""
 
         @functools.wraps(original)
         def start_coalescing(*args: Any, **kwargs: Any) -> Any:
@@ -402,7 +402,7 @@ class Observer:
         if work is not None and messages:
             newest = messages[-1][0]
             self.waits.works.add_newest(work, newest)
-            self.waits.stream_ordered.add(newest.id)  # until it is seen to be complete
+            self.waits.stream_ordered.add(newest.id)  # until its completion is observed
         for message, mark in messages:
             if work is None:
                 self._timer.end(message, mark)
@@ -452,7 +452,7 @@ class Observer:
 
     def _ordered(self, message: Message) -> None:
         """Called when the current stream has been made to wait for a message."""
-        # Only of those on the timed device is it known where they begin.
+        # The start is known only for messages on the timed device.
         if message.settle is not None and self._reapers.let_go(message):
             self._timer.end_here(message)
 
@@ -462,13 +462,13 @@ class Observer:
             group = self._groups.named(message.group)
             try:
                 message.peer = group.global_rank(work._source_rank())
-            except RuntimeError:  # a handle in Python that does not say
+            except RuntimeError:  # a handle in Python that does not provide it
                 return
             message.seq = group.next_between(message.op, message.peer, message.tag)
 
     @staticmethod
     def _number(message: Message, operator: Operator, args: Sequence[Any], group: Group) -> None:
-        """Sets the peer of the message, and the number that it has on all its ranks."""
+        """Sets the peer of the message, and its number, which is equal on all its ranks."""
         if operator.peer is not None:
             peer = args[operator.peer] if len(args) > operator.peer else None
             message.peer = group.global_rank(peer)
@@ -477,7 +477,7 @@ class Observer:
             return
         if operator.tag is not None:
             message.tag = args[operator.tag] if len(args) > operator.tag else 0
-        # Of a receive from anyone: when it has come.
+        # For a receive from any source: when the message has arrived.
         message.seq = group.next_between(message.op, message.peer, message.tag)
 
     def name(
@@ -491,7 +491,7 @@ class Observer:
     ) -> tuple[str, list[int] | None]:
         """Returns the name of a message and the parameters that it carries.
 
-        Where its one tensor lies is looked up unless it is given, see `Registry.tensors_at`.
+        The address of a single tensor is looked up unless it is given, see `Registry.tensors_at`.
         """
         registry = self._registry
         carried = registry.carried.now

@@ -111,7 +111,7 @@ def _around(
             except Exception as error:  # noqa: BLE001 - the job goes on
                 context.fault("end a message of a group in Python", error)
 
-    # As in `python_launches.py`: who calls its base class is known by the name of the calling code.
+    # As in `python_launches.py`: a call of the base class is recognized by the caller's name.
     code: Any = method
     code.__code__ = code.__code__.replace(co_name=original.__name__)
     return method
@@ -120,7 +120,7 @@ def _around(
 def _as_operator(
     operator: Operator, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Sequence[Any]:
-    """The arguments of a method where the operator has them that does the same.
+    """Arranges the arguments of a method in the order of the corresponding operator.
 
     Args:
         operator: The operator.
@@ -152,8 +152,8 @@ class _Call:
         group: The group.
         method: The job's function.
         start: When it was called.
-        former: What this thread's messages were said to be about.
-        message: The message recorded for it so far.
+        former: The subject of this thread's messages before the call.
+        message: The message recorded for the call so far.
     """
 
     operator: Operator
@@ -177,7 +177,7 @@ class _Calls:
         self._context = context
         self._observer = observer
         self._below = context.groups.below
-        # Methods below which nobody recorded anything when they were last called.
+        # Methods below which no message was recorded in their last call.
         self._senders: set[Any] = set()
 
     def begin(
@@ -198,7 +198,7 @@ class _Calls:
             kwargs: Keyword arguments.
 
         Returns:
-            What `end` is to be given; None if the call is part of another, or left out.
+            The argument of `end`; None if the call is part of another call, or is not recorded.
         """
         observer, registry = self._observer, self._context.registry
         below = self._below
@@ -230,7 +230,7 @@ class _Calls:
         Args:
             call: The result of `begin`.
             work: The result of the method.
-            status: How it ended.
+            status: The status of the call's end.
         """
         observer = self._observer
         passes_on = self._below.messages

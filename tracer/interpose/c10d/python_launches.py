@@ -50,8 +50,8 @@ METHODS: Final[dict[str, tuple[str, str | type]]] = {
     "send": ("send", int),
     "recv": ("recv_", int),
 }
-"""Of each method: the operator that it calls, and the type of its last argument: the tag, or
-options in PyTorch's bindings."""
+"""Method -> the operator that it calls, and the type of its last argument: the tag, or options in
+PyTorch's bindings."""
 
 
 def install(context: PatchContext, observer: Observer) -> Offering | None:
@@ -62,7 +62,7 @@ def install(context: PatchContext, observer: Observer) -> Offering | None:
         observer: Records messages.
 
     Returns:
-        What offers launches; None if it cannot.
+        The object that offers launches; None if C++ cannot observe them.
     """
     import torch.distributed as dist
     from torch._C import _distributed_c10d as bindings
@@ -104,7 +104,7 @@ class Launches(Protocol):
 
     Attributes:
         operator: The called operator.
-        num_args: How many arguments it has at least behind the first, if a launch may be offered.
+        num_args: Minimum number of arguments after the first for which a launch may be offered.
         last_type: Type of the last of these arguments.
     """
 
@@ -171,7 +171,7 @@ class Offering:
     ) -> Launched | Message | None:
         """Records a message that was launched past the kernel.
 
-        On the way of every launch: few calls.
+        Runs in every launch, so it makes few calls.
 
         Args:
             operator: The called operator.
@@ -182,7 +182,8 @@ class Offering:
             tag: Its tag.
 
         Returns:
-            What stands for it; None if it is only counted. Nobody tells the end of a `Message`.
+            The recorded message; None if it is only counted. The end of a `Message` is not
+            reported.
         """
         launched, num_bytes, out_bytes, address, storage, place = _take_offer(known)
         if tag is None:
@@ -223,11 +224,12 @@ class Offering:
             return None
         group = self._seen_group(process_group)
         if group is None or not group.blocking.get("cpu"):
-            return None  # a first message tells
+            return None  # known after the first message
         return group if self._gloo.listens else None
 
     def passing_by(self, original: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Calls what launches nothing, and past its kernel of Python's if nothing is offered."""
+        """Calls a function that launches nothing, bypassing the Python kernel if nothing is
+        offered."""
         cell = self._offered.cell
         former, cell[0] = cell[0], NativeLibrary.UNRECORDED
         try:
@@ -244,7 +246,7 @@ class Offering:
         num_args, last_type, group_of = launches.num_args, launches.last_type, launches.group_of
         group_to_offer, launched = self._of, launches.launched
 
-        # With a first argument of its own: see below.
+        # The first argument may be an object of the job, see below.
         def method(first: Any = _ABSENT, /, *args: Any, **kwargs: Any) -> Any:
             group, cell = None, None
             try:
@@ -256,12 +258,12 @@ class Offering:
             except Exception as error:  # noqa: BLE001 - the job goes on
                 fault("offer a launch", error)
             if group is None or cell is None:
-                if first is _ABSENT:  # all are given by name, or there is an error in the call
+                if first is _ABSENT:  # all arguments are keyword arguments, or the call is invalid
                     return original(**kwargs)
                 return original(first, *args, **kwargs)
             former = cell[0]
             if former != nothing:
-                # By a mode or a signal handler of the job's, in the middle of another launch.
+                # From a mode or a signal handler of the job, inside another launch.
                 cell[0] = nothing
                 try:
                     return original(first, *args)
@@ -284,9 +286,9 @@ class Offering:
             return result
 
         method.__doc__, method.__name__ = original.__doc__, original.__name__
-        # A process group in Python that leaves this method to its base class is asked for it by the
-        # base class again; PyTorch sees that it comes from there by the calling code's name, and
-        # by the first argument.
+        # If a process group in Python inherits this method, the base class calls the method of the
+        # subclass again. PyTorch recognizes such a call by the caller's name and the first
+        # argument.
         method.__code__ = method.__code__.replace(co_name=original.__name__)
         return method
 
@@ -305,9 +307,9 @@ class _ByMethod:
         self.group_of: None = None
         self._record, self._follow = offering.record, offering.observer.follow_launch
         self._remember = offering.observer.waits.works.add
-        # Where the tensors are; the later are looked at only if there are none before.
+        # Positions of the tensors; later ones are used only if earlier ones hold none.
         self._sides = [side for side in (operator.inputs, operator.outputs) if side is not None]
-        # Without tensors there is only that.
+        # A call without tensors has only this argument.
         self.num_args = operator.group + 1 if self._sides else 1
         self._is_between_two = operator.op in P2P_OPS
         self._has_root = operator.peer is not None and not self._is_between_two

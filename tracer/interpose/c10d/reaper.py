@@ -32,7 +32,7 @@ class _Followed:
     """A message that is followed.
 
     Attributes:
-        work: Its handle, which holds the memory that it writes to; None once it was let go.
+        work: Its handle, which holds the memory that it writes to; None after its release.
         message: The message.
         poll: Whether to ask for its end instead of waiting for it.
     """
@@ -51,11 +51,12 @@ class Reapers:
 
     Args:
         wait: Blocks until a message is complete; the original ``Work.wait``.
-        is_completed: Tells without blocking; the original ``Work.is_completed``.
+        is_completed: Returns without blocking whether it is complete; the original
+            ``Work.is_completed``.
         completed: Called when a message is complete, with the time and whether it failed.
         release: Called with a message's `Work` when it is complete and its caller has had the
             time to take it.
-        on_fault: Called with what went wrong in one of these.
+        on_fault: Called with errors of the reaper.
     """
 
     def __init__(
@@ -85,8 +86,8 @@ class Reapers:
         Args:
             work: The message's handle.
             message: The message.
-            poll: Asks now and then, where a wait would have effects of its own.
-            memory_lasts: Whether the job keeps what the message writes to, whatever is held here.
+            poll: Whether to poll for the end, because a wait would have side effects.
+            memory_lasts: Whether the job itself keeps the memory that the message writes to.
         """
         followed = _Followed(work, message, poll)
         group = self._groups.get(message.group)
@@ -108,10 +109,10 @@ class Reapers:
         """Drops a message that the job no longer holds, if the tracer holds too much memory.
 
         Args:
-            message: One that somebody else can tell the end of.
+            message: A message whose end is recorded elsewhere.
 
         Returns:
-            Whether its end will not be noted here.
+            Whether the reaper will not record its end.
         """
         if self._held_bytes <= _MAX_HELD_BYTES:
             return False

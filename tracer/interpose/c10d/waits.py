@@ -43,7 +43,7 @@ class MessageOf:
         self._newest: dict[int, deque[tuple[int, Message]]] = {}  # ids of the objects, by thread
 
     def add_newest(self, thing: Any, message: Message) -> None:
-        """The same for an object that its caller is about to be handed."""
+        """Adds an object that is about to be returned to the caller."""
         thread = threading.get_ident()
         newest = self._newest.get(thread)
         if newest is None:
@@ -51,7 +51,7 @@ class MessageOf:
         if len(newest) >= _MOST_NESTED:
             key, of_former = newest.popleft()
             held = self._strong.get(key)
-            if held is not None and held[1] is of_former:  # the id may have come back
+            if held is not None and held[1] is of_former:  # the id may be reused
                 self._weaken(key)
         newest.append((id(thing), message))
         self._strong[id(thing)] = (thing, message)
@@ -91,8 +91,8 @@ class Waits:
 
     Args:
         context: The parts of the recording rank.
-        on_received: Called with the message and the `Work` of a receive that has come.
-        on_ordered: Called with a message that a stream of the job's waits for, not the host.
+        on_received: Called with the message and the `Work` of a completed receive.
+        on_ordered: Called with a message that a stream of the job waits for, not the host.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Waits:
         bindings._collect_all = self._patched_collect_all(bindings._collect_all)
 
     def patch_work(self, work_class: Any) -> None:
-        """Has a class of handles that the job wrote in Python tell what the built-in ones do.
+        """Records the waits of a handle class that the job defined in Python.
 
         Args:
             work_class: A subclass of `Work`, with methods of its own.
