@@ -211,17 +211,12 @@ def _pieces_of(
         np.array([CATEGORIES.index(part.category) for part in parts], dtype=np.int64),
         np.array([NULL if part.name is None else codes[part.name] for part in parts], np.int64),
     )
-    found: list[list[tuple[IntArray, IntArray, IntArray]]] = [[] for _ in parts]
-    for path in paths:
-        keys = key(path.rank.astype(np.int64), path.category, path.name)
-        for own, rows in zip(found, _grouped(keys, wanted), strict=True):
-            if len(rows):
-                own.append((path.start[rows], path.end[rows], path.message[rows]))
-    none = np.empty(0, np.int64)
-    return [
-        tuple(np.concatenate([none, *(piece[i] for piece in own)]) for i in range(3))  # type: ignore[misc]
-        for own in found
-    ]
+    rank, category, name, start, end, message = (
+        np.concatenate([getattr(path, column) for path in paths])
+        for column in ("rank", "category", "name", "start", "end", "message")
+    )
+    rows_of_parts = _grouped(key(rank.astype(np.int64), category, name), wanted)
+    return [(start[rows], end[rows], message[rows]) for rows in rows_of_parts]
 
 
 def _grouped(keys: IntArray, wanted: IntArray) -> list[IntArray]:
