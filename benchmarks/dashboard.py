@@ -110,50 +110,62 @@ def alternately(*functions: Callable[[], Any]) -> list[float]:
 
 
 def measure_dashboard(count: int) -> None:
-    """Prints what the command costs with a large trace, first and when it is opened again."""
+    """Prints what the command costs with a large trace: without its stored files, and with them."""
     steps = max(1, count // (RANKS * Shape().events))
     with tempfile.TemporaryDirectory() as directory:
         path = write_trace(Path(directory) / "trace", Shape(ranks=RANKS, steps=steps))
-        print(f"ddltrace dashboard, {RANKS * steps * Shape().events:,} events, {RANKS} ranks")
-        measure_opening(path, "opened first")
-        measure_opening(path, "opened again")
+        load = os.getloadavg()[0]
+        print(
+            f"ddltrace dashboard, {RANKS * steps * Shape().events:,} events, {RANKS} ranks, "
+            f"{os.cpu_count()} cores, load {load:.1f}"
+        )
+        measure_timeline(path, "timeline opened first")
+        for file in path.glob(".ddltrace-cache/*"):
+            file.unlink()
+        measure_overview(path, "overview opened first")
+        measure_timeline(path, "timeline opened again")
+        measure_overview(path, "overview opened again")
         stored = sum(file.stat().st_size for file in path.glob(".ddltrace-cache/*"))
         print(f"  stored beside the trace: {stored / 1e9:.2f} GB")
 
 
-def measure_opening(path: Path, when: str) -> None:
-    """Prints what the command costs, from its start to a pan in a browser."""
+@contextmanager
+def visiting(path: Path, when: str) -> Iterator[tuple[Any, str, Callable[[str], None]]]:
+    """A page of a dashboard that was just started, its address, and a function that reports."""
     from playwright.sync_api import sync_playwright
 
-    with dashboard_of(path) as (server, began, url), sync_playwright() as playwright:
-        print(f"  {when}:")
-
-        def reached(what: str) -> None:
-            seconds = time.perf_counter() - began
-            now, peak = memory(server.pid)
-            print(
-                f"    {what} after {seconds:.1f} s ({cpu_seconds(server.pid):.1f} s of CPU), "
-                f"{now:.2f} GB (peak {peak:.2f})",
-                flush=True,
-            )
-
-        reached("answers")
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"]
         )
         page = browser.new_page(viewport={"width": 1600, "height": 1000})
         page.set_default_timeout(600_000)
+        with dashboard_of(path) as (server, began, url):
+            print(f"  {when}:")
+
+            def reached(what: str) -> None:
+                seconds = time.perf_counter() - began
+                now, peak = memory(server.pid)
+                print(
+                    f"    {what} after {seconds:.1f} s ({cpu_seconds(server.pid):.1f} s of CPU), "
+                    f"{now:.2f} GB (peak {peak:.2f})",
+                    flush=True,
+                )
+
+            reached("answers")
+            yield page, url, reached
+        browser.close()
+
+
+def measure_timeline(path: Path, when: str) -> None:
+    """Prints what the timeline costs, from the start of the command to a search."""
+    with visiting(path, when) as (page, url, reached):
         page.goto(url + "timeline")
         page.wait_for_selector("#timeline[data-sharp]")
-        reached("timeline drawn")
-        print_times("zooming at once", page.evaluate(_MEASURE))
-        overview = browser.new_page()
-        overview.set_default_timeout(600_000)
-        overview.goto(url)
-        overview.wait_for_selector(".graph .js-plotly-plot")
-        overview.close()
-        reached("overview drawn")
-        print_times("zooming when all is read", page.evaluate(_MEASURE))
+        reached("first picture")
+        page.wait_for_selector("#timeline[data-whole=yes][data-sharp]")
+        reached("every event drawn")
+        print_times("zooming", page.evaluate(_MEASURE))
         searched = page.evaluate(_SEARCH, "block3.")
         click = time.perf_counter()
         page.evaluate(_CLICK)
@@ -161,7 +173,14 @@ def measure_opening(path: Path, when: str) -> None:
         clicked = time.perf_counter() - click
         print(f"    a search took {searched / 1e3:.2f} s, the details of a message {clicked:.2f} s")
         reached("all done")
-        browser.close()
+
+
+def measure_overview(path: Path, when: str) -> None:
+    """Prints what the overview costs, from the start of the command on."""
+    with visiting(path, when) as (page, url, reached):
+        page.goto(url)
+        page.wait_for_selector(".graph .js-plotly-plot")
+        reached("overview drawn")
 
 
 def print_times(what: str, times: dict[str, list[float]]) -> None:

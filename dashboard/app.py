@@ -99,6 +99,7 @@ def create_app(workspace: Workspace, *, loopback: bool = True) -> dash.Dash:
     _add_shell_callbacks(app, workspace)
     _add_figure_callbacks(app, workspace)
     _add_timeline_callbacks(app, workspace)
+    _add_step_callbacks(app)
     _add_sql_callbacks(app, workspace)
     if workspace.runs is not None:
         add_run_callbacks(app, workspace, workspace.runs)
@@ -363,6 +364,24 @@ def _add_timeline_callbacks(app: dash.Dash, workspace: Workspace) -> None:
         State("timeline", "trace"),
         prevent_initial_call=True,
     )(go_to)
+
+
+def _add_step_callbacks(app: dash.Dash) -> None:
+    """Puts the step that was chosen on a page into the address."""
+
+    def choose(step: int | None, search: str | None) -> Any:
+        address = Address.parse(search)
+        if step == (address.number("step", 0) if address.text("step") else None):
+            return no_update
+        return address.link("", step=step)
+
+    for field in ("compare-step", "tensor-step"):
+        app.callback(
+            Output("go", "data", allow_duplicate=True),
+            Input(field, "value"),
+            State("url", "search"),
+            prevent_initial_call=True,
+        )(choose)
 
 
 def _add_sql_callbacks(app: dash.Dash, workspace: Workspace) -> None:

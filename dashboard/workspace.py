@@ -24,11 +24,12 @@ from ddltrace.analyzer.report.notes import notes_of, state_text
 from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard.experiments import OpenExperiment
 from ddltrace.dashboard.rank_breakdowns import Breakdown, rank_breakdowns
+from ddltrace.dashboard.stored.growing import GrowingTimeline
 from ddltrace.dashboard.stored.stored_trace import Stored, is_worth_storing, shortened
 from ddltrace.dashboard.timeline.frame import Window, encode_frame
 from ddltrace.dashboard.timeline.lod import I64, RowIndex
 from ddltrace.dashboard.timeline.path_lane import NO_RANK, PathLane, build_path_lane
-from ddltrace.dashboard.timeline.tracks import Bools, Role, Row, Timeline, build_timeline
+from ddltrace.dashboard.timeline.tracks import Bools, Role, Row, Timeline
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.trace_files import RUN_FILE
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from ddltrace.analyzer.joined.analyzed import Analyzed
-    from ddltrace.analyzer.model import Analysis
+    from ddltrace.analyzer.model import Analysis, TensorRow
     from ddltrace.analyzer.trace.opened_trace import Trace
     from ddltrace.dashboard.runs.allowed_runs import AllowedRuns
 
@@ -49,6 +50,8 @@ _MAX_HITS: Final = 1000
 _KEPT_SEARCHES: Final = 4
 _QUERY_LIMITS: Final = QueryLimits(memory_bytes=500_000_000, timeout_s=30.0)
 _KEPT_QUERY_BYTES: Final = 64_000_000
+_KEPT_TENSORS: Final = 100_000
+"""Rows of tensors of single steps that are kept."""
 _STEP_QUERY: Final = re.compile(r"step\s*(\d{1,9})\Z")
 
 
@@ -106,7 +109,7 @@ class OpenTrace:
         self.title = title
         self.trace = trace
         self._stored = Lazy(lambda: _stored(trace))
-        self._timeline = Lazy(self._make_timeline)
+        self._growing = GrowingTimeline(trace, lambda: self._stored.get()[0])
         self._analyzed = Lazy(self._make_analysis)
         self._path_lane = Lazy(self._make_path_lane)
         self._breakdowns = Lazy(lambda: rank_breakdowns(self.analyzed))
@@ -118,11 +121,10 @@ class OpenTrace:
             lambda result: int(result.nbytes),
             _KEPT_QUERY_BYTES,
         )
+        self._tensors: RecentCache[int, tuple[TensorRow, ...]] = RecentCache(
+            self._tensors_in, len, _KEPT_TENSORS
+        )
         self._columns: dict[str, list[str]] = {}
-
-    def _make_timeline(self) -> Timeline:
-        stored = self._stored.get()[0]
-        return build_timeline(self.trace) if stored is None else stored.timeline()
 
     def _make_analysis(self) -> Analyzed:
         stored = self._stored.get()[0]
@@ -145,8 +147,32 @@ class OpenTrace:
 
     @property
     def timeline(self) -> Timeline:
-        """The timeline."""
-        return self._timeline.get()
+        """The whole timeline."""
+        return self._growing.whole()
+
+    def stages(self) -> dict[str, Any]:
+        """How far the timeline is built: the number of its stages, and whether one is the whole.
+
+        Raises:
+            TraceError: The trace cannot be read.
+        """
+        return self._growing.stages()
+
+    def stage(self, number: int | None) -> Timeline:
+        """A stage of the timeline; None for the whole.
+
+        Raises:
+            ValueError: There is no such stage.
+        """
+        return self.timeline if number is None else self._growing.stage(number)
+
+    def progress(self) -> dict[str, Any]:
+        """How far the trace is read for the timeline and for the analysis, if someone waits."""
+        found = self._stored.value
+        stored = None if found is None else found[0]
+        if stored is None:
+            return {"reading": None, "measuring": None}
+        return {"reading": stored.reading.to_json(), "measuring": stored.measuring.to_json()}
 
     @property
     def analyzed(self) -> Analyzed:
@@ -163,6 +189,19 @@ class OpenTrace:
         """The analysis if it has been made already."""
         analyzed = self._analyzed.value
         return None if analyzed is None else analyzed.analysis
+
+    def tensors_of(self, step: int | None) -> tuple[TensorRow, ...]:
+        """The lives of the tensors in one step; None for medians over the steady steps.
+
+        Raises:
+            TraceError: The trace has no such step.
+        """
+        return self.analysis.tensors if step is None else self._tensors.get(step)
+
+    def _tensors_in(self, step: int) -> tuple[TensorRow, ...]:
+        # A step more on both sides: ranks are not in the same step at the same time.
+        view = self.trace.within(range(step - 1, step + 2))
+        return view.analyze(range(step, step + 1)).tensors
 
     def query(self, sql: str) -> pa.Table:
         """The rows of a SELECT over the trace's tables; the last results are kept.
@@ -259,23 +298,35 @@ class OpenTrace:
             place -= table.num_rows
         raise TraceError(f"rank {rank} has changed since it was read")
 
-    def frame(self, window: Window, rows: list[int], query: str = "") -> bytes:
+    def frame(
+        self, window: Window, rows: list[int], query: str = "", stage: int | None = None
+    ) -> bytes:
         """The intervals to draw in a window of some rows.
 
         Args:
             window: Time range and width.
             rows: Row numbers.
             query: Adds the matching events as a second layer.
+            stage: Of the timeline; None for the whole. Only the whole can be searched.
 
         Raises:
-            ValueError: A row does not exist.
+            ValueError: A row or the stage does not exist.
         """
+        if stage is not None:
+            shown = self.stage(stage).rows
+            if any(not 0 <= number < len(shown) for number in rows):
+                raise ValueError(f"the timeline has {len(shown)} rows")
+            return encode_frame(window, [[(number, shown[number]) for number in rows]])
         layers = [[(number, self.row(number)) for number in rows]]
         if query:
             found = self.search(query).rows
             events = (n for n in rows if n < len(found))
             layers.append([(n, row) for n in events if (row := found[n]) is not None])
-        return encode_frame(window, layers)
+        frame = encode_frame(window, layers)
+        stored = self._stored.get()[0]
+        if stored is not None:
+            stored.trim()
+        return frame
 
     def search(self, query: str) -> Search:
         """Finds events whose label or tensor names contain a text."""
@@ -329,13 +380,13 @@ class OpenTrace:
             return None
         return self.timeline.indexes[rank].with_tensors(wanted)
 
-    def names(self, numbers: list[int]) -> dict[int, str]:
+    def names(self, numbers: list[int], stage: int | None = None) -> dict[int, str]:
         """Labels by their numbers, escaped for display.
 
         Raises:
-            ValueError: A label does not exist.
+            ValueError: A label or the stage of the timeline does not exist.
         """
-        names = self.timeline.names
+        names = self.stage(stage).names
         if any(not 0 <= number < len(names) for number in numbers):
             raise ValueError(f"the timeline has {len(names)} labels")
         return {number: printable(names[number]) for number in numbers}
@@ -361,9 +412,13 @@ class OpenTrace:
             "end": int(row.index.end(at)[0]),
         }
 
-    def layout(self) -> dict[str, Any]:
-        """The data that the timeline component needs before its first frame."""
-        timeline = self.timeline
+    def layout(self, stage: int | None = None) -> dict[str, Any]:
+        """The data that the timeline component needs before its first frame.
+
+        Raises:
+            ValueError: The stage does not exist.
+        """
+        timeline = self.stage(stage)
         return {
             "title": printable(self.title),
             "notes": [printable(note) for note in self.trace.notes],
@@ -374,6 +429,7 @@ class OpenTrace:
             "used": sorted(Role(role).name.lower() for role in timeline.roles),
             "path": any(track.kind == "steps" for track in timeline.tracks),
             "ranks": list(self.trace.ranks),
+            "unread": timeline.unread,
             "tracks": [
                 {
                     "rank": track.rank,
@@ -392,21 +448,23 @@ class OpenTrace:
         lane = self.path_lane
         return {"row": lane.first_row, "rows": len(lane.rows), "used": _roles_in(lane.rows)}
 
-    def minimap(self, pixels: int) -> dict[str, Any]:
+    def minimap(self, pixels: int, stage: int | None = None) -> dict[str, Any]:
         """The activity of each rank over the whole trace.
 
         Args:
             pixels: Number of columns.
+            stage: Of the timeline; None for the whole.
 
         Returns:
             Values of 0..255 per column: ``compute`` and ``communication``, one list per rank, in
             the order of ``ranks``.
         """
-        timeline = self.timeline
+        timeline = self.stage(stage)
         edges = Window(0, max(1, timeline.span_ns), pixels).edges()
-        busy = [timeline.busy[rank] for rank in self.trace.ranks]
+        ranks = [rank for rank in self.trace.ranks if rank in timeline.busy]
+        busy = [timeline.busy[rank] for rank in ranks]
         return {
-            "ranks": list(self.trace.ranks),
+            "ranks": ranks,
             "compute": [_shares(compute, edges) for compute, _ in busy],
             "communication": [_shares(communication, edges) for _, communication in busy],
         }
@@ -516,8 +574,10 @@ class Workspace:
     def warm_up(self, report: Callable[[str], None]) -> None:
         """Loads everything, so that the first pages open at once; reports errors."""
         for opened in self.traces:
+            with contextlib.suppress(TraceError):
+                opened.stages()  # before the analysis takes processor time
             with ThreadPoolExecutor(2) as pool:
-                both = pool.submit(opened._timeline.get), pool.submit(opened._breakdowns.get)
+                both = pool.submit(opened._growing.whole), pool.submit(opened._breakdowns.get)
             for loaded in both:
                 error = loaded.exception()
                 if isinstance(error, TraceError):

@@ -182,6 +182,12 @@ class Gathered:
         """All numbers so far."""
         return self._array[: self._size]
 
+    def take_values(self) -> IntArray:
+        """All numbers so far; the column is empty afterwards, and their memory the caller's."""
+        values = self.values()
+        self._room, self._size = np.empty(0, self._room.dtype), 0
+        return values
+
 
 def memory_of(column: pa.Array) -> IntArray:
     """The values of a column of integers, without a copy; undefined where it is null.

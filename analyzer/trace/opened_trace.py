@@ -9,7 +9,7 @@ import contextlib
 import copy
 import dataclasses
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -111,6 +111,7 @@ class Trace:
         notes: Problems that affect the numbers; grows while reading.
         damage: The notes that report damage of what was read so far: a wrong checksum or
             unreadable bytes.
+        on_read: Called with the number of events whenever some were read from a file.
     """
 
     def __init__(self, path: Path, run: RunInfo, tables: dict[str, pa.Table] | None = None) -> None:
@@ -118,6 +119,7 @@ class Trace:
         self.name = path.resolve().name or str(path)
         self.run = run
         self.notes = list(dict.fromkeys(str(note) for note in run.notes))
+        self.on_read: Callable[[int], None] | None = None
         self._tables = tables
         self._verified: set[str] = set()
         self._last_starts: dict[str, int] = {}
@@ -375,6 +377,31 @@ class Trace:
                 yield placed
             last_id += highest + 1
 
+    def sample(self, rank: int, batches: int, rows: int) -> Iterator[pa.Table]:
+        """Some of a rank's events, from batches that are evenly spread over its files.
+
+        For a first impression of a long trace: neither checksums nor damage are looked at.
+
+        Args:
+            rank: The rank.
+            batches: How many batches to read of each process.
+            rows: How many events to take from the beginning of each batch.
+
+        Returns:
+            Tables of schema `EVENTS`, times on rank 0's clock, in the order of recording.
+
+        Raises:
+            TraceError: The trace has nothing of that rank.
+        """
+        for info in self.infos(rank):
+            if self._tables is not None:
+                yield self._place(self._tables[info.segment], info, 0)
+                continue
+            with contextlib.suppress(TraceError):
+                for batch in EventReader(self.path, info.segment, most=batches):
+                    some = pa.Table.from_batches([batch.slice(0, rows)], schema=EVENTS)
+                    yield self._place(some, info, 0)
+
     def event_tables(self, rank: int) -> Iterator[pa.Table]:
         """Yields the rows of `events`: all at once, sorted, or in parts if the trace is too long.
 
@@ -481,7 +508,10 @@ class Trace:
         reader = EventReader(self.path, info.segment)
         try:
             for group in grouped(iter(reader), _WINDOW_ROWS):
-                yield pa.Table.from_batches(group, schema=EVENTS).unify_dictionaries()
+                table = pa.Table.from_batches(group, schema=EVENTS).unify_dictionaries()
+                if self.on_read is not None:
+                    self.on_read(table.num_rows)
+                yield table
         except TraceError as error:
             self._note_damage(f"rank {info.rank}: {error}")
             return

@@ -8,6 +8,7 @@
   const WHEEL_ZOOM = 0.0022;
   const CLICK_SLOP = 4; // px
   const LINK_MS = 150;
+  const STAGE_MS = 300; // between questions for the next stage of a timeline that is being built
   const RULER_HEIGHT = 28;
   const NO_EVENT = 0xffffffff; // marks an interval that was computed, not recorded
   const MINIMAP_HEIGHT = 56;
@@ -69,6 +70,8 @@
       this.search.setAttribute("aria-label", "Search events by name or tensor");
       this.found = this.bar.appendChild(element("span", "tl-found"));
       this.found.setAttribute("role", "status");
+      this.reading = this.bar.appendChild(element("span", "tl-reading"));
+      this.reading.hidden = true;
       this.notes = this.bar.appendChild(element("details", "tl-notes"));
       this.notes.hidden = true;
       const buttons = this.bar.appendChild(element("div", "tl-buttons"));
@@ -113,7 +116,10 @@
 
     async load() {
       try {
+        const { stages, whole, reading } = await this.source.stages();
+        if (!whole) this.source.show(stages - 1);
         this.layout = await this.source.layout();
+        this.showReading(whole, reading);
       } catch (error) {
         this.fail(error);
         return;
@@ -136,14 +142,69 @@
       if (this.props.sync) this.join(this.props.sync);
       this.say("");
       this.changed();
-      const width = Math.max(200, Math.min(2000, Math.round(this.size().width - ns.GUTTER)));
-      this.busy = await this.source.minimap(width).catch((error) => this.fail(error));
-      this.draw();
+      await this.addMinimap();
+      while (!this.whole && !this.closed && !this.failed) await this.sharpen();
+      if (this.closed || this.failed) return;
       await this.addCounters();
       if (this.layout.path) await this.addPath();
       // Values that require the analysis, which may take a while.
       const { notes } = await this.source.notes().catch(() => this.layout);
       if (!this.closed) this.showNotes(notes);
+    }
+
+    async addMinimap() {
+      const width = Math.max(200, Math.min(2000, Math.round(this.size().width - ns.GUTTER)));
+      this.busy = await this.source.minimap(width).catch((error) => this.fail(error));
+      this.draw();
+    }
+
+    // Shows the next stage of a timeline that is being built, once it is there.
+    async sharpen() {
+      await new Promise((done) => setTimeout(done, STAGE_MS));
+      if (this.closed) return;
+      try {
+        const { stages, whole, reading } = await this.source.stages();
+        if (!whole) this.showReading(false, reading);
+        if (!whole && stages - 1 === this.source.stage) return;
+        const next = new ns.FrameSource(this.props.trace, () => {}, () => {});
+        next.show(whole ? null : stages - 1);
+        const layout = await next.layout();
+        if (this.closed) return;
+        this.source.show(next.stage);
+        this.restage(layout);
+        if (whole) this.showReading(true, reading);
+        await this.addMinimap();
+      } catch (error) {
+        this.fail(error);
+      }
+    }
+
+    // Replaces the tracks and keeps what is on the screen.
+    restage(layout) {
+      const { t0, t1, scroll, isWhole } = this.view, folded = this.scene.foldedText();
+      this.layout = layout;
+      this.scene = new ns.Scene(layout);
+      this.scene.foldAs(folded);
+      this.view.span = Math.max(1, layout.span);
+      if (isWhole) this.view.fit(); else this.view.set(t0, t1);
+      this.view.scroll = scroll;
+      this.painter = new ns.Painter(this.source, layout);
+      delete this.root.dataset.sharp;
+      this.hoverOn(null);
+      this.showLegend();
+      this.showNotes(layout.notes);
+      this.changed(true);
+    }
+
+    showReading(whole, reading) {
+      this.whole = whole;
+      this.root.dataset.whole = whole ? "yes" : "no";
+      this.reading.hidden = whole;
+      this.search.disabled = !whole;
+      if (whole || !reading) return;
+      const share = Math.floor((100 * reading.read) / Math.max(1, reading.events));
+      this.reading.textContent = `Coarse picture: ${share} % of ${ns.countText(reading.events)} events read …`;
+      this.reading.style.setProperty("--share", share + "%");
     }
 
     async addCounters() {
@@ -308,7 +369,7 @@
           flow: this.props.flow, range: this.range, query: this.query,
         };
         this.painter.tracks(this.canvas, state);
-        this.painter.ruler(this.rulerCanvas, { ...state, height: RULER_HEIGHT });
+        this.painter.ruler(this.rulerCanvas, { ...state, height: RULER_HEIGHT, shift: this.shift });
         this.painter.minimap(this.minimapCanvas, { ...state, height: MINIMAP_HEIGHT, busy: this.busy, span: this.layout.span });
         this.lastPaint = performance.now() - begin;
         this.root.dataset.painted = String(this.painter.painted);
@@ -460,8 +521,8 @@
     overMinimap(e) {
       if (!this.view) return;
       const room = this.size().width - ns.GUTTER;
-      const at = ((e.offsetX - ns.GUTTER) / room) * this.view.span;
-      const perPixel = this.view.span / room;
+      const at = ((e.offsetX - ns.GUTTER) / room) * this.layout.span;
+      const perPixel = this.layout.span / room;
       if (e.type === "pointerdown") {
         this.minimapCanvas.setPointerCapture(e.pointerId);
         const near = (t) => Math.abs(at - t) < 7 * perPixel;
@@ -632,21 +693,26 @@
       const group = groups.get(name) || groups.set(name, new Set()).get(name);
       group.add(this);
       this.cleanup.push(() => group.delete(this));
-      // Shared axis: every timeline of the group can show the longest trace.
-      const span = Math.max(...[...group].map((member) => member.view.span));
+      // Shared axis: every timeline of the group can show what any of them shows.
+      const begin = Math.min(...[...group].map((member) => member.view.begin - member.shift));
+      const end = Math.max(...[...group].map((member) => member.view.span - member.shift));
       for (const member of group) {
-        const whole = member.view.width >= member.view.span;
-        member.view.span = span;
+        const whole = member.view.isWhole;
+        member.view.begin = begin + member.shift;
+        member.view.span = end + member.shift;
         if (whole) member.view.fit();
         member.changed(true);
       }
     }
 
+    // Where the shared axis has its 0.
+    get shift() { return this.props.shift || 0; }
+
     tell() {
       for (const other of groups.get(this.props.sync) || []) {
         if (other === this || !other.view) continue;
-        other.view.t0 = this.view.t0;
-        other.view.t1 = this.view.t1;
+        other.view.t0 = this.view.t0 - this.shift + other.shift;
+        other.view.t1 = this.view.t1 - this.shift + other.shift;
         other.changed(true);
       }
     }
@@ -685,7 +751,7 @@
       engine.current = new Engine(root.current, props, setProps);
       root.current.timeline = engine.current;
       return () => engine.current.close();
-    }, [props.trace]);
+    }, [props.trace, props.shift]);
     useEffect(() => { if (engine.current) engine.current.update(props, setProps); });
     return window.React.createElement("div", { id: props.id, ref: root, className: "timeline" + (props.compact ? " tl-compact" : "") });
   }
@@ -694,7 +760,7 @@
   // Dash rejects callbacks for props that are not declared.
   Timeline.propTypes = {
     id: T.string, trace: T.number.isRequired, link: T.string, sync: T.string, sync_follower: T.bool,
-    compact: T.bool, selected: T.object, range: T.array, flow: T.array, goto: T.object, setProps: T.func,
+    shift: T.number, compact: T.bool, selected: T.object, range: T.array, flow: T.array, goto: T.object, setProps: T.func,
   };
   window.ddltrace_dashboard = { Timeline };
 })();

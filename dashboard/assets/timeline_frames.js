@@ -81,13 +81,30 @@
       this.lastFetch = 0;
       this.wanted = new Set();
       this.naming = 0; // set while a request for labels is pending
+      this.stage = null; // of a timeline that is still being built
     }
 
-    layout() { return getJson(this.url + "layout"); }
+    // The timeline has more events now: forget the frames and labels of the stage before.
+    show(stage) {
+      if (this.pending) this.pending.abort();
+      clearTimeout(this.timer);
+      clearTimeout(this.naming);
+      this.stage = stage;
+      this.names = new Map();
+      this.wanted = new Set();
+      this.current = this.whole = null;
+      this.timer = this.naming = 0;
+    }
+
+    // The address of data of the stage that is shown.
+    staged(name) { return this.url + name + (this.stage === null ? "?" : `?stage=${this.stage}&`); }
+
+    stages() { return getJson(this.url + "stages"); }
+    layout() { return getJson(this.staged("layout")); }
     notes() { return getJson(this.url + "notes"); }
     counters() { return getJson(this.url + "counters"); }
     path() { return getJson(this.url + "path"); }
-    minimap(pixels) { return getJson(this.url + "minimap?px=" + pixels); }
+    minimap(pixels) { return getJson(this.staged("minimap") + "px=" + pixels); }
     search(query, signal) { return getJson(this.url + "search?q=" + encodeURIComponent(query), signal); }
     neighbor(row, event, direction) {
       return getJson(this.url + `neighbor?row=${row}&event=${event}&direction=${direction}`);
@@ -137,7 +154,7 @@
     }
 
     async get(t0, t1, pixels, rows, query, signal) {
-      const url = this.url + `frame?t0=${t0}&t1=${t1}&px=${pixels}&rows=${ns.rowRanges(rows)}` +
+      const url = this.staged("frame") + `t0=${t0}&t1=${t1}&px=${pixels}&rows=${ns.rowRanges(rows)}` +
         (query ? "&q=" + encodeURIComponent(query) : "");
       const begin = performance.now();
       const response = await fetch(url, { signal });
@@ -160,12 +177,14 @@
     }
 
     async fetchNames() {
-      const ids = [...this.wanted].slice(0, MAX_NAMES);
+      const ids = [...this.wanted].slice(0, MAX_NAMES), of = this.names;
       try {
-        const names = await getJson(this.url + "names?ids=" + ids.join(","));
+        const names = await getJson(this.staged("names") + "ids=" + ids.join(","));
+        if (of !== this.names) return; // of a stage before
         for (const id of ids) this.names.set(id, names[id]);
         this.onChange();
       } catch (error) {
+        if (of !== this.names) return;
         this.onError(error);
       }
       for (const id of ids) this.wanted.delete(id);

@@ -77,13 +77,23 @@
         c.fillRect(ns.GUTTER, block.y - top, width, block.folded || block.rank === ns.NO_RANK ? 0 : 25);
         c.fillStyle = p.line;
         c.fillRect(ns.GUTTER, block.y - top, width, 1);
+        this.unread(c, state, block, top);
         this.stepLines(c, state, block, top);
       }
       // There is no data before the start and after the end of the trace.
       c.fillStyle = p.surface;
-      const begin = this.x(view, 0), end = this.x(view, view.span);
+      const begin = this.x(view, 0), end = this.x(view, scene.layout.span);
       if (begin > ns.GUTTER) c.fillRect(ns.GUTTER, 0, begin - ns.GUTTER, bottom);
       if (end < width) c.fillRect(end, 0, width - end, bottom);
+    }
+
+    // Times of which nothing was read yet look like those outside the trace.
+    unread(c, state, block, top) {
+      c.fillStyle = this.palette.surface;
+      for (const [start, end] of state.scene.layout.unread[block.rank] || []) {
+        const x0 = Math.max(ns.GUTTER, this.x(state.view, start)), x1 = this.x(state.view, end);
+        if (x1 > x0) c.fillRect(x0, block.y - top + 1, Math.min(x1, state.width) - x0, block.height - 1);
+      }
     }
 
     stepLines(c, state, block, top) {
@@ -299,16 +309,16 @@
     }
 
     ruler(canvas, state) {
-      const { view, width, height } = state, p = this.palette;
+      const { view, width, height, shift } = state, p = this.palette;
       const c = fit(canvas, width, height);
       const k = (width - ns.GUTTER) / view.width;
       c.fillStyle = p.surface;
       c.fillRect(0, 0, width, height);
-      const { step, ticks } = ns.ticks(view.t0, view.t1, width - ns.GUTTER, 110);
+      const { step, ticks } = ns.ticks(view.t0 - shift, view.t1 - shift, width - ns.GUTTER, 110);
       c.font = "11px " + p.font;
       c.textBaseline = "middle";
       for (const t of ticks) {
-        const x = Math.round(ns.GUTTER + (t - view.t0) * k);
+        const x = Math.round(ns.GUTTER + (t + shift - view.t0) * k);
         if (x < ns.GUTTER) continue;
         c.fillStyle = p.line;
         c.fillRect(x, height - 8, 1, 8);

@@ -174,6 +174,7 @@
   // The window of time on the screen, in ns since the trace's first event.
   ns.View = class {
     constructor(span) {
+      this.begin = 0; // before 0 where a trace that began earlier shares the axis
       this.span = Math.max(1, span);
       this.t0 = 0;
       this.t1 = this.span;
@@ -184,20 +185,22 @@
 
     set(t0, t1) {
       const margin = 0.04;
-      const most = this.span * (1 + 2 * margin);
+      const length = this.span - this.begin;
+      const most = length * (1 + 2 * margin);
       const width = Math.min(most, Math.max(MIN_SPAN, t1 - t0));
       const middle = (t0 + t1) / 2;
       let from = t1 - t0 === width ? t0 : middle - width / 2;
       // At least half of the window must be inside the trace.
-      from = Math.min(Math.max(from, -width / 2), this.span - width / 2);
-      if (width >= most * 0.999) from = -this.span * margin;
+      from = Math.min(Math.max(from, this.begin - width / 2), this.span - width / 2);
+      if (width >= most * 0.999) from = this.begin - length * margin;
       this.t0 = from;
       this.t1 = from + width;
     }
 
     zoom(factor, at) { this.set(at - (at - this.t0) * factor, at + (this.t1 - at) * factor); }
     pan(by) { this.set(this.t0 + by, this.t1 + by); }
-    fit() { this.set(-this.span * 0.04, this.span * 1.04); }
+    get isWhole() { return this.width >= this.span - this.begin; }
+    fit() { this.set(this.begin, this.span + (this.span - this.begin)); } // as much as may be shown
     fitTo(start, end) {
       const margin = Math.max(10, (end - start) * 0.35);
       this.set(start - margin, end + margin);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ddltrace.analyzer.compare.comparison import Difference
     from ddltrace.analyzer.model import Analysis
+    from ddltrace.dashboard.address import Address
     from ddltrace.dashboard.workspace import OpenTrace, Workspace
 
 Pair = tuple["OpenTrace", "OpenTrace"]
@@ -58,13 +59,13 @@ FIGURES: Final[dict[str, Callable[[Pair], go.Figure | None]]] = {
 """Name of a figure -> the function that makes it; None if the traces have no data for it."""
 
 
-def compare_page(workspace: Workspace, first: int, second: int) -> Component:
+def compare_page(workspace: Workspace, address: Address) -> Component:
     """The page for two traces.
 
     Args:
         workspace: All traces.
-        first: Number of the baseline trace.
-        second: Number of the trace to compare with the baseline.
+        address: ``a`` and ``b`` are the numbers of the baseline trace and of the trace to compare
+            with it; the timelines are aligned at the start of step ``step``.
 
     Raises:
         TraceError: One of them cannot be analyzed.
@@ -77,7 +78,9 @@ def compare_page(workspace: Workspace, first: int, second: int) -> Component:
             ),
             className="page",
         )
-    pair = (workspace.get(first), workspace.get(second))
+    pair = (workspace.get(address.number("a", 0)), workspace.get(address.number("b", 1)))
+    aligned = address.number("step", 0) if address.text("step") else None
+    shifts = [None if aligned is None else _start_of(opened, aligned) for opened in pair]
     step = compare_steps(pair[0].analysis, pair[1].analysis)
     made = {name: make(pair) for name, make in FIGURES.items()}
     cards = [
@@ -106,7 +109,7 @@ def compare_page(workspace: Workspace, first: int, second: int) -> Component:
             html.Section(
                 [
                     html.H2("Both timelines, one axis"),
-                    html.P("Time runs from each trace's first event.", className="hint"),
+                    *_alignment(address, aligned, shifts),
                     *(
                         html.Div(
                             [
@@ -116,13 +119,14 @@ def compare_page(workspace: Workspace, first: int, second: int) -> Component:
                                     trace=opened.number,
                                     link=letter.lower(),
                                     sync="compare",
+                                    shift=shift or 0,
                                     sync_follower=letter == "B",
                                     compact=True,
                                 ),
                             ],
                             className="beside",
                         )
-                        for letter, opened in zip("AB", pair, strict=True)
+                        for letter, opened, shift in zip("AB", pair, shifts, strict=True)
                     ),
                 ],
                 className="card wide",
@@ -130,6 +134,44 @@ def compare_page(workspace: Workspace, first: int, second: int) -> Component:
         ],
         className="page",
     )
+
+
+def _start_of(opened: OpenTrace, step: int) -> int | None:
+    """The earliest start of a step on any rank, ns since the trace's first event."""
+    starts = [opened.timeline.step_start(rank, step) for rank in opened.trace.ranks]
+    return min((start for start in starts if start is not None), default=None)
+
+
+def _alignment(address: Address, step: int | None, shifts: Sequence[int | None]) -> list[Component]:
+    """The field that aligns the timelines at a step, and what is at 0 of their axis."""
+    if step is None:
+        text = "Time runs from each trace's first event."
+    else:
+        text = f"Time runs from the start of step {step}."
+        lacking = [letter for letter, shift in zip("AB", shifts, strict=True) if shift is None]
+        if lacking:
+            text += f" {' and '.join(lacking)} has no such step: time runs from its first event."
+    return [
+        html.P(text, className="hint"),
+        html.Div(
+            [
+                html.Label("Align at step", htmlFor="compare-step"),
+                dcc.Input(
+                    id="compare-step",
+                    type="number",
+                    min=0,
+                    step=1,
+                    value=step,
+                    debounce=True,
+                    placeholder="first event",
+                ),
+                dcc.Link("Align at the first event", href=address.link("/compare", step=None))
+                if step is not None
+                else None,
+            ],
+            className="step-choice",
+        ),
+    ]
 
 
 def _chooser(workspace: Workspace, pair: Pair) -> Component:

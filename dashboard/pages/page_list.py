@@ -72,9 +72,7 @@ PAGES: Final = (
     Page(
         "/compare",
         "Compare",
-        lambda workspace, address: comparison_page.compare_page(
-            workspace, address.number("a", 0), address.number("b", 1)
-        ),
+        comparison_page.compare_page,
     ),
     Page("/experiments", "Experiments", experiments_page.experiments_page),
     Page("/sql", "SQL", _of_trace(sql_page.sql_page)),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from dash.development.base_component import Component
 
-    from ddltrace.analyzer.model import TensorRow
+    from ddltrace.analyzer.model import Analysis, TensorRow
     from ddltrace.dashboard.address import Address
     from ddltrace.dashboard.workspace import OpenTrace
 
@@ -67,11 +67,12 @@ def backward_order(rows: Sequence[TensorRow]) -> list[TensorRow]:
     ]
 
 
-def tensor_times(rows: Sequence[TensorRow]) -> go.Figure | None:
+def tensor_times(rows: Sequence[TensorRow], step: int | None = None) -> go.Figure | None:
     """One bar per tensor from ready to updated (ms from the start of the step).
 
     Args:
         rows: In the order in which they are drawn, from the top.
+        step: The step that they are of; None for medians of the steady steps.
 
     Returns:
         The figure of the first 60 rows; None if no life is known.
@@ -98,14 +99,22 @@ def tensor_times(rows: Sequence[TensorRow]) -> go.Figure | None:
             hovertemplate="%{y}<br>" + title + " for %{x:.3f} ms<extra></extra>",
         )
     figure.update_layout(barmode="overlay", bargap=0.25)
-    figure.update_xaxes(title="ms from the start of the step, median of the steady steps")
+    of = "median of the steady steps" if step is None else f"step {step}"
+    figure.update_xaxes(title=f"ms from the start of the step, {of}")
     figure.update_yaxes(autorange="reversed", type="category")
     return figure
 
 
 FIGURES: Final[dict[str, Callable[[OpenTrace, Address], go.Figure | None]]] = {
-    "tensor-lives": lambda opened, address: tensor_times(_ordered(opened, address)),
+    "tensor-lives": lambda opened, address: tensor_times(
+        _ordered(opened, address), chosen_step(address)
+    ),
 }
+
+
+def chosen_step(address: Address) -> int | None:
+    """The step that the page shows (key ``step`` of the address); None for all steady steps."""
+    return address.number("step", 0) if address.text("step") else None
 
 
 def tensors_page(opened: OpenTrace, address: Address) -> Component:
@@ -124,12 +133,14 @@ def tensors_page(opened: OpenTrace, address: Address) -> Component:
             ),
             className="page",
         )
-    chosen = next((row for row in analysis.tensors if row.name == address.text("tensor")), None)
+    step = chosen_step(address)
+    rows = opened.tensors_of(step)
+    chosen = next((row for row in rows if row.name == address.text("tensor")), None)
     ordered = _ordered(opened, address)
     cards: list[Any] = []
     if chosen is not None:
         cards.append(_one_tensor(opened, chosen, address))
-    figure = tensor_times(ordered)
+    figure = tensor_times(ordered, step)
     if figure is not None:
         hint = "From gradient ready to the end of the update."
         if len(ordered) > _MAX_BARS:
@@ -140,7 +151,11 @@ def tensors_page(opened: OpenTrace, address: Address) -> Component:
         card(
             "All tensors",
             sorted_table(ordered, columns, address, PATH, limit=_MAX_ROWS),
-            hint="Medians over ranks and steady steps, from the start of the step.",
+            hint=(
+                "Medians over ranks and steady steps, from the start of the step."
+                if step is None
+                else f"Step {step}: medians over ranks, from the start of the step."
+            ),
         )
     )
     head: list[Any] = [
@@ -151,14 +166,45 @@ def tensors_page(opened: OpenTrace, address: Address) -> Component:
             "the communication that compute does not hide.",
             className="lead",
         ),
+        _step_choice(analysis, address, step),
     ]
     if opened.notes:
         head.append(notes_box(opened.notes))
     return html.Main([html.Section(head, className="headline"), *cards], className="page")
 
 
+def _step_choice(analysis: Analysis, address: Address, step: int | None) -> Component:
+    """The field for the step, links to the steps beside it, and one back to the medians."""
+    numbers = [row.step for row in analysis.steps]
+    beside: list[Component] = []
+    if step is not None:
+        for title, other in (
+            ("Previous step", max((n for n in numbers if n < step), default=None)),
+            ("Next step", min((n for n in numbers if n > step), default=None)),
+        ):
+            if other is not None:
+                beside.append(dcc.Link(title, href=address.link(PATH, step=other)))
+        beside.append(dcc.Link("Median of the steady steps", href=address.link(PATH, step=None)))
+    return html.Div(
+        [
+            html.Label("Step", htmlFor="tensor-step"),
+            dcc.Input(
+                id="tensor-step",
+                type="number",
+                min=0,
+                step=1,
+                value=step,
+                debounce=True,
+                placeholder="median",
+            ),
+            *beside,
+        ],
+        className="step-choice",
+    )
+
+
 def _ordered(opened: OpenTrace, address: Address) -> list[TensorRow]:
-    rows = backward_order(opened.analysis.tensors)
+    rows = backward_order(opened.tensors_of(chosen_step(address)))
     column = next((c for c in _COLUMNS if c.key == address.text("sort")), None)
     return sort_rows(rows, column) if column else rows
 
@@ -182,11 +228,12 @@ def _name_column(address: Address) -> Column[TensorRow]:
 
 def _one_tensor(opened: OpenTrace, row: TensorRow, address: Address) -> Component:
     """What carried one tensor in a usual step: its message on every rank."""
-    step = usual_step(opened.analysis)
+    step = chosen_step(address)
+    step = usual_step(opened.analysis) if step is None else step
     found = [] if step is None else messages_of(opened, row.name, step)
     name = printable(row.name)
     if not found:
-        body: list[Any] = [html.P("No message of a steady step names this tensor.")]
+        body: list[Any] = [html.P("No message of the step names this tensor.")]
     else:
         body = [
             table(

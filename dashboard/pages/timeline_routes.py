@@ -49,7 +49,9 @@ def add_routes(server: Flask, workspace: Workspace) -> None:
 
         server.add_url_rule(f"/api/<number>/{name}", f"api_{name}", view)
 
-    route("layout", lambda opened, _: opened.layout())
+    route("stages", lambda opened, _: opened.stages())
+    route("progress", lambda opened, _: opened.progress())
+    route("layout", lambda opened, args: opened.layout(_stage(args)))
     route("path", lambda opened, _: opened.path_layout())
     route("notes", lambda opened, _: {"notes": opened.notes})
     route("counters", lambda opened, _: {"tracks": counter_tracks(opened.trace)})
@@ -88,6 +90,10 @@ def parse_rows(text: str | None) -> list[int]:
     return rows
 
 
+def _stage(args: dict[str, str]) -> int | None:
+    return parse_int(args["stage"], "stage") if "stage" in args else None
+
+
 def _query(args: dict[str, str]) -> str:
     query = args.get("q", "")
     if len(query) > _MAX_QUERY:
@@ -101,18 +107,18 @@ def _frame(opened: OpenTrace, args: dict[str, str]) -> bytes:
         end_ns=parse_int(args.get("t1"), "t1"),
         pixels=parse_int(args.get("px"), "px"),
     )
-    return opened.frame(window, parse_rows(args.get("rows")), _query(args))
+    return opened.frame(window, parse_rows(args.get("rows")), _query(args), _stage(args))
 
 
 def _names(opened: OpenTrace, args: dict[str, str]) -> dict[int, str]:
     parts = args.get("ids", "").split(",")
     if len(parts) > _MAX_NAMES:
         raise ValueError(f"at most {_MAX_NAMES} labels at once")
-    return opened.names([parse_int(part, "ids") for part in parts])
+    return opened.names([parse_int(part, "ids") for part in parts], _stage(args))
 
 
 def _minimap(opened: OpenTrace, args: dict[str, str]) -> dict[str, Any]:
-    return opened.minimap(parse_int(args.get("px"), "px"))
+    return opened.minimap(parse_int(args.get("px"), "px"), _stage(args))
 
 
 def _search(opened: OpenTrace, args: dict[str, str]) -> dict[str, Any]:

@@ -1,6 +1,8 @@
-"""The process that builds the stored timeline or analysis of one trace.
+"""The process that builds stored parts of a timeline, or the stored analysis, of one trace.
 
-``python -m ddltrace.dashboard.stored.builder timeline|analysis TRACE``
+``python -m ddltrace.dashboard.stored.builder TRACE analysis|PART...``, where a part is written as
+``NAME:RANK-RANK``, with its first and last rank. It prints the number of events that it has read
+since the last such line, and ``part NAME`` when a part is complete.
 """
 
 from __future__ import annotations
@@ -10,22 +12,24 @@ import sys
 from pathlib import Path
 
 from ddltrace.analyzer.trace.opened_trace import open_trace
-from ddltrace.dashboard.stored.stored_trace import (
-    ANALYSIS,
-    Stored,
-    encode_analysis,
-    encode_timeline,
-)
+from ddltrace.dashboard.stored.stored_trace import ANALYSIS, Stored
 from ddltrace.tracer.errors import DdltraceError
 
 
-def main(kind: str, path: str) -> None:
-    """Builds one of the two."""
-    if kind == ANALYSIS:
-        os.nice(5)  # the timeline is shown first
+def main(path: str, *wanted: str) -> None:
+    """Builds some of them."""
     trace = open_trace(Path(path))
-    encode = encode_analysis if kind == ANALYSIS else encode_timeline
-    Stored(trace).write(kind, lambda encoder: encode(trace, encoder))
+    trace.on_read = lambda count: print(count, flush=True)
+    stored = Stored(trace)
+    if wanted == (ANALYSIS,):
+        os.nice(5)  # the timeline is shown first
+        stored.write_analysis()
+        return
+    for part in wanted:
+        name, _, ranks = part.rpartition(":")
+        first, _, last = ranks.partition("-")
+        stored.write_part(name, [r for r in trace.ranks if int(first) <= r <= int(last)])
+        print(f"part {name}", flush=True)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
 
 FOLDER: Final = ".ddltrace-cache"
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of the stored records; another one is built again. So is that of another ddltrace version."""
 
 _SECRET_BYTES: Final = 32
@@ -90,6 +90,14 @@ def folders(trace: Trace) -> list[Path]:
 def file_name(kind: str, secret: bytes) -> str:
     """Name of the file of a kind that the holder of a secret writes."""
     return f"{kind}-{hashlib.sha256(secret).hexdigest()[:12]}.bin"
+
+
+def remove_others(folder: Path, kept: set[str], secret: bytes) -> None:
+    """Removes the files of this user whose names are not among some: of an earlier content."""
+    for path in folder.glob(file_name("*", secret)):
+        if path.name not in kept:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 @contextlib.contextmanager

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.dashboard.stored.container import ArrayReader, ArrayWriter, InvalidCacheError
-from ddltrace.dashboard.stored.place import content_key, file_name, folders, replacing, user_secret
+from ddltrace.dashboard.stored.place import (
+    content_key,
+    file_name,
+    folders,
+    remove_others,
+    replacing,
+    user_secret,
+)
+from ddltrace.dashboard.stored.progress import Progress
 from ddltrace.dashboard.stored.records import Decoder, Encoder
-from ddltrace.dashboard.timeline.tracks import Timeline, rank_timelines
+from ddltrace.dashboard.timeline.tracks import Timeline, build_rank
 from ddltrace.tracer.errors import TraceError
 
 if TYPE_CHECKING:
@@ -21,8 +32,15 @@ if TYPE_CHECKING:
 FEWEST_EVENTS: Final = 1_000_000
 """Traces with fewer events are read in less time than a process takes to start."""
 
-TIMELINE: Final = "timeline"
 ANALYSIS: Final = "analysis"
+_FEWEST_IN_PART: Final = 1_000_000
+_MOST_PARTS: Final = 16
+_BYTES_PER_EVENT: Final = 150
+_BYTES_AT_ONCE: Final = 2 << 30
+"""Memory that all processes that build a timeline may need together, if there are several."""
+
+_MAPPED_BYTES: Final = 300 << 20
+"""Of files mapped into memory by this process; beyond that they are released."""
 _TIMES_MORE: Final = 4
 """Share of the memory limit of an analysis that the dashboard uses: one in so many."""
 
@@ -30,8 +48,16 @@ _TIMES_MORE: Final = 4
 class Stored:
     """The stored timeline and analysis of one trace.
 
+    The timeline is stored in parts, each of some ranks, so that several processes build it at
+    once, and what is complete can be shown.
+
     Args:
         trace: A finished trace in a directory.
+
+    Attributes:
+        parts: The ranks of each part of the timeline.
+        reading: How far the events are read for the timeline.
+        measuring: How far they are read for the analysis.
 
     Raises:
         OSError: The trace's files or the user's cache cannot be read.
@@ -42,28 +68,75 @@ class Stored:
         self._secret = user_secret()
         self._key = content_key(trace)
         self._readers: list[ArrayReader] = []
+        self.parts = _parts_of(trace)
+        events = sum(info.events or 0 for info in trace.run.ranks)
+        self.reading, self.measuring = Progress(events), Progress(events)
 
     def release(self) -> None:
         """Takes the parts of the files that were read so far out of this process's memory."""
         for reader in self._readers:
             reader.release()
 
-    def timeline(self) -> Timeline:
-        """The timeline; built by another process if it is not stored."""
-        found = self._load(TIMELINE)
-        parts, origin_ns, notes, damage = found
-        self._adopt(origin_ns, notes, damage)
-        timeline = Timeline()
-        for part in parts:
-            timeline.append(part)
-        return timeline
+    def trim(self) -> None:
+        """The same, if they have become many."""
+        if _mapped_bytes() > _MAPPED_BYTES:
+            self.release()
+
+    def stored_parts(self) -> list[list[Timeline] | None]:
+        """The parts of the timeline that are stored: of each the timelines of its ranks."""
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            return list(pool.map(self._read_part, range(len(self.parts))))
+
+    def build_parts(
+        self, numbers: Sequence[int], came: Callable[[int, list[Timeline]], None]
+    ) -> None:
+        """Builds some parts of the timeline, in as many processes as there are cores.
+
+        Args:
+            numbers: Of the parts.
+            came: Called with each part's number and the timelines of its ranks.
+
+        Raises:
+            TraceError: A part cannot be built.
+        """
+        largest = max(_events_of(self._trace, self.parts[number]) for number in numbers)
+        fitting = max(1, _BYTES_AT_ONCE // (_BYTES_PER_EVENT * largest + 1))
+        workers = min(os.cpu_count() or 1, len(numbers), fitting)
+
+        names = {self._kind(number): number for number in numbers}
+
+        def heard(line: str) -> None:
+            if line.startswith("part "):
+                number = names[line.removeprefix("part ")]
+                if (part := self._read_part(number)) is None:
+                    raise TraceError(_changed(self._trace))
+                came(number, part)
+            else:
+                self.reading.add(int(line))
+
+        self.reading.is_under_way = True
+        with ThreadPoolExecutor(workers) as pool:
+            wanted = [
+                f"{self._kind(number)}:{self.parts[number][0]}-{self.parts[number][-1]}"
+                for number in numbers
+            ]
+            shares = [wanted[first::workers] for first in range(workers)]
+            list(pool.map(lambda share: self._build(share, heard), shares))
+        self.reading.is_under_way = False
+        self._remove_others()
 
     def analyzed(self) -> Analyzed:
         """The analysis; made by another process if it is not stored."""
-        analyzed, origin_ns, notes, damage = self._load(ANALYSIS)
-        self._adopt(origin_ns, notes, damage)
-        result: Analyzed = analyzed
-        return result
+        if (found := self._read(ANALYSIS)) is None:
+            self.measuring.is_under_way = True
+            self._build([ANALYSIS], lambda line: self.measuring.add(int(line)))
+            self.measuring.is_under_way = False
+            self._remove_others()
+            found = self._read(ANALYSIS)
+        if found is None:
+            raise TraceError(_changed(self._trace))
+        analyzed: Analyzed = found
+        return analyzed
 
     def _adopt(self, origin_ns: int, notes: list[str], damage: list[str]) -> None:
         """Gives the trace what it would have learned from reading its events."""
@@ -72,13 +145,12 @@ class Stored:
         trace.notes += [note for note in notes if note not in trace.notes]
         trace.damage += [note for note in damage if note not in trace.damage]
 
-    def _load(self, kind: str) -> Any:
-        if (found := self._read(kind)) is None:
-            self._build(kind)
-            found = self._read(kind)
-        if found is None:
-            raise TraceError(f"{self._trace.name} has changed while it was read: open it again")
-        return found
+    def _read_part(self, number: int) -> list[Timeline] | None:
+        part: list[Timeline] | None = self._read(self._kind(number))
+        return part
+
+    def _kind(self, number: int) -> str:
+        return f"timeline-{number}of{len(self.parts)}"
 
     def _read(self, kind: str) -> Any:
         name = file_name(kind, self._secret)
@@ -89,16 +161,29 @@ class Stored:
                 continue  # it is built again
             if reader.document[:2] == [kind, self._key]:
                 self._readers.append(reader)
-                return Decoder(reader).decode(reader.document[2])
+                found, *learned = Decoder(reader).decode(reader.document[2])
+                self._adopt(*learned)
+                return found
         return None
 
-    def _build(self, kind: str) -> None:
-        """Builds in another process, whose memory is free again when it ends."""
+    def _build(self, wanted: Sequence[str], heard: Callable[[str], None]) -> None:
+        """Builds in another process, whose memory is free again when it ends.
+
+        Args:
+            wanted: `ANALYSIS` or parts, see `builder`.
+            heard: Called with each line that it prints.
+        """
         module = "ddltrace.dashboard.stored.builder"
-        command = [sys.executable, "-m", module, kind, str(self._trace.path)]
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        command = [sys.executable, "-m", module, str(self._trace.path), *wanted]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace"
+        ) as process:
+            assert process.stdout is not None
             try:
-                error = process.communicate()[1].decode("utf-8", "replace").strip()
+                for line in process.stdout:
+                    heard(line.strip())
+                error = process.communicate()[1].strip()
             except BaseException:
                 process.kill()
                 raise
@@ -106,16 +191,78 @@ class Stored:
             reason = error.rpartition("\n")[2][:300] or f"it ended with {process.returncode}"
             raise TraceError(f"{self._trace.name} cannot be read: {reason}")
 
-    def write(self, kind: str, make: Callable[[Encoder], Any]) -> None:
-        """Writes a file of a kind.
+    def write_part(self, name: str, ranks: Sequence[int]) -> None:
+        """Builds and writes a part of the timeline; a rank's arrays are written before the next's.
 
         Args:
-            kind: `TIMELINE` or `ANALYSIS`.
-            make: Makes the JSON of the content.
+            name: Of the part.
+            ranks: Its ranks.
+
+        Raises:
+            OSError: It cannot be written.
         """
-        with replacing(self._trace, file_name(kind, self._secret)) as file:
+        trace = self._trace
+
+        def encode(encoder: Encoder) -> Any:
+            origin = trace.origin_ns
+            timelines = (build_rank(trace, rank, origin) for rank in ranks)
+            return ["list", -1, *map(encoder.encode, timelines)]
+
+        self._write(name, encode)
+
+    def write_analysis(self) -> None:
+        """Makes and writes the analysis.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self._write(
+            ANALYSIS, lambda encoder: encoder.encode(analyze_in_full(shortened(self._trace)))
+        )
+
+    def _write(self, kind: str, encode: Callable[[Encoder], Any]) -> None:
+        trace = self._trace
+        with replacing(trace, file_name(kind, self._secret)) as file:
             writer = ArrayWriter(file, self._secret)
-            writer.finish([kind, self._key, make(Encoder(writer))])
+            encoder = Encoder(writer)
+            content = ["tuple", encode(encoder), *_learned(trace, encoder)]
+            writer.finish([kind, self._key, content])
+
+    def _remove_others(self) -> None:
+        """Removes the stored files of an earlier content of the trace."""
+        kinds = [ANALYSIS, *map(self._kind, range(len(self.parts)))]
+        kept = {file_name(kind, self._secret) for kind in kinds}
+        for folder in folders(self._trace):
+            remove_others(folder, kept, self._secret)
+
+
+def _parts_of(trace: Trace) -> list[list[int]]:
+    """The ranks of each part: consecutive ones, with enough events for a process of its own."""
+    events = {rank: _events_of(trace, [rank]) for rank in trace.ranks}
+    least = max(_FEWEST_IN_PART, sum(events.values()) // _MOST_PARTS)
+    parts: list[list[int]] = []
+    for rank in trace.ranks:
+        if not parts or sum(events[other] for other in parts[-1]) >= least:
+            parts.append([])
+        parts[-1].append(rank)
+    return parts
+
+
+def _events_of(trace: Trace, ranks: Sequence[int]) -> int:
+    return sum(info.events or 0 for info in trace.run.ranks if info.rank in ranks)
+
+
+def _changed(trace: Trace) -> str:
+    return f"{trace.name} has changed while it was read: open it again"
+
+
+def _mapped_bytes() -> int:
+    """Bytes of mapped files that are in this process's memory; 0 where that cannot be told."""
+    try:
+        shared = Path("/proc/self/statm").read_text(encoding="ascii").split()[2]
+    except OSError:
+        return 0
+    return int(shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 def is_worth_storing(trace: Trace) -> bool:
@@ -127,17 +274,6 @@ def is_worth_storing(trace: Trace) -> bool:
         and all(info.status != "running" for info in trace.run.ranks)
         and sum(filter(None, counts)) >= FEWEST_EVENTS
     )
-
-
-def encode_timeline(trace: Trace, encoder: Encoder) -> Any:
-    """The JSON of a timeline; each rank's arrays are written before the next rank's are kept."""
-    parts = ["list", -1, *map(encoder.encode, rank_timelines(trace))]
-    return ["tuple", parts, *_learned(trace, encoder)]
-
-
-def encode_analysis(trace: Trace, encoder: Encoder) -> Any:
-    """The JSON of an analysis."""
-    return ["tuple", encoder.encode(analyze_in_full(shortened(trace))), *_learned(trace, encoder)]
 
 
 def shortened(trace: Trace) -> Trace:

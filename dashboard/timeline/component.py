@@ -16,6 +16,7 @@ class Timeline(Component):
         link: Key under which the address keeps the view; without it, the address does not.
         sync: Timelines with the same value show the same window of time.
         sync_follower: Whether keys go to the other synchronized timelines unless this has focus.
+        shift: Time in ns that stands at 0 of the axis of synchronized timelines.
         compact: Whether to leave out the panels for selection and measurement.
         selected: The event that the user clicked: ``{rank, row, event}``.
         range: The interval that the user measured: start and end in ns.
@@ -33,6 +34,7 @@ class Timeline(Component):
         "link",
         "sync",
         "sync_follower",
+        "shift",
         "compact",
         "selected",
         "range",

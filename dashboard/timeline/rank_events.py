@@ -7,6 +7,7 @@ numbered as in `Trace.events`: by start, in the order of recording where starts 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,7 +45,7 @@ class RankEvents:
         lane: Code of each event's lane in `words["lane"]`.
         name: Code of each event's name in `words["name"]`.
         words: Column -> the strings that its codes index.
-        step: Number of the step of each event of kind ``step``; -1 for all others.
+        steps: Events of kind ``step``, ascending, and the number of each one's step.
         first_tensor: Id of the first tensor of each gradient; -1 for all others.
         index: The columns that clicks and searches need.
         activity: The rank's activity.
@@ -57,7 +58,7 @@ class RankEvents:
     lane: I32
     name: I32
     words: dict[str, list[str]]
-    step: I32
+    steps: tuple[I32, I32]
     first_tensor: I32
     index: EventIndex
     activity: Activity
@@ -69,8 +70,18 @@ def read_rank(trace: Trace, rank: int) -> RankEvents:
     Raises:
         TraceError: The trace has nothing of that rank.
     """
+    return gather(trace.windows(rank), rank)
+
+
+def gather(tables: Iterable[pa.Table], rank: int) -> RankEvents:
+    """The events of one rank.
+
+    Args:
+        tables: Windows of schema `EVENTS` in the order of recording.
+        rank: The rank.
+    """
     gathering = _Gathering()
-    for table in trace.windows(rank):
+    for table in tables:
         gathering.add(table)
     return gathering.finish(rank)
 
@@ -82,7 +93,8 @@ class _Gathering:
         self._start, self._end = Gathered(np.int64), Gathered(np.int64)
         self._codes = {name: Gathered(np.int32) for name in _CODED}
         self._numbers: dict[str, dict[str, int]] = {name: {} for name in _CODED}
-        self._step, self._first_tensor = Gathered(np.int32), Gathered(np.int32)
+        self._steps: list[tuple[I64, I32]] = []
+        self._first_tensor = Gathered(np.int32)
         self._tensors: list[pa.Array] = []
         self._small: list[pa.Table] = []
         self._activity = ActivityBuilder()
@@ -102,9 +114,9 @@ class _Gathering:
         of_kind = {code: word for word, code in self._numbers["kind"].items()}
         kind = self._codes["kind"].values()[self._count :]
         words = np.array([of_kind[code] for code in range(len(of_kind))], dtype=object)
-        is_step = np.isin(kind, np.flatnonzero(words == "step"))
-        step = numbers_of(table["step"].chunk(0), NULL)
-        self._step.add(np.where(is_step, step, NULL).astype(np.int32))
+        steps = np.flatnonzero(np.isin(kind, np.flatnonzero(words == "step")))
+        numbers = numbers_of(table["step"].chunk(0), NULL)[steps].astype(np.int32)
+        self._steps.append((steps + self._count, numbers))
         self._first_tensor.add(
             _first_items(tensors, np.isin(kind, np.flatnonzero(words == "gradient")))
         )
@@ -146,20 +158,36 @@ class _Gathering:
         )
 
         def sorted_(column: Gathered) -> npt.NDArray[Any]:
-            values = column.values()
+            values = column.take_values()
             return values if order is None else values[order]
 
+        activity = self._activity.finish(messages, read_waits(columns, messages))
         return RankEvents(
             rank=rank,
             start=sorted_(self._start),
             end=sorted_(self._end),
             **{name: sorted_(self._codes[name]) for name in _CODED},
             words={name: list(numbers) for name, numbers in self._numbers.items()},
-            step=sorted_(self._step),
+            steps=self._numbered_steps(number),
             first_tensor=sorted_(self._first_tensor),
             index=index,
-            activity=self._activity.finish(messages, read_waits(columns, messages)),
+            activity=activity,
         )
+
+    def _numbered_steps(self, number: I32 | None) -> tuple[I32, I32]:
+        """The steps by event number.
+
+        Args:
+            number: Of each place; -1 for superseded rows. None if places are the numbers.
+        """
+        if not self._steps:
+            return np.zeros(0, np.int32), np.zeros(0, np.int32)
+        place = np.concatenate([places for places, _ in self._steps])
+        step = np.concatenate([numbers for _, numbers in self._steps])
+        events = place.astype(np.int32) if number is None else number[place]
+        by_event = np.argsort(events, kind="stable")
+        by_event = by_event[events[by_event] >= 0]
+        return events[by_event], step[by_event]
 
 
 _LISTS: Final = EVENTS.field("tensors").type

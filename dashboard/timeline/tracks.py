@@ -147,6 +147,7 @@ class Timeline:
         busy: Rank -> its compute and communication, each as disjoint intervals.
         indexes: Rank -> the columns of its events that clicks and searches need.
         roles: The roles that occur in the rows.
+        unread: Rank -> times of which no events were read yet, as starts and ends.
     """
 
     tracks: list[Track] = field(default_factory=list)
@@ -157,10 +158,11 @@ class Timeline:
     busy: dict[int, tuple[RowIndex, RowIndex]] = field(default_factory=dict)
     indexes: dict[int, EventIndex] = field(default_factory=dict)
     roles: set[int] = field(default_factory=set)
+    unread: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     _number_of_name: dict[str, int] = field(default_factory=dict, init=False)
 
     def append(self, part: Timeline) -> None:
-        """Adds the tracks of another rank below the tracks so far; the part is used up."""
+        """Adds the tracks of another rank below the tracks so far."""
         shared = self.intern(part.names)
         first = len(self.rows)
         self.tracks += [replace(track, first_row=first + track.first_row) for track in part.tracks]
@@ -174,6 +176,7 @@ class Timeline:
         self.busy |= part.busy
         self.indexes |= part.indexes
         self.roles |= part.roles
+        self.unread |= part.unread
 
     def intern(self, labels: list[str]) -> npt.NDArray[np.int32]:
         """Numbers of labels; new labels are added to `names`."""
@@ -224,8 +227,13 @@ def rank_timelines(trace: Trace) -> Iterator[Timeline]:
 def build_rank(trace: Trace, rank: int, origin_ns: int) -> Timeline:
     """Arranges one rank's events in tracks; the timeline numbers rows and labels from 0."""
     timeline = Timeline()
-    _RankTracks(timeline, trace, read_rank(trace, rank), origin_ns).add()
+    add_rank(timeline, trace, read_rank(trace, rank), origin_ns)
     return timeline
+
+
+def add_rank(timeline: Timeline, trace: Trace, events: RankEvents, origin_ns: int) -> None:
+    """Adds one rank's tracks to a timeline; the events are used up."""
+    _RankTracks(timeline, trace, events, origin_ns).add()
 
 
 def _ahead(
@@ -252,12 +260,15 @@ class _RankTracks:
         self._events = events
         self._tensor_names = {tensor.id: tensor.name for tensor in trace.tensors(events.rank)}
         self._origin = origin_ns
-        start = events.start
-        self._start: I64 = start - self._origin
+        # In place: of a rank with millions of events, each copy counts.
+        self._start, self._end = events.start, events.end
         # Events that were still open at the end of the trace are drawn up to that end.
-        known = events.end != NULL_NS
-        last = int(max(start.max(initial=0), events.end[known].max(initial=0)))
-        self._end: I64 = np.maximum(np.where(known, events.end, last), start) - self._origin
+        known = self._end != NULL_NS
+        last = int(max(self._start.max(initial=0), self._end.max(initial=0, where=known)))
+        self._end[~known] = last
+        np.maximum(self._end, self._start, out=self._end)
+        self._start -= self._origin
+        self._end -= self._origin
         # Times beyond any machine's uptime are damage, and would compress all others.
         self._shown: Bools = (self._start >= 0) & (self._end < _LONGEST_NS)
         self._kinds = events.kind, events.words["kind"]
@@ -398,7 +409,8 @@ class _RankTracks:
         self._label_waits(label)
         self._label_gradients(label, names)
         steps = self._of_kind("step")
-        label[steps] = self._events.step[steps]
+        of_steps, numbers = self._events.steps
+        label[steps] = numbers[np.searchsorted(of_steps, steps)]
         return label
 
     def _label_messages(self, label: npt.NDArray[np.int32]) -> None:

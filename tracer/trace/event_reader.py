@@ -17,7 +17,7 @@ import pyarrow as pa
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.arrow_arrays import integers, strings
 from ddltrace.tracer.trace.schema import ADDED, EVENTS, SCHEMA_NAME
-from ddltrace.tracer.trace.stream_frames import scan_stream
+from ddltrace.tracer.trace.stream_frames import Scan, scan_stream
 from ddltrace.tracer.trace.trace_files import (
     FILE_SUFFIX,
     event_path,
@@ -73,6 +73,7 @@ class ArrowReader:
         schema: The columns that it must have.
         added: Columns that older files lack; they are read as nulls.
         columns: Read only these, which is several times faster; all by default.
+        most: Read at most this many batches, evenly spread over the file; all by default.
 
     Attributes:
         lost_bytes: After the iteration: bytes that could not be read.
@@ -84,7 +85,9 @@ class ArrowReader:
         schema: pa.Schema,
         added: Collection[str] = (),
         columns: Collection[str] | None = None,
+        most: int | None = None,
     ) -> None:
+        self._most = most
         self.lost_bytes = 0
         self._path = path
         self._schema = schema
@@ -113,7 +116,11 @@ class ArrowReader:
             # A stream that ends between two messages has no known loss.
             self.lost_bytes += size - scan.end
         if scan.end > start:
-            yield from self._read_stream(content, start, scan.end)
+            if self._most is not None and scan.batches > self._most:
+                content = _some_batches(content, start, scan, self._most)
+                yield from self._read_stream(content, 0, len(content))
+            else:
+                yield from self._read_stream(content, start, scan.end)
 
     def _read_stream(self, content: _Content, start: int, end: int) -> Iterator[pa.RecordBatch]:
         data = pa.py_buffer(content).slice(start, end - start)
@@ -178,15 +185,32 @@ class EventReader(ArrowReader):
         directory: The trace directory.
         segment: Base name of the process's files.
         columns: Read only these, which is several times faster; all by default.
+        most: Read at most this many batches, evenly spread over the file; all by default.
 
     Attributes:
         lost_bytes: After the iteration: bytes that could not be read.
     """
 
     def __init__(
-        self, directory: Path, segment: str, columns: Collection[str] | None = None
+        self,
+        directory: Path,
+        segment: str,
+        columns: Collection[str] | None = None,
+        most: int | None = None,
     ) -> None:
-        super().__init__(event_path(directory, segment), EVENTS, ADDED, columns)
+        super().__init__(event_path(directory, segment), EVENTS, ADDED, columns, most)
+
+
+def _some_batches(content: _Content, start: int, scan: Scan, most: int) -> bytes:
+    """The stream with some of its record batches, the first and the last one among them."""
+    kept = set(np.unique(np.linspace(0, scan.batches - 1, most).round().astype(int)).tolist())
+    parts, number, begin = [], 0, start
+    for end, is_batch in scan.messages:
+        if not is_batch or number in kept:
+            parts.append(content[begin:end])
+        number += is_batch
+        begin = end
+    return b"".join(parts)
 
 
 def _nulls(name: str, rows: int) -> pa.Array:

@@ -33,11 +33,13 @@ class Scan:
         end: Offset after the last message that is intact and of plausible size.
         marked: Whether the end-of-stream mark follows.
         batches: Number of record batches before `end`.
+        messages: Of each message before `end`: where it ends, and whether it is a record batch.
     """
 
     end: int
     marked: bool = False
     batches: int = 0
+    messages: tuple[tuple[int, bool], ...] = ()
 
 
 def scan_stream(
@@ -50,30 +52,35 @@ def scan_stream(
         start: Where the stream begins in them.
         passed: Called with the end of each message; bytes before it are not read again.
     """
-    at, size, declared, batches = start, len(data), 0, 0
+    at, size, declared = start, len(data), 0
+    messages: list[tuple[int, bool]] = []
+
+    def scan(*, marked: bool = False) -> Scan:
+        return Scan(at, marked, sum(is_batch for _, is_batch in messages), tuple(messages))
+
     while at < size:
         try:
             word = _u32(data, at)
             if word != _CONTINUATION:
-                return Scan(at, batches=batches)
+                return scan()
             length = _u32(data, at + 4)
             if length == 0:
-                return Scan(at, marked=True, batches=batches)
+                return scan(marked=True)
             header = data[at + 8 : at + 8 + length]
             body_at = at + 8 + length
             kind, body_length, wanted = _message(header, data[body_at:])
             end = body_at + body_length
             if end > size:
-                return Scan(at, batches=batches)
+                return scan()
         except (struct.error, IndexError, ValueError):
-            return Scan(at, batches=batches)
+            return scan()
         declared += wanted
         if declared > _FREE_BYTES + _MAX_RATIO * (end - start):
-            return Scan(at, batches=batches)
+            return scan()
         at = end
-        batches += kind == _RECORD_BATCH
+        messages.append((at, kind == _RECORD_BATCH))
         passed(at)
-    return Scan(at, batches=batches)
+    return scan()
 
 
 def _message(header: memoryview, body: memoryview) -> tuple[int, int, int]:

@@ -14,7 +14,10 @@ from ddltrace.analyzer.commands import compare, query
 from ddltrace.analyzer.query.sql import run_query
 from ddltrace.analyzer.trace import step_selection
 from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.dashboard.timeline import coarse
+from ddltrace.dashboard.timeline.tracks import build_timeline
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.trace.event_reader import EventReader
 
 _FILE = Path(__file__).parents[3] / "benchmarks" / "synthetic.py"
 
@@ -94,3 +97,30 @@ def test_of_a_trace_too_long_the_last_steps_are_analyzed(synthetic, tmp_path, mo
     assert [row.messages for row in first.ranks] == [3 * shape.buckets] * shape.ranks
     with pytest.raises(TraceError, match="has steps 0 to 39, none of 50:60"):
         trace.analyze(range(50, 60))
+
+
+def test_a_sample_of_a_long_trace_is_evenly_spread(synthetic, tmp_path, monkeypatch):
+    shape = synthetic.Shape(ranks=1, steps=1200, layers=200)
+    trace = open_trace(synthetic.write_trace(tmp_path / "trace", shape))
+    segment = trace.run.ranks[0].segment
+    every = [batch["start_ns"].to_pylist() for batch in EventReader(trace.path, segment)]
+    some = [batch["start_ns"].to_pylist() for batch in EventReader(trace.path, segment, most=3)]
+    assert len(every) > 3
+    assert some[0] == every[0]
+    assert some[1] in every[1:-1]
+    assert some[2] == every[-1]
+    monkeypatch.setattr(coarse, "_BATCHES", 3)
+    monkeypatch.setattr(coarse, "_ROWS", 3 * 500)
+    sample = coarse.coarse_timelines(trace)[0]
+    whole = build_timeline(trace)
+    assert sample.num_events == 3 * 500
+    # What is not read is said to be unread, and nothing is drawn in it.
+    assert len(sample.unread[0]) == 2
+    for begin, end in sample.unread[0]:
+        assert 0 < begin < end < sample.span_ns <= whole.span_ns
+        gradients = next(track for track in sample.tracks if track.kind == "gradients")
+        starts = sample.rows[gradients.first_row].index.start
+        assert not ((starts > begin) & (starts < end)).any()
+    for before, after in zip(sample.rows, whole.rows, strict=True):
+        if len(before.event):
+            assert set(before.index.start.tolist()) <= set(after.index.start.tolist())

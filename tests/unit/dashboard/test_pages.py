@@ -17,8 +17,9 @@ from ddltrace.analyzer.report.text_report import render_report
 from ddltrace.analyzer.trace import step_selection
 from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard import theme
+from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.app import create_app
-from ddltrace.dashboard.pages import comparison_page, overview
+from ddltrace.dashboard.pages import comparison_page, overview, tensors_page
 from ddltrace.dashboard.theme import dress, style_sheet
 from ddltrace.dashboard.workspace import Lazy, Workspace
 from ddltrace.tracer.errors import TraceError
@@ -31,6 +32,11 @@ STYLE = Path(theme.__file__).parent / "assets" / "style.css"
 
 def as_json(component):
     return json.dumps(component, cls=PlotlyJSONEncoder)
+
+
+def pair(first, second, **values):
+    """The address of a comparison."""
+    return Address({"a": str(first), "b": str(second)} | values)
 
 
 def test_overview_leads_with_the_sentences(opened):
@@ -145,7 +151,7 @@ def test_what_to_know_of_a_partial_trace_is_said_everywhere(write_run_of):
     assert client.get("/api/0/notes").get_json()["notes"] == opened.notes
     pages = (
         overview.overview_page(opened),
-        comparison_page.compare_page(workspace, 0, 1),
+        comparison_page.compare_page(workspace, pair(0, 1)),
         render_report(opened.analysis),
         render_html(opened.analyzed, opened.trace),
     )
@@ -157,18 +163,58 @@ def test_what_to_know_of_a_partial_trace_is_said_everywhere(write_run_of):
 
 
 def test_comparing_takes_two_traces(workspace):
-    assert "Comparing takes two traces" in as_json(comparison_page.compare_page(workspace, 0, 1))
+    assert "Comparing takes two traces" in as_json(
+        comparison_page.compare_page(workspace, pair(0, 1))
+    )
+
+
+def test_timelines_are_aligned_at_a_step(write_run_of):
+    paths = [write_run_of("first", steps=4), write_run_of("second", steps=2, step_ms=120)]
+    workspace = Workspace([open_trace(path) for path in paths])
+
+    def shifts(address):
+        page = as_json(comparison_page.compare_page(workspace, address))
+        return page, [int(shift) for shift in re.findall(r'"shift": (\d+)', page)]
+
+    assert shifts(pair(0, 1))[1] == [0, 0]
+    page, found = shifts(pair(0, 1, step="1"))
+    assert found == [100 * 1_000_000, 120 * 1_000_000]
+    assert "from the start of step 1." in page
+    page, found = shifts(pair(0, 1, step="3"))
+    assert found == [300 * 1_000_000, 0]
+    assert "B has no such step" in page
+
+
+def test_tensors_are_shown_of_one_step(write_run_of):
+    def late(rank, rows):
+        """Of step 2 every gradient comes 1 ms later than in the others."""
+        return [
+            row | {"start_ns": row["start_ns"] + 10**6, "end_ns": row["end_ns"] + 10**6}
+            if row["kind"] == "gradient" and row["step"] == 2
+            else row
+            for row in rows
+        ]
+
+    opened = Workspace([open_trace(write_run_of("late", change=late))]).get(0)
+    usual = {row.name: row.ready_us for row in opened.tensors_of(1)}
+    later = {row.name: row.ready_us for row in opened.tensors_of(2)}
+    assert later == {name: ready + 1000 for name, ready in usual.items()}
+    page = as_json(tensors_page.tensors_page(opened, Address({"step": "2"})))
+    assert "Step 2: medians over ranks" in page
+    assert "/tensors?step=1" in page
+    with pytest.raises(TraceError):
+        tensors_page.tensors_page(opened, Address({"step": "99"}))
 
 
 def test_a_trace_compared_with_itself_does_not_differ(trace_path):
     workspace = Workspace([open_trace(trace_path), open_trace(trace_path)])
     assert [opened.title for opened in workspace.traces] == ["run (1)", "run (2)"]
-    page = as_json(comparison_page.compare_page(workspace, 0, 1))
+    page = as_json(comparison_page.compare_page(workspace, pair(0, 1)))
     assert "same" in page
     assert '"gain"' not in page
     assert '"loss"' not in page
     with pytest.raises(TraceError, match="no trace 5"):
-        comparison_page.compare_page(workspace, 0, 5)
+        comparison_page.compare_page(workspace, pair(0, 5))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +228,7 @@ def test_a_trace_compared_with_itself_does_not_differ(trace_path):
 def test_the_headline_says_what_the_comparison_finds(write_run_of, steps, step_ms, says):
     paths = [write_run_of("first", steps=steps), write_run_of("second", steps=8, step_ms=step_ms)]
     workspace = Workspace([open_trace(path) for path in paths])
-    assert says in as_json(comparison_page.compare_page(workspace, 0, 1))
+    assert says in as_json(comparison_page.compare_page(workspace, pair(0, 1)))
 
 
 def test_what_may_be_noise_is_neither_gain_nor_loss(write_run_of):
@@ -219,7 +265,7 @@ def test_what_may_be_noise_is_neither_gain_nor_loss(write_run_of):
 
 def page_rows(workspace, first, second):
     """The rows of a comparison's table of numbers."""
-    numbers = comparison_page.compare_page(workspace, first, second).children[2]
+    numbers = comparison_page.compare_page(workspace, pair(first, second)).children[2]
     return numbers.children[1].children[0].children.children[1].children
 
 
@@ -287,5 +333,5 @@ def test_other_work_is_said_before_times_are_compared(tmp_path):
         traces.append(open_trace(path))
     workspace = Workspace(traces)
     said = "first dimension is 0.50 times as large, as with another batch size"
-    assert said in as_json(comparison_page.compare_page(workspace, 0, 1))
-    assert "another batch size" not in as_json(comparison_page.compare_page(workspace, 0, 0))
+    assert said in as_json(comparison_page.compare_page(workspace, pair(0, 1)))
+    assert "another batch size" not in as_json(comparison_page.compare_page(workspace, pair(0, 0)))

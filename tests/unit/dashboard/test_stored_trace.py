@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.stored import stored_trace as stored
 from ddltrace.dashboard.stored.container import ArrayReader, ArrayWriter, InvalidCacheError
 from ddltrace.dashboard.stored.place import FOLDER
+from ddltrace.dashboard.timeline import coarse
 from ddltrace.dashboard.timeline.frame import Window
+from ddltrace.dashboard.timeline.tracks import NO_EVENT
 from ddltrace.dashboard.workspace import OpenTrace, Workspace
 
 KEY = b"k" * 32
@@ -121,3 +124,28 @@ def test_arrays_come_back_and_only_numbers_are_stored(tmp_path):
         assert np.array_equal(found, array)
     with pytest.raises(InvalidCacheError):
         ArrayReader(path, b"another" * 4)
+
+
+def test_a_timeline_grows_from_a_sample_to_the_whole(large, monkeypatch):
+    asked = []
+    monkeypatch.setattr(stored, "_FEWEST_IN_PART", 1)
+    monkeypatch.setattr(coarse, "_ROWS", 1)
+    trace = opened(large)
+    trace._growing._add = lambda timeline, add=trace._growing._add, **whole: (
+        add(timeline, **whole),
+        asked.append(timeline),
+    )
+    whole = trace.timeline
+    first, *_, last = asked
+    assert [track.rank for track in first.tracks] == [track.rank for track in last.tracks]
+    assert all((row.event == NO_EVENT).all() for row in first.rows)
+    assert last is whole
+    assert trace.stages()["whole"]
+    assert trace.stages()["stages"] == len(asked) == 3  # a sample, one rank, both ranks
+    # Every interval of the sample is one of the trace.
+    for before, after in zip(first.rows, whole.rows, strict=False):
+        assert set(before.index.start.tolist()) <= set(after.index.start.tolist())
+    client = create_app(Workspace([trace.trace])).server.test_client()
+    assert client.get("/api/0/layout?stage=9").status_code == 400
+    assert client.get("/api/0/stages").get_json()["whole"]
+    assert len(list((large / FOLDER).glob("timeline-*.bin"))) == 2
