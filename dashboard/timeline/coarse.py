@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
+from ddltrace.dashboard.timeline.lod import RowIndex
 from ddltrace.dashboard.timeline.rank_events import gather
-from ddltrace.dashboard.timeline.tracks import NO_EVENT, Timeline, add_rank
+from ddltrace.dashboard.timeline.tracks import NO_EVENT, Row, Timeline, add_rank
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -48,6 +49,10 @@ def coarse_timelines(trace: Trace) -> dict[int, Timeline]:
         timeline.rows = [
             replace(row, event=np.full(len(row.event), NO_EVENT, np.int32)) for row in timeline.rows
         ]
+        # At the ends of a sample's stretches it is not known what hides communication.
+        for track in timeline.tracks:
+            if track.kind == "exposed":
+                timeline.rows[track.first_row] = _empty(timeline.rows[track.first_row])
         timeline.indexes = {}
         gaps = samples[rank].gaps
         timeline.unread = {rank: [(begin - origin, end - origin) for begin, end in gaps]}
@@ -87,6 +92,11 @@ def _some(ranks: Sequence[int]) -> list[int]:
         return list(ranks)
     half = _RANKS // 2
     return [*ranks[:half], *ranks[-half:]]
+
+
+def _empty(row: Row) -> Row:
+    index = RowIndex(row.index.start[:0], row.index.start[:0])
+    return Row(index, row.event[:0], row.name[:0], row.role[:0])
 
 
 def _recorded(table: pa.Table, row: int) -> int:
