@@ -185,7 +185,7 @@ class Gathered:
     def take_values(self) -> IntArray:
         """All numbers so far; the column is empty afterwards, and their memory the caller's."""
         values = self.values()
-        self._room, self._size = np.empty(0, self._room.dtype), 0
+        self._array, self._size = np.empty(0, self._array.dtype), 0
         return values
 
 
