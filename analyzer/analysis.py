@@ -241,7 +241,7 @@ def _operations(
 
 
 class _Causes(NamedTuple):
-    """What the dependencies between ranks tell."""
+    """Results of the dependencies between ranks."""
 
     stragglers: tuple[StragglerRow, ...]
     parts: tuple[PathPart, ...]
@@ -260,13 +260,13 @@ def _find_causes(
     *,
     dependencies_known: bool,
 ) -> _Causes:
-    """Follows waiting back to its causes, and replays the steady steps without them.
+    """Attributes waiting to its causes, and replays the steady steps without them.
 
     Args:
         scans: Rank -> its scan.
         joined: All messages.
         steps: All steps.
-        stragglers: Rows that lack what they could save; of very many, the worst get it.
+        stragglers: Rows without savings, which are filled in for the worst stragglers.
         paths: The critical paths of the steady steps.
         dependencies_known: See `SavingsFinder`.
     """
@@ -415,7 +415,7 @@ def _rank_row(
 def _window(trace: Trace, scan: RankScan, chosen: Mapping[str, FloatArray] | None) -> Spans:
     """From the first start to the last end of a rank's device work.
 
-    Without what is idle of the steps that were left unrecorded to measure the cost of recording.
+    Steps that were left unrecorded to measure the overhead do not count.
 
     Args:
         trace: The trace.
@@ -435,7 +435,7 @@ def _window(trace: Trace, scan: RankScan, chosen: Mapping[str, FloatArray] | Non
 
 
 def _left_out(trace: Trace, scan: RankScan) -> Spans:
-    """The steps that a rank has left unrecorded among the others, to measure its own cost."""
+    """The steps that a rank left unrecorded between others, to measure the overhead."""
     if not any(info.rank == scan.rank and info.cost for info in trace.run.ranks):
         return EMPTY
     jumps = np.flatnonzero(np.diff(scan.step) > 1)
@@ -444,14 +444,14 @@ def _left_out(trace: Trace, scan: RankScan) -> Spans:
 
 def _totals(sets: RankSets, windows: Spans) -> dict[str, float]:
     """A rank's measures in some windows together."""
-    # An empty window tells what the trace cannot give.
+    # An empty window shows which measures the trace does not contain.
     start, end = (np.append(times, 0) for times in windows)
     measured = measure_windows(sets, start, end)
     return {name: float(values.sum()) for name, values in measured.items()}
 
 
 def _bytes_sent(scan: RankScan, chosen: BoolArray) -> int:
-    """Input bytes of a rank's messages; what a receive or a root's copy brings is not sent."""
+    """Input bytes of a rank's messages; received bytes do not count."""
     messages = scan.messages
     size = np.where(messages.wire_bytes >= 0, messages.wire_bytes, messages.bytes)
     names = np.array([*messages.ops, ""])[messages.op]

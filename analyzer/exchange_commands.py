@@ -16,7 +16,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _output_options(help: str, replaced: str) -> Callable[[Command], Command]:
-    """The options -o and --force of a command that writes what `help` says."""
+    """The options -o and --force of a command; `help` describes the output."""
     output = click.option(
         "-o", "--output", type=click.Path(path_type=Path), required=True, help=help
     )

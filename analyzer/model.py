@@ -1,7 +1,7 @@
-"""What an analysis holds: frozen records that mirror the JSON of ``ddltrace analyze --json``.
+"""Records of an analysis, frozen dataclasses that mirror the JSON of ``ddltrace analyze --json``.
 
 Times are microseconds (``_us``), shares are fractions from 0 to 1, bandwidths are gigabits per
-second (``_gbps``). What the trace cannot give is None, never zero.
+second (``_gbps``). Values that the trace does not contain are None, never zero.
 
 Throughout, for one rank and a window W: *compute* C is the union of the intervals in which the
 rank's device computes, *comm* M the union of those in which a message is in flight; overlap is
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SCHEMA: Final = "ddltrace.analysis/1"
 
 CATEGORIES: Final = ("compute", "transfer", "wait", "update", "data", "copy", "host", "idle")
-"""What a piece of the critical path can be, in the order of `PathTotals`."""
+"""Categories of pieces of the critical path, in the order of `PathTotals`."""
 
 
 @dataclass(frozen=True)
@@ -31,19 +31,19 @@ class TraceFacts:
 
     Attributes:
         name: The trace's name.
-        world_size: Ranks that the job had.
-        ranks: Ranks of which the trace holds something.
+        world_size: Number of ranks of the job.
+        ranks: Ranks with events in the trace.
         hosts: Names of their hosts.
         steps: Completed steps that were analyzed.
         source: ``ddltrace``, or the imported format.
         status: ``complete``, ``partial`` or ``running``.
-        exit_status: The job's own; 128 + n when signal n killed it; null if nobody saw it.
-        level: What was captured.
+        exit_status: Exit status of the job; 128 + n if signal n killed it; null if it is not known.
+        level: Level of detail of the trace.
         command: The job's command line.
         events: Events analyzed.
-        dropped: Events that the tracer's buffer could not take.
+        dropped: Events that did not fit in the tracer's buffer.
         lost_bytes: Bytes of event files that could not be read.
-        notes: What a reader must know before believing the numbers.
+        notes: Limitations of the trace that a reader must know.
     """
 
     name: str
@@ -64,13 +64,13 @@ class TraceFacts:
 
 @dataclass(frozen=True)
 class RankClockFacts:
-    """A rank's clock against rank 0's.
+    """The offset of a rank's clock from rank 0's clock.
 
     Attributes:
         rank: Global rank.
-        offset_us: What is added to its times at its first.
-        drift_ppm: Change of the offset, microseconds a second of its clock.
-        residual_us: Bound on the error that is left; None where nothing is known of it.
+        offset_us: Offset that is added to the rank's times, at its first event.
+        drift_ppm: Change of the offset, microseconds per second of the rank's clock.
+        residual_us: Bound on the remaining error; None if it is unknown.
         method: How the offset was found: ``shared clock``, ``exchanges with rank 0``,
             ``exchanges with rank 0 and messages``, ``messages``, ``wall clocks`` or ``none``.
     """
@@ -87,8 +87,9 @@ class ClockFacts:
     """How clocks were aligned. Differences across ranks below `max_residual_us` are unsure.
 
     Attributes:
-        method: The ranks' methods, as `RankClockFacts.method`, but for shared clocks.
-        max_residual_us: The largest residual of all ranks; None as soon as one is unknown.
+        method: The ranks' methods as in `RankClockFacts.method`, except for shared clocks.
+        max_residual_us: The largest residual of all ranks; None if the residual of one rank is
+            unknown.
         ranks: By rank.
     """
 
@@ -142,9 +143,9 @@ class Summary:
     With sums over every rank r and steady step s of window W:
 
     Attributes:
-        step_us: Wall times of the steps, from first start to last end over all ranks. Where
-            ranks run apart, walls of neighbouring steps overlap.
-        rank_step_us: Durations of the steps on each rank: what sets the throughput.
+        step_us: Wall times of the steps, from first start to last end over all ranks. If ranks are
+            not in step with each other, wall times of consecutive steps overlap.
+        rank_step_us: Durations of the steps on each rank, which determine the throughput.
         overlap_ratio: sum |C n M| / sum |M|.
         compute_share: sum |C| / sum |W|.
         exposed_comm_share: sum |M \\ C| / sum |W|.
@@ -155,10 +156,11 @@ class Summary:
         update_overhead_share: The optimizer: sum |phases `optimizer`| / sum |W| (SketchDLC's
             update overhead).
         data_share: Fetching batches: sum |data| / sum |W|.
-        idle: What ranks wait for while they are idle.
-        steps: How many steps it is over; 0: the whole traced window, of no step.
-        warmup_steps: How many completed steps were left out.
-        rule: How warm-up steps were told from steady ones.
+        idle: Causes of the ranks' idle time.
+        steps: Number of steps that the summary covers; 0 for the whole traced window, without
+            steps.
+        warmup_steps: Number of completed steps that were left out.
+        rule: How warm-up steps were distinguished from steady steps.
     """
 
     step_us: StepTimes
@@ -179,22 +181,22 @@ class Summary:
 
 @dataclass(frozen=True)
 class RankRow:
-    """One rank over the analyzed window: the whole trace, or the steps that were asked for.
+    """One rank over the analyzed window: the whole trace, or the requested steps.
 
     Attributes:
         rank: Global rank.
         step_us_p50: Median of the durations of its own steady steps.
         step_us_p95: Their 95th percentile.
-        span_us: From the first start to the last end of its device work, without the steps between
-            that were left unrecorded.
+        span_us: From the first start to the last end of its device work, without unrecorded steps
+            in between.
         compute_us: |C|.
         comm_us: |M| = wait_us + transfer_us where every message could be joined.
         overlap_us: |C n M|.
         overlap_ratio: |C n M| / |M|.
         exposed_comm_us: |M \\ C|.
         copy_us: Device copies and fills: |K|.
-        copies: The same by direction, each the union of its own copies: directions that copy at
-            the same time both count.
+        copies: The same by direction, each the union of its copies; concurrent copies in several
+            directions count in each.
         idle_us: span - |union of all device work|.
         wait_us: Time in which messages are in flight and all of them wait for another rank to
             arrive.
@@ -202,10 +204,10 @@ class RankRow:
         host_wait_us: Time in which a host thread is blocked on a message.
         data_us: Fetching batches.
         update_us: The optimizer.
-        bytes_sent: Input bytes of its messages (on the wire where known); of a receive, and
-            of the copies that others get from a root, nothing.
-        messages: Messages, completed or not.
-        open_messages: Those that had not completed when last seen.
+        bytes_sent: Input bytes of its messages (on the wire where known); zero for receives and for
+            ranks that receive from a root.
+        messages: Number of messages, completed or not.
+        open_messages: Number of messages that had not completed when last observed.
     """
 
     rank: int
@@ -232,19 +234,20 @@ class RankRow:
 
 @dataclass(frozen=True)
 class IdleRow:
-    """What one rank waits for while it is idle, over the span of its device work.
+    """Idle time of one rank by cause, over the span of its device work.
 
     Attributes:
         rank: Global rank.
-        idle_us: As `RankRow.idle_us`; the sum of the next five.
+        idle_us: Idle time as in `RankRow.idle_us`; the sum of the next five values.
         data_us: The host fetches a batch.
-        other_rank_us: The host is blocked on a message for which another rank has still to come.
-        message_us: The host is blocked on another message, or one is open that never completed.
-        host_us: The host's own code: inside of a step, a phase or other recorded work.
-        unknown_us: Nothing is recorded of it.
-        in_message_us: Beside its idle time: it does nothing but wait inside of messages, all of
-            which wait for another rank.
-        waits_for: The rank that it waits for most in them; None for none.
+        other_rank_us: The host is blocked on a message that another rank has not yet entered.
+        message_us: The host is blocked on another message, or a message is open that never
+            completed.
+        host_us: The host runs code in a step, a phase or other recorded work.
+        unknown_us: Nothing was recorded at that time.
+        in_message_us: Not part of the idle time: time in which the rank only waits in messages, all
+            of which wait for another rank.
+        waits_for: The rank that it waits for most in messages; None for none.
     """
 
     rank: int
@@ -263,8 +266,8 @@ class OperationOfShapes:
     """The runs of a kernel or operator on inputs of the same shapes.
 
     Attributes:
-        shapes: Such as ``[[64,3],[3]]``: one list for each input, empty for an input that is no
-            tensor. Of a kernel, the inputs of the operator that launched it.
+        shapes: Shapes such as ``[[64,3],[3]]``: one list for each input, empty for an input that is
+            not a tensor. For a kernel, the inputs of the operator that launched it.
         count: How often it ran.
         total_us: Sum of its durations.
         mean_us: Mean duration.
@@ -282,7 +285,7 @@ class OperationOfRank:
 
     Attributes:
         rank: Global rank.
-        count: How often it ran there.
+        count: Number of executions on the rank.
         total_us: Sum of its durations.
         mean_us: Mean duration.
         p95_us: 95th percentile of its durations.
@@ -338,7 +341,7 @@ class OperatorRow:
         kind: ``operator`` or ``runtime``.
         count: How often it ran.
         total_us: Sum of its durations.
-        self_us: The same without the operators and runtime calls in it.
+        self_us: The same without nested operators and runtime calls.
         mean_us: Mean duration.
         p95_us: 95th percentile of its durations.
         device_us: Durations of the kernels and copies launched in it.
@@ -369,9 +372,9 @@ class LaunchRow:
     Attributes:
         rank: Global rank.
         launches: Kernels and copies whose launching call is known.
-        short_kernels: Those that ran shorter than their call took, of calls up to 50 us.
-        slow_calls: Those whose call took more than 50 us.
-        long_delays: Those that began more than 100 us after their call.
+        short_kernels: Launches whose work took less time than the call, among calls of up to 50 us.
+        slow_calls: Launches whose call took more than 50 us.
+        long_delays: Launches whose work began more than 100 us after the call.
         call_us: Mean time of a call.
         call_us_p95: 95th percentile.
         delay_us: Mean time from the end of the call to the start of the work, at least 0.
@@ -393,14 +396,14 @@ class LaunchRow:
 
 @dataclass(frozen=True)
 class StreamRow:
-    """One stream of one rank: why it is idle between two works, and its queue.
+    """One stream of one rank: causes of its idle time, and the length of its queue.
 
     Definitions are those of Holistic Trace Analysis 0.5.0, over all steps; `IdleRow` has ours.
 
     Attributes:
         rank: Global rank.
         stream: Its lane.
-        works: Kernels and copies.
+        works: Number of kernels and copies.
         busy_us: Sum of their durations.
         host_wait_us: Gaps before works that were launched after the end of the work before. Works
             whose launch is not recorded count, as in HTA, as launched when the first event of the
@@ -409,7 +412,7 @@ class StreamRow:
         other_us: All other gaps.
         queue_mean: Works launched and not begun, mean over all changes of their number; None
             without known launches.
-        queue_max: The most at once.
+        queue_max: Maximum of the same number.
     """
 
     rank: int
@@ -429,11 +432,11 @@ class CopyRow:
 
     Attributes:
         rank: Global rank.
-        direction: The begin of their name, such as ``Memcpy HtoD``, or ``Memset``.
-        count: How many.
-        bytes: Their bytes, where known.
+        direction: Start of their name, such as ``Memcpy HtoD``, or ``Memset``.
+        count: Number of copies.
+        bytes: Sum of their sizes, where known.
         total_us: Sum of their durations.
-        gbps: Bytes over time of those of known size; None if there are none.
+        gbps: Bytes divided by time, over copies of known size; None if there are none.
         mean_gbps: Mean bandwidth of a copy.
         max_gbps: The highest bandwidth of a copy.
     """
@@ -455,13 +458,13 @@ class PathTotals:
     Attributes:
         total_us: The wall time of the step.
         compute_us: A layer, a gradient or an operator computes.
-        transfer_us: A message moves, all its ranks having come.
-        wait_us: Waiting that no other rank's work explains.
+        transfer_us: A message that all its ranks have entered is transferred.
+        wait_us: Waiting that is not explained by another rank's work.
         update_us: The optimizer.
         data_us: Fetching a batch.
         copy_us: A copy or fill on the device while no kernel runs.
         host_us: Host code outside of these.
-        idle_us: Nothing is recorded of it.
+        idle_us: Nothing was recorded at that time.
     """
 
     total_us: float
@@ -485,7 +488,7 @@ class CopyTimes:
         device_to_device_us: Within one device.
         peer_us: From one device to another.
         fill_us: Fills (memset).
-        other_us: Copies whose name does not tell the direction.
+        other_us: Copies whose name does not contain the direction.
     """
 
     host_to_device_us: float
@@ -504,7 +507,7 @@ class StepRow:
         step: Its number.
         start_us: Its earliest start on any rank, from the trace's origin.
         wall_us: From its earliest start to its latest end on any rank.
-        ranks: How many ranks completed it.
+        ranks: Number of ranks that completed it.
         steady: Whether the summary counts it.
         overlap_ratio: sum |C n M| / sum |M| over ranks.
         compute_share: Mean over ranks of |C| / |W|, as in `Summary`.
@@ -529,13 +532,14 @@ class StepRow:
 
 @dataclass(frozen=True)
 class ExtraTime:
-    """What the critical path of a slow step holds more of one category than is usual.
+    """Extra time of one category on the critical path of a slow step, compared with its usual time.
 
     Attributes:
         category: One of `CATEGORIES`.
-        rank: Where it grew most; None where it did not grow.
-        name: What holds most of it on that rank; None where that has no name.
-        us: By how much; negative where the slow step holds less. They sum to
+        rank: The rank on which it grew most; None if it did not grow.
+        name: The layer, tensor or operation with most of this time on that rank; None without a
+            name.
+        us: Extra time; negative if the slow step has less than usual. All values sum to
             `SlowStep.longer_us`.
     """
 
@@ -552,9 +556,9 @@ class SlowStep:
     Attributes:
         step: Its number.
         wall_us: From its earliest start to its latest end on any rank.
-        longer_us: By how much that is longer than the median of the steady steps.
+        longer_us: Difference from the median of the steady steps.
         score: Its modified z-score; None where more than half of the steps took the same time.
-        extra: Where the extra time went, what differs most first.
+        extra: The extra time by category, the largest difference first.
     """
 
     step: int
@@ -569,7 +573,7 @@ class SlowSteps:
     """The outliers among the steady steps, the slowest first.
 
     Attributes:
-        rule: When a step is slow, or why that cannot be told.
+        rule: Definition of a slow step, or why slow steps cannot be determined.
         median_us: Median wall time of the steady steps; None with too few of them.
         limit_us: Steps longer than this are slow; None with too few steady steps.
         steps: The slow steps.
@@ -594,8 +598,8 @@ class CollectiveRow:
         op: Public name in ``torch.distributed``.
         group: Name of the process group.
         group_size: Its members.
-        count: Collectives, each counted once however many ranks took part.
-        bytes: Input of one rank in one collective (the largest, if they differ).
+        count: Number of collectives, each counted once, not once per rank.
+        bytes: Input bytes of one rank in one collective (the largest, if they differ).
         algbw_gbps: Median over collectives, gigabits per second.
         busbw_gbps: Median over collectives, gigabits per second.
         wait_us: Median over collectives of the mean over ranks of A - arrival_r.
@@ -604,8 +608,9 @@ class CollectiveRow:
         arrival_skew_us: Median over collectives of A - first arrival.
         wait_us_total: Sum over collectives and ranks of A - arrival_r.
         transfer_us_total: Sum over collectives of the last end - A.
-        incomplete: How many of `count` lack a rank or its end: not in the times.
-        unsure: The times are below what the clocks can tell apart.
+        incomplete: Number of these collectives that lack a rank or its end; they are excluded from
+            the times.
+        unsure: Whether the times are below the error of the aligned clocks.
     """
 
     op: str
@@ -631,22 +636,24 @@ class StragglerRow:
 
     Attributes:
         rank: Global rank.
-        lateness_us: Median of its arrival - median arrival, over those where it is last.
-        lateness_us_total: Sum of the same.
-        collectives_last: Collectives in which it arrives last.
+        lateness_us: Median of its arrival minus the median arrival, over collectives to which it is
+            last.
+        lateness_us_total: Sum of the same differences.
+        collectives_last: Number of collectives to which it arrives last.
         share: The same as a fraction of the collectives in which the rank takes part.
         cause: The activity that takes this rank longer than the others: ``compute``, ``data``,
             ``copy``, ``host``, ``update`` or ``network`` (transfers that it waits for); None
             where the trace does not contain it.
-        cause_us: By how much: its median per step less the median over the others of theirs.
-        unsure: Its lateness is below what the clocks can tell.
-        late_steps: The fewest steady steps that hold most (80 %) of its lateness.
-        steps_share: How many those are of all steady steps.
-        late_step_us: Median over those steps of its largest lateness in each.
-        sometimes: It is late in some steps only: they are less than half. Then `cause` and
-            `cause_us` are over those steps.
-        saves_us: What a step could get shorter at most if no rank ever waited for this one, a
-            bound as those of `Savings`; None without steps.
+        cause_us: Extra time of the cause: the rank's median per step minus the median over the
+            other ranks.
+        unsure: Whether its lateness is below the error of the aligned clocks.
+        late_steps: The smallest number of steady steps with 80 % of its lateness.
+        steps_share: These steps as a share of all steady steps.
+        late_step_us: Median over these steps of the largest lateness in the step.
+        sometimes: Whether it is late in less than half of the steps. If so, `cause` and `cause_us`
+            refer to these steps.
+        saves_us: Upper bound on the savings per step if no rank ever waited for this one, as in
+            `Savings`; None without steps.
     """
 
     rank: int
@@ -666,27 +673,27 @@ class StragglerRow:
 
 @dataclass(frozen=True)
 class TensorRow:
-    """The life of a parameter's gradient, medians over ranks and steady steps.
+    """Times of a parameter's gradient, from ready to updated, medians over ranks and steady steps.
 
     Times are from the start of the step on its rank.
 
     Attributes:
         name: The parameter.
         bytes: Size of its gradient.
-        ready_us: Its gradient has been accumulated, by the last backward pass of the step.
-        enqueue_us: The first message that carries the gradient then is handed over.
-        start_us: That message is in flight.
-        complete_us: The last message that carries the gradient has completed.
-        waited_us: The host has gone on after it waited for that message: the end of the wait that
-            names the message or, if none does, of the first wait that ends after the message and is
-            for one that was handed over later.
-        updated_us: The first optimizer phase (on a device: the optimizer's kernels) that ends after
-            that message, in the same step, has ended.
+        ready_us: When the last backward pass of the step has accumulated the gradient.
+        enqueue_us: When the first message that carries the gradient is enqueued.
+        start_us: When that message starts.
+        complete_us: When the last message that carries the gradient has completed.
+        waited_us: When the host continues after waiting for that message: the end of the wait for
+            the message or, if there is none, of the first wait that ends after the message and is
+            for a message that was enqueued later.
+        updated_us: End of the first optimizer phase (on a device: of the optimizer's kernels) that
+            ends after that message, in the same step.
         exposed_us: Its share of the exposed communication of a step, mean per rank and step:
             each exposed instant is shared equally by the messages in flight, a message's part
             by its tensors in proportion to their bytes.
-        messages: Messages that carried it or its gradient, per step and rank.
-        bucket: How many tensors share its gradient's message (median).
+        messages: Number of messages that carried the parameter or its gradient, per step and rank.
+        bucket: Number of tensors in the message of its gradient (median).
     """
 
     name: str
@@ -704,20 +711,20 @@ class TensorRow:
 
 @dataclass(frozen=True)
 class P2PRow:
-    """All that one rank sends to another by point-to-point calls.
+    """Point-to-point messages from one rank to another.
 
     Attributes:
         src: Sending rank.
         dst: Receiving rank.
         count: Messages.
-        bytes: Their bytes, summed; null if no message tells its size.
-        wait_us: Sum of the receiver's waiting for the send to begin.
+        bytes: Sum of their sizes; null if no size is known.
+        wait_us: Sum of the times for which the receiver waits for the send to begin.
         transfer_us: Sum of receive end - the later of both starts.
-        unmatched: How many of `count` were seen on one side only.
+        unmatched: Number of these messages that were recorded on one side only.
         transfer_us_p50: Median of receive end - the later of both starts.
         transfer_us_p95: 95th percentile of the same.
         algbw_gbps: Median over messages of bytes / transfer, gigabits per second.
-        unsure: The transfers are below what the clocks can tell apart.
+        unsure: Whether the transfers are below the error of the aligned clocks.
     """
 
     src: int
@@ -735,12 +742,12 @@ class P2PRow:
 
 @dataclass(frozen=True)
 class SizePoint:
-    """What a fit is made on: the collectives of one size.
+    """One point of a fit: the collectives of one size.
 
     Attributes:
         bytes: Size of the whole vector, the n of `CostFit`.
         transfer_us: Median of their transfers.
-        samples: How many.
+        samples: Number of collectives.
     """
 
     bytes: int
@@ -758,17 +765,17 @@ class CostFit:
         backend: Backend of the group; empty if the trace does not contain it.
         samples: Number of collectives that the fit uses.
         sizes: Number of different sizes among these collectives.
-        latency_us: Time of an empty one; None where `verdict` says why.
-        alpha_us: Latency of one of its messages if it runs as a ring.
-        algbw_gbps: Algorithm bandwidth that it tends to for large sizes, gigabits per second.
+        latency_us: Time of an empty collective; None if there is no fit, see `verdict`.
+        alpha_us: Latency of one message of the collective if it runs as a ring.
+        algbw_gbps: Algorithm bandwidth for large sizes, gigabits per second.
         busbw_gbps: The same as bus bandwidth.
         error: Median over sizes of |fit - measured| / measured.
-        disturbed: Some of the samples ran beside compute, which slows them.
+        disturbed: Whether some of the samples overlapped compute, which slows them.
         verdict: ``fitted``, or why there is no fit.
-        points: What was fitted, by size; the most frequent sizes where there are very many.
+        points: The fitted points, by size; only the most frequent sizes if there are very many.
         src: For sends and receives (`op` is ``send``): the sending rank of one link; None for
             all links together, and for collectives.
-        dst: The rank that receives.
+        dst: The receiving rank.
     """
 
     op: str
@@ -789,7 +796,7 @@ class CostFit:
 
     @property
     def title(self) -> str:
-        """What it is of: ``all_reduce of 4``, ``send 0 -> 1``."""
+        """A title for the fit: ``all_reduce of 4``, ``send 0 -> 1``."""
         if self.src is not None:
             return f"{self.op} {self.src} -> {self.dst}"
         return f"{self.op}, all links" if self.op == "send" else f"{self.op} of {self.group_size}"
@@ -801,10 +808,10 @@ class SizeBin:
 
     Attributes:
         op: Operation.
-        bytes_from: The smallest size in it.
-        bytes_below: Above the largest.
+        bytes_from: Smallest size of the bin.
+        bytes_below: Upper limit of the bin, exclusive.
         count: Messages.
-        bytes: Their bytes, summed.
+        bytes: Sum of their sizes.
     """
 
     op: str
@@ -834,17 +841,17 @@ class TrafficRow:
 
 @dataclass(frozen=True)
 class PathPart:
-    """What of the critical path one thing holds, over the steady steps.
+    """A layer, tensor or operation on the critical path, over the steady steps.
 
     Attributes:
         category: One of `CATEGORIES`.
         rank: Where.
         name: Layer, tensor or operation; None where it has none.
         us: Mean per step.
-        alone_us: What a step could get shorter at most if this took no time on this rank, and all
-            else took as long as it did: a bound as those of `Savings`. Where other ranks come
-            nearly as late, it is small; for a trace of one rank it is `us`. It is more than `us`
-            where the path of some steps goes over another rank, which ends them no earlier.
+        alone_us: Upper bound on the savings per step if this part took no time on this rank and all
+            else took as long as recorded, as in `Savings`. It is small if other ranks arrive nearly
+            as late, and equals `us` for a trace of one rank. It exceeds `us` if the path of some
+            steps passes through another rank that ends them no earlier.
         share: Share of the steps' wall time.
     """
 
@@ -858,15 +865,15 @@ class PathPart:
 
 @dataclass(frozen=True)
 class Savings:
-    """Bounds on what a step could get shorter, from replays of the steady steps.
+    """Upper bounds on the savings per step, from replays of the steady steps.
 
-    A replay keeps the order of every rank's work: a rank works as long as it did, less what is
-    taken out, then waits for its message, which is complete its recorded transfer after the last
-    rank that it needs has come. A bound is the end of the recorded steady steps less the end of
-    the replayed ones, divided by their number. It holds unless the change slows something else
-    down, and it is exact where the change takes out all of what is named and nothing else
+    A replay keeps the order of every rank's work. A rank works for the recorded time minus the
+    removed time, then waits for its message, which completes its recorded transfer time after the
+    last required rank has entered it. A bound is the difference between the ends of the recorded
+    and the replayed steady steps, divided by the number of steps. It is valid unless the change
+    slows other work, and exact if the change removes all of the named time and nothing else
     changes. Communication that compute hides completely stays hidden in a replay without that
-    compute: there a bound is too high. No bound is more than `step_us`.
+    compute: in this case a bound is too high. No bound is more than `step_us`.
 
     Time that nothing explains (unrecorded time where the trace tells nothing of the host, and
     waiting for messages that could not be joined) is replayed once as work and once as waiting,
@@ -874,14 +881,14 @@ class Savings:
     are known (StragglerAnalysis), all of it is waiting, as in `IdealJob`.
 
     Attributes:
-        step_us: What they are taken from: `Summary.step_us`, its mean.
+        step_us: The mean of `Summary.step_us`, to which the bounds refer.
         compute_us: Forward, backward and other layers take no time on any rank.
         update_us: The optimizer takes no time on any rank.
         data_us: Fetching batches takes no time on any rank.
         copy_us: Device copies outside of compute take no time on any rank.
         host_us: Host code outside of these takes no time on any rank.
-        transfer_us: Every message is complete as soon as the last of its ranks has come.
-        imbalance_us: At every collective all ranks come when the first one does.
+        transfer_us: Every message completes as soon as its last rank has entered it.
+        imbalance_us: At every collective, all ranks arrive with the first one.
     """
 
     step_us: float
@@ -900,8 +907,8 @@ class RankWaiting:
 
     Attributes:
         rank: Global rank.
-        waits_us: How long it is blocked on messages for which another rank has still to come.
-        causes_us: How much of all ranks' waiting began on it: the direct and propagated waiting
+        waits_us: How long it is blocked on messages that another rank has not yet entered.
+        causes_us: Waiting of all ranks that began on this rank: the direct and propagated waiting
             of its root causes.
     """
 
@@ -912,15 +919,15 @@ class RankWaiting:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Time in which ranks are blocked on messages for which another rank has still to come.
+    """Time in which ranks are blocked on messages that another rank has not yet entered.
 
     All are sums over ranks, means per steady step; without steps, of the whole trace.
 
     Attributes:
         total_us: All waiting: the sum of `waits_us`, and of `causes_us`, over ranks.
-        p2p_us: How much of it is at sends and receives.
-        unknown_us: Beside it, time in which ranks are blocked on messages of which nobody knows
-            for whom they wait.
+        p2p_us: The part of it at sends and receives.
+        unknown_us: Additional time in which ranks are blocked on messages whose missing rank is
+            unknown.
         ranks: By rank.
     """
 
@@ -937,37 +944,38 @@ class Waiting:
 
 @dataclass(frozen=True)
 class RootCause:
-    """Where waiting began: an activity that took a rank longer than those that waited for it.
+    """A root cause of waiting: an activity that took a rank longer than the ranks that waited for
+    it.
 
-    When a rank waits for another, both have worked since they last had a message in common.
-    What the other spent longer in that time on compute, update, data, copy, host code or on
-    transfers is what the waiting is due to, in proportion. What it waited longer itself is
-    followed back to what that was due to (delay propagation, as in Scalasca's root-cause
-    analysis). All times are sums over ranks, means per steady step; without steps, of the whole
-    trace.
+    When a rank waits for another, both have worked since their last common message. The waiting is
+    attributed, in proportion, to the activities (compute, update, data, copy, host code, transfers)
+    on which the other rank spent more time in this period. If the other rank waited longer itself,
+    that part is attributed to the causes of its waiting (delay propagation, as in Scalasca's
+    root-cause analysis). All times are sums over ranks, means per steady step; without steps, of
+    the whole trace.
 
     Attributes:
-        rank: Where it began.
+        rank: The rank on which the waiting began.
         activity: ``compute``, ``update``, ``data``, ``copy``, ``host``, or ``transfer``: a message
             to that rank took longer; ``unrecorded`` where the trace tells nothing of the host:
             that rank may have worked then, or waited.
         peer: The sending rank, for a transfer between two ranks; else None.
-        name: Layer, operation or kernel in which the rank spent most more than other ranks; None
-            where that has no name, for transfers and for small causes.
+        name: Layer, operation or kernel with the largest extra time compared with other ranks; None
+            without a name, for transfers and for small causes.
         direct_us: Waiting of ranks that waited for this rank.
         propagated_us: Waiting of ranks that waited for those.
         slower_us: For a transfer between two ranks: how much longer blocked receives took than is
             usual for their size on other links. This time is not waiting for a rank.
         share: Share of all waiting, direct and propagated.
-        saves_us: What a step could get shorter at most without the excess, a bound as those of
-            `Savings`: if in each step the rank took no longer at that activity than the rank
-            that is fastest at it; where that explains little, if it took no longer where others
-            wait for it than they do; of a transfer, if it took as long as is usual. None for
-            small causes, without steps, and where only a range is known.
-        saves_range_us: The least and the most that this may be, where they differ by more than
-            5 %: the first with all time that nothing explains as work (unrecorded time, and
-            waiting for messages that could not be joined), the other with it as waiting, or the
-            other way round. None where that time changes nothing.
+        saves_us: Upper bound on the savings per step without the excess time, as in `Savings`: if
+            the rank took no longer for the activity in each step than the fastest rank; if this
+            explains little, if it took no longer than the ranks that wait for it; for a transfer,
+            if it took the usual time. None for small causes, without steps, and if only a range is
+            known.
+        saves_range_us: Smallest and largest possible value of `saves_us` if they differ by more
+            than 5 %: unexplained time (unrecorded time, and waiting for messages that could not be
+            joined) counts as work for one and as waiting for the other. None if that time makes no
+            difference.
     """
 
     rank: int
@@ -983,7 +991,7 @@ class RootCause:
 
     @property
     def cost_us(self) -> float:
-        """All that it costs."""
+        """Its total cost."""
         return self.direct_us + self.propagated_us + self.slower_us
 
     @property
@@ -999,17 +1007,17 @@ class PipelineStage:
     """One stage of a pipeline, means per steady step.
 
     Attributes:
-        rank: Where it runs.
-        stage: Its place in the pipeline, from 0.
+        rank: The rank of the stage.
+        stage: Its index in the pipeline, from 0.
         step_us: Duration of the rank's step.
-        work_us: What it computes.
-        bubble_us: How long it is blocked on receives from its neighbours: the sum of the next two,
-            and of `forward_us` and `backward_us`.
-        waiting_us: Until the neighbour sends.
-        transfer_us: Until what it sends has arrived.
+        work_us: Time of its computations.
+        bubble_us: Time for which it is blocked on receives from its neighbours: the sum of the next
+            two values, and of `forward_us` and `backward_us`.
+        waiting_us: The part until the neighbour sends.
+        transfer_us: The part from the send to the arrival.
         forward_us: The bubble of each microbatch at the receive from the stage before it; empty
             for the first stage.
-        backward_us: The same at the receive from the stage behind it; empty for the last stage.
+        backward_us: The same at the receive from the stage after it; empty for the last stage.
     """
 
     rank: int
@@ -1029,10 +1037,10 @@ class Pipeline:
 
     Attributes:
         ranks: In the order of the stages.
-        microbatches: How many a step has.
+        microbatches: Number of microbatches in a step.
         bubble_share: Sum of the stages' bubbles over the sum of their steps.
-        ideal_share: What it would be with equal stages and no transfers: (p - 1) / (m + p - 1) for
-            p stages and m microbatches (GPipe and 1F1B).
+        ideal_share: The same share with equal stages and no transfers: (p - 1) / (m + p - 1) for p
+            stages and m microbatches (GPipe and 1F1B).
         stages: By stage.
     """
 
@@ -1154,9 +1162,10 @@ class Hang:
         seq: Its number in the group.
         entered: Ranks that are in it.
         missing: Members that never entered it.
-        since_us: When the last of `entered` came, from the trace's origin.
+        since_us: When the last of `entered` arrived, from the trace's origin.
         waited_us: How long they had waited when the trace ends; None if unknown.
-        doing: What each rank was doing, by rank, first the missing ones that hang nowhere.
+        doing: The activity of each rank, by rank, first that of missing ranks that do not hang
+            elsewhere.
         called: The operation that each rank called, by rank, where they disagree.
     """
 
@@ -1177,13 +1186,13 @@ class Failure:
 
     Attributes:
         rank: The rank.
-        exit_status: How it ended; 128 + n when signal n killed it; null if nobody saw it.
-        at_us: When, from the trace's origin.
+        exit_status: Its exit status; 128 + n if signal n killed it; null if it is not known.
+        at_us: Time of its end, from the trace's origin.
         before_us: How long before the next rank; None if no other ended after it.
-        silent_us: How long it had recorded nothing by then; None if it never did. What a rank that
-            is killed does last is not written.
-        doing: What it was doing.
-        attempt: In which attempt; null if the job was not restarted.
+        silent_us: Time since its last event; None without events. The last events of a killed rank
+            are not written.
+        doing: Its last activity.
+        attempt: The job's attempt; null if the job was not restarted.
     """
 
     rank: int
@@ -1202,11 +1211,11 @@ def stuck_ranks(hangs: Iterable[Hang]) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class Standstill:
-    """A job whose ranks have all fallen silent, with no message between them to wait for.
+    """A job in which all ranks have stopped recording events, without waiting for a message.
 
     Attributes:
-        doing: Where each rank is, by rank.
-        waited_us: How long nobody had recorded anything when the trace ends; None if unknown.
+        doing: The position of each rank, by rank.
+        waited_us: Time since the last event of any rank at the end of the trace; None if unknown.
     """
 
     doing: dict[int, str]
@@ -1220,7 +1229,7 @@ class MemoryGrowth:
     Attributes:
         counter: The counter, such as ``process_memory``.
         bytes_per_step: Median slope.
-        first_step: First step that was looked at, after the warm-up.
+        first_step: First examined step, after the warm-up.
         last_step: Last one.
         bytes: Growth between these steps, by the slope.
     """
@@ -1234,7 +1243,8 @@ class MemoryGrowth:
 
 @dataclass(frozen=True)
 class ResourceRow:
-    """What one rank used, by its resource counters in its steps; null if it was not recorded.
+    """Resource use of one rank in its steps, from its resource counters; null if it was not
+    recorded.
 
     Attributes:
         rank: Global rank.
@@ -1282,21 +1292,21 @@ _OF_JOB: Final = (_RECORDS, "ddltrace compare ")
 
 @dataclass(frozen=True)
 class Finding:
-    """Something to act on, with the number that says so.
+    """A finding: a possible improvement, with the measurement that it is based on.
 
     Attributes:
-        kind: What it is about: ``communication``, ``pipeline``, ``straggler``, ``data``, ``copy``,
+        kind: Its subject: ``communication``, ``pipeline``, ``straggler``, ``data``, ``copy``,
             ``host``, ``update``, ``compute``, ``memory``, ``device`` or ``processors``.
         saves_us: Upper bound on what a step could get shorter; 0 if the trace does not tell, for
             the last three kinds.
         share: The same as a share of the step.
-        evidence: What was measured, one sentence.
-        advice: What to try, one sentence.
-        command: What would test it: an experiment, or recording the job again after the change
-            and comparing. Where the trace does not tell the job's command, as one of another
-            tool, only the comparison with `after`, its new trace; None where such a trace lies
-            in several places.
-        unsure: It rests on differences below what the clocks can tell.
+        evidence: The measurement, one sentence.
+        advice: The proposed change, one sentence.
+        command: A command that tests it: an experiment, or a new recording after the change and a
+            comparison. If the trace does not contain the job's command, as traces of other tools,
+            only the comparison with the new trace, `after`; None if the trace was opened from
+            several directories.
+        unsure: Whether it is based on differences below the error of the aligned clocks.
         strategies: The strategies that `ddltrace experiment run` compares to test the advice;
             empty where no strategy tests it.
     """
@@ -1317,12 +1327,12 @@ class Finding:
 
     @property
     def has_saving(self) -> bool:
-        """Whether the trace tells what a step could get shorter."""
+        """Whether the possible savings are known."""
         return self.saves_us > 0
 
     @property
     def instruction(self) -> str:
-        """What to do with `command`, to be followed by it."""
+        """The instruction that precedes `command`."""
         if not self.is_of_job:
             return "Test it"
         is_recorded = self.command is not None and self.command.startswith(_RECORDS)
@@ -1335,14 +1345,15 @@ class Joining:
     """How well messages were found on all their ranks.
 
     Attributes:
-        collectives: Collectives seen.
-        complete: Seen on all their ranks, completed on all.
-        partial: Some member's part is missing from the trace.
-        open: Not completed on some rank.
-        mismatched: The ranks disagree on operation or size: left out of every time.
+        collectives: Number of collectives.
+        complete: Number of collectives that were recorded and completed on all their ranks.
+        partial: Number of collectives that lack the message of a member.
+        open: Number of collectives that did not complete on some rank.
+        mismatched: Number of collectives on whose operation or size the ranks disagree; they are
+            excluded from all times.
         by_order: Whether sequence numbers were missing and the order was used.
-        p2p: Sends and receives that found their other side, in pairs.
-        p2p_unmatched: Those that did not.
+        p2p: Number of matched pairs of sends and receives.
+        p2p_unmatched: Number of unmatched sends and receives.
     """
 
     collectives: int
@@ -1374,26 +1385,25 @@ class Analysis:
         message_sizes: Messages by operation and power of two of their size.
         traffic: Bytes by pair of ranks.
         critical_path: The largest parts of the critical paths of the steady steps.
-        savings: What a step could get shorter by category; null without steps.
+        savings: Possible savings per step by category; null without steps.
         pipelines: Pipelines of stages that pass microbatches on, with their bubbles.
         waiting: How long ranks wait for each other.
-        root_causes: Where that began, what costs most first. Their direct and propagated waiting
-            sum to all waiting.
+        root_causes: Root causes of this waiting, most expensive first. Their direct and propagated
+            waiting sum to all waiting.
         hangs: Collectives that never completed, causes first.
-        failure: Which rank ended first, in a job that failed; null if nobody saw it.
-        standstill: Where all ranks are that have fallen silent; null if some go on, or if the job
-            ended, or if collectives hang.
-        findings: What to act on, the largest possible saving first.
+        failure: The rank that ended first in a job that failed; null if it is not known.
+        standstill: The positions of all ranks if all have stopped recording events; null if some
+            continue, if the job ended, or if collectives hang.
+        findings: Possible improvements, the largest savings first.
         slow_steps: Steady steps that took much longer than the others.
-        idle: What each rank waits for while it is idle.
+        idle: Idle time of each rank by cause.
         kernels: Kernels and copies by name, the longest total first; empty unless the trace has
             single operators (level ``op``, imported profiles).
         operators: Operators and runtime calls by name, the longest self time first.
         launches: How each rank's host launched its device work.
         streams: Each stream's idle time by cause, and its queue.
         copies: Bandwidth of copies by rank and direction.
-        resources: What each rank used of processors, memory and devices; empty if no counters were
-            recorded.
+        resources: Processor, memory and device use of each rank; empty without recorded counters.
         ideal_job: The slowdown by stragglers; null unless the trace is StragglerAnalysis's.
         rank_steps: Column name -> array over (rank, step), times in nanoseconds.
         tensor_course: Parameter -> its exposed communication, microseconds per rank and step,

@@ -1,4 +1,4 @@
-"""A bounded memory of things that are dear to make, safe for several threads."""
+"""A thread-safe cache of expensive values with bounded memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class RecentCache(Generic[K, V]):
     """Keeps the most recently used values, up to a sum of their sizes.
 
     Args:
-        make: Makes the value of a key.
+        make: Creates the value of a key.
         size: Size of a value.
-        limit: Sum of sizes to keep; the last value is kept whatever its size.
+        limit: Maximum sum of sizes; the last value is always kept.
     """
 
     def __init__(self, make: Callable[[K], V], size: Callable[[V], int], limit: int) -> None:
@@ -27,7 +27,7 @@ class RecentCache(Generic[K, V]):
         self._lock = Lock()
 
     def get(self, key: K) -> V:
-        """The value of a key, made if it is not at hand."""
+        """The value of a key, created if it is not in the cache."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)

@@ -31,8 +31,8 @@ class Difference:
     """One number of both traces, over their steady steps.
 
     Attributes:
-        name: What it is.
-        before: Mean in the first trace; None if it cannot give it.
+        name: Name of the number.
+        before: Mean in the first trace; None if the trace does not contain it.
         after: Mean in the second.
         change: after - before.
         low: Lower end of the interval of `change`; None with too few steps.

@@ -1,4 +1,4 @@
-"""How sure a difference of means is, over steps that resemble their neighbours.
+"""Confidence interval of a difference of means over autocorrelated steps.
 
 Means, because the parts of a step then differ by what adds up to the step's own difference. Only
 the experiments, which compare nothing but whole steps, take medians

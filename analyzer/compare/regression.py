@@ -18,7 +18,7 @@ KEYS: Final = (
     "idle_share",
     *(f"{category}_us" for category in CATEGORIES),
 )
-"""What a limit can be set on: the step, its shares, and the parts of its critical path."""
+"""Keys of a limit: the step, its shares, and the parts of its critical path."""
 
 _EXPRESSION: Final = re.compile(
     r"\s*(?P<key>[a-z0-9_]+)\s*(?P<operator>[<>])\s*"

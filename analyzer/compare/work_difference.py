@@ -20,7 +20,7 @@ from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable, time_text
 from ddltrace.analyzer.model import Analysis, KernelRow, OperatorRow
 
 _OTHER_COUNT: Final = 0.02
-"""Runs a step may differ by that part, as where a trace ends within a step."""
+"""Tolerated relative difference of runs per step, because a trace may end within a step."""
 
 _OTHER_TIME: Final = 0.25
 _LEAST_SHARE: Final = 0.005
@@ -30,7 +30,7 @@ _NAME_COLUMNS: Final = 36
 
 @dataclass(frozen=True)
 class OperationChange:
-    """One kernel or operator that is not the same in both traces.
+    """A kernel or operator that differs between the traces.
 
     Attributes:
         name: Its name.

@@ -61,10 +61,10 @@ def merge(*parts: Spans) -> Spans:
 class Growing:
     """The union of intervals that are added in parts.
 
-    It holds little more than the union itself, however many intervals come.
+    Its memory is close to that of the union, independent of the number of added intervals.
 
     Args:
-        few: So many intervals wait at least before they are merged with the others.
+        few: Minimum number of intervals that are collected before they are merged.
     """
 
     def __init__(self, few: int = _FEW) -> None:
@@ -78,7 +78,7 @@ class Growing:
         part = union(start, end)
         self._fresh.append(part)
         self._waiting += len(part.start)
-        # Merging when as much is new as is there costs a few passes over all, not one each.
+        # Merging only when the number has doubled keeps the total cost linear.
         if self._waiting > max(len(self._whole.start), self._few):
             self._merge()
 
@@ -117,12 +117,12 @@ def subtract(a: Spans, b: Spans) -> Spans:
 
 
 def length(spans: Spans) -> int:
-    """How many nanoseconds the set holds."""
+    """Length of the set, ns."""
     return int((spans.end - spans.start).sum())
 
 
 def length_before(spans: Spans, times: Times) -> Times:
-    """How many nanoseconds of the set lie before each of the times."""
+    """Length of the set before each of the times, ns."""
     sums = np.append(0, np.cumsum(spans.end - spans.start))
     index = np.searchsorted(spans.start, times, side="right")
     inside = np.zeros(len(times), dtype=np.int64)
@@ -134,7 +134,7 @@ def length_before(spans: Spans, times: Times) -> Times:
 
 
 def lengths_within(spans: Spans, start: Times, end: Times) -> Times:
-    """How many nanoseconds of the set each window [start, end) holds; windows may overlap."""
+    """Length of the set within each window [start, end), ns; windows may overlap."""
     return length_before(spans, end) - length_before(spans, start)
 
 

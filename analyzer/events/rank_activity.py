@@ -34,8 +34,8 @@ class Activity:
     """One rank's activity over the whole trace.
 
     Attributes:
-        device: Whether its kernels are seen; else its host's work stands for its compute.
-        compute: C; None where the trace tells nothing of the rank's compute.
+        device: Whether its kernels were recorded; otherwise the host's work counts as compute.
+        compute: C; None if the trace contains no compute of the rank.
         comm: M.
         copies: Copies and fills on the device.
         copies_by_direction: The same by direction, in the order of `DIRECTIONS`; sets of copies
@@ -67,7 +67,7 @@ class Activity:
 
 
 class ActivityBuilder:
-    """Finds a rank's activity in its events, which are added in parts.
+    """Determines a rank's activity from its events, which are added in parts.
 
     Args:
         operations_only: Whether the trace records operations and nothing between them; None to
@@ -169,7 +169,7 @@ class ActivityBuilder:
         parts = []
         for lane, spans in self._on_lane.items():
             code = waits.lanes.index(lane) if lane in waits.lanes else NULL
-            # No lane is a lane, too; one on which nobody waits is none of the codes.
+            # Events without a lane count as one lane; a lane without waits has no code.
             waiting = waits.lane == (code if lane is None or code != NULL else len(waits.lanes))
             blocked = union(waits.start[waiting], waits.end[waiting])
             parts.append(subtract(spans.spans(), blocked))
@@ -177,7 +177,7 @@ class ActivityBuilder:
 
 
 def measure_activity(columns: Columns, messages: Messages, waits: Waits) -> Activity:
-    """Finds a rank's activity in its events, all at once."""
+    """Determines a rank's activity from all its events at once."""
     builder = ActivityBuilder()
     builder.add(columns)
     return builder.finish(messages, waits)

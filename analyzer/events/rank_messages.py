@@ -19,10 +19,10 @@ class Messages:
 
     Attributes:
         start: When each entered the communication library or began to execute, ns.
-        end: When it completed; `NULL_NS` for an open one, and where nobody knows when.
+        end: When it completed; `NULL_NS` if it is open or the time is unknown.
         unfinished: Whether it had not completed when last seen.
         failed: Whether it ended with an error.
-        enqueue: When the host handed it over; its start where that is not known.
+        enqueue: When the host enqueued it; its start if that is unknown.
         id: Its number in the rank.
         op: Index into `ops`.
         ops: Names of operations.
@@ -35,9 +35,9 @@ class Messages:
         out_bytes: Output bytes.
         wire_bytes: Bytes put on the network, where known.
         step: The step in whose window it starts.
-        in_flight: Whether it counts as communication: where some messages are seen to execute
-            on a device's streams, only those do.
-        tensor_count: How many tensors each carries.
+        in_flight: Whether it counts as communication: if some messages execute on a device's
+            streams, only these count.
+        tensor_count: Number of tensors that each carries.
         tensors: Ids of the tensors of all messages, in order.
     """
 
@@ -125,12 +125,12 @@ class Waits:
 
     Attributes:
         start: When it blocks.
-        end: When it goes on. Of DistributedDataParallel's wait inside of backward, which is
-            recorded up to the return of backward: when the last message that was enqueued in
-            this backward completed.
+        end: When it continues. DistributedDataParallel's wait inside backward is recorded up to the
+            return of backward; its end is the completion of the last message enqueued in this
+            backward.
         message: Index of the message waited for in the rank's `Messages`; `NULL` if unknown.
-            Where the wait does not name it: of those enqueued in this backward, or within the
-            wait, the last to complete; else the last to complete within the wait.
+            If the wait does not name it: the last to complete of the messages enqueued in this
+            backward or within the wait; otherwise the last to complete within the wait.
         lane: Index of the thread's lane in `lanes`.
         lanes: Names of lanes.
     """
@@ -157,7 +157,7 @@ def read_waits(columns: Columns, messages: Messages) -> Waits:
         backward = named[columns.name[rows[unknown]]]
         since = np.where(backward, _backward_starts(columns, start[unknown]), start[unknown])
         message[unknown] = _last_enqueued(messages, since, end[unknown])
-        # Of messages that were handed over before the wait, it is for the last to complete in it.
+        # The wait is for the last to complete of the messages enqueued before it.
         none = np.flatnonzero((message[unknown] == NULL) & ~backward)
         message[unknown[none]] = _last_ended(messages, start[unknown[none]], end[unknown[none]])
         ends = np.append(messages.end, NULL_NS)[message[unknown]]

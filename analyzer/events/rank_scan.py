@@ -35,7 +35,7 @@ class RankScan:
 
     Attributes:
         rank: Its rank.
-        events: How many events it has.
+        events: Number of events.
         damaged: Rows whose times cannot be real.
         backwards: Rows that ended before they started.
         first: Earliest start of any event, ns; 0 without events.
@@ -52,8 +52,8 @@ class RankScan:
         gradient_time: When gradients became ready, ascending, ns.
         gradient_tensor: Ids of their tensors.
         gradient_step: Their steps.
-        timeline: Its timeline, in a trace of few ranks: the critical path is then likely to
-            visit them all, and their events are at hand now.
+        timeline: Its timeline, in a trace of few ranks: the critical path then probably visits all
+            ranks, and their events have just been read.
     """
 
     rank: int

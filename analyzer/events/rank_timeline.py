@@ -149,9 +149,9 @@ _NO_WORK: Final = Work(
 class TimelineBuilder:
     """Builds a rank's timeline from its events, which are added in parts.
 
-    The events of the leading thread nest, so what lies before the end of a step can be cut
-    into segments as soon as the step is recorded, and let go. That holds as long as nothing
-    that began earlier is recorded later; where it does not, `finish` says so.
+    The events of the leading thread nest, so time before the end of a step can be divided into
+    segments and released as soon as the step is recorded. This requires that no earlier event is
+    recorded later; otherwise `finish` returns None.
     """
 
     def __init__(self) -> None:
@@ -197,8 +197,8 @@ class TimelineBuilder:
             activity: The activity of the rank.
 
         Returns:
-            The timeline; None where it cannot be told from events that came some at a time:
-            then all have to come at once.
+            The timeline; None if it cannot be derived from events in parts, but only from all
+            events at once.
         """
         if self._late or self._lane != self._leading():
             return None
@@ -256,7 +256,7 @@ class TimelineBuilder:
             self._pending = [pending]
 
     def _cut(self, work: Work) -> None:
-        """Divides time into segments, up to where no event is open any more."""
+        """Divides time into segments, up to the last instant without an open event."""
         found = _nested(work)
         former = self._found[0].values()
         # If an event ends where the next one starts, there is no hole between them.

@@ -1,7 +1,7 @@
-"""The same calls found in the records of several ranks, where no number names them.
+"""Aligns the calls of several ranks that have no sequence numbers.
 
 Each rank lists its calls in order: what was called (a token: operation and size), when the
-call ended, its step. Records agree but for calls that are missing, extra or different on some
+call ended, its step. Records agree except for calls that are missing, extra or different on some
 rank. Two records are aligned in two ways, and the one that finds more calls is taken:
 
 - by time (`time_alignment`): a collective ends on all its ranks at about the same moment, so
@@ -24,12 +24,14 @@ import numpy as np
 from ddltrace.analyzer.events.time_alignment import Calls, IntArray, match_by_time
 
 _GRAMS: Final = (8, 3, 1)
-"""Records agree again where so many calls in a row do; fewer count where more are not found."""
+"""Number of equal consecutive calls after which records agree again; fewer suffice if no longer run
+is found."""
 
 _FIRST_REACH: Final = 64
 _FIRST_BLOCK: Final = 256
 _MAX_MISFIT: Final = 0.2
-"""Above, ends do not coincide: times are believed only if they find no fewer calls than tokens."""
+"""Above this misfit, ends do not coincide: the alignment by time is used only if it finds no fewer
+calls than that by tokens."""
 
 _SAME_INPUT: Final = ("all_reduce", "reduce", "reduce_scatter", "send")
 _SAME_OUTPUT: Final = ("all_gather", "recv")
@@ -37,7 +39,7 @@ _SAME_LARGER: Final = ("broadcast",)
 """Operations whose input, output, or larger of the two has the same size on every rank."""
 
 _FEW: Final = 0.1
-"""Sizes are not looked at for an operation that lacks more of them than this on some rank."""
+"""Sizes of an operation are ignored if a larger share of them is missing on some rank."""
 
 _PRIME: Final = np.uint64(0x9E3779B97F4A7C15)
 
@@ -70,7 +72,7 @@ def common_numbers(ranks: Sequence[Calls]) -> list[IntArray]:
         count += len(new)
         ids.append(mine)
         if len(new):
-            before = np.searchsorted(right, new)  # how many calls of both stand before each
+            before = np.searchsorted(right, new)  # number of calls of both before each
             place = np.append(left, len(known))[before]
             offsets = np.append(known.time[left] - calls.time[right], 0)
             time = calls.time[new] + offsets[np.maximum(before - 1, 0)]

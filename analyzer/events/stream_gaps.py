@@ -28,7 +28,7 @@ LAUNCHES: Final = frozenset(
         "hipMemcpyWithStream",
     }
 )
-"""The calls that HTA counts as launches when it looks at queues."""
+"""The calls that HTA counts as launches in its queues."""
 
 KERNEL_WAIT_US: Final = 30
 

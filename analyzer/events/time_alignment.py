@@ -1,8 +1,8 @@
-"""The same calls found in the records of two ranks by when they ended.
+"""Aligns the calls of two ranks by the times at which they ended.
 
-A collective ends on all its ranks at about the same moment, so under the right offset between
-the two clocks nearly every call of one rank has one of the other's beside it. The offset is
-searched for where the records begin, and followed from there: clocks drift, slowly.
+A collective ends on all its ranks at about the same moment, so under the right offset between the
+two clocks, nearly every call of one rank coincides with a call of the other. The offset is searched
+for at the start of the records and then tracked, because clocks drift slowly.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ FloatArray = npt.NDArray[np.float64]
 
 _CHUNK: Final = 256
 _FAR: Final = 4096
-"""The first calls of one record are looked for among so many of the other's."""
+"""Number of calls of the other record among which the first calls of one record are searched."""
 
 _CANDIDATES: Final = 48
 _TIED: Final = 0.95
-"""Offsets that fit nearly as well as the best are told apart by the whole records."""
+"""Offsets that fit nearly as well as the best are compared over the whole records."""
 
 _MAX_TIED: Final = 3
 _FOLLOWED: Final = 100_000
-"""Calls that are compared to tell offsets apart that fit nearly as well as the best."""
+"""Number of calls over which offsets are compared that fit nearly as well as the best."""
 
 _FIRST: Final = 16
 _AS_GOOD: Final = 1.5
@@ -60,10 +60,10 @@ def match_by_time(left: Calls, right: Calls, likely: tuple[IntArray, IntArray]) 
 
     Args:
         left, right: The calls of each.
-        likely: Calls that may be the same, by their indices: their times tell of offsets to try.
+        likely: Indices of calls that may be the same; their times provide offsets to try.
 
     Returns:
-        What was found; None if times tell nothing.
+        The match; None if the times do not determine one.
     """
     if min(len(left), len(right)) < 2:
         return None

@@ -1,4 +1,4 @@
-"""What a click on an event shows: its message, its tensors."""
+"""Details of an event for trace viewers: its message and its tensors."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def _gradients(table: pa.Table) -> list[tuple[int, int]]:
         place = np.searchsorted(message_times, times, side="left")
         following = np.append(times[1:], np.iinfo(np.int64).max)
         for row, index, until in zip(rows, place, following, strict=True):
-            # A message behind the next gradient of the tensor belongs to that one.
+            # A message after the next gradient of the tensor belongs to that gradient.
             if index < len(message_rows) and message_times[index] < until:
                 found.append((int(row), int(message_rows[index])))
     return found

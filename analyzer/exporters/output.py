@@ -14,14 +14,14 @@ from ddltrace.tracer.errors import UsageError
 
 @contextmanager
 def replacing(path: Path, *, force: bool) -> Iterator[Path]:
-    """Gives a temporary path beside `path`, and moves the file there when all went well.
+    """Yields a temporary path beside `path`, and moves the file to `path` on success.
 
     Args:
-        path: Where the file goes.
-        force: Whether a file that stands there may be replaced.
+        path: Path of the file.
+        force: Whether an existing file may be replaced.
 
     Raises:
-        UsageError: Something stands there and must not be replaced, or nothing can be written.
+        UsageError: The path exists and must not be replaced, or cannot be written.
     """
     if path.is_dir():
         raise UsageError(f"{path} is a directory: name a file with -o")
@@ -42,14 +42,14 @@ def replacing(path: Path, *, force: bool) -> Iterator[Path]:
 
 @contextmanager
 def replacing_folder(path: Path, *, force: bool) -> Iterator[Path]:
-    """Gives a temporary folder beside `path`, and moves its files to `path` at the end.
+    """Yields a temporary folder beside `path`, and moves its files to `path` at the end.
 
     Args:
-        path: The folder to make.
+        path: The folder to create.
         force: Whether files of the same names in a folder that exists may be replaced.
 
     Raises:
-        UsageError: The folder holds something and `force` is not set, or it cannot be written.
+        UsageError: The folder is not empty and `force` is not set, or it cannot be written.
     """
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file: name a folder with -o")

@@ -1,4 +1,4 @@
-"""Flat tables: Parquet for programs, CSV for everything else."""
+"""Exports flat tables as Parquet and CSV."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
 
 _BATCH: Final = 1 << 18
-# Spreadsheets run text that begins so as a formula, and names come from strangers.
+# Spreadsheets evaluate text with these prefixes as a formula, and names are untrusted.
 _FORMULA: Final = r"^([=+\-@\t\r])"
 
 _PARQUET_SCHEMA: Final = pa.schema(
@@ -42,7 +42,7 @@ _CSV_SCHEMA: Final = pa.schema(
 
 
 def write_parquet(trace: Trace, path: Path) -> int:
-    """Writes all ranks' events into one Parquet file, a column more: the rank.
+    """Writes all ranks' events into one Parquet file, with the rank as an additional column.
 
     Returns:
         The number of events written.

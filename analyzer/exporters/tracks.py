@@ -1,4 +1,4 @@
-"""Which row of the picture each event is drawn in: intervals of one row must nest."""
+"""Assigns events to the rows of a trace viewer; intervals of one row must nest."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _FIRST_LANES: Final = ("main", "thread", "comm", "stream")
 
 @dataclass(frozen=True)
 class Track:
-    """One row: a lane, or one of several that a lane with overlapping intervals needs.
+    """One row: a lane, or one of the rows of a lane with overlapping intervals.
 
     Attributes:
-        name: What is shown.
+        name: The displayed name.
         rows: Rows of the table, by start, outer intervals before those inside.
     """
 

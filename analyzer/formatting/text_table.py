@@ -57,13 +57,13 @@ def aligned(
     keep: Kept = "end",
     widths: Sequence[int] | None = None,
 ) -> list[str]:
-    """Sets columns under each other: the first one to the left, the others to the right.
+    """Aligns columns: the first one to the left, the others to the right.
 
     Args:
         rows: Cells, all of them safe to print.
         width: Characters that a line may take; the first column gives way.
-        keep: What is left of a text in it that is too long.
-        widths: Width of each column, where not these rows alone decide it.
+        keep: Which part of a text in the first column is kept if it is too long.
+        widths: Width of each column, if it does not follow from these rows alone.
     """
     if widths is None:
         widths = [max(map(columns_of, column)) for column in zip(*rows, strict=True)]
@@ -76,13 +76,13 @@ def aligned(
         line = [first + " " * (widths[0] - columns_of(first))]
         line += [" " * (w - columns_of(c)) + c for c, w in zip(row[1:], widths[1:], strict=True)]
         whole = _GAP.join(line).rstrip()
-        # Only numbers far beyond a table's come to this: say that they go on.
+        # Only very long numbers are cut here: mark them.
         lines.append(whole if columns_of(whole) <= width else whole[: width - 1] + _ELLIPSIS)
     return lines
 
 
 def columns_of(text: str) -> int:
-    """How many columns of a terminal a text takes: wide characters take two, marks none."""
+    """Number of terminal columns of a text: wide characters take two, combining marks none."""
     return sum(
         0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
         for c in text
@@ -90,7 +90,7 @@ def columns_of(text: str) -> int:
 
 
 def shorten(text: str, width: int, keep: Kept = "end") -> str:
-    """A text cut to a width; of a parameter's name the end tells most."""
+    """Shortens a text to a width; by default its end is kept, which identifies parameters."""
     if columns_of(text) <= width:
         return text
     while columns_of(text) > width - 1:

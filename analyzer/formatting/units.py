@@ -1,4 +1,4 @@
-"""Numbers and names as people read them, for every report."""
+"""Formats numbers and names for reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import unicodedata
 from typing import Final
 
 NOT_KNOWN: Final = "\N{EN DASH}"
-"""What stands where the trace has no value."""
+"""Text for a missing value."""
 
 _TIME_UNITS: Final = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
 _BYTE_UNITS: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -57,10 +57,10 @@ def bandwidth_text(gbps: float | None) -> str:
 
 
 def printable(name: object) -> str:
-    r"""A name from a trace with nothing in it that acts: ``\x1b`` is written out.
+    r"""A name from a trace with all control sequences escaped: ``\x1b`` is written out.
 
-    Control characters, marks that turn the direction of text, and whatever else has no shape
-    are escaped as Python would write them; the length is bounded.
+    Control characters, marks that change the direction of text, and other invisible characters are
+    escaped as in Python literals; the length is bounded.
     """
     text = str(name)
     if len(text) > _MAX_NAME:

@@ -1,4 +1,4 @@
-"""Bytes of a file that may be compressed, block by block."""
+"""Reads a file that may be compressed, block by block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddltrace.tracer.errors import TraceError
 
 BLOCK_BYTES: Final = 1 << 17
 _COMPRESSED_BYTES: Final = 1 << 14
-"""Read at a time of a compressed file: what is left of it after each block is copied."""
+"""Bytes of a compressed file that are read at a time."""
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _GZIP_WBITS: Final = 31
@@ -22,11 +22,11 @@ _GZIP_WBITS: Final = 31
 class Blocks:
     """Iterates over a file's content, decompressed where it begins like a gzip file.
 
-    A compressed file that was cut or damaged yields what stands before the damage.
+    A truncated or damaged compressed file yields the content before the damage.
 
     Attributes:
         damage: After the iteration: why the content is incomplete; None if it is complete.
-        read_bytes: How much content the iteration has given so far.
+        read_bytes: Bytes of content that the iteration has yielded so far.
     """
 
     def __init__(self, path: Path, block_bytes: int = BLOCK_BYTES) -> None:

@@ -1,4 +1,4 @@
-"""Names of communication in other tools' words: operations, element types, groups."""
+"""Translates other tools' names of operations, element types and groups."""
 
 from __future__ import annotations
 
@@ -66,14 +66,15 @@ _DTYPES: Final = {
 
 MAX_COUNT: Final = 1 << 62
 _MAX_DIMENSIONS: Final = 64
-"""PyTorch's tensors have no more."""
+"""Maximum number of elements of a PyTorch tensor."""
 
 
 def public_op(name: str) -> str | None:
-    """The name in ``torch.distributed`` of an operation, however a library spells it.
+    """The name in ``torch.distributed`` of an operation in another library's spelling.
 
     Args:
-        name: Such as ``nccl:all_reduce``, ``_allgather_base_``, ``AllReduce``, or a kernel's.
+        name: A name such as ``nccl:all_reduce``, ``_allgather_base_``, ``AllReduce``, or that of a
+            kernel.
 
     Returns:
         One of `OPS`, or ``send_recv`` for a kernel that may be several of them; None if the
@@ -102,7 +103,7 @@ def element_type(name: Any) -> tuple[str | None, int | None]:
 
 
 def count(value: Any) -> int | None:
-    """A count or a number of bytes; None if the value is no such thing."""
+    """A count or a number of bytes; None for any other value."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
         value = int(value)
     if isinstance(value, float) and value.is_integer():
@@ -144,7 +145,7 @@ def _product(lengths: Sequence[Any]) -> int | None:
 
 
 def members(value: Any) -> tuple[int, ...]:
-    """Global ranks of a group from a list or its text; empty if it does not tell them all."""
+    """Global ranks of a group from a list or its text; empty if it is incomplete."""
     if isinstance(value, str):
         if not re.fullmatch(r"\s*\[?\s*\d{1,9}(\s*,\s*\d{1,9})*\s*\]?\s*", value):
             return ()

@@ -1,12 +1,12 @@
 """Dumps of PyTorch's Flight Recorder: the last collectives of each rank, often after a hang.
 
-The recorder notes when a collective was issued. When it completed it notes only if its
-watchdog saw it, and then with the watchdog's coarse clock; what a dump does not tell stays
-open here.
+The recorder stores when a collective was issued. It stores the completion only if its watchdog
+observed it, with the coarse clock of the watchdog. Collectives without a completion in the dump
+stay open.
 
 Operations that were issued as one (``batch_isend_irecv``, coalesced collectives) have an entry
-each, and behind them one whose name ends in ``coalesced``. All carry the same number, and only
-the last one is ever completed: it speaks for all of them.
+each, and behind them one whose name ends in ``coalesced``. All have the same number, and only the
+last one is ever completed, so its completion counts for all.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ _JSON_MARKS: Final = re.compile(
 _PAIR: Final = re.compile(r"\b\d+\s*(?:->|<-)\s*(\d+)")
 _TOGETHER: Final = "coalesced"
 _ENTRY_BYTES: Final = 64
-"""Every entry takes more in a dump, unless one object is repeated."""
+"""Minimum size of an entry in a dump, unless one object is repeated."""
 
 _ROW_BYTES: Final = 800
-"""Memory of the row that is made of an entry."""
+"""Memory of the row of an entry."""
 
 _FREE_ITEMS: Final = 1 << 16
-"""So many entries, and items of lists, may stand in a dump of any size."""
+"""Number of entries, and of list items, that a dump of any size may contain."""
 
 _SIDES: Final = ("input", "output")
 _LISTS: Final = ("sizes", "dtypes")
 
 
 def recognizes(head: bytes) -> bool:
-    """Whether a file that begins so may be a dump: a pickle, or the recorder's JSON."""
+    """Whether a file with this head may be a dump: a pickle, or the recorder's JSON."""
     if head.startswith(plain_pickle.MAGIC):
         return b"entries" in head or b"pg_config" in head or b"version" in head
     return head.lstrip().startswith(b"{") and _JSON_MARKS.search(head) is not None
@@ -139,7 +139,7 @@ def _load_json(path: Path) -> Any:
 
 
 def _check_repeats(path: Path, dump: dict[str, Any]) -> None:
-    """Checks that a dump holds no more than its file has room for.
+    """Checks that the number of entries and items of a dump is plausible for the size of its file.
 
     A pickle can name one object any number of times, in two bytes each. What is read of a dump
     is linear in its file only if that is bounded.
@@ -315,7 +315,7 @@ def _groups(known: dict[str, GroupInfo], rows: list[Row]) -> list[GroupInfo]:
 
 
 def _note_status(dump: dict[str, Any], rank: int, run: RunInfo) -> None:
-    """Keeps what the recorder says of each group: on a hang, ranks differ in it."""
+    """Keeps the recorder's status of each group, in which ranks differ in a hang."""
     status = dump.get("pg_status")
     if not isinstance(status, dict):
         return

@@ -1,4 +1,4 @@
-"""The formats that can be imported: which one a file is of, and its reader."""
+"""Determines the format of a file, and reads it with the reader of that format."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class _Format(NamedTuple):
     read: Callable[[Sequence[Path]], ImportedTrace]
 
 
-# In the order in which they are tried. Kineto's marks stand at the beginning of a file, where they
-# are found at once; to a reader that knows no better, its files and Horovod's are Chrome traces.
+# In the order in which they are tried. Files of Kineto and Horovod are valid Chrome traces, so the
+# more specific formats come first.
 _FORMATS: Final = tuple(
     _Format(module.NAME, module.recognizes, module.read)
     for module in (
@@ -55,7 +55,7 @@ def read(path: Path) -> ImportedTrace:
         path: A file or a folder.
 
     Returns:
-        The trace. Its `notes` tell what was left out or guessed.
+        The trace. Its `notes` list omissions and guesses.
 
     Raises:
         TraceError: There is nothing of a known format, or it is damaged beyond use.
@@ -78,7 +78,7 @@ def read(path: Path) -> ImportedTrace:
         trace.run.notes.append(
             f"{left_out} files of other formats in the folder are left out: read them one by one"
         )
-    # A trace file that is empty or unreadable must not go missing silently.
+    # An empty or unreadable trace file must be reported.
     suspects = [file.name for file in others if file.name.endswith((".json", ".json.gz"))]
     if suspects and path.is_dir():
         shown = suspects[0][:60]

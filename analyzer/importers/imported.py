@@ -1,4 +1,4 @@
-"""What a reader of a foreign format hands over: a run and one table of events per rank."""
+"""The result of a reader of another tool's format: a run and one table of events per rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 from ddltrace.tracer.trace.run_info import RunInfo
 
 MAX_TIME_NS: Final = 1 << 62
-"""Beyond this a time is damage; the room above lets times be added without overflow."""
+"""A larger time counts as damage; the limit allows sums of times without overflow."""
 
 
 @dataclass
@@ -18,7 +18,7 @@ class ImportedTrace:
     """A trace of another tool in this project's terms.
 
     Attributes:
-        run: What is known of the run; `source` names the format.
+        run: Metadata of the run; `source` names the format.
         tables: Segment name -> its events, a table of schema `EVENTS`.
     """
 

@@ -1,4 +1,4 @@
-"""Names from a foreign trace: made safe to store, and numbered."""
+"""Sanitizes and numbers the names in another tool's trace."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from itertools import islice
 from typing import Any, Final
 
 MAX_NAME: Final = 4096
-"""Longer names are cut: no kernel's name is that long, and each is shown somewhere."""
+"""Maximum length of a name; longer names are cut."""
 
 
 _MAX_BITS: Final = 256
-"""Python refuses to write integers of thousands of digits."""
+"""Larger integers are not converted to text, which Python refuses for thousands of digits."""
 
 
 class Codes(dict[Any, int]):
@@ -32,9 +32,9 @@ class Codes(dict[Any, int]):
 
 
 def clean(value: Any, limit: int = MAX_NAME) -> str:
-    """A name as it may be stored: valid Unicode of bounded length.
+    """Converts a value to a name that can be stored: valid Unicode of bounded length.
 
-    A list or a mapping is no name; its text could be far longer than the file that it is from.
+    A list or a mapping is not a name; its text could be far longer than the file.
     """
     if not isinstance(value, (str, float)) and (
         not isinstance(value, int) or value.bit_length() > _MAX_BITS

@@ -129,7 +129,7 @@ class _Found:
 
 
 def recognizes(head: bytes) -> bool:
-    """Whether a file that begins so is the Inspector's."""
+    """Whether a file with this head was written by the Inspector."""
     return _MARKS.search(head) is not None
 
 
@@ -177,7 +177,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
             world_size=world,
             pid=pid,
             host=host,
-            # When a record was written says nothing of when others' operations ran.
+            # The time of writing does not determine when other ranks' operations ran.
             clock_domain=f"host of rank {rank}" if guessed or not host else host,
             clock={} if guessed else {"monotonic_ns": first, "unix_ns": first, "samples": []},
             status="complete",
@@ -314,7 +314,7 @@ def _input_bytes(op: str, size: int | None, ranks: int) -> int | None:
 
 
 def _split_processes(operations: list[_Operation]) -> None:
-    """Tells the ranks of a process apart that has several places in one communicator."""
+    """Separates the ranks of a process that has several places in one communicator."""
     places: dict[tuple[Process, str], set[int]] = defaultdict(set)
     for each in operations:
         places[each.process, each.communicator].add(each.place)
@@ -405,7 +405,7 @@ class _Groups:
 
 
 def _time(microseconds: Any) -> int | None:
-    """Microseconds as nanoseconds; None if they are no time."""
+    """Converts microseconds to nanoseconds; None for an invalid time."""
     if isinstance(microseconds, bool) or not isinstance(microseconds, (int, float)):
         return None
     if not 0 <= microseconds < MAX_TIME_NS // 1000:

@@ -1,8 +1,8 @@
-"""Pickles of plain containers, read without ever running what they could ask for.
+"""Reads pickles of plain containers without executing code from them.
 
-A pickle is a program. Two walls stand against a hostile one: its opcodes are read beforehand,
-and any that could name a class or call something is refused, as is a program that builds more
-than the memory limit allows; and the unpickler that then runs can find no class at all.
+A pickle is a program. Two measures protect against a malicious one. First, all opcodes are checked:
+an opcode that could name a class or call a function is rejected, as is a program that exceeds the
+memory limit. Second, the unpickler cannot find any class.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _LONG_BINPUT: Final = ord("r")
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler that finds nothing."""
+    """An unpickler that rejects every class and function."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         raise pickle.UnpicklingError(f"it asks for {module_name[:60]}.{global_name[:60]}")
@@ -73,7 +73,7 @@ class _Unpickler(pickle.Unpickler):
 def load(path: Path) -> Any:
     """Reads a pickle of numbers, text, lists, tuples and dictionaries.
 
-    Containers may be shared and may hold themselves: whoever walks over them needs a bound.
+    Containers may be shared or contain themselves, so callers must bound their traversal.
 
     Raises:
         TraceError: It is too large, damaged, needs more memory than its limit, or holds or asks

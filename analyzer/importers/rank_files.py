@@ -1,4 +1,4 @@
-"""Which rank each file of a folder is of."""
+"""Determines the rank of each file of a folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _IN_NAME: Final = (
 
 
 def rank_in_name(name: str) -> int | None:
-    """The rank that a file's name tells; None if it tells none."""
+    """The rank in a file's name; None if there is none."""
     for pattern in _IN_NAME:
         if match := pattern.search(name):
             return int(match.group(1))
@@ -25,14 +25,14 @@ def rank_in_name(name: str) -> int | None:
 
 
 def assign_ranks(stated: Sequence[int | None], names: Sequence[str], notes: list[str]) -> list[int]:
-    """Gives every file its rank: what it states, else what its name tells, else its place.
+    """Assigns a rank to every file: the rank in its content, else in its name, else its position.
 
     Several files that state the same rank keep it: they may be parts of one recording.
 
     Args:
         stated: Per file the rank that its content states.
         names: The files' names.
-        notes: Receives what was guessed.
+        notes: Receives notes on guesses.
     """
     if all(rank is not None for rank in stated):
         return [rank for rank in stated if rank is not None]

@@ -1,4 +1,4 @@
-"""Events gathered one by one, for formats whose files are small."""
+"""Collects events one by one, for formats with small files."""
 
 from __future__ import annotations
 

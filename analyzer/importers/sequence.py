@@ -1,4 +1,4 @@
-"""Numbers for messages whose format does not number them, and a check of those that do.
+"""Numbers messages of formats without sequence numbers, and checks existing numbers.
 
 The same collective must carry the same (group, number) on all its ranks. Where a format has
 no numbers, the ranks' records of a group are aligned by operation, size, order and time
@@ -51,7 +51,7 @@ def number_messages(
     Args:
         tables: Segment name -> events.
         ranks: Segment name -> rank.
-        notes: Receives what was guessed and where ranks disagree.
+        notes: Receives notes on guesses and on disagreements between ranks.
 
     Returns:
         The tables with the columns ``seq`` and ``id`` filled.

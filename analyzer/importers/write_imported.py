@@ -1,4 +1,4 @@
-"""An imported trace as a trace directory."""
+"""Writes an imported trace as a trace directory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def save(trace: ImportedTrace, directory: Path, *, force: bool) -> None:
 
     Args:
         trace: The trace.
-        directory: Where it goes.
-        force: Whether a trace that stands there may be replaced.
+        directory: The directory to create.
+        force: Whether an existing trace may be replaced.
 
     Raises:
-        UsageError: Something stands there and must not be replaced.
+        UsageError: The directory exists and must not be replaced.
     """
     from importlib.metadata import version
 

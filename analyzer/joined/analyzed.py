@@ -1,4 +1,4 @@
-"""An analysis together with the intermediate results that it was computed from."""
+"""Holds an analysis together with its intermediate results."""
 
 from __future__ import annotations
 

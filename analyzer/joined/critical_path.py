@@ -65,8 +65,8 @@ class Path:
     """A critical path in the order of time: piece i ends where i + 1 starts.
 
     Attributes:
-        edge: Where pieces meet, ns: one more than there are pieces.
-        rank: Where each piece is.
+        edge: Bounds of the pieces, ns: one more than there are pieces.
+        rank: The rank of each piece.
         category: Code in `CATEGORY`.
         name: Index into `names`; `NULL` for none.
         message: Row in `Joined.messages`; `NULL` for none.
@@ -155,7 +155,7 @@ class Pieces:
 
 @dataclass
 class _Stretches:
-    """What walks collect: plain lists, because they go on one by one."""
+    """Stretches that walks collect, in plain lists, because they are appended one by one."""
 
     rank: list[int]
     start: list[int]
@@ -225,7 +225,7 @@ class PathFinder:
         return paths
 
     def _windows_at_once(self, windows: Sequence[Window]) -> int:
-        """So few that the pieces of their paths, one for each segment passed, stay few enough."""
+        """Number of windows whose pieces fit in memory at once."""
         if not windows:
             return 1
         segments = len(self._timeline(windows[0].last_rank).segments.time)
@@ -274,16 +274,16 @@ class PathFinder:
     def _through_queues(
         self, rank: int, now: int, start: int, found: _Stretches
     ) -> tuple[int, int]:
-        """Goes on back through the messages that were in the way of one.
+        """Continues the walk backward through the messages that occupied the queue of a message.
 
         Args:
             rank: The rank that came last to it.
             now: When.
             start: Where the path begins.
-            found: Takes the stretches.
+            found: Receives the stretches.
 
         Returns:
-            Where the walk goes on: the rank that came last to the first of them, and when.
+            Where the walk continues: the last rank to arrive at the first of them, and when.
         """
         while now > start:
             row = self._queues.starting(rank, now)

@@ -35,7 +35,7 @@ CAUSES: Final = (*ACTIVITIES, "transfer")
 """Activities in which lateness can begin; ``transfer`` is a message that took longer."""
 
 _HOPS: Final = 64
-"""So many messages back at most, a message that two ranks have in common is looked for."""
+"""Maximum number of messages that the search for a common message of two ranks goes back."""
 
 _TRANSFER: Final = len(ACTIVITIES)
 _WAITING: Final = len(CAUSES)
@@ -62,11 +62,11 @@ class Delays:
     Attributes:
         block: Index of the block.
         rank: The waiting rank.
-        cause_rank: For whom.
-        waiting: How long, ns.
-        start: When it begins.
-        since: When the rank that is waited for last had a message in common with the other.
-        came: When it came.
+        cause_rank: The rank that is waited for.
+        waiting: Duration, ns.
+        start: Start of the wait.
+        since: When the rank that is waited for last had a common message with the waiting rank.
+        came: When it arrived.
         excess: By how much longer it spent on each of `CAUSES`, ns, shape (waits, causes).
         direct: The part of each wait that is due to each of `CAUSES`, shape (waits, causes).
         propagated: The waiting of other ranks that follows from this wait, by cause, same shape.
@@ -298,8 +298,8 @@ class _Propagated:
     """The waiting of other ranks that is propagated to waits.
 
     Attributes:
-        received: By each wait, ns.
-        lost: Which of them could hand nothing on.
+        received: Waiting propagated to each wait, ns.
+        lost: Which waits could not propagate anything.
     """
 
     received: FloatArray

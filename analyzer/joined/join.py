@@ -108,7 +108,7 @@ class AllMessages:
         offsets: Rank -> row of its first message.
         ops: Names of operations.
         groups: Names of process groups.
-        members: Their global ranks; empty where the trace does not say.
+        members: Their global ranks; empty if unknown.
         group_size: How many ranks each group has: its members, or those seen in it.
         first_tensor: Id of the first of the tensors that each carries; `NULL` for none.
         is_p2p: Whether the message is a send or a receive.
@@ -145,7 +145,7 @@ class AllMessages:
     def is_collective(self) -> BoolArray:
         """Whether each message is part of a collective.
 
-        A remote call is neither that nor a send: its other side records nothing.
+        A remote call is neither a collective nor a send: its other side records nothing.
         """
         calls = [code for code, name in enumerate(self.ops) if name == "rpc"]
         return ~self.is_p2p & ~np.isin(self.op, calls)
@@ -163,7 +163,7 @@ class Joined:
         messages: The messages.
         collective: Index into `collectives`; `NULL` for sends and receives.
         partner: Row of the other side of a send or receive; `NULL` if there is none.
-        released: When nobody else had to be waited for any more, ns; `NULL_NS` if unknown.
+        released: When all required ranks had arrived, ns; `NULL_NS` if unknown.
         releaser: The rank that was waited for; itself if none was; `NULL` if unknown.
         collectives: One entry per collective.
         order: Rows of collectives, those of one collective side by side, by arrival.
@@ -206,7 +206,7 @@ def join(trace: Trace, messages: Mapping[int, Messages]) -> Joined:
     """Joins the messages of all ranks.
 
     Args:
-        trace: Tells the members of groups.
+        trace: Provides the members of groups.
         messages: Rank -> its messages.
     """
     everything = _concatenate(trace, messages)
@@ -282,7 +282,7 @@ def _recode(
 def _numbered(messages: AllMessages) -> tuple[IntArray, bool]:
     """Returns sequence numbers; if the trace has none, indices in the aligned records of the ranks.
 
-    Places are told from numbers by being negative: -2 for the first, -3 for the second.
+    Positions are negative, to distinguish them from numbers: -2 for the first, -3 for the second.
     """
     seq = messages.seq.astype(np.int64)
     rows = np.flatnonzero((seq == NULL) & messages.is_collective)

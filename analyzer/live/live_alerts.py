@@ -1,4 +1,4 @@
-"""Names the rank that is dead, or that the others wait for, in a running job."""
+"""Finds the rank of a running job that is dead or that other ranks wait for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SILENT_S: Final = 3.5
 
 @dataclass(frozen=True)
 class Signs:
-    """What is known of the processes besides their events.
+    """Observations of the processes besides their events.
 
     Attributes:
         ends: Segment -> the end of a process of this host that has ended.

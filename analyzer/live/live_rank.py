@@ -1,4 +1,4 @@
-"""What is known of one rank process of a running job, in bounded memory."""
+"""Tracks one rank process of a running job in bounded memory."""
 
 from __future__ import annotations
 

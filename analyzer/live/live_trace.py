@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ddltrace.tracer.launch.rank_ends import End
 
 _SHORTEST_PAUSE_S: Final = 0.4
-"""Time between two looks, however many pages ask."""
+"""Minimum time between two reads, independent of the number of pages."""
 
 _ROWS_IN_ALL: Final = 240_000
 _MIN_ROWS: Final = 4_000
@@ -130,7 +130,7 @@ class LiveTrace:
             watch.stop()
 
     def _follow(self, info: RankInfo) -> None:
-        """Reads what one process has written since the last look."""
+        """Reads the events that one process has written since the last read."""
         rank = self._ranks.get(info.segment)
         if rank is None:
             path = event_path(self._directory, info.segment)

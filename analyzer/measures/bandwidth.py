@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _MIN_SIZES: Final = 4
 _MIN_SPREAD: Final = 4
 _MAX_SIZES: Final = 500
-"""All pairs of sizes are compared: with more, the most frequent ones stand for all."""
+"""Maximum number of sizes, since all pairs are compared; only the most frequent ones are used."""
 
 _MAX_LINKS: Final = 256
 _MAX_OVERLAP: Final = 0.1
@@ -198,7 +198,7 @@ def _fit(
 
 
 def _tells(size: IntArray) -> bool:
-    """Whether sizes are many and far enough apart to tell latency from bandwidth."""
+    """Whether the sizes suffice to separate latency from bandwidth."""
     sizes = np.unique(size)
     return len(sizes) >= _MIN_SIZES and bool(sizes[-1] >= _MIN_SPREAD * sizes[0])
 

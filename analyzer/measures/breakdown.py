@@ -62,9 +62,9 @@ FIELDS: Final = (
     "idle_host_ns",
     "idle_unknown_ns",
 )
-"""What `measure_windows` gives; `update_alone_ns` is the part of compute without communication
-that the optimizer's phases on the host take, nothing where the device is seen; `host_ns` is what
-is none of compute, data, update, copies, blocked, unrecorded and, on a rank whose device is seen,
+"""Results of `measure_windows`. `update_alone_ns` is the optimizer's time on the host without
+communication, zero on a rank with recorded device work. `host_ns` is the time outside compute,
+data, update, copies, blocked and unrecorded times and, on a rank with recorded device work, outside
 communication."""
 
 
@@ -81,8 +81,8 @@ class RankSets:
         idle: The idle instants by cause.
         extra_copies: Copies while the rank neither computes nor communicates.
         update_alone: The optimizer computes on the host, without communication.
-        busy_host: The instants that count as nothing else of the host's.
-        joined: Whether the others' part of any message is known.
+        busy_host: Instants of other host code.
+        joined: Whether any message is joined with those of other ranks.
     """
 
     scan: RankScan
@@ -143,7 +143,7 @@ def measure_windows(sets: RankSets, start: IntArray, end: IntArray) -> dict[str,
     """Measures a rank in windows.
 
     Returns:
-        For each of `FIELDS`, one number per window; NaN where the trace cannot give it.
+        For each of `FIELDS`, one number per window; NaN if the trace does not contain it.
     """
     activity = sets.scan.activity
     unknown = np.full(len(start), np.nan)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddltrace.tracer.trace.run_info import RankInfo
 
 _AT_ONCE_NS: Final = 1_000_000_000
-"""Ranks that the same signal ends within this time were ended together, by somebody outside."""
+"""Ranks that are ended by the same signal within this time were ended from outside."""
 
 
 def find_failure(trace: Trace, hangs: Sequence[Hang], origin_ns: int) -> Failure | None:
@@ -27,12 +27,13 @@ def find_failure(trace: Trace, hangs: Sequence[Hang], origin_ns: int) -> Failure
 
     Args:
         trace: The job's.
-        hangs: What hung. A rank that gave up waiting ended first, too, but of another's fault.
+        hangs: Hanging collectives. A rank that gave up waiting may end first, although another rank
+            is the cause.
         origin_ns: Where the trace begins.
 
     Returns:
-        It, of the last attempt that failed; None if none did, all its ranks were ended together, or
-        the end of one of them was not seen.
+        The failure of the last attempt that failed; None if no attempt failed, if all its ranks
+        were ended together, or if the end of one rank was not observed.
     """
     attempts = sorted({info.attempt for info in trace.run.ranks}, reverse=True)
     for attempt in attempts:
@@ -69,7 +70,7 @@ def _first_to_fail(
         if signalled and ends[-1][0] - first_ns < _AT_ONCE_NS:
             return None
         if succeeded:
-            return None  # Ray, for one, ends its workers when they have done their work
+            return None  # Ray ends its workers after their work
     if any(rank in hang.entered for hang in hangs if hang.missing and has_lasted(hang)):
         return None
     later = [end_ns for end_ns, info in ends if end_ns > first_ns and info.rank != rank]

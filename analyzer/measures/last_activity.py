@@ -25,8 +25,8 @@ class LastActivity(NamedTuple):
     """The last activity of a rank.
 
     Attributes:
-        text: As the rest of a sentence about it.
-        recorded_ns: When the last was that it recorded, on rank 0's clock; None if nothing was.
+        text: The activity as the rest of a sentence about the rank.
+        recorded_ns: Time of its last event, on rank 0's clock; None without events.
     """
 
     text: str
@@ -39,8 +39,8 @@ def last_activity(trace: Trace, lifetimes: ProcessLifetimes, rank: int, at_ns: i
     Args:
         trace: The job's.
         lifetimes: The life spans of the trace's processes.
-        rank: One of which something was recorded.
-        at_ns: When it was the process that is meant, on rank 0's clock.
+        rank: A rank with events.
+        at_ns: A time at which the process in question ran, on rank 0's clock.
     """
     columns = _last_events(trace, rank, *lifetimes.of(rank, at_ns))
     rows = columns.rows(*_ACTIVITY_KINDS, "message")
@@ -48,7 +48,7 @@ def last_activity(trace: Trace, lifetimes: ProcessLifetimes, rank: int, at_ns: i
     row = None
     if len(rows):
         still_open = rows[columns.unfinished[rows]]
-        # The oldest that is open: what came after it in other streams waits behind it.
+        # The oldest open event: later ones in other streams wait for it.
         row = int(still_open[0] if len(still_open) else rows[np.argmax(latest[rows])])
     silence = _silence(trace, rank, latest)
     what = "did nothing that was recorded" if row is None else _event_text(columns, row)
@@ -74,8 +74,8 @@ def at_place(silence: Mapping[str, Any]) -> str:
 def _last_events(trace: Trace, rank: int, after_ns: int, until_ns: int | None) -> Columns:
     """Returns the events that determine a rank's last activity, searched window by window.
 
-    All its messages, what had not ended, and of each window what ended last; of those that began
-    within some time.
+    Reads all messages and open events, and the last event of each window, that began within some
+    time.
     """
     kept = [EVENTS.empty_table()]
     for table in trace.windows(rank):
@@ -92,7 +92,7 @@ def _last_events(trace: Trace, rank: int, after_ns: int, until_ns: int | None) -
 
 
 def _latest(columns: Columns) -> IntArray:
-    """Of each event, when it ended, or began if it has not."""
+    """For each event, its end, or its start if it has not ended."""
     return np.maximum(columns.end, columns.start)
 
 

@@ -1,4 +1,4 @@
-"""When the processes of ranks ended, and until when their activity is known."""
+"""Determines when the processes of ranks ended, and until when their activity is known."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
 
 _UNWRITTEN_NS: Final = 500_000_000
-"""What a process that is killed has recorded in this time before may not be written; usual is
-half of it."""
+"""Events of a killed process that are younger than this may not have been written; usually half of
+this time."""
 
 
 class ProcessLifetimes:
@@ -28,10 +28,11 @@ class ProcessLifetimes:
                 self._ends.setdefault(info.rank, []).append(trace.moment(info, info.ended_ns))
 
     def of(self, rank: int, at_ns: int) -> tuple[int, int | None]:
-        """The process that was a rank at a moment: when the one before it ended, and when it did.
+        """The process of a rank at a time: the end of the previous process, and its own end.
 
         Returns:
-            Both; the smallest integer and None where there is none, or nobody saw it.
+            Both times; the smallest integer and None, respectively, if there is none or it is
+            unknown.
         """
         ends = self._ends.get(rank, [])
         before = max((end for end in ends if end < at_ns), default=NULL_NS)
@@ -45,7 +46,7 @@ class KnownActivity:
         trace: The job's.
         scans: The scans of the trace's ranks.
         lifetimes: The life spans of the trace's processes.
-        now: When the job ended, if that is known.
+        now: When the job ended, if known.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class KnownActivity:
     ) -> None:
         self._lifetimes = lifetimes
         self._now = now
-        self._written: dict[int, int] = {}  # of ranks whose last process was killed
+        self._written: dict[int, int] = {}  # ranks whose last process was killed
         for info in trace.run.ranks:
             self._written.pop(info.rank, None)
             if info.status == "killed" and info.rank in scans:
@@ -67,7 +68,7 @@ class KnownActivity:
                 self._written[info.rank] = max(seen)
 
     def until(self, rank: int, at_ns: int) -> int | None:
-        """Returns until when the activity of a rank at a moment is known to have continued."""
+        """Returns until when the activity of a rank at a given time is known to have continued."""
         _, ended = self._lifetimes.of(rank, at_ns)
         written = self._written.get(rank)
         if written is None:
@@ -75,7 +76,7 @@ class KnownActivity:
         return written if ended is None else max(written, ended - _UNWRITTEN_NS)
 
     def may_have_come(self, ranks: Iterable[int], since_ns: int) -> bool:
-        """Whether the activity of one of the ranks after a moment is unknown."""
+        """Whether the activity of one of the ranks after a given time is unknown."""
         return any(
             self._written.get(rank, since_ns) < since_ns
             and self._lifetimes.of(rank, since_ns)[1] is None
@@ -86,14 +87,14 @@ class KnownActivity:
 def end_of_trace(trace: Trace, scans: Mapping[int, RankScan]) -> int | None:
     """Returns when the job ended, or now if it is running, on rank 0's clock; None if unknown.
 
-    If nobody saw it end: the last that was seen of it.
+    If the end was not observed, the time of the last event.
     """
     run = trace.run
     ended, host = run.ended_unix_ns, run.host
     if ended is None and run.status == "running":
         ended, host = time.time_ns(), platform.node()
     if ended is not None:
-        # Hosts' clocks on the wall differ: best is a rank where that one was read.
+        # Wall clocks of hosts differ: prefer a rank on the host whose clock was read.
         for info in sorted(run.ranks, key=lambda info: info.host != host):
             unix, monotonic = info.clock.get("unix_ns"), info.clock.get("monotonic_ns")
             if isinstance(unix, int) and isinstance(monotonic, int):

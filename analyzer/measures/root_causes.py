@@ -41,7 +41,7 @@ _SAME: Final = 0.05
 """Two values of a saving that differ by less of the larger one count as one."""
 
 _REPLAYED: Final = 16
-"""So many causes, those that cost most, are named and replayed."""
+"""Number of causes, the most expensive ones, that are named and replayed."""
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ class SavingsFinder:
                     Scenario({part.rank: union(start, end) if spans is None else spans})
                 )
         saved = self.saved(scenarios)
-        # Of waiting that nothing explains nobody knows what it depends on.
+        # The dependencies of unexplained waiting are unknown.
         return [
             part.us if part.category == "wait" else us
             for part, us in zip(parts, saved, strict=True)

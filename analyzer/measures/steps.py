@@ -42,10 +42,10 @@ class Steps:
         start: Earliest start on any rank, ns.
         end: Latest end on any rank, ns.
         last_rank: The rank with the latest end.
-        lead: How much that is after the end of the rank before it; 0 if it is alone.
-        ranks: How many ranks completed each.
+        lead: Difference to the second latest end; 0 with a single rank.
+        ranks: Number of ranks that completed each.
         steady: Whether the summary counts it.
-        rule: How that was decided.
+        rule: How steady steps were determined.
     """
 
     number: IntArray

@@ -30,7 +30,7 @@ _CAUSES: Final = {
 _MOST: Final = 0.8
 _SOMETIMES: Final = 0.5
 _OFTEN: Final = 0.65
-"""A rank that is last this often holds the others up, however many they are."""
+"""A rank that is last this often delays the others, independent of the number of ranks."""
 
 _MIN_SHARE: Final = 0.25
 """A cause must explain at least this part of the usual lateness to be named."""
@@ -131,7 +131,7 @@ def _late_steps(step: IntArray, lateness: IntArray) -> tuple[IntArray, npt.NDArr
     np.maximum.at(largest, which, lateness[inside])
     worst = np.argsort(-largest, kind="stable")
     held = np.cumsum(largest[worst])
-    # A hair less: of five equal steps the first four hold 80 %, whatever the rounding.
+    # Slightly less than 80 %, so that four of five equal steps suffice despite rounding.
     count = int(np.searchsorted(held, _MOST * held[-1] * (1 - 1e-9))) + 1 if len(held) else 0
     return number[worst[:count]], largest[worst[:count]]
 

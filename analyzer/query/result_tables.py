@@ -1,4 +1,4 @@
-"""An analysis as Arrow tables, for those who compute further: SQL, pandas, other tools.
+"""Provides an analysis as Arrow tables for SQL, pandas and other tools.
 
 Times with ``_ns`` are on rank 0's clock, as in `Trace.events`; durations carry ``_us``.
 """
@@ -36,8 +36,8 @@ from ddltrace.tracer.trace.schema import EVENTS
 class EventStream:
     """The events of all ranks, with a column ``rank`` before those of the schema.
 
-    Whoever takes Arrow streams can read it, as often as it likes: rank after rank, so that
-    never more than one is held for it, and of a trace too long for that not even one.
+    Any consumer of Arrow streams can read it repeatedly. Ranks are read one after the other, so
+    that at most one is in memory; a very long trace is read in parts.
     """
 
     schema: Final = pa.schema([pa.field("rank", pa.int32()), *EVENTS])
@@ -83,7 +83,8 @@ def counters_table(trace: Trace) -> pa.Table:
 
 
 def messages_table(analyzed: Analyzed) -> pa.Table:
-    """One row per message, joined: whom it waited for, how long, how long it was under way."""
+    """One row per message, joined across ranks, with the rank that it waited for, its wait and its
+    transfer."""
     joined = analyzed.joined
     messages = joined.messages
     wait, transfer = joined.wait_and_transfer()
@@ -262,10 +263,10 @@ OF_ANALYSIS: Final[dict[str, Callable[[Analyzed], pa.Table]]] = {
     "streams": streams_table,
     "copies": copies_table,
 }
-"""Name -> what makes the table of an analysis."""
+"""Name -> function that creates the table from an analysis."""
 
 OF_TRACE: Final[dict[str, Callable[[Trace], pa.Table]]] = {"counters": counters_table}
-"""Name -> what makes the table of a trace, without its analysis."""
+"""Name -> function that creates the table from a trace, without an analysis."""
 
 TABLES: Final = ("events", *OF_TRACE, *OF_ANALYSIS)
 """The tables that a statement can read."""

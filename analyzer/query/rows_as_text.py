@@ -20,7 +20,7 @@ _PLAN_COLUMNS: Final = ["explain_key", "explain_value"]
 
 
 def rows_as_text(table: pa.Table, form: str) -> Iterator[str]:
-    """Rows as text in which nothing acts on a terminal, some thousand rows at a time.
+    """Rows as text without terminal control sequences, some thousand rows at a time.
 
     Args:
         table: The rows, each column with a name of its own.
@@ -91,7 +91,7 @@ def _texts(row: Sequence[Any]) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: sums of integers come as decimals, and NaN is no JSON."""
+    """Converts a value to JSON: sums of integers are decimals, and JSON has no NaN."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, float) and not math.isfinite(value):

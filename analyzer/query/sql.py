@@ -1,4 +1,5 @@
-"""SQL over a trace: DuckDB on its Arrow tables, read-only, in memory, without files or network."""
+"""Runs SQL over a trace: DuckDB on its Arrow tables, read-only, in memory, without files or
+network."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ _SHUT_IN: Final[dict[str, str | bool | int | float | list[str]]] = {
 
 @dataclass(frozen=True)
 class QueryLimits:
-    """What a statement may use.
+    """Limits of a statement.
 
     Attributes:
         memory_bytes: Memory of DuckDB's operators, and of the rows that it returns. Nothing is
@@ -71,7 +72,7 @@ def run_query(trace: Trace, sql: str, limits: QueryLimits | None = None) -> pa.T
     limits = limits or QueryLimits()
     check_statement(sql)
     if _SHOW_TABLES.match(sql):
-        # DuckDB knows only of those that were made.
+        # DuckDB suggests only tables that were created.
         return pa.table({"name": strings(sorted(TABLES))})
     words = set(re.findall(r"\w+", sql.lower()))
     tables: dict[str, Any] = {"events": EventStream(trace)} if "events" in words else {}

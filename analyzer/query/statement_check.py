@@ -1,4 +1,4 @@
-"""Which statements a query may be: one SELECT, or the EXPLAIN of one."""
+"""Checks that a query is one SELECT, or the EXPLAIN of one."""
 
 from __future__ import annotations
 
@@ -72,6 +72,6 @@ def _is_one_query(statements: list[Any]) -> bool:
 
 
 def refusal(error: Exception, known: str = "") -> UsageError:
-    """What DuckDB says, and what could have been meant: by default the tables."""
+    """DuckDB's message with its suggestions, by default the names of the tables."""
     first = str(error).strip().splitlines()[0] if str(error).strip() else "no answer"
     return UsageError(f"{first:.200} ({known or 'tables: ' + ', '.join(TABLES)})")

@@ -107,7 +107,7 @@ def find_findings(
         path: Where the trace is, to compare another with it; None if it is in several places.
     """
     again = _again(analysis, path)
-    # What they save in a step is not known: they come last.
+    # Their savings are unknown, so they come last.
     resources = [replace(finding, command=again) for finding in resource_findings(analysis)]
     savings = analysis.savings
     if savings is None or not savings.step_us:

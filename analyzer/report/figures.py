@@ -19,7 +19,7 @@ from ddltrace.analyzer.formatting.units import bytes_text, printable, share_text
 from ddltrace.analyzer.model import CATEGORIES, Analysis, CollectiveRow, CostFit, RankRow, StepRow
 
 MAX_BARS: Final = 240
-"""More steps than this are shown as averages of neighbours: a bar needs some pixels."""
+"""Maximum number of bars; more steps are shown as averages of neighbours."""
 
 MAX_ROWS: Final = 14
 """Bars with a written name that one chart shows."""
@@ -36,7 +36,7 @@ _MAX_FITS: Final = 6
 _LINE_POINTS: Final = 64
 
 _STEP_NAMED: Final = {"tickprefix": "step ", "showtickprefix": "first"}
-"""Axis of steps: what stands over a bar's numbers is its label there, as on the first tick."""
+"""Axis of steps; a bar's hover label is its label on this axis."""
 
 _UPRIGHT_RANKS: Final = 24
 """From this many ranks on, bars stand upright and lose their names."""
@@ -118,7 +118,7 @@ def overlap_over_steps(analysis: Analysis) -> go.Figure | None:
         return None
     figure.update_layout(hovermode="x unified")
     figure.update_xaxes(title=_step_title(width), **_STEP_NAMED)
-    # Room above the lines for what marks the warm-up.
+    # Space above the lines for the warm-up mark.
     figure.update_yaxes(tickformat=".0%", range=[0, 1.16], nticks=6)
     _mark_warmup(figure, rows, times=False)
     return figure
@@ -316,7 +316,7 @@ def stragglers(analysis: Analysis) -> go.Figure | None:
     rows = sorted(rows, key=lambda row: row.lateness_us_total, reverse=True)[:MAX_ROWS]
     if not rows:
         return None
-    # A single row would leave the axis no room for its title.
+    # A single row would leave no space for the axis title.
     figure = base_figure(height=90 + _ROW_HEIGHT * max(len(rows), 2))
     figure.add_bar(
         x=_array([row.lateness_us_total for row in rows]) / _US_PER_MS,

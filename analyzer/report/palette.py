@@ -74,7 +74,7 @@ ROLES: Final[dict[Theme, dict[str, str]]] = {
         "unfinished": "#af1728",
         "kernel": "#3b7dc4",
         "copy": "#48a8cc",
-        # Things of one kind, told apart.
+        # Colors that distinguish items of one kind.
         "series-0": "#3b7dc4",
         "series-1": "#e08a3c",
         "series-2": "#2f9e8f",

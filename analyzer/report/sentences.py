@@ -139,7 +139,7 @@ def _standstill(standstill: Standstill) -> str:
     where: dict[str, list[int]] = {}
     for rank, text in standstill.doing.items():
         where.setdefault(printable(text).removeprefix("is "), []).append(rank)
-    # The odd one out is the one to look at.
+    # The rank that differs from the others comes first.
     places = sorted(where.items(), key=lambda item: (len(item[1]), item[1]))[:_SHOWN_ACTIVITIES]
     places_text = "; ".join(f"{ranks_text(tuple(ranks))} {text}" for text, ranks in places)
     waited = "" if standstill.waited_us is None else f" for {time_text(standstill.waited_us)}"
@@ -231,7 +231,7 @@ def _cause(analysis: Analysis) -> str:
 
 
 def _waiting(analysis: Analysis) -> str:
-    """Which rank the others wait for, and why; empty if none holds them up."""
+    """The rank that others wait for, and the reason; empty if there is none."""
     if analysis.waiting.is_point_to_point:
         began = _where_waiting_began(analysis)
         if began:
@@ -266,7 +266,7 @@ def _waiting(analysis: Analysis) -> str:
 
 
 def _where_waiting_began(analysis: Analysis) -> str:
-    """The root causes of waiting at sends and receives; empty where none is worth a word."""
+    """The root causes of waiting at sends and receives; empty if they are negligible."""
     mean = analysis.summary.step_us.mean
     whole = None if mean is None else mean * len(analysis.trace.ranks)
     if whole and analysis.waiting.total_us < _WAITING_WORTH_SAYING * whole:
@@ -283,7 +283,7 @@ def _where_waiting_began(analysis: Analysis) -> str:
 
 
 def _others(analysis: Analysis) -> str:
-    """What is said of ranks that hold others up where none is known to, and begins a sentence."""
+    """The start of a sentence for jobs without a rank that delays others."""
     known, world = len(analysis.trace.ranks), analysis.trace.world_size
     if known < world:
         return f"Of {world - known} of {world} ranks nothing was recorded; the"
@@ -301,7 +301,7 @@ def _advice(analysis: Analysis) -> str:
         if analysis.summary.step_us.p50 is None:
             return "To be told what to try, trace a job whose optimizer takes steps."
         return "Nothing stands out that is worth trying."
-    # That the model itself could be faster goes without saying, while anything else is left.
+    # A faster model is proposed only if nothing else is left.
     others = [f for f in analysis.findings if f.kind != "compute" and f.share >= _WORTH_SAYING]
     top = others[0] if others else analysis.findings[0]
     text = printable(top.advice)

@@ -101,4 +101,4 @@ KEYS: Final = (
     "steps",
     "warmup_steps",
 )
-"""What can be compared."""
+"""The numbers that can be compared."""

@@ -45,7 +45,7 @@ UNKNOWN: Final = "none"
 _LOST: Final = "lost rank 0"
 
 _READING_NS: Final = 1_000
-"""A clock of one host may be read this much apart on two of its processors."""
+"""Maximum difference of a host's clock between two of its processors."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class RankClock:
         offset_ns: Added to its times at `reference_ns`.
         drift: Change of the offset per nanosecond of its clock (1e-6 is 1 ppm).
         reference_ns: Time on its own clock at which `offset_ns` holds.
-        residual_ns: Bound on the error that is left; None where nothing is known of it.
+        residual_ns: Bound on the remaining error; None if it is unknown.
         method: How the offset was found.
-        fit: The offset where its course is no straight line.
+        fit: The offset over time if it is not a straight line.
     """
 
     rank: int
@@ -95,8 +95,7 @@ def align(
         run: The run, with each rank's clock domain and samples.
         read: Gives a process's events, on its own clock, some at a time; called only if there
             are several clocks. Without it, messages are not looked at.
-        generations: Segment name -> which life of the job the process belongs to; by default
-            its restart attempt.
+        generations: Segment name -> generation of the process, by default its restart attempt.
         notes: Receives a note on each clock whose messages contradict each other.
 
     Returns:
@@ -112,7 +111,7 @@ def align(
 
 
 def _in_place_of_rank_0(infos: Sequence[RankInfo]) -> dict[int, RankInfo]:
-    """Attempt -> who keeps the time if rank 0 left no trace."""
+    """Attempt -> the process that serves as reference if rank 0 left no trace."""
     if not any(info.clock.get("samples") for info in infos):
         lowest = min(info.rank for info in infos)
         return {info.attempt: info for info in reversed(infos) if info.rank == lowest}
@@ -190,7 +189,7 @@ class _Aligner:
                 self._domain[info.segment] += f" process {info.segment}"
 
     def _leader(self, info: RankInfo) -> RankInfo:
-        """Of the processes that share a clock, the one that exchanged most."""
+        """The process with most exchanges among those that share a clock."""
         sharing = [
             other
             for other in self._infos
@@ -375,7 +374,7 @@ def _continued(samples: Bounds, onward: RankClock) -> Bounds:
 
 
 def _wall_offset(info: RankInfo, zero: RankInfo) -> int | None:
-    """Offset from the wall clocks that both processes read at their start."""
+    """Offset derived from the wall clocks that both processes read at their start."""
     values = [
         clock.get(key) for clock in (info.clock, zero.clock) for key in ("unix_ns", "monotonic_ns")
     ]
@@ -386,7 +385,7 @@ def _wall_offset(info: RankInfo, zero: RankInfo) -> int | None:
 
 
 def worst_residual(clocks: Sequence[RankClock]) -> float | None:
-    """The largest residual of all ranks; None as soon as one is unknown."""
+    """The largest residual of all ranks; None if one is unknown."""
     residuals = [clock.residual_ns for clock in clocks]
     known = [value for value in residuals if value is not None]
     return max(known, default=0.0) if len(known) == len(residuals) else None

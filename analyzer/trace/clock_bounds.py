@@ -31,10 +31,10 @@ _TO_ROOT: Final = ("reduce", "gather")
 
 _KEY: Final = ["generation", "members", "group", "op", "seq", "source", "destination", "tag"]
 _MAX_SEGMENTS: Final = 16
-"""Processes of one clock that are read: they all say the same of it."""
+"""Maximum number of processes per clock that are read, since all of them give the same bounds."""
 
 _MAX_BOUNDS: Final = 2048
-"""Bounds of one side that are kept: the tightest of each stretch of time."""
+"""Maximum number of bounds of one side, the tightest one per period of time."""
 
 _MAX_KEYS: Final = 1 << 62
 
@@ -43,7 +43,7 @@ _ZERO: Final = scalar(0)
 _NOBODY: Final = scalar(-1)
 
 _DEVICE_SLACK_NS: Final = 50_000
-"""Ends seen on a device are brought onto the host's clock with an error of their own."""
+"""Error of the conversion of ends on a device to the host's clock."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ def message_times(
     Args:
         infos: The processes.
         read: Gives a process's events, on its own clock.
-        generations: Segment name -> which life of the job the process belongs to: numbers of
-            messages begin anew in each.
+        generations: Segment name -> generation of the process; message numbers restart in each
+            generation.
 
     Returns:
         Their messages; None if there are none.
@@ -230,7 +230,7 @@ def _messages(info: RankInfo, events: pa.Table, generation: int) -> pa.Table:
 
 
 def _complete(events: pa.Table) -> pa.ChunkedArray:
-    """Which events are messages that have ended well."""
+    """Which events are messages that completed successfully."""
     ended = pc.and_(pc.is_valid(events["seq"]), pc.is_valid(events["end_ns"]))
     kind, status = (pc.cast(events[name], pa.string()) for name in ("kind", "status"))
     good = pc.and_(_is_one_of(kind, ["message"]), _is_one_of(status, ["ok"]))

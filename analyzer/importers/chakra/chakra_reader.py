@@ -54,7 +54,7 @@ _JSON_MARKS: Final = re.compile(
 _ATTRIBUTES: Final = (
     *("is_cpu_op", "comm_type", "comm_size", "comm_src", "comm_dst", "comm_tag", "tensor_size"),
 )
-"""What a node of a workload graph tells besides its name, type, dependencies and duration."""
+"""Fields of a node of a workload graph besides name, type, dependencies and duration."""
 
 _OBJECT_BYTES: Final = 600
 """Memory of a JSON object of few entries."""
@@ -72,7 +72,8 @@ _JSON_TIMES: Final = 5
 _MAX_JSON: Final = 1 << 30
 _MAX_SPANS: Final = 1 << 22
 _DAY_NS: Final = 86_400 * 10**9
-"""A clock whose first time is later did not begin with the trace: a start of 0 is none."""
+"""If the first time is later, the clock did not begin with the trace, and a start of 0 means
+unknown."""
 
 _MAX_INT32: Final = (1 << 31) - 1
 
@@ -106,7 +107,7 @@ class _File:
 
 
 def recognizes(head: bytes) -> bool:
-    """Whether a file that begins so is an execution trace."""
+    """Whether a file with this head is an execution trace."""
     return _JSON_MARKS.search(head) is not None or begins_like_a_trace(head)
 
 
@@ -133,7 +134,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     for rank in sorted(ranks):
         file = files_of[rank]
         spans = _spans(file)
-        # A part of a phase is no phase: the metadata has the whole ones.
+        # Parts of a phase are not phases: the metadata contains the complete ones.
         rows = [node.row for node in file.nodes if node.row.kind != "phase"] + spans
         if not rows:
             continue
@@ -208,7 +209,7 @@ def _protobuf_messages(file: _File, blocks: Blocks) -> Iterator[Any]:
 
 
 def _json_messages(file: _File, blocks: Blocks) -> Iterator[Any]:
-    """The objects of a JSON file, which stand one behind the other."""
+    """The objects of a JSON file, which are concatenated."""
     json_format: Any = importlib.import_module("google.protobuf.json_format")
     content = bytearray()
     for block in blocks:
@@ -301,11 +302,11 @@ def _node(message: Any) -> _Node | None:
         _describe_message(row, message.type, values)
     else:
         on_host = values.get("is_cpu_op")
-        # Chakra's own feeder takes a node that does not say so for one of the device.
+        # Chakra's own feeder treats a node without this attribute as device work.
         if not on_host:
             row.kind = "kernel" if message.type == COMP else "copy"
         elif values.get("kind") in ("layer", "data", "phase"):
-            # As this project's exporter tells it.
+            # As this project's exporter writes it.
             row.kind = values["kind"]
         row.lane = _lane(values, on_host=bool(on_host))
         row.bytes = count(values.get("tensor_size")) if message.type != COMP else None
@@ -404,7 +405,7 @@ def _leave_out_unplaced(files: list[_File], notes: list[str]) -> None:
 
 
 def _lay_out(nodes: list[_Node]) -> list[_Node]:
-    """Starts each node when all that it depends on is over; nodes in circles are left out.
+    """Starts each node when all its dependencies have ended; nodes in cycles are left out.
 
     As in Chakra's feeder, data dependencies count. Control dependencies count where a file has no
     others.

@@ -1,4 +1,4 @@
-"""Chrome traces of any tool, those that ``ddltrace export`` writes among them."""
+"""Reads Chrome traces of any tool, including those of ``ddltrace export``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _GROUP: Final = "default"
 
 
 def recognizes(head: bytes) -> bool:
-    """Whether a file that begins so is a Chrome trace."""
+    """Whether a file with this head is a Chrome trace."""
     return head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[") and bool(_MARKS.search(head))
 
 
@@ -93,7 +93,7 @@ def _read_file(path: Path, notes: list[str]) -> Recording:
 
 
 def _ranks_of(recording: Recording) -> dict[Any, int]:
-    """Process -> rank, for processes whose name tells one."""
+    """Process -> rank, for processes whose name contains the rank."""
     return {
         pid: int(match.group(1))
         for pid, name in recording.processes.items()

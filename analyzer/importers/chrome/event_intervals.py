@@ -1,4 +1,4 @@
-"""Intervals of a Chrome trace, however it writes them: complete, begin and end, asynchronous."""
+"""Reads the intervals of a Chrome trace: complete, begin and end, and asynchronous events."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Interval:
 
 @dataclass
 class Recording:
-    """What a file tells: intervals, instants, names of processes and threads.
+    """Contents of a file: intervals, instants, names of processes and threads.
 
     Attributes:
-        epoch_ns: Unix time of the file's time 0, where it is told.
+        epoch_ns: Unix time of the file's time 0, if the file contains it.
         unmatched: Ends without a beginning.
         left_out: Events without a usable time.
     """

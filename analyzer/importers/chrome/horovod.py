@@ -41,17 +41,17 @@ _TICK: Final = re.compile(r"\d{1,6}\Z")
 _GROUP: Final = "horovod"
 _MAX_RANKS: Final = 1 << 16
 _RESHAPING: Final = frozenset({"all_gather", "all_to_all", "reduce_scatter"})
-"""Operations whose input is not told by the shape of their output."""
+"""Operations whose input size does not follow from the shape of their output."""
 
 
 def recognizes(head: bytes) -> bool:
-    """Whether a file that begins so is a Horovod timeline."""
+    """Whether a file with this head is a Horovod timeline."""
     return _MARKS.search(head) is not None
 
 
 @dataclass
 class _Operation:
-    """One operation on one tensor: who was ready when, and what was done."""
+    """One operation on one tensor: when each rank was ready, and the activities."""
 
     tensor: Any
     ready: dict[int, int] = field(default_factory=dict)
@@ -250,7 +250,7 @@ def _add_message(
 
 
 def _ready(together: list[_Operation]) -> dict[int, int]:
-    """When each rank that is known to have been ready was ready with all."""
+    """When each rank was ready with all tensors of a message, where that is known."""
     parts = [{0: _begin(operation), **operation.ready} for operation in together]
     ranks = set(parts[0]).intersection(*parts[1:])
     return {rank: max(part[rank] for part in parts) for rank in sorted(ranks)}
@@ -259,7 +259,7 @@ def _ready(together: list[_Operation]) -> dict[int, int]:
 def _add_activities(
     operation: _Operation, tensor: TensorInfo, rows: list[Row], epoch_ns: int
 ) -> None:
-    """Adds what rank 0 did for an operation."""
+    """Adds the activities of rank 0 for an operation."""
     for activity in operation.activities:
         rows.append(
             Row(

@@ -3,8 +3,8 @@
 Kineto, Horovod's timeline and many others write this format: an object with ``traceEvents``,
 or the bare list, which may lack its closing bracket. Files of gigabytes are common, so the
 list is cut between two events every few megabytes and each piece is decoded straight into
-typed objects. A cut in the wrong place cannot go unnoticed: the piece would not be balanced
-JSON and its decoding fails.
+typed objects. A cut in the wrong place is always detected, because the piece is then not balanced
+JSON and cannot be decoded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CHUNK_BYTES: Final = 1 << 18
 
 _LONG_EVENT_BYTES: Final = 4 << 20
 _MAX_PENDING_BYTES: Final = 256 << 20
-"""A single event, or what stands around the list of events, is never that large."""
+"""A larger event, or a larger head or tail of the file, is treated as damage."""
 
 _MAX_META_BYTES: Final = 8 << 20
 """As objects of Python, lists and mappings take up to thirty times their text."""
@@ -46,7 +46,7 @@ INTERVAL_BYTES: Final = 800
 """Memory of an event that becomes an `Interval`, its arguments and a row, all Python objects."""
 
 UNDECODABLE: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError)
-"""What decoding damaged JSON can raise."""
+"""Exceptions of decoding damaged JSON."""
 
 
 class Args(
@@ -69,7 +69,7 @@ class Args(
         "inputs": "Concrete Inputs",
     },
 ):
-    """What an event says of a message."""
+    """The arguments of an event that describe a message."""
 
     bytes: Any = None
     collective: Any = None
@@ -102,7 +102,7 @@ NO_ARGS: Final = Args()
 
 
 class Link(msgspec.Struct, gc=False, rename={"bandwidth": "memory bandwidth (GB/s)"}):
-    """What ties device work to its stream and to the call that launched it."""
+    """The arguments that link device work to its stream and to the call that launched it."""
 
     stream: int | str | None = None
     correlation: int | None = None
@@ -166,7 +166,7 @@ class Instant(_Named, gc=False, tag_field="ph", tag="i"):
 
 
 class MetadataArgs(msgspec.Struct, gc=False, rename={"epoch_us": _EPOCH}):
-    """What metadata tells: a name, or in Horovod's timelines when time 0 was."""
+    """Arguments of metadata: a name, or the Unix time of time 0 in Horovod's timelines."""
 
     name: Any = None
     epoch_us: Any = None
@@ -213,7 +213,7 @@ def args_of(raw: msgspec.Raw) -> Args:
 
 
 def links_of(raws: list[msgspec.Raw]) -> list[Link]:
-    """Decodes what ties events to others; nothing where it is damaged."""
+    """Decodes the arguments that link events; damaged arguments count as missing."""
     try:
         # All at once is quicker; each is whole, else the event around it were undecodable.
         texts = b",".join([raw or _NOTHING for raw in raws])

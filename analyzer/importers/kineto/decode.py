@@ -53,7 +53,7 @@ _MAX_NUMBER: Final = 1 << 62
 
 @dataclass
 class Decoded:
-    """All intervals of one file, as they stand in it.
+    """All intervals of one file, unchanged.
 
     Attributes:
         columns: Buffers of numbers. One for each row: `ts` and `dur` in microseconds (doubles);
@@ -159,7 +159,7 @@ class _Builder:
         )
 
     def add(self, events: list[Complete]) -> None:
-        """Takes over what is needed of a chunk; its objects can go."""
+        """Copies the needed values of a chunk, whose objects can then be released."""
         first = len(self.ts)
         self.ts.fromlist([event.ts for event in events])
         self.dur.fromlist([event.dur for event in events])

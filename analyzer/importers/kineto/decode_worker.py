@@ -1,6 +1,6 @@
-"""What a helper process does: reads the files that it is told to, and hands over what it found.
+"""The helper process of an import: reads requested files and returns their contents.
 
-Imports little itself, so that a helper is soon at work.
+Imports little, so that a helper starts quickly.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _ALIGNMENT: Final = 64
 
 
 def serve(module: str, function: str) -> None:
-    """A helper's life: reads the files that stdin names with a function, until stdin ends."""
-    # The one that started this process answers an interrupt.
+    """Reads the files named on stdin with a function, until stdin ends."""
+    # The parent process handles interrupts.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -1,8 +1,8 @@
-"""What a Kineto file says of each message: operation, group, bytes, peer.
+"""Describes the messages of a Kineto file: operation, group, bytes, peer.
 
-Newer files say it in the kernel's arguments. In older ones the kernel is joined, through the
-call that launched it, with the ``nccl:`` or ``record_param_comms`` span around that call.
-Without a GPU the ``gloo:`` spans are the messages, and the ``c10d::`` operators issued them.
+Newer files contain these values in the kernel's arguments. In older ones the kernel is joined,
+through the call that launched it, with the ``nccl:`` or ``record_param_comms`` span around that
+call. Without a GPU the ``gloo:`` spans are the messages, and the ``c10d::`` operators issued them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TAG_INPUT: Final = {"c10d::send": 3, "c10d::recv_": 3}
 
 @dataclass
 class Message:
-    """One message of a rank; None where the file does not say.
+    """One message of a rank; None for values that the file does not contain.
 
     `caused_by` is the row of the call that issued it.
     """
@@ -69,7 +69,7 @@ class Describer:
         self.groups = groups
         self._intervals = intervals
         self._backend = backend
-        # With a single group there is no doubt which one a message without a name is of.
+        # With a single group, messages without a group name belong to it.
         self._unnamed = next(iter(groups)) if len(groups) == 1 else DEFAULT_GROUP
 
     def kernels(self, rows: list[int], launched: list[int]) -> list[Message]:
@@ -194,12 +194,12 @@ class Describer:
         return name
 
     def _global_rank(self, group: str, rank: int) -> int:
-        """A rank of a group as a rank of the job; taken for one if members are not known."""
+        """Converts a rank of a group to a rank of the job; unchanged if the members are unknown."""
         known = self.groups.get(group)
         return known.ranks[rank] if known is not None and rank < len(known.ranks) else rank
 
     def _add_inputs(self, message: Message, issuer: int) -> None:
-        """Takes peer, root and tag from the inputs that the profiler wrote down."""
+        """Reads peer, root and tag from the inputs that the profiler recorded."""
         name = self._name(issuer)
         inputs = self._intervals.args[issuer].inputs
         place = _PEER_INPUT.get(name)

@@ -1,4 +1,4 @@
-"""GPU kernels that communicate, told by their names."""
+"""Recognizes GPU kernels that communicate by their names."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _SPEAKING: Final = (
 
 
 def is_message_kernel(name: str) -> bool:
-    """Whether a GPU kernel of that name is a communication library's."""
+    """Whether a GPU kernel of that name belongs to a known communication library."""
     return name.startswith(_LIBRARIES) or any(word in name for word in _INSIDE)
 
 
 def is_suspect_kernel(name: str) -> bool:
-    """Whether a kernel's name speaks of communication, but is of no library known here."""
+    """Whether a kernel's name suggests communication, but belongs to no known library."""
     plain = name.lower().replace("_", "")
     return any(word in plain for word in _SPEAKING) and not is_message_kernel(name)

@@ -1,4 +1,4 @@
-"""Kineto traces: what ``torch.profiler`` exports, one JSON file per rank."""
+"""Reads Kineto traces, the JSON files that ``torch.profiler`` exports, one per rank."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _MARKS: Final = re.compile(
     rb'|"cat"\s*:\s*"(?:cpu_op|kernel|cuda_runtime|user_annotation|Operator|Runtime|Kernel)"'
 )
 _EXPORTED: Final = re.compile(rb'\{"displayTimeUnit":"ns","otherData":\{"source":"ddltrace"')
-"""The begin of a file of ``ddltrace export``: it has Kineto's marks, but may hold many ranks."""
+"""The start of a file of ``ddltrace export``, which resembles Kineto's but may hold many ranks."""
 
 _STEP: Final = re.compile(r"ProfilerStep\s*#\s*(\d{1,9})$")
 _ENGINE: Final = re.compile(r"autograd::engine::evaluate_function")
@@ -59,18 +59,18 @@ _PHASE_MARKS: Final = {
 }
 _KINDS: Final = ("host", "kernel", "copy", "message", "step", "phase", "data", "marker")
 _SOME_TEXT: Final = 32 << 20
-"""From here on helpers pay that only decode: one starts in the time that 20 MB take."""
+"""Minimum size for helpers that only decode: starting one takes as long as decoding 20 MB."""
 _MUCH_TEXT: Final = 128 << 20
-"""From here on it pays to import in helpers what maps events, too: that takes as long as 60 MB."""
+"""Minimum size for helpers that also map events: their imports take as long as decoding 60 MB."""
 MAX_STEPS_AT_ONCE: Final = 8
-"""The time to analyze a step grows with its length: so the sum over all steps stays linear."""
+"""Limit of concurrent profiler steps, which keeps the cost of the analysis linear."""
 
 _MAX_LISTED: Final = 20
 _MAX_COUNTED: Final = 1 << 20
 
 
 def recognizes(head: bytes) -> bool:
-    """Whether a file that begins so is a Kineto trace."""
+    """Whether a file with this head is a Kineto trace."""
     return _MARKS.search(head) is not None and _EXPORTED.match(head) is None
 
 
@@ -137,19 +137,19 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
 
 
 def _read_files(paths: Sequence[Path]) -> list[RankFile]:
-    """Reads files with the help that is soonest done."""
+    """Reads files in this process or with helpers, whichever is faster."""
     if text_bytes(paths) < _MUCH_TEXT:
         return read_side_by_side(paths, decode_file, map_file, _SOME_TEXT)
     return read_side_by_side(paths, read_file, lambda _, file: file, _MUCH_TEXT)
 
 
 def read_file(path: Path) -> RankFile:
-    """Reads one file; what only all files together tell is still missing."""
+    """Reads one file; values that depend on all files are filled in later."""
     return map_file(path, decode_file(path))
 
 
 def map_file(path: Path, decoded: Decoded) -> RankFile:
-    """Turns what was decoded of a file into events."""
+    """Converts a decoded file to events."""
     intervals = intervals_of(decoded)
     meta = decoded.meta
     distributed = meta.get("distributedInfo")
@@ -241,7 +241,7 @@ def _join_windows(rank: int, files: list[RankFile], notes: list[str]) -> tuple[R
 
 
 def _complete_run(run: RunInfo, files: list[RankFile]) -> None:
-    """Fills in what only all ranks together tell."""
+    """Fills in the values that depend on all ranks."""
     world_size = max(*(info.world_size for info in run.ranks), run.ranks[-1].rank + 1)
     one_host = _on_one_host(files, world_size)
     for info in run.ranks:
@@ -295,7 +295,7 @@ def _on_one_host(files: list[RankFile], world_size: int) -> bool:
 
 
 def _complete_groups(info: RankInfo, world_size: int) -> None:
-    """Members of groups that can only be all ranks."""
+    """Fills in the members of groups that must contain all ranks."""
     info.groups = [
         GroupInfo(group.name, group.description, group.backend, tuple(range(world_size)))
         if not group.ranks and group.name == DEFAULT_GROUP
@@ -585,7 +585,7 @@ class _Mapper:
 
 
 def _most_at_once(start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> int:
-    """How many intervals there are at the time that has the most."""
+    """The maximum number of concurrent intervals."""
     if not len(start):
         return 0
     begun = np.arange(1, len(start) + 1)

@@ -1,4 +1,4 @@
-"""Several files read side by side: by this process, and by helper processes that it starts.
+"""Reads several files in parallel, in this process and in helper processes.
 
 Decoding JSON holds the interpreter lock, so threads would gain nothing. Helpers are plain
 subprocesses: those of multiprocessing run the caller's script again, which a script without a
@@ -41,7 +41,7 @@ _Result = TypeVar("_Result")
 
 
 class _HelperGoneError(Exception):
-    """A helper ended, or could not hand over its result."""
+    """A helper ended, or could not return its result."""
 
 
 def read_side_by_side(
@@ -50,13 +50,13 @@ def read_side_by_side(
     finish: Callable[[Path, _Read], _Result],
     worthwhile_bytes: int,
 ) -> list[_Result]:
-    """Reads files on the cores that this process may use; small ones here, in turn.
+    """Reads files on the available cores; small files are read in this process.
 
     Args:
         paths: The files.
         read: Reads one; a function of a module, so that a helper can find it.
-        finish: Makes the result of a file and of what was read of it, in this process.
-        worthwhile_bytes: Text from which on helpers are started.
+        finish: Creates the result from a file and its decoded content, in this process.
+        worthwhile_bytes: Minimum size of the text for which helpers are started.
 
     Returns:
         One result per file, in their order. A file whose helper died is read here.
@@ -83,7 +83,7 @@ def read_side_by_side(
         _Helpers(read, Path(folder), helpers) as others,
     ):
         asked = [others.ask(path) for path in paths]
-        # What no helper has begun, from the end; then what they read, as it comes.
+        # Files that no helper has started, from the end; then the results of the helpers.
         for number in reversed(range(len(paths))):
             if asked[number].cancel():
                 take(number, read)
@@ -100,7 +100,7 @@ def _answered(answer: Future[_Read], _: Path) -> _Read:
 
 
 def text_bytes(paths: Sequence[Path]) -> int:
-    """About how much text files hold, by their sizes."""
+    """Approximate size of the text in files, estimated from their sizes."""
     return sum(map(_text_bytes, paths))
 
 
@@ -121,16 +121,17 @@ class _Helpers:
         self._all: list[_Helper] = []
         self._closed = False
         self._of_thread = threading.local()
-        # A thread for each, which takes its first file when its helper is ready: until then this
-        # process reads on.
+        # One thread for each helper, which takes its first file when the helper is ready; until
+        # then, this process reads files.
         self._threads = ThreadPoolExecutor(count, initializer=self._start)
 
     def ask(self, path: Path) -> Future[Any]:
-        """What one of them will read of a file; fails with `_HelperGoneError` if that dies."""
+        """The future result of a file in one of the helpers; fails with `_HelperGoneError` if it
+        dies."""
         return self._threads.submit(self._read, path)
 
     def _start(self) -> None:
-        with suppress(OSError, _HelperGoneError):  # too little memory: it goes without
+        with suppress(OSError, _HelperGoneError):  # too little memory: continue without this helper
             self._of_thread.helper = helper = _Helper(self._folder, self._function)
             self._all.append(helper)
             if self._closed:
@@ -149,7 +150,7 @@ class _Helpers:
     def __exit__(self, *_: object) -> None:
         self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
-        # Whoever waits for a helper's answer waits until it is gone.
+        # Threads that wait for a helper's answer wait until the helper has ended.
         for helper in self._all:
             helper.kill()
         self._threads.shutdown()
