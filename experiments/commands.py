@@ -257,7 +257,7 @@ def run_command(
     )
     if command:
         _refuse_options_of_workloads()
-        check_own_command(command, on_hosts=of_hosts is not None)
+        check_own_command(command, cluster)
     else:
         info = WORKLOADS[workload]
         if info.needs_sklearn:

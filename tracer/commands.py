@@ -23,7 +23,6 @@ from ddltrace.tracer.launch.emulated_hosts import (
     check_options,
     host_options,
     on_hosts,
-    refuse_launcher,
 )
 from ddltrace.tracer.optional_packages import require_extra
 
@@ -149,7 +148,6 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     window = _step_range(op_steps)
     check_options(cluster)
     if cluster["hosts"] is not None:
-        refuse_launcher(command)
         command = tuple(on_hosts(cluster, command))
     plugin_options = {"strategy": strategy, "steps": steps}
     uses_plugin = strategy is not None or steps is not None

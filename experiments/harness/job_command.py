@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from ddltrace.experiments.harness.results import UNCHANGED
 from ddltrace.experiments.harness.run_plan import PlannedRun
@@ -14,7 +15,6 @@ from ddltrace.experiments.harness.settings import Settings
 from ddltrace.experiments.pacing.profile import PROFILE_FILE
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.launch.emulated_hosts import on_hosts as command_on_hosts
-from ddltrace.tracer.launch.emulated_hosts import refuse_launcher
 
 
 def job_command(planned: PlannedRun, settings: Settings, directory: Path) -> list[str]:
@@ -45,20 +45,19 @@ def job_command(planned: PlannedRun, settings: Settings, directory: Path) -> lis
     return [*record, "--", *_launch(settings, worker)]
 
 
-def check_own_command(command: Sequence[str], *, on_hosts: bool) -> None:
+def check_own_command(command: Sequence[str], cluster: Mapping[str, Any]) -> None:
     """Makes sure that a user's command can be run as it is asked for.
 
     Args:
         command: The command.
-        on_hosts: Whether it runs on the hosts of an emulated network.
+        cluster: The options of the emulated network, by name.
 
     Raises:
-        UsageError: The program does not exist, or it would start ranks of its own on each host.
+        UsageError: The program does not exist, or the hosts cannot start the command's ranks.
     """
     if shutil.which(command[0]) is None:
         raise UsageError(f"the job cannot be started: there is no program {command[0]!r:.80}")
-    if on_hosts:
-        refuse_launcher(command)
+    command_on_hosts(cluster, command)
 
 
 def outcome_path(planned: PlannedRun, directory: Path) -> Path:

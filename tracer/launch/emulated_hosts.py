@@ -6,7 +6,6 @@ The cluster itself is made by a module of the experiments, which runs as a progr
 from __future__ import annotations
 
 import importlib
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -14,11 +13,11 @@ from typing import Any, Final, TypeVar
 import click
 
 from ddltrace.tracer.errors import UsageError
+from ddltrace.tracer.launch.command_of_each_rank import command_of_each_rank
 
 _TOPOLOGY: Final = "ddltrace.experiments.network.topology"
 _NETWORK: Final = "ddltrace.experiments.network.emulated"
 _LAUNCHER: Final = "ddltrace.experiments.network.launch"
-_STARTS_RANKS: Final = re.compile(r"(^|/)torchrun$|torch\.distributed\.(run|launch)$")
 
 _OPTIONS: Final = (
     click.option(
@@ -26,7 +25,8 @@ _OPTIONS: Final = (
         type=int,
         metavar="N",
         help="Run the ranks on N emulated hosts: network namespaces behind links of --bandwidth. "
-        "A COMMAND is started once for each rank. Needs root and iproute2.",
+        "A COMMAND is started once for each rank; of torchrun, only the script and its arguments "
+        "are used. Needs root and iproute2.",
     ),
     click.option("--bandwidth", metavar="RATE", help="Rate of each host's link, e.g. 400mbit."),
     click.option("--ranks-per-host", type=int, metavar="N", help="Ranks on each host."),
@@ -90,28 +90,21 @@ def check_options(options: Mapping[str, Any]) -> None:
     importlib.import_module(_NETWORK).check_capabilities()
 
 
-def refuse_launcher(command: Sequence[str]) -> None:
-    """Refuses a command that would start ranks of its own on each host.
-
-    Raises:
-        UsageError: The command is torchrun.
-    """
-    if any(_STARTS_RANKS.search(word) for word in command[:4]):
-        raise UsageError(
-            "--hosts starts the ranks on each host itself: give it the script, "
-            "as in -- python train.py, in place of torchrun"
-        )
-
-
 def on_hosts(options: Mapping[str, Any], command: Sequence[str]) -> list[str]:
     """The command that runs another one on the hosts; the given command without hosts.
 
     Args:
         options: The options' values by name.
-        command: What to run for each rank.
+        command: What to run for each rank, or a torchrun command that starts the ranks.
+
+    Raises:
+        UsageError: The command starts ranks in a way that the hosts cannot take over.
     """
     if options["hosts"] is None:
         return list(command)
+    command = command_of_each_rank(
+        command, hosts=options["hosts"], ranks_per_host=options["ranks_per_host"] or 1
+    )
     arguments = [
         argument
         for name in NAMES

@@ -12,6 +12,7 @@ from ddltrace.experiments.harness.job_command import check_own_command, job_comm
 from ddltrace.experiments.harness.run_plan import plan_runs
 from ddltrace.experiments.harness.settings import Settings
 from ddltrace.tracer.errors import UsageError
+from ddltrace.tracer.launch.emulated_hosts import NAMES, on_hosts
 
 OWN = Settings(
     strategies=["unchanged", "bf16+wfbp"],
@@ -41,19 +42,48 @@ def test_on_hosts_the_networks_launcher_stands_before_the_script() -> None:
     ]
 
 
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+PYTHON = str(Path(sys.executable).with_name("python"))
+HOSTS = {**dict.fromkeys(NAMES), "hosts": 4, "bandwidth": "1gbit"}
+
+
 @pytest.mark.parametrize(
-    "command",
+    ("command", "of_each_rank"),
     [
-        [sys.executable, "-m", "torch.distributed.run", "t.py"],
-        [str(Path(sys.executable).with_name("torchrun")), "t.py"],
+        (["python", "t.py", "--lr", "1"], ["python", "t.py", "--lr", "1"]),
+        (
+            [TORCHRUN, "--standalone", "--nproc-per-node", "4", "t.py", "--nnodes", "9"],
+            [PYTHON, "-u", "t.py", "--nnodes", "9"],
+        ),
+        ([TORCHRUN, "--nproc_per_node=auto", "-m", "a.b"], [PYTHON, "-u", "-m", "a.b"]),
+        (["python", "-m", "torch.distributed.run", "t.py", "x"], ["python", "-u", "t.py", "x"]),
+        (["env", "A=1", TORCHRUN, "t.py"], ["env", "A=1", PYTHON, "-u", "t.py"]),
     ],
 )
-def test_on_hosts_a_launcher_of_ranks_is_refused(command: list[str]) -> None:
-    check_own_command(command, on_hosts=False)
-    with pytest.raises(UsageError, match="in place of torchrun"):
-        check_own_command(command, on_hosts=True)
+def test_on_hosts_each_rank_runs_the_script_of_torchrun(
+    command: list[str], of_each_rank: list[str]
+) -> None:
+    own = on_hosts(HOSTS, command)
+    assert own[own.index("--") + 1 :] == of_each_rank
+    assert on_hosts(dict.fromkeys(NAMES), command) == command
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ([TORCHRUN, "--nproc-per-node", "3", "t.py"], "does not fit 4 hosts with 1 rank each"),
+        ([TORCHRUN, "--no-python", "t.sh"], "--no-python"),
+        ([TORCHRUN], "cannot be read: .*training_script"),
+        ([sys.executable, "-m", "torch.distributed.launch", "t.py"], "in place of torch.dist"),
+        ([sys.executable, "/bin/accelerate", "launch", "t.py"], "in place of /bin/accelerate"),
+    ],
+)
+def test_what_the_hosts_cannot_start_is_refused(command: list[str], says: str) -> None:
+    check_own_command(command, dict.fromkeys(NAMES))
+    with pytest.raises(UsageError, match=says):
+        check_own_command(command, HOSTS)
 
 
 def test_a_program_that_does_not_exist_is_refused() -> None:
     with pytest.raises(UsageError, match="no program 'no-such-program'"):
-        check_own_command(["no-such-program"], on_hosts=False)
+        check_own_command(["no-such-program"], HOSTS)
