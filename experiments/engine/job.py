@@ -7,7 +7,8 @@ import contextlib
 import functools
 import inspect
 import sys
-from typing import Any, Final
+import weakref
+from typing import Any
 
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -18,8 +19,6 @@ from ddltrace.experiments.engine.take_over import TakenOver, runs_on_reducer
 from ddltrace.experiments.engine.update_control import before_step, install_hooks
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.strategy.strategy import Strategy
-
-_FSDP: Final = "torch.distributed.fsdp"
 
 
 class JobStrategy:
@@ -32,6 +31,7 @@ class JobStrategy:
         self._strategy = strategy
         self._on_reducer = runs_on_reducer(strategy)
         self._models: list[TakenOver] = []
+        self._wrapped: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         self._found = False
 
     def install(self) -> None:
@@ -62,6 +62,7 @@ class JobStrategy:
             if any(model.ddp is ddp for model in self._models):
                 return
             self._found = True
+            self._wrapped.add(ddp)
             if not self._on_reducer:
                 self._models.append(TakenOver(ddp, self._strategy))
 
@@ -75,7 +76,7 @@ class JobStrategy:
     def _refusing(self, name: str, original: Any) -> Any:
         @functools.wraps(original)
         def register(ddp: Any, *args: Any, **kwargs: Any) -> Any:
-            if any(model.ddp is ddp for model in self._models):
+            if ddp in self._wrapped:
                 refuse(
                     self._strategy.spec,
                     f"the job registers a communication hook of its own ({name}); "
@@ -108,13 +109,25 @@ class JobStrategy:
         """Before every optimizer step: ends a job in which there is nothing to take over."""
         if self._found:
             return
-        kinds = {type(p).__name__ for group in optimizer.param_groups for p in group["params"]}
-        if _FSDP in sys.modules and ("DTensor" in kinds or "FlatParameter" in kinds):
-            refuse(
-                self._strategy.spec,
-                "the job shards its model with FSDP; strategies apply to DistributedDataParallel",
-            )
+        used = _in_place_of_ddp(optimizer)
         refuse(
             self._strategy.spec,
-            "the job has no model in DistributedDataParallel before its first optimizer step",
+            f"the job {used}; strategies apply to DistributedDataParallel"
+            if used
+            else "the job has no model in DistributedDataParallel before its first optimizer step",
         )
+
+
+def _in_place_of_ddp(optimizer: Optimizer) -> str:
+    """What a job without DistributedDataParallel does instead; empty if that is not known."""
+    # Set by deepspeed.initialize: the package alone may have been imported by another one.
+    if getattr(sys.modules.get("deepspeed.comm.comm"), "cdb", None) is not None:
+        return "trains with DeepSpeed"
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if any(
+        getattr(p, "_is_flat_param", False) or hasattr(p, "_fsdp_flattened") for p in parameters
+    ):
+        return "shards its model with FSDP"
+    if any(type(p).__name__ == "DTensor" for p in parameters):
+        return "shards its parameters with FSDP or tensor parallelism"
+    return ""
