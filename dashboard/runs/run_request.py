@@ -12,6 +12,7 @@ from ddltrace.experiments.network.topology import parse_bandwidth
 from ddltrace.experiments.strategy.spec import parse, refuse_repeated
 from ddltrace.experiments.workloads import WORKLOADS
 from ddltrace.tracer.errors import UsageError
+from ddltrace.tracer.launch.emulated_hosts import NAMES
 from ddltrace.tracer.optional_packages import require_extra, require_torch
 
 MAX_STRATEGIES: Final = 64
@@ -98,7 +99,7 @@ def read_request(values: Mapping[str, Any], commands: Mapping[int, Sequence[str]
         parse_bandwidth(bandwidth)
         check_capabilities()
     if command:
-        check_own_command(command, on_hosts=hosts is not None)
+        check_own_command(command, {**dict.fromkeys(NAMES), "hosts": hosts, "bandwidth": bandwidth})
     return RunRequest(
         strategies=strategies,
         workload=workload,
