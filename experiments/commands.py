@@ -38,6 +38,7 @@ _OF_WORKLOADS = (
     "seed",
     "target_loss",
     "pace",
+    "slow",
 )
 _WORKLOAD_HELP = "; ".join(f"{name}: {info.summary}" for name, info in WORKLOADS.items()) + "."
 
@@ -183,6 +184,13 @@ Examples:
     f"profile ({', '.join(PROFILES)}), gives it. Rows are labelled paced, and the default batch "
     "is a quarter.",
 )
+@click.option(
+    "--slow",
+    multiple=True,
+    metavar="rank=R,factor=F[,burst=B,every=E]",
+    help="Let a rank compute F times as long; repeat it. With burst and every, in the last B of "
+    "each E steps only.",
+)
 @host_options
 @click.option(
     "-o",
@@ -209,6 +217,7 @@ def run_command(
     target_loss: float | None,
     timeout: float,
     pace: str | None,
+    slow: tuple[str, ...],
     output: Path | None,
     force: bool,
     html: Path | None,
@@ -233,6 +242,7 @@ def run_command(
     from ddltrace.experiments.harness.results_file import RESULTS_FILE
     from ddltrace.experiments.harness.runner import run_experiment
     from ddltrace.experiments.harness.settings import Settings
+    from ddltrace.experiments.harness.slowdown import read_slowdown
     from ddltrace.experiments.pacing.profile import PROFILE_FILE
     from ddltrace.experiments.strategy.spec import parse, refuse_repeated
     from ddltrace.tracer.optional_packages import require_extra, require_torch
@@ -269,7 +279,10 @@ def run_command(
             batch_size=batch_size or max(1, info.batch_size // (1 if pace is None else 4)),
             learning_rate=learning_rate or info.learning_rate,
             pace=pace,
+            slow=list(slow),
         )
+        for text in slow:
+            read_slowdown(text, settings.ranks or 2)
     profile = None if pace is None else _profile(pace)
     directory = output or Path(time.strftime("ddltrace-experiment-%Y%m%d-%H%M%S"))
     make_empty(directory, marker=RESULTS_FILE, kind="experiment", force=force)

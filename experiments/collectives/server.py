@@ -5,9 +5,7 @@ Started by `server_processes.py`; ends when the workers say so, or with the work
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import signal
 import sys
 from datetime import timedelta
@@ -27,22 +25,28 @@ from ddltrace.experiments.collectives.plan_execution import (
     rounds_of,
 )
 from ddltrace.experiments.collectives.server_processes import END, join_group
+from ddltrace.experiments.parent_process import end_with_parent
 
-_PR_SET_PDEATHSIG: Final = 1
 _FOREVER: Final = timedelta(days=365)
 
 
 def main() -> None:
     """Serves until the end."""
     options: dict[str, Any] = json.loads(sys.argv[1])
-    _end_with(options["parent"])
+    end_with_parent(options["parent"])
     # Ctrl-C reaches all processes of a terminal; the workers decide when servers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     store = TCPStore(options["host"], options["port"], is_master=False, timeout=_FOREVER)
     rank, size = options["rank"], options["size"]
-    group = join_group(c10d.PrefixStore("group", store), rank, size, options["global_ranks"])
-    _be_a_rank(rank=options["global_ranks"][rank], ranks=max(options["global_ranks"]) + 1)
+    group = join_group(
+        c10d.PrefixStore("group", store),
+        rank,
+        size,
+        options["global_ranks"],
+        backend=options["backend"],
+    )
+    be_a_rank(rank=options["global_ranks"][rank], ranks=max(options["global_ranks"]) + 1)
     architecture = ParameterServer(servers=options["servers"])
     plans: dict[str, tuple[int, list[OwnRound]]] = {}
     number = 0
@@ -69,7 +73,7 @@ def main() -> None:
         number += 1
 
 
-def _be_a_rank(*, rank: int, ranks: int) -> None:
+def be_a_rank(*, rank: int, ranks: int) -> None:
     """Lets a tracer record this process as a rank after those of the job.
 
     The default group, from which a tracer takes the rank, sends nothing: the job's ranks have a
@@ -82,14 +86,6 @@ def _be_a_rank(*, rank: int, ranks: int) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
-
-
-def _end_with(parent: int) -> None:
-    """Lets the kernel end this process when the worker that started it ends."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
-    if os.getppid() != parent:
-        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,15 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from ddltrace.experiments.architectures.transfers import Ownership
+from ddltrace.experiments.transports.backends.register import backend_of
+from ddltrace.experiments.transports.entries import NAMES as TRANSPORTS
+from ddltrace.experiments.transports.entries import by_name
 
 END: Final = "end"
 """What a server is told when there is nothing more."""
+
+_LIBRARY_BACKENDS: Final = ("gloo", "nccl")
+"""Backends of the workers' group beside which the servers' group is one of Gloo."""
 
 _KEPT: Final = 2048
 """Announcements that are kept in the store: more messages are never under way."""
@@ -36,7 +42,13 @@ _GRACE_SECONDS: Final = 10.0
 
 
 def join_group(
-    store: c10d.Store, rank: int, size: int, global_ranks: Sequence[int]
+    store: c10d.Store,
+    rank: int,
+    size: int,
+    global_ranks: Sequence[int],
+    *,
+    backend: str = "gloo",
+    timeout: timedelta = _PATIENCE,
 ) -> dist.ProcessGroup:
     """The group of workers and servers, outside of the job's own groups.
 
@@ -45,17 +57,26 @@ def join_group(
         rank: Place of this process in the group.
         size: Workers and servers.
         global_ranks: What the trace calls them.
+        backend: ``gloo``, or a transport that is a backend of its own.
+        timeout: Longest time that a message may take.
     """
-    group = dist.ProcessGroup(store, rank, size)
-    backend = dist.ProcessGroupGloo(store, rank, size, timeout=_PATIENCE)
-    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
-    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    own = next((name for name in TRANSPORTS if backend == by_name(name).backend), "gloo")
+    if own in _LIBRARY_BACKENDS:
+        group = dist.ProcessGroup(store, rank, size)
+        gloo = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    else:
+        creator = dist.Backend._plugins[backend_of(by_name(own)).upper()].creator_fn
+        group = creator(store, rank, size, timeout)
     group._set_group_name(c10d.GroupName("parameter server"))
     group._set_group_desc("ddltrace:parameter server")
-    # `isend` and the trace ask the register for the ranks of a group.
-    dist.distributed_c10d._world.pg_group_ranks[group] = {
+    # `isend` and the trace ask the register for the ranks and the backend of a group.
+    world = dist.distributed_c10d._world
+    world.pg_group_ranks[group] = {
         global_rank: place for place, global_rank in enumerate(global_ranks)
     }
+    world.pg_map[group] = (own, store)
     return group
 
 
@@ -90,13 +111,25 @@ class ServerProcesses:
             *worker_ranks,
             *range(dist.get_world_size(), dist.get_world_size() + servers),
         ]
+        backend = dist.get_backend(workers)
         self._processes = [
-            _start(address, size + server, size + servers, servers, global_ranks)
+            _start(
+                address,
+                size + server,
+                size + servers,
+                servers=servers,
+                global_ranks=global_ranks,
+                backend=backend,
+            )
             for server in range(servers)
             if server % size == rank
         ]
         self.group = join_group(
-            c10d.PrefixStore("group", self._store), rank, size + servers, global_ranks
+            c10d.PrefixStore("group", self._store),
+            rank,
+            size + servers,
+            global_ranks,
+            backend=backend,
         )
         self._numbers = itertools.count()
         self._closed = False
@@ -143,7 +176,13 @@ class ServerProcesses:
 
 
 def _start(
-    address: Sequence[Any], rank: int, size: int, servers: int, global_ranks: Sequence[int]
+    address: Sequence[Any],
+    rank: int,
+    size: int,
+    *,
+    servers: int,
+    global_ranks: Sequence[int],
+    backend: str,
 ) -> subprocess.Popen[bytes]:
     options = {
         "host": address[0],
@@ -152,6 +191,7 @@ def _start(
         "size": size,
         "servers": servers,
         "global_ranks": list(global_ranks),
+        "backend": backend,
         "parent": os.getpid(),
     }
     return subprocess.Popen(

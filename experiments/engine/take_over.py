@@ -23,10 +23,12 @@ from ddltrace.experiments.engine.refusal import refuse
 from ddltrace.experiments.engine.update_control import UpdateControl
 from ddltrace.experiments.frequency.policies.step_policy import StepContext
 from ddltrace.experiments.messages.message_exchange import AllReduce, MessageExchange
+from ddltrace.experiments.observation.restrictions import report_restriction
 from ddltrace.experiments.optimizer_rules.updates import create_optimizer_rule
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.poseidon import Poseidon
 from ddltrace.experiments.strategy.strategy import Strategy
+from ddltrace.experiments.synchronization.grouped import Grouped
 from ddltrace.experiments.transports.backends.register import backend_of
 from ddltrace.tracer.errors import MissingCapabilityError
 
@@ -40,6 +42,7 @@ def runs_on_reducer(strategy: Strategy) -> bool:
         and strategy.frequency is None
         and strategy.optimizer_rule is None
         and strategy.architecture is None
+        and strategy.synchronization is None
         and strategy.transport is None
     )
 
@@ -69,20 +72,25 @@ class TakenOver:
         group = ddp.process_group
         trainable = {id(p) for p in ddp._module_parameters if p.requires_grad}
         parameters = [(n, p) for n, p in ddp.module.named_parameters() if id(p) in trainable]
+        if _place(strategy) in ("servers", "peers"):
+            _stop_broadcasts(ddp, strategy)
         messages = _group_for_messages(strategy, group)
         # What the frequency exchanges goes over the strategy's transport, too.
         carried_by = group if strategy.transport is None else messages
         policy = create_step_policy(
             strategy,
             StepContext(parameters, group, lambda: create_message_exchange(strategy, carried_by)),
+            messages,
         )
         exchange: MessageExchange
-        if getattr(strategy.frequency, "exchanges", "gradients") != "gradients":
+        if _place(strategy) in ("servers", "peers") or (
+            getattr(strategy.frequency, "exchanges", "gradients") != "gradients"
+        ):
             exchange = AllReduce(messages)
         elif isinstance(strategy.schedule, Poseidon):
             exchange = FactorExchange(messages, strategy.schedule, ddp.module, parameters)
         else:
-            exchange = create_message_exchange(strategy, messages)
+            exchange = create_message_exchange(strategy, _averaging(strategy, messages))
         self.exchange = ModelExchange(
             ddp.module,
             parameters,
@@ -138,6 +146,40 @@ def _check_transport(ddp: DistributedDataParallel, strategy: Strategy) -> None:
         )
 
 
+def _place(strategy: Strategy) -> str:
+    """Where the strategy's synchronization is carried out."""
+    return "all" if strategy.synchronization is None else str(strategy.synchronization.place)
+
+
+def _averaging(strategy: Strategy, messages: dist.ProcessGroup) -> dist.ProcessGroup:
+    """The ranks that average gradients with this one in each step."""
+    if not isinstance(strategy.synchronization, Grouped):
+        return messages
+    names = dist.get_process_group_ranks(messages)
+    own = messages
+    for number, members in enumerate(strategy.synchronization.groups(messages.size())):
+        made = dist.new_group(
+            [names[member] for member in members],
+            backend=dist.get_backend(messages),
+            group_desc=f"ddltrace:group {number}",
+        )
+        if messages.rank() in members:
+            assert isinstance(made, dist.ProcessGroup)
+            own = made
+    return own
+
+
+def _stop_broadcasts(ddp: DistributedDataParallel, strategy: Strategy) -> None:
+    """Leaves each rank its own buffers: a broadcast in each forward would keep ranks in step."""
+    if ddp.broadcast_buffers and ddp.modules_buffers:
+        ddp.broadcast_buffers = False
+        report_restriction(
+            strategy.spec,
+            "each rank keeps its own buffers, such as those of batch normalization, because "
+            "ranks are not at the same step",
+        )
+
+
 def _group_for_messages(strategy: Strategy, group: dist.ProcessGroup) -> dist.ProcessGroup:
     """A group for messages that other threads launch, else the model's own."""
     if strategy.transport is not None:
@@ -150,6 +192,7 @@ def _group_for_messages(strategy: Strategy, group: dist.ProcessGroup) -> dist.Pr
         strategy.schedule.agreement == "plan"
         and strategy.codec is None
         and strategy.architecture is None
+        and _place(strategy) == "all"
     ):
         return group
     return new_group_like(group, "exchange")

@@ -119,6 +119,30 @@ def loss_over_time(results: Results) -> go.Figure | None:
     return figure
 
 
+def staleness(results: Results) -> go.Figure | None:
+    """Share of reads by their staleness in steps, for every strategy whose trace has it."""
+    figure = base_figure(height=320)
+    for number, row in enumerate(results.rows):
+        found = (row.synchronization or {}).get("staleness")
+        if not found:
+            continue
+        counts = {int(age): count for age, count in found["counts"].items()}
+        total = sum(counts.values())
+        figure.add_bar(
+            x=list(counts),
+            y=[count / total for count in counts.values()],
+            name=safe_label(label(row)),
+            meta={"role": f"series-{number % _SERIES}"},
+            hovertemplate="%{y:.1%} are %{x} steps behind",
+        )
+    if not figure.data:
+        return None
+    figure.update_layout(barmode="group")
+    figure.update_xaxes(title="staleness in steps")
+    figure.update_yaxes(title="share of reads", rangemode="tozero", tickformat=".0%")
+    return figure
+
+
 def costs_and_loss(results: Results) -> go.Figure | None:
     """Step time against wire bytes, and beside it on the same axis against the final loss.
 

@@ -12,6 +12,7 @@ from ddltrace.experiments.harness import figures
 from ddltrace.experiments.harness.results import Results, Row
 from ddltrace.experiments.harness.results_table import explanations, label, setting_lines
 from ddltrace.experiments.harness.step_timeline import StepTimeline, median_step_timeline
+from ddltrace.experiments.harness.synchronization_table import cells, clocked
 
 _PACKAGE: Final = "ddltrace.experiments.harness"
 
@@ -40,6 +41,7 @@ def render(results: Results, directory: Path | None) -> str:
             ("step_times", figures.step_times(results)),
             ("bytes_per_step", figures.bytes_per_step(results)),
             ("loss_over_time", figures.loss_over_time(results)),
+            ("staleness", figures.staleness(results)),
             ("step_timelines", figures.step_timelines(steps)),
         )
         if figure is not None
@@ -61,6 +63,9 @@ def render(results: Results, directory: Path | None) -> str:
         ),
         plain=results.plain(),
         tuned=results.tuned_ddp(),
+        clocked=[
+            (label(row), cells(row, results.row(results.baseline))) for row in clocked(results)
+        ],
         troubles=[(label(row), row) for row in results.rows if _is_trouble(row)],
         setting_lines=setting_lines(results),
         explanations=explanations(results),

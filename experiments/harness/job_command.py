@@ -9,10 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ddltrace.experiments.harness.outcomes import started_path
 from ddltrace.experiments.harness.results import UNCHANGED
 from ddltrace.experiments.harness.run_plan import PlannedRun
 from ddltrace.experiments.harness.settings import Settings
 from ddltrace.experiments.pacing.profile import PROFILE_FILE
+from ddltrace.experiments.strategy.spec import parse
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.launch.emulated_hosts import on_hosts as command_on_hosts
 
@@ -42,7 +44,13 @@ def job_command(planned: PlannedRun, settings: Settings, directory: Path) -> lis
     worker = _worker(planned, settings, outcome)
     if settings.pace is not None:
         worker += ["--pace", str(directory / PROFILE_FILE)]
-    return [*record, "--", *_launch(settings, worker)]
+    return [*record, "--", *_launch(planned, settings, worker, outcome)]
+
+
+def survives_deaths(spec: str) -> bool:
+    """Whether a strategy's job goes on when one of its workers dies."""
+    rule = parse(spec).synchronization
+    return rule is not None and rule.place == "servers"
 
 
 def check_own_command(command: Sequence[str], cluster: Mapping[str, Any]) -> None:
@@ -70,10 +78,20 @@ def log_path(planned: PlannedRun, directory: Path) -> Path:
     return directory / f"{planned.name}.log"
 
 
-def _launch(settings: Settings, worker: list[str]) -> list[str]:
-    """The worker behind torchrun, or on the hosts of the emulated network."""
+def _launch(planned: PlannedRun, settings: Settings, worker: list[str], outcome: Path) -> list[str]:
+    """The worker behind a launcher of ranks, or on the hosts of the emulated network."""
+    started = started_path(outcome)
     if settings.hosts is not None:
-        return command_on_hosts(asdict(settings), [sys.executable, "-m", *worker])
+        command = command_on_hosts(asdict(settings), [sys.executable, "-m", *worker])
+        if survives_deaths(planned.strategy):
+            at = command.index("--")
+            command[at:at] = ["--started", str(started)]
+        return command
+    if survives_deaths(planned.strategy):
+        return [
+            *(sys.executable, "-m", "ddltrace.experiments.harness.local_ranks"),
+            *("--ranks", str(settings.ranks), "--started", str(started), "--", "-m", *worker),
+        ]
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *("--nproc-per-node", str(settings.ranks), "-m", *worker),
@@ -88,4 +106,5 @@ def _worker(planned: PlannedRun, settings: Settings, outcome: Path) -> list[str]
         *("--steps", str(settings.steps), "--warmup", str(settings.warmup)),
         *("--batch-size", str(settings.batch_size)),
         *("--learning-rate", str(settings.learning_rate), "--seed", str(planned.seed)),
+        *(part for slow in settings.slow for part in ("--slow", slow)),
     ]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ddltrace.experiments.parent_process import end_with_parent
 from ddltrace.tracer.errors import DdltraceError
 from ddltrace.tracer.exit_status import shell_status
 
@@ -80,6 +81,8 @@ def run_job(
             env={"OMP_NUM_THREADS": "1", **os.environ, **environment},
             # A Ctrl-C must reach the job once, by way of us.
             start_new_session=True,
+            # A job must not outlive an experiment that is killed.
+            preexec_fn=end_with_parent,  # noqa: PLW1509 - no threads
         )
         signals.forward_to(job)
         timed_out = not _wait(job, begin + timeout_s, observe)

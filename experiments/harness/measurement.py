@@ -6,12 +6,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any, Final
 
 import pyarrow.compute as pc
 
 from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 from ddltrace.experiments.harness.run_record import Run
+from ddltrace.experiments.harness.synchronization_report import (
+    notes_of,
+    reason_of,
+    runs_ahead,
+    synchronization_of,
+)
 
 _DIVERGED_FACTOR: Final = 1e6
 """A loss this many times the first one has diverged, though it is still finite."""
@@ -39,19 +46,30 @@ def measure(trace: Path, *, steps: range | None, outcome: dict[str, Any] | None 
     if steps is not None and len(walls) != len(steps):
         notes.append(f"{len(walls)} of {len(steps)} steady steps are in the trace")
     encode_us, decode_us = _codec_times(opened, [int(row["step"]) for row in found["steps"]])
+    elapsed = _step_ends(opened)
+    synchronization = synchronization_of(opened)
+    if synchronization is not None and runs_ahead(synchronization):
+        workers = [int(rank) for rank in synchronization["clocks"]]
+        walls, elapsed = _own_steps(opened, workers, window)
+        notes.append("step time: the mean over ranks, which are not at the same step")
+    if synchronization is not None:
+        notes += notes_of(synchronization)
     run = Run(
         strategy=trace.resolve().name,
         trace=str(trace),
         first_step=min((int(row["step"]) for row in found["steps"]), default=None),
         step_us=walls,
-        elapsed_us=_step_ends(opened),
+        elapsed_us=elapsed,
         overlap_ratio=found["summary"]["overlap_ratio"],
         encode_us=encode_us,
         decode_us=decode_us,
+        synchronization=synchronization,
         notes=[*notes, *(outcome or {}).get("notes", [])],
         **_per_rank_and_step(found),
     )
-    return replace(run, **_from_outcome(outcome or {}))
+    run = replace(run, **_from_outcome(outcome or {}))
+    broken = None if synchronization is None else reason_of(synchronization)
+    return run if broken is None else replace(run, status="failed", reason=broken)
 
 
 def _steady_steps(trace: Trace) -> range | None:
@@ -64,16 +82,16 @@ def _per_rank_and_step(found: dict[str, Any]) -> dict[str, Any]:
     steps = len(found["steps"])
     ranks = found["ranks"]
 
-    def mean(key: str) -> float | None:
+    def average(key: str) -> float | None:
         values = [row[key] for row in ranks if row.get(key) is not None]
         if not steps or not values or len(values) != len(ranks):
             return None
         return float(sum(values)) / len(values) / steps
 
     return {
-        "exposed_us": mean("exposed_comm_us"),
-        "payload_bytes": mean("bytes_sent"),
-        "messages": mean("messages"),
+        "exposed_us": average("exposed_comm_us"),
+        "payload_bytes": average("bytes_sent"),
+        "messages": average("messages"),
     }
 
 
@@ -113,6 +131,35 @@ def _step_ends(trace: Trace) -> list[float]:
         return []
     first = pc.min(rows["start_ns"]).as_py()
     return sorted((end - first) / 1e3 for end in ends.to_pylist())
+
+
+def _own_steps(
+    trace: Trace, ranks: Sequence[int], window: range | None
+) -> tuple[list[float], list[float]]:
+    """Means over ranks that are not at the same step.
+
+    Args:
+        trace: The trace.
+        ranks: The workers.
+        window: The steady steps; None for all but the first.
+
+    Returns:
+        The time of each steady step, and the end of each step from the rank's first start, in
+        microseconds. A rank that has died counts in the steps that it made.
+    """
+    times: dict[int, list[float]] = {}
+    ends: dict[int, list[float]] = {}
+    for rank in set(ranks) & set(trace.ranks):
+        table = trace.events(rank).select(["start_ns", "end_ns", "kind", "step"])
+        rows = table.filter(pc.equal(table["kind"].cast("string"), "step")).to_pylist()
+        begin = min((row["start_ns"] for row in rows), default=0)
+        for row in rows:
+            if row["end_ns"] is not None and row["step"] is not None:
+                times.setdefault(row["step"], []).append((row["end_ns"] - row["start_ns"]) / 1e3)
+                ends.setdefault(row["step"], []).append((row["end_ns"] - begin) / 1e3)
+    steps = range(1, max(times, default=0) + 1) if window is None else window
+    steady = [mean(times[step]) for step in sorted(times) if step in steps]
+    return steady, [mean(ends[step]) for step in sorted(ends)]
 
 
 def _from_outcome(outcome: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from ddltrace.experiments.harness.step_intervals import (
     speedup,
     step_time,
 )
+from ddltrace.experiments.harness.synchronization_report import merged
 from ddltrace.tracer.errors import TraceError
 
 SCHEMA: Final = "ddltrace.experiment/1"
@@ -75,6 +76,7 @@ class Row:
         reason: Why a run did not complete.
         paced: Whether the layers waited out given device times in place of computing.
         runs: Every run, round by round.
+        synchronization: As that of `Run`, over all finished runs.
         notes: Restrictions on the validity of the numbers.
     """
 
@@ -100,6 +102,7 @@ class Row:
     status: RowStatus = "complete"
     reason: str | None = None
     paced: bool = False
+    synchronization: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
 
@@ -244,6 +247,7 @@ def summarize(
         status=status,
         reason=reason,
         paced=paced,
+        synchronization=merged([r.synchronization for r in finished if r.synchronization]),
         notes=list(dict.fromkeys(note for run in runs for note in run.notes)),
         runs=list(runs),
     )

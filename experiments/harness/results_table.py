@@ -13,6 +13,7 @@ from typing import Any
 from ddltrace.analyzer.compare.mean_difference import LEVEL
 from ddltrace.analyzer.formatting.text_table import aligned
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable, share_text
+from ddltrace.experiments.harness import synchronization_table
 from ddltrace.experiments.harness.loss_curves import SMOOTHING
 from ddltrace.experiments.harness.results import Results, Row
 from ddltrace.experiments.harness.step_intervals import Difference, Speedup
@@ -65,10 +66,22 @@ def render(results: Results) -> str:
         *aligned([*zip(*_SPEED_HEADS, strict=True), *speed], _COLUMNS, keep="start"),
         "",
         *aligned([*zip(*_COST_HEADS, strict=True), *cost], _COLUMNS, keep="start"),
+        *_synchronization(results),
         "",
         *(line for text in explanations(results) for line in _wrapped(text)),
     ]
     return "\n".join(lines[1:] if not lines[0] else lines)
+
+
+def _synchronization(results: Results) -> list[str]:
+    """A third part of the table, of the rows whose workers have clocks; empty without one."""
+    rows = synchronization_table.clocked(results)
+    if not rows:
+        return []
+    baseline = results.row(results.baseline)
+    table = [(printable(label(row)), *synchronization_table.cells(row, baseline)) for row in rows]
+    heads = zip(*synchronization_table.HEADS, strict=True)
+    return ["", *aligned([*heads, *table], _COLUMNS, keep="start")]
 
 
 def label(row: Row) -> str:
@@ -133,6 +146,7 @@ def explanations(results: Results) -> list[str]:
         f"{interval}.",
         "~ the difference may be noise: its interval contains zero.",
     ]
+    lines += map(printable, synchronization_table.explanations(results))
     tuned = results.tuned_ddp()
     if tuned is not None:
         lines.append(f"tuned DDP: {printable(tuned.strategy)}, the fastest DDP row of this table.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 Status = Literal["complete", "diverged", "failed", "hung"]
 """How a run ended: trained to the end with finite losses; with losses that are not finite; with
@@ -28,9 +28,10 @@ class Run:
         trace: The trace's directory, relative to the results' directory; None if the run left no
             trace that can be read.
         first_step: Number of the first steady step.
-        step_us: Wall time of every steady step over all ranks, in order.
+        step_us: Wall time of every steady step over all ranks, in order; where ranks run ahead
+            of each other, the mean over ranks of their own times.
         elapsed_us: End of every step on the lowest rank, warm-up included, from the start of the
-            first step.
+            first step; where ranks run ahead of each other, the mean over ranks.
         losses: Mean over ranks of each step's loss, warm-up included; None where it diverged.
         overlap_ratio: Share of communication hidden under computation.
         exposed_us: Communication that is not hidden, per step.
@@ -44,6 +45,9 @@ class Run:
         test_loss: Over the held-out examples, at the end.
         test_accuracy: On the held-out examples, at the end, 0 to 1.
         replicas_identical: Whether all ranks ended with the same parameters to the last bit.
+        synchronization: How far ahead of each other workers ran, and whether the rule's promises
+            were kept, as `synchronization_report.synchronization_of` says; None if the trace has
+            no clocks.
         wall_s: Seconds that the job took from its start to its end.
         notes: Restrictions on the validity of the numbers.
     """
@@ -70,6 +74,7 @@ class Run:
     test_loss: float | None = None
     test_accuracy: float | None = None
     replicas_identical: bool | None = None
+    synchronization: dict[str, Any] | None = None
     wall_s: float | None = None
     notes: list[str] = field(default_factory=list)
 

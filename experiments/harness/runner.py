@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import asdict, replace
@@ -12,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ddltrace.experiments.harness import results_file
+from ddltrace.experiments.harness import outcomes, results_file
 from ddltrace.experiments.harness.job_command import job_command, log_path, outcome_path
 from ddltrace.experiments.harness.job_process import JobEnd, interruptible, run_job
 from ddltrace.experiments.harness.loss_curves import smoothed
@@ -170,7 +169,7 @@ def _make_run(
 ) -> Run:
     """Makes one run; how it ends is in what is returned."""
     outcome_file = outcome_path(planned, directory)
-    outcome_file.unlink(missing_ok=True)
+    outcomes.remove(outcome_file)
     log = log_path(planned, directory)
     memory = RankMemory(directory / planned.name)
     observed = directory / f"{planned.name}.observed"
@@ -202,8 +201,8 @@ def _make_run(
         outcome |= observed_ranks.read_ranks(observed)
         known = [loss for loss in smoothed(outcome.get("losses", [])) if loss is not None]
         outcome["train_loss"] = known[-1] if known else None
-    elif outcome_file.is_file():
-        outcome |= json.loads(outcome_file.read_text(encoding="utf-8"))
+    elif (written := outcomes.read(outcome_file)) is not None:
+        outcome |= written
     else:
         return failed
     for key in ("torch", "gradient_bytes"):

@@ -12,27 +12,35 @@ import argparse
 import gc
 import hashlib
 import json
+import math
 import time
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from ddltrace.experiments.engine.attach import attach
+from ddltrace.experiments.harness import outcomes
+from ddltrace.experiments.harness.slowdown import read_slowdown
 from ddltrace.experiments.observation.peak_memory import peak_memory_bytes
 from ddltrace.experiments.observation.restrictions import reported_restrictions
 from ddltrace.experiments.observation.wire_bytes import tcp_bytes_sent
 from ddltrace.experiments.pacing.paced_layers import PacedLayers
 from ddltrace.experiments.pacing.profile import read_profile
+from ddltrace.experiments.pacing.straggler import Straggler
+from ddltrace.experiments.parent_process import end_with_parent
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.experiments.workloads import WORKLOADS, create
 
 
 def main() -> None:
     """Trains, then gathers the ranks' outcomes and lets rank 0 write them."""
+    # A launcher that is killed cannot end its ranks.
+    end_with_parent()
     options = _parse_options()
     dist.init_process_group("gloo")
     try:
@@ -50,7 +58,12 @@ def _train(options: argparse.Namespace) -> None:
         options.workload, width=options.width, batch_size=options.batch_size, seed=options.seed
     )
     optimizer = workload.optimizer(options.learning_rate)
-    exchange = attach(workload.model, parse(options.strategy))
+    strategy = parse(options.strategy)
+    exchange = attach(workload.model, strategy)
+    alone = strategy.synchronization is not None and strategy.synchronization.place == "servers"
+    if alone:
+        outcomes.started_path(options.outcome).touch()
+    straggler = _straggler(options, workload.model, rank, world_size)
     if options.pace is not None:
         PacedLayers(workload.model, read_profile(options.pace))
     batches = workload.batches(rank, world_size)
@@ -60,6 +73,8 @@ def _train(options: argparse.Namespace) -> None:
     for step in range(options.steps):
         if step == options.warmup:
             sent_before = tcp_bytes_sent()
+        if straggler is not None:
+            straggler.begin(step)
         inputs, targets = next(batches)
         optimizer.zero_grad()
         loss = workload.loss(exchange.model(inputs), targets)
@@ -73,28 +88,42 @@ def _train(options: argparse.Namespace) -> None:
     sent = None
     if sent_before is not None and sent_after is not None:
         sent = (sent_after - sent_before) / (options.steps - options.warmup)
-    gathered: list[tuple[list[float], float | None, str, int | None]]
-    gathered = [([], None, "", None)] * world_size
-    own = ([float(loss) for loss in losses], sent, _digest(workload.model), peak)
+    parameters = list(workload.model.parameters())
+    own: dict[str, Any] = {
+        "world_size": world_size,
+        "parameters": sum(p.numel() for p in parameters),
+        "gradient_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        "losses": [float(loss) for loss in losses],
+        "wire_bytes": sent,
+        "digest": _digest(workload.model),
+        "peak_memory": peak,
+        "notes": reported_restrictions(),
+        "step_us": [(end - begin) / 1e3 for begin, end in pairwise(ends)],
+        "torch": torch.__version__,
+    }
+    if alone:
+        # Others may have died: each rank writes for itself.
+        own |= asdict(workload.score())
+        part = outcomes.part_path(options.outcome, rank)
+        part.write_text(json.dumps(own), encoding="utf-8")
+        return
+    gathered: list[dict[str, Any]] = [{}] * world_size
     dist.all_gather_object(gathered, own)
     if rank == 0:
-        parameters = list(workload.model.parameters())
-        outcome = {
-            "world_size": world_size,
-            "parameters": sum(p.numel() for p in parameters),
-            "gradient_bytes": sum(p.numel() * p.element_size() for p in parameters),
-            "losses": [
-                sum(values) / world_size for values in zip(*(g[0] for g in gathered), strict=True)
-            ],
-            "wire_bytes_per_step": [g[1] for g in gathered],
-            "peak_memory_bytes": [g[3] for g in gathered if g[3] is not None],
-            "notes": reported_restrictions(),
-            "replicas_identical": len({g[2] for g in gathered}) == 1,
-            "step_us": [(end - begin) / 1e3 for begin, end in pairwise(ends)],
-            "torch": torch.__version__,
-            **asdict(workload.score()),
-        }
+        outcome = outcomes.merged(gathered) | asdict(workload.score())
         options.outcome.write_text(json.dumps(outcome), encoding="utf-8")
+
+
+def _straggler(
+    options: argparse.Namespace, model: nn.Module, rank: int, ranks: int
+) -> Straggler | None:
+    """What makes this rank slow, if anything does."""
+    own = [s for text in options.slow if (s := read_slowdown(text, ranks)).rank == rank]
+    if not own:
+        return None
+    return Straggler(
+        model, lambda step: math.prod(each.factor for each in own if each.is_slow(step))
+    )
 
 
 def _digest(model: nn.Module) -> str:
@@ -117,6 +146,7 @@ def _parse_options() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pace", type=Path)
+    parser.add_argument("--slow", action="append", default=[])
     return parser.parse_args()
 
 

@@ -95,3 +95,16 @@ def optimizer_phase() -> Iterator[None]:
         session.recorder.leave_phase(end)
         if not session.recorder.paused:
             session.recorder.record("phase", "optimizer", start, end)
+
+
+def mark(name: str, start_ns: int | None = None) -> None:
+    """Records a marker that ends now, also in steps that the tracer does not record.
+
+    Args:
+        name: What the timeline shows.
+        start_ns: When it began: ``time.monotonic_ns()``; None for an instant.
+    """
+    session = current_session()
+    if session is not None:
+        now = time.monotonic_ns()
+        session.recorder.record("marker", name, now if start_ns is None else start_ns, now)

@@ -23,17 +23,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from ddltrace.experiments.network.emulated import INTERFACE, EmulatedNetwork
 from ddltrace.experiments.network.link_check import check_links, check_round_trip
+from ddltrace.experiments.network.rank_processes import end, supervise
 from ddltrace.experiments.network.topology import Topology, topology
 from ddltrace.tracer.errors import DdltraceError
-from ddltrace.tracer.exit_status import shell_status
 
 _PORT: Final = "29500"  # the hosts' network is their own: no port is taken
-_GRACE_SECONDS: Final = 10.0
-_POLL_SECONDS: Final = 0.02
 _STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG: Final = 1
 _CLONE_NEWUTS: Final = 0x04000000
@@ -62,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with EmulatedNetwork(_topology(options)) as network:
             try:
                 _prepare(network)
-                return _run_ranks(network, options.command)
+                return _run_ranks(network, options.command, options.started)
             finally:
                 _ignore_signals()
     except _Stopped as stopped:
@@ -85,7 +84,7 @@ def _prepare(network: EmulatedNetwork) -> None:
     print(f"ddltrace: measured round trip: {round_trip * 1e3:.3g} ms", file=sys.stderr, flush=True)
 
 
-def _run_ranks(network: EmulatedNetwork, command: Sequence[str]) -> int:
+def _run_ranks(network: EmulatedNetwork, command: Sequence[str], started: Path | None) -> int:
     ranks: list[subprocess.Popen[bytes]] = []
     per_host = network.topology.ranks_per_host
     slow = network.topology.slow_host
@@ -103,7 +102,9 @@ def _run_ranks(network: EmulatedNetwork, command: Sequence[str]) -> int:
                     preexec_fn=functools.partial(_become_host, host),  # noqa: PLW1509 - no threads
                 )
             )
-        while True:
+
+        def slow_down_in_time() -> None:
+            nonlocal slows_at
             if time.monotonic() - begin >= slows_at:
                 network.slow_down()
                 slows_at = math.inf
@@ -113,15 +114,10 @@ def _run_ranks(network: EmulatedNetwork, command: Sequence[str]) -> int:
                     file=sys.stderr,
                     flush=True,
                 )
-            states = [process.poll() for process in ranks]
-            failed = [state for state in states if state]
-            if failed:
-                return shell_status(failed[0])
-            if all(state == 0 for state in states):
-                return 0
-            time.sleep(_POLL_SECONDS)
+
+        return supervise(ranks, tolerant_from=started, poll=slow_down_in_time)
     finally:
-        _end(ranks)
+        end(ranks)
 
 
 def _environment(network: EmulatedNetwork, rank: int) -> dict[str, str]:
@@ -139,20 +135,6 @@ def _environment(network: EmulatedNetwork, rank: int) -> dict[str, str]:
         # The hosts share this machine's cores, as torchrun's local ranks do.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
-
-
-def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ends every rank that still runs: asks first, then insists."""
-    for process in ranks:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-    deadline = time.monotonic() + _GRACE_SECONDS
-    for process in ranks:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def _become_host(number: int) -> None:
@@ -187,6 +169,11 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--delay", help="one-way delay between hosts, e.g. 2ms")
     parser.add_argument("--loss", help="share of packets that are lost, e.g. 0.1%%")
     parser.add_argument("--ranks-per-host", type=int, default=1, help="ranks on each host")
+    parser.add_argument(
+        "--started",
+        type=Path,
+        help="when this file exists, a rank's death ends no other rank",
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND...")
     options = parser.parse_args(arguments)
     if options.command[:1] == ["--"]:

@@ -14,6 +14,7 @@ from ddltrace.experiments.codecs import entries as codecs
 from ddltrace.experiments.frequency import entries as frequency
 from ddltrace.experiments.optimizer_rules import entries as optimizer_rules
 from ddltrace.experiments.schedules import entries as schedules
+from ddltrace.experiments.synchronization import entries as synchronization
 from ddltrace.experiments.technique import Technique
 from ddltrace.experiments.transports import entries as transports
 
@@ -40,7 +41,7 @@ TECHNIQUES: Final = (
     *optimizer_rules.TECHNIQUES,
     Technique("architecture", "library", "the transport's own all_reduce"),
     *architectures.TECHNIQUES,
-    Technique("synchronization", "bsp", "every rank waits for every gradient of the step"),
+    *synchronization.TECHNIQUES,
     *transports.TECHNIQUES,
     Technique("network", "as-is", "the network of this machine"),
     Technique(

@@ -8,6 +8,7 @@ from typing import Final
 
 from ddltrace.experiments.architectures.parameter_server import ParameterServer
 from ddltrace.experiments.codecs.composition import compose
+from ddltrace.experiments.codecs.double_squeeze import DoubleSqueeze
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.poseidon import Poseidon
 from ddltrace.experiments.strategy.strategy import Strategy
@@ -42,6 +43,11 @@ def _refuses_its_modifier(strategy: Strategy) -> bool:
     except ValueError:
         return True
     return False
+
+
+def _place(strategy: Strategy) -> str:
+    """Where the strategy's synchronization is carried out."""
+    return "all" if strategy.synchronization is None else str(strategy.synchronization.place)
 
 
 def _form(strategy: Strategy) -> str:
@@ -114,7 +120,11 @@ RULES: Final = (
         "leave out the architecture, or choose wfbp as the schedule",
     ),
     Rule(
-        lambda s: s.architecture is not None and _form(s) not in s.architecture.forms,
+        lambda s: (
+            s.architecture is not None
+            and _place(s) != "servers"
+            and _form(s) not in s.architecture.forms
+        ),
         "the codec's payloads cannot be summed as they are, and the architecture sums on the way "
         "at ranks that would have to decode and encode again at every step",
         "choose mesh for every codec, ring for topk or dgc, ps:sharded=true for qsgd, int8, "
@@ -129,6 +139,68 @@ RULES: Final = (
         ),
         "powersgd sums two factors after each other, and servers of their own serve one sum",
         "choose ps:sharded=true",
+    ),
+    Rule(
+        lambda s: (
+            _place(s) == "servers"
+            and not (isinstance(s.architecture, ParameterServer) and s.architecture.dedicated())
+        ),
+        "workers run ahead of each other, and only servers in processes of their own can apply "
+        "each worker's updates as they come: other architectures sum what all ranks send in the "
+        "same step, and a shard on a slow worker is slow, too",
+        "name dedicated servers, as in ps:servers=1+ssp:bound=3, or choose bsp, grouped, gossip or "
+        "adpsgd, which need no servers",
+    ),
+    Rule(
+        lambda s: _place(s) == "peers" and s.architecture is not None,
+        "gossip and adpsgd say themselves who sends to whom",
+        "leave out the architecture",
+    ),
+    Rule(
+        lambda s: _place(s) == "peers" and (s.codec or s.feedback),
+        "gossip and adpsgd exchange parameters, which do not bear the loss of a codec",
+        "leave out the codec",
+    ),
+    Rule(
+        lambda s: (
+            _place(s) in ("servers", "peers")
+            and (s.frequency is not None or not isinstance(s.schedule, DdpBuckets))
+        ),
+        "no gradients are averaged in backward, so there is nothing that a schedule or a frequency "
+        "technique could order or leave out",
+        "leave out the schedule and the frequency technique",
+    ),
+    Rule(
+        lambda s: _place(s) == "servers" and s.optimizer_rule is not None,
+        "servers keep parts of layers and update them with the job's own optimizer",
+        "leave out the optimizer rule",
+    ),
+    Rule(
+        lambda s: (
+            _place(s) == "servers"
+            and (
+                getattr(s.codec, "whole_tensors", False)
+                or getattr(s.codec, "takes_momentum", False)
+                or (getattr(s.codec, "gives_votes", False) and s.feedback is None)
+                or isinstance(s.feedback, DoubleSqueeze)
+            )
+        ),
+        "a server gets parts of tensors from one worker at a time, while powersgd needs whole "
+        "ones, signsgd the votes of all workers, doublesqueeze a second pass, and dgc takes the "
+        "momentum that the server has",
+        "choose topk, onebit, int8, qsgd, ternary, randomk, fp16 or bf16, with or without feedback",
+    ),
+    Rule(
+        lambda s: (
+            _place(s) == "groups"
+            and (
+                s.frequency is not None
+                or s.schedule.wait != "update"
+                or isinstance(s.schedule, Poseidon)
+            )
+        ),
+        "after some steps all groups average their parameters, which have to be updated by then",
+        "choose wfbp, fifo or ddp as the schedule, and no frequency technique",
     ),
 )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from ddltrace.experiments.architectures.parameter_server import ParameterServer
 from ddltrace.experiments.grammar import MODIFIER, Grammar
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.strategy.catalogue import TECHNIQUES
@@ -50,6 +51,8 @@ def parse(spec: str) -> Strategy:
     found = _GRAMMAR.read(spec)
     values = {_FIELDS.get(key, key): named.value for key, named in found.items()}
     values.setdefault("schedule", DdpBuckets())
+    if getattr(values.get("synchronization"), "place", None) == "servers":
+        values.setdefault("architecture", ParameterServer())
     strategy = Strategy(spec="+".join(named.text for named in found.values()), **values)
     if (rule := violated(strategy)) is not None:
         raise _GRAMMAR.error(spec, f"{rule.reason}; {rule.valid}")

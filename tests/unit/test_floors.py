@@ -174,9 +174,10 @@ ORDER = {
         *("exchange_commands", "commands", "__init__"),
     ),
     "experiments": (
-        *("technique", "grammar", "messages", "architectures", "schedules", "collectives"),
-        *("codecs", "frequency", "optimizer_rules", "transports", "strategy", "observation"),
-        *("pacing", "workloads", "engine", "network", "harness", "transport_benchmark"),
+        *("parent_process", "technique", "grammar", "messages", "architectures", "schedules"),
+        *("synchronization", "transports", "collectives", "codecs", "frequency"),
+        *("optimizer_rules", "strategy", "asynchrony", "observation", "pacing", "workloads"),
+        *("engine", "network", "harness", "transport_benchmark"),
         *("commands", "__init__"),
     ),
     "dashboard": (

@@ -1,0 +1,1 @@
+"""Servers that apply each worker's updates as their synchronization rule says."""

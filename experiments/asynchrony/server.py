@@ -1,0 +1,129 @@
+"""One server as a process of its own; `server_group.py` starts it.
+
+It ends when all workers have finished or died. Until all of them are connected, it ends with the
+process that started it, too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import sys
+import threading
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import distributed_c10d as c10d
+
+from ddltrace.experiments.asynchrony.lifelines import ServerEnd
+from ddltrace.experiments.asynchrony.update_server import UpdateServer
+from ddltrace.experiments.codecs.composition import compose
+from ddltrace.experiments.codecs.kernels.make_codec import make_codec
+from ddltrace.experiments.collectives.server import be_a_rank
+from ddltrace.experiments.collectives.server_processes import join_group
+from ddltrace.experiments.messages.trace_marks import mark
+from ddltrace.experiments.parent_process import end_with_parent, outlive_parent
+from ddltrace.experiments.strategy.spec import parse
+from ddltrace.experiments.synchronization.marks import mark_name
+from ddltrace.experiments.transports.backends.addresses import own_address
+
+JOIN_SECONDS: Final = 120.0
+"""Longest time until all workers are connected."""
+LONGEST_WAIT: Final = timedelta(days=30)
+"""A worker may wait for a straggler for as long as it takes; lifelines tell who has died."""
+_DRAIN_SECONDS: Final = 10.0
+
+
+def main() -> None:
+    """Serves until the end."""
+    # The first to be registered runs last: threads that wait for dead workers cannot end.
+    atexit.register(os._exit, 0)
+    options: dict[str, Any] = json.loads(sys.argv[1])
+    end_with_parent(options["parent"])
+    # Ctrl-C reaches all processes of a terminal; the workers decide when servers end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    store = _join_store(options)
+    strategy = parse(options["spec"])
+    names: list[int] = options["global_ranks"]
+    workers = options["workers"]
+    lines = ServerEnd(own_address())
+    store.set(f"line/{options['server']}", f"{own_address()}:{lines.port}")
+    lines.accept(workers, JOIN_SECONDS)
+    ended = _Ended(workers)
+    lines.watch(ended)
+    rank = workers + options["server"]
+    group = join_group(
+        c10d.PrefixStore("group", store),
+        rank,
+        len(names),
+        names,
+        backend=options["backend"],
+        timeout=LONGEST_WAIT,
+    )
+    be_a_rank(rank=names[rank], ranks=max(names) + 1)
+    description = compose(strategy.codec, strategy.feedback)
+    server = UpdateServer(
+        strategy.synchronization,
+        None if description is None else make_codec(description),
+        group,
+        names[:workers],
+    )
+    mark(
+        mark_name(
+            "rule",
+            spec=strategy.spec,
+            workers=names[:workers],
+            servers=len(names) - workers,
+        )
+    )
+    outlive_parent()
+    ended.tell(server)
+    server.run()
+    # What was sent last is under way until the workers have closed their lines.
+    ended.all.wait(_DRAIN_SECONDS)
+    lines.close()
+
+
+class _Ended:
+    """Keeps which lifelines have ended until there is a server to tell."""
+
+    def __init__(self, workers: int) -> None:
+        self.all = threading.Event()
+        self._left = workers
+        self._lock = threading.Lock()
+        self._kept: list[tuple[int, bool]] = []
+        self._server: UpdateServer | None = None
+
+    def __call__(self, worker: int, said_goodbye: bool) -> None:
+        with self._lock:
+            if self._server is None:
+                self._kept.append((worker, said_goodbye))
+            else:
+                self._server.line_ended(worker, said_goodbye)
+            self._left -= 1
+            if not self._left:
+                self.all.set()
+
+    def tell(self, server: UpdateServer) -> None:
+        with self._lock:
+            self._server = server
+            for worker, said_goodbye in self._kept:
+                server.line_ended(worker, said_goodbye)
+
+
+def _join_store(options: dict[str, Any]) -> TCPStore:
+    if options["port"] is not None:
+        return TCPStore(options["host"], options["port"], is_master=False)
+    store = TCPStore(options["host"], 0, is_master=True, wait_for_workers=False)
+    with os.fdopen(options["tell"], "w") as pipe:
+        pipe.write(f"{store.port}\n")
+    return store
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,372 @@
+"""The servers of a group of workers, seen from a worker: starts, joins, asks and leaves them.
+
+The first server keeps the store at which all meet, so that no worker's death takes it along.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import distributed_c10d as c10d
+
+from ddltrace.experiments.architectures.placement import place
+from ddltrace.experiments.asynchrony.lifelines import WorkerEnd
+from ddltrace.experiments.asynchrony.server import JOIN_SECONDS, LONGEST_WAIT
+from ddltrace.experiments.asynchrony.wire_format import (
+    BODY_TAG,
+    FINISH,
+    FIRST,
+    HEADER_TAG,
+    PUSH,
+    REPLY_TAG,
+    Header,
+    Key,
+    Reply,
+    read_reply,
+    reply_bytes,
+    write_body,
+)
+from ddltrace.experiments.codecs.forms.base import Coding
+from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, as_bytes
+from ddltrace.experiments.collectives.server_processes import join_group
+from ddltrace.experiments.messages.trace_marks import carrying
+
+_GRACE_SECONDS: Final = 10.0
+_PATIENCE_SECONDS: Final = 4.0
+"""What the training thread gets to notice a dead server, before the process is ended."""
+
+
+class ServerDiedError(SystemExit):
+    """A server has died, which ends the training; the line that says so has been printed."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What a worker goes on with.
+
+    Attributes:
+        clock: The step that it begins.
+        values: Each parameter, flat, by its index.
+        filled: Whether the servers have parameters.
+    """
+
+    clock: int
+    values: dict[int, torch.Tensor]
+    filled: bool
+
+
+class ServerGroup:
+    """The servers' processes and the group of workers and servers.
+
+    Attributes:
+        placement: Which server keeps which part of which parameter.
+    """
+
+    def __init__(
+        self,
+        workers: dist.ProcessGroup,
+        parameters: Sequence[tuple[str, torch.nn.Parameter]],
+        *,
+        servers: int,
+        spec: str,
+        backend: str,
+        codec: Codec | None,
+    ) -> None:
+        """Starts the servers and joins them. Collective.
+
+        Args:
+            workers: The ranks that have gradients.
+            parameters: The parameters with their names, the same on all ranks.
+            servers: How many servers to start.
+            spec: The strategy, from which servers take rule and codec.
+            backend: What carries the messages.
+            codec: Encodes gradients; None sends them as they are.
+
+        Raises:
+            RuntimeError: A server does not start.
+        """
+        self._rank = workers.rank()
+        self._workers = workers.size()
+        self._servers = servers
+        self._codec = codec
+        self._parameters = [parameter for _, parameter in parameters]
+        self.placement = place(
+            {index: p.numel() for index, p in enumerate(self._parameters)}, servers
+        )
+        self._keys: list[list[Key]] = [[] for _ in range(servers)]
+        self._died: list[int] = []
+        self._closed = False
+        self._main = threading.get_ident()
+        self._join(workers, spec, backend)
+
+    def fill(self, name: str, settings: Any, groups: Mapping[int, int]) -> None:
+        """Brings the servers what training begins with.
+
+        Args:
+            name: Of the optimizer's class in `torch.optim`.
+            settings: Of its parameter groups.
+            groups: For each parameter's index, the number of its parameter group.
+        """
+        for key in self.placement.keys:
+            dtype = str(self._parameters[key.tensor].dtype).removeprefix("torch.")
+            group = groups.get(key.tensor, -1)
+            self._keys[key.server].append(Key(key.tensor, key.start, key.stop, dtype, group))
+        works = []
+        for server, keys in enumerate(self._keys):
+            told = {
+                "name": name,
+                "optimizer": settings,
+                "keys": [[k.parameter, k.start, k.stop, k.dtype, k.group] for k in keys],
+            }
+            text = torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8)
+            values = [as_bytes(self._part(self._parameters[key.parameter], key)) for key in keys]
+            body = torch.cat([text, *values])
+            header = Header(FIRST, 0, 0, text.numel(), body.numel())
+            with self._carrying("first parameters", keys):
+                works += self._send(server, header, body)
+        self._wait(works)
+
+    def push(
+        self, clock: int, computed_ns: int, gradients: Mapping[int, torch.Tensor], settings: Any
+    ) -> Answered:
+        """Pushes a step's gradients, and waits until the worker may go on.
+
+        Args:
+            clock: The step.
+            computed_ns: How long the worker computed for it.
+            gradients: By the parameter's index; those that there are.
+            settings: Of the optimizer's parameter groups; None if they have not changed.
+
+        Raises:
+            ServerDiedError: A server has died.
+        """
+        works, replies = [], []
+        for server, keys in enumerate(self._keys):
+            encoded = [self._encode(gradients, key) for key in keys]
+            text, body = write_body(settings, encoded)
+            header = Header(PUSH, clock, computed_ns, text, body.numel())
+            with self._carrying(f"push {clock}", keys):
+                works += self._send(server, header, body)
+        for server, keys in enumerate(self._keys):
+            with self._carrying(f"parameters for step {clock + 1}", keys):
+                replies.append(self._receive(server, works))
+        self._wait(works)
+        return self._answered(replies)
+
+    def finish(self, clock: int) -> Answered:
+        """Pushes no more, and waits for the parameters at the end of all workers' training.
+
+        Raises:
+            ServerDiedError: A server has died.
+        """
+        works: list[dist.Work | None] = []
+        replies = []
+        for server in range(self._servers):
+            with carrying("end", ()):
+                works += self._send(server, Header(FINISH, clock), None)
+        for server, keys in enumerate(self._keys):
+            with self._carrying("parameters at the end", keys):
+                replies.append(self._receive(server, works))
+        self._wait(works)
+        return self._answered(replies)
+
+    def close(self) -> None:
+        """Leaves the servers, which end when all workers have left."""
+        if self._closed:
+            return
+        self._closed = True
+        self._lines.close()
+        for process in self._processes:
+            try:
+                process.wait(_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _join(self, workers: dist.ProcessGroup, spec: str, backend: str) -> None:
+        worker_ranks = dist.get_process_group_ranks(workers)
+        size = dist.get_world_size()
+        names = [*worker_ranks, *range(size, size + self._servers)]
+        options = {
+            "spec": spec,
+            "workers": self._workers,
+            "global_ranks": names,
+            "backend": backend,
+            "parent": os.getpid(),
+        }
+        self._processes: list[subprocess.Popen[bytes]] = []
+        address: list[Any] = [None, None]
+        if self._rank == 0:
+            host = os.environ.get("MASTER_ADDR") if dist.get_rank() == 0 else None
+            address = [host or socket.gethostname(), None]
+            process, address[1] = _start_first({**options, "server": 0, "host": address[0]})
+            self._processes.append(process)
+        dist.broadcast_object_list(address, group=workers, group_src=0)
+        if address[1] is None:
+            raise RuntimeError("the first server of the parameter server did not start")
+        own = {**options, "host": address[0], "port": address[1]}
+        self._processes += [
+            _start({**own, "server": server})
+            for server in range(1, self._servers)
+            if server % self._workers == self._rank
+        ]
+        store = TCPStore(address[0], address[1], is_master=False)
+        lines = {}
+        for server in range(self._servers):
+            store.wait([f"line/{server}"], timedelta(seconds=JOIN_SECONDS))
+            host, _, port = store.get(f"line/{server}").decode().rpartition(":")
+            lines[server] = (host, int(port))
+        self._lines = WorkerEnd(self._rank, lines)
+        self._lines.watch(self._server_died)
+        self._group = join_group(
+            c10d.PrefixStore("group", store),
+            self._rank,
+            self._workers + self._servers,
+            names,
+            backend=backend,
+            timeout=LONGEST_WAIT,
+        )
+        # From here on the death of a worker is no longer the end of all.
+        dist.barrier(workers)
+
+    def _encode(
+        self, gradients: Mapping[int, torch.Tensor], key: Key
+    ) -> Payload | torch.Tensor | None:
+        gradient = gradients.get(key.parameter)
+        if gradient is None:
+            return None
+        part = self._part(gradient, key)
+        if self._codec is None:
+            return part
+        with Coding("encode", part.nbytes) as coding:
+            payload = self._codec.encode(part, key=(key.parameter, key.start, key.stop))
+            coding.bytes_out = payload.nbytes
+        return payload
+
+    @staticmethod
+    def _part(tensor: torch.Tensor, key: Key) -> torch.Tensor:
+        flat = tensor.detach().reshape(-1)[key.start : key.stop]
+        return flat.to("cpu").contiguous()
+
+    def _carrying(self, name: str, keys: Sequence[Key]) -> Any:
+        return carrying(name, [self._parameters[key.parameter] for key in keys])
+
+    def _send(self, server: int, header: Header, body: torch.Tensor | None) -> list[Any]:
+        parts = [(header.tensor(), HEADER_TAG)]
+        if body is not None:
+            parts.append((body, BODY_TAG))
+        return [self._launch(dist.isend, part, server, tag) for part, tag in parts]
+
+    def _receive(self, server: int, works: list[Any]) -> torch.Tensor:
+        data = torch.empty(reply_bytes(self._keys[server]), dtype=torch.uint8)
+        works.append(self._launch(dist.irecv, data, server, REPLY_TAG))
+        return data
+
+    def _launch(self, operation: Any, tensor: torch.Tensor, server: int, tag: int) -> Any:
+        end = "group_dst" if operation is dist.isend else "group_src"
+        try:
+            place = {end: self._workers + server}
+            return _Flight(operation(tensor, group=self._group, tag=tag, **place), tensor)
+        except RuntimeError as error:
+            self._fail(error)
+
+    def _wait(self, works: Sequence[Any]) -> None:
+        for work in works:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                self._fail(error)
+
+    def _answered(self, replies: Sequence[torch.Tensor]) -> Answered:
+        values = {
+            index: torch.empty(p.numel(), dtype=p.dtype) for index, p in enumerate(self._parameters)
+        }
+        found: list[Reply] = []
+        for data, keys in zip(replies, self._keys, strict=True):
+            reply, parts = read_reply(data, keys)
+            found.append(reply)
+            for key, part in zip(keys, parts, strict=True):
+                values[key.parameter][key.start : key.stop] = part
+        filled = all(reply.filled for reply in found)
+        return Answered(min(reply.clock for reply in found), values, filled)
+
+    def _fail(self, error: BaseException) -> None:
+        """After a message failed: ends the training if a server has died.
+
+        Raises:
+            ServerDiedError: It has.
+            RuntimeError: The message failed for another reason.
+        """
+        deadline = time.monotonic() + _PATIENCE_SECONDS / 2
+        while not self._died and time.monotonic() < deadline:
+            time.sleep(0.01)  # the lifeline breaks at the same time
+        if self._died:
+            raise ServerDiedError from error
+        raise error
+
+    def _server_died(self, server: int) -> None:
+        if self._closed:
+            return
+        self._died.append(server)
+        print(
+            f"ddltrace: server {server} of {self._servers} of the parameter server has died; "
+            "the training ends, because its parameters are lost",
+            file=sys.stderr,
+            flush=True,
+        )
+        time.sleep(_PATIENCE_SECONDS)
+        # The training thread computes, or waits in a library that does not notice.
+        os._exit(1)
+
+
+class _Flight:
+    """A message under way, with the tensor that has to live until its end."""
+
+    def __init__(self, work: dist.Work | None, tensor: torch.Tensor) -> None:
+        self._work = work
+        self._tensor = tensor
+
+    def wait(self) -> None:
+        """Waits for its end."""
+        assert self._work is not None
+        self._work.wait()
+
+
+def _start_first(options: dict[str, Any]) -> tuple[subprocess.Popen[bytes], int | None]:
+    """Starts the server that keeps the store; returns the store's port, None if it died."""
+    reading, writing = os.pipe()
+    process = _start({**options, "port": None, "tell": writing}, pass_fds=(writing,))
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        ready, _, _ = select.select([pipe], [], [], JOIN_SECONDS)
+        line = pipe.readline() if ready else ""
+    return process, int(line) if line else None
+
+
+def _start(options: dict[str, Any], pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    rank = options["global_ranks"][options["workers"] + options["server"]]
+    return subprocess.Popen(
+        [sys.executable, "-m", "ddltrace.experiments.asynchrony.server", json.dumps(options)],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "RANK": str(rank)},
+        pass_fds=pass_fds,
+        # A worker's death must not take its session's server along.
+        start_new_session=True,
+    )

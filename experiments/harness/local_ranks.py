@@ -1,0 +1,101 @@
+"""Runs a command as the ranks of one job on this machine, and goes on when a rank dies.
+
+torchrun ends a job when one rank dies. A job whose workers do not wait for each other can lose
+one of them::
+
+    python -m ddltrace.experiments.harness.local_ranks --ranks 3 --started FILE -- -m MODULE ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ddltrace.experiments.network.rank_processes import end, supervise
+from ddltrace.experiments.parent_process import end_with_parent
+
+
+class _Stopped(BaseException):
+    """A signal asks for the end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the job.
+
+    Returns:
+        As `supervise`; 128 + n if signal n ended the job.
+    """
+    options = _parse_options(arguments)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
+    environment = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+        "WORLD_SIZE": str(options.ranks),
+        "LOCAL_WORLD_SIZE": str(options.ranks),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    ranks: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(options.ranks):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            ranks.append(
+                subprocess.Popen(
+                    [sys.executable, *options.command],
+                    env={**os.environ, **environment, **own},
+                    # Signals reach the ranks through us, once; when we are killed, they die.
+                    start_new_session=True,
+                    preexec_fn=_die_with_launcher,  # noqa: PLW1509 - no threads
+                )
+            )
+        return supervise(ranks, tolerant_from=options.started)
+    except _Stopped as stopped:
+        return 128 + stopped.number
+    finally:
+        end(ranks)
+
+
+def _die_with_launcher() -> None:
+    end_with_parent(number=signal.SIGKILL)
+
+
+def _free_port() -> int:
+    """A port of this machine to which no process listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def _stop(number: int, frame: Any) -> NoReturn:
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+    raise _Stopped(number)
+
+
+def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="run one command as the ranks of one job")
+    parser.add_argument("--ranks", type=int, required=True, help="number of ranks")
+    parser.add_argument(
+        "--started", type=Path, help="when this file exists, a rank's death ends no other rank"
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- arguments of Python")
+    options = parser.parse_args(arguments)
+    if options.command[:1] == ["--"]:
+        options.command = options.command[1:]
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

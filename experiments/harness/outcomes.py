@@ -1,0 +1,64 @@
+"""What a job's ranks know at its end, put together: the outcome of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+
+def part_path(outcome: Path, rank: int) -> Path:
+    """Where a rank writes its own part, if ranks do not gather them."""
+    return outcome.with_name(f"{outcome.name}.rank-{rank:05d}")
+
+
+def started_path(outcome: Path) -> Path:
+    """Exists from when a rank's death is no longer the end of the job."""
+    return outcome.with_name(f"{outcome.name}.started")
+
+
+def remove(outcome: Path) -> None:
+    """Removes what the ranks of an earlier run wrote."""
+    for path in (outcome, started_path(outcome), *_parts(outcome)):
+        path.unlink(missing_ok=True)
+
+
+def read(outcome: Path) -> dict[str, Any] | None:
+    """The outcome that rank 0 wrote, or that the ranks wrote in parts; None if none did."""
+    if outcome.is_file():
+        value: dict[str, Any] = json.loads(outcome.read_text(encoding="utf-8"))
+        return value
+    parts = []
+    for path in _parts(outcome):
+        with contextlib.suppress(OSError, ValueError):
+            parts.append(json.loads(path.read_text(encoding="utf-8")))
+    return merged(parts) if parts else None
+
+
+def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One outcome from the parts of all ranks, or of those that have not died.
+
+    Args:
+        parts: ``losses``, ``wire_bytes``, ``digest``, ``peak_memory`` of each rank; the first
+            one's other entries are those of the outcome.
+    """
+    losses = zip_longest(*(part["losses"] for part in parts))
+    own = {"losses", "wire_bytes", "digest", "peak_memory"}
+    return {
+        **{key: value for key, value in parts[0].items() if key not in own},
+        "losses": [_mean([loss for loss in step if loss is not None]) for step in losses],
+        "wire_bytes_per_step": [part["wire_bytes"] for part in parts],
+        "peak_memory_bytes": [p["peak_memory"] for p in parts if p["peak_memory"] is not None],
+        "replicas_identical": len({part["digest"] for part in parts}) == 1,
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _parts(outcome: Path) -> list[Path]:
+    return sorted(outcome.parent.glob(f"{outcome.name}.rank-*"))

@@ -1,0 +1,37 @@
+"""Backup workers: Chen et al., "Revisiting Distributed Synchronous SGD", arXiv 1604.00981."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ddltrace.experiments.synchronization.rule import ServerRule
+
+
+@dataclass(frozen=True)
+class Backup(ServerRule):
+    """Each update is the mean of the first pushes of its round; those of the last are dropped.
+
+    A worker whose push came too late goes on with the round that the servers have reached.
+
+    Attributes:
+        workers: How many workers a round does not wait for.
+    """
+
+    by_rounds: ClassVar[bool] = True
+
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ValueError("workers must be at least 1")
+
+    def bound_for(self, seconds: Mapping[int, Sequence[float]]) -> int:
+        """No worker runs ahead of the rounds."""
+        del seconds
+        return 0
+
+    def round_is_complete(self, pushed: int, active: int) -> bool:
+        """Whether all but `workers` have pushed, and one at least."""
+        return pushed >= max(1, active - self.workers)

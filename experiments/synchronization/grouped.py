@@ -1,0 +1,46 @@
+"""Grouped synchronization: groups average every step, all ranks every few steps.
+
+Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020, call it hierarchical local
+SGD.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ddltrace.experiments.synchronization.rule import Place, Synchronization
+
+
+@dataclass(frozen=True)
+class Grouped(Synchronization):
+    """Gradients are averaged within groups in each step; parameters over all ranks, sometimes.
+
+    Attributes:
+        size: Consecutive ranks in a group; the last group may be smaller.
+        every: After how many steps the parameters of all ranks are averaged.
+    """
+
+    place: ClassVar[Place] = "groups"
+
+    size: int = 2
+    every: int = 8
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.every < 1:
+            raise ValueError("size and every must be at least 1")
+
+    def groups(self, ranks: int) -> list[list[int]]:
+        """The groups.
+
+        Args:
+            ranks: Number of ranks.
+        """
+        return [
+            list(range(start, min(start + self.size, ranks)))
+            for start in range(0, ranks, self.size)
+        ]
+
+    def averages_after(self, step: int) -> bool:
+        """Whether all ranks average their parameters after a step, counted from 0."""
+        return (step + 1) % self.every == 0
