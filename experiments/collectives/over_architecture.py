@@ -21,7 +21,8 @@ from ddltrace.experiments.architectures.ring import Ring
 from ddltrace.experiments.architectures.transfers import Ownership, Round, Transfer, without_empty
 from ddltrace.experiments.collectives.base import Collectives, Pending
 from ddltrace.experiments.collectives.link_measurement import measure_links
-from ddltrace.experiments.collectives.plan_execution import (
+from ddltrace.experiments.collectives.server_processes import ServerProcesses
+from ddltrace.experiments.plan_execution import (
     Combine,
     Naming,
     OwnRound,
@@ -32,7 +33,6 @@ from ddltrace.experiments.collectives.plan_execution import (
     rounds_of,
     unnamed,
 )
-from ddltrace.experiments.collectives.server_processes import ServerProcesses
 
 TAGS: Final = 1024
 """Tags are used again after so many collectives: far more than are ever under way."""

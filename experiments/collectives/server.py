@@ -18,14 +18,14 @@ from torch.distributed import distributed_c10d as c10d
 
 from ddltrace.experiments.architectures.parameter_server import ParameterServer
 from ddltrace.experiments.architectures.transfers import Ownership
-from ddltrace.experiments.collectives.plan_execution import (
+from ddltrace.experiments.collectives.server_processes import END, join_group
+from ddltrace.experiments.parent_process import end_with_parent
+from ddltrace.experiments.plan_execution import (
     OwnRound,
     PlanExecution,
     launches_of,
     rounds_of,
 )
-from ddltrace.experiments.collectives.server_processes import END, join_group
-from ddltrace.experiments.parent_process import end_with_parent
 
 _FOREVER: Final = timedelta(days=365)
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from ddltrace.experiments.architectures.ring import Ring
-from ddltrace.experiments.collectives.plan_execution import (
+from ddltrace.experiments.plan_execution import (
     OwnRound,
     PlanExecution,
     launches_of,

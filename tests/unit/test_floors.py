@@ -175,7 +175,7 @@ ORDER = {
     ),
     "experiments": (
         *("parent_process", "technique", "grammar", "messages", "architectures", "schedules"),
-        *("synchronization", "transports", "collectives", "codecs", "frequency"),
+        *("synchronization", "plan_execution", "transports", "collectives", "codecs", "frequency"),
         *("optimizer_rules", "strategy", "asynchrony", "observation", "pacing", "workloads"),
         *("engine", "network", "harness", "transport_benchmark"),
         *("commands", "__init__"),

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ddltrace.experiments.architectures.ring import Ring
-from ddltrace.experiments.collectives.plan_execution import PlanExecution, rounds_of
+from ddltrace.experiments.plan_execution import PlanExecution, rounds_of
 from ddltrace.experiments.transports.backends.mailbox import Future, fail
 
 USER: Final = 0
