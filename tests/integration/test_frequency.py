@@ -30,6 +30,12 @@ def test_frequencies_equal_what_their_papers_reduce_them_to(report: dict[str, An
         assert distance < 2e-6, pair
 
 
+def test_pytorchs_implementations_compress_what_ours_compress(report: dict[str, Any]) -> None:
+    assert len(report["compression"]) == 6
+    for spec, moved in report["compression"].items():
+        assert moved > 100 * report["distance"][f"{spec} = PyTorch's"], spec
+
+
 def test_replicas_are_equal_after_each_round_and_only_then(report: dict[str, Any]) -> None:
     for case, equal in report["equal"].items():
         spec = case.split()[0]

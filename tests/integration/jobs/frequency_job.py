@@ -12,13 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import (
-    default_hooks,
-    post_localSGD_hook,
-    powerSGD_hook,
-)
-from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.nn.parallel import DistributedDataParallel
 
 from ddltrace.experiments.engine.attach import attach
 from ddltrace.experiments.frequency.demo import Demo
@@ -102,51 +95,15 @@ def large_batch(steps: int) -> torch.Tensor:
     return flat(model)
 
 
-def pytorchs_post_local(start: int, period: int) -> torch.Tensor:
-    model = DistributedDataParallel(network())
-    state = post_localSGD_hook.PostLocalSGDState(
-        process_group=None,
-        subgroup=dist.new_group([dist.get_rank()], use_local_synchronization=True),
-        start_localSGD_iter=start,
-        post_local_gradient_allreduce=False,
-    )
-    model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
-    optimizer = optimizer_of(model, "momentum")
-    averager = PeriodicModelAverager(period=period, warmup_steps=start)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        model(batch(step, dist.get_rank())).square().mean().backward()
-        optimizer.step()
-        averager.average_parameters(model.parameters())
-    return flat(model)
-
-
 def beside_pytorchs_hooks(report: dict[str, Any]) -> None:
-    """PyTorch's compression hooks and ours train the same models to the same parameters."""
-    powersgd = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
-    for spec, state, hook in (
-        ("fp16", None, default_hooks.fp16_compress_hook),
-        ("powersgd:rank=2,start=2+feedback", powersgd, powerSGD_hook.powerSGD_hook),
-    ):
-        finals = []
-        for ours in (True, False):
-            torch.manual_seed(5)
-            # One matrix: PyTorch keeps PowerSGD's errors by bucket, whose order changes.
-            model = nn.Linear(30, 20, bias=False)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-            exchange = attach(model, parse(spec)) if ours else None
-            wrapped = exchange.model if exchange else DistributedDataParallel(model)
-            if exchange is None:
-                wrapped.register_comm_hook(state, hook)  # type: ignore[operator]
-            for step in range(STEPS):
-                generator = torch.Generator().manual_seed(50 * step + dist.get_rank())
-                optimizer.zero_grad()
-                wrapped(torch.randn(6, 30, generator=generator)).square().mean().backward()
-                optimizer.step()
-            finals.append(flat(model))
-            if exchange is not None:
-                exchange.close()
-        report["distance"][f"{spec} = PyTorch's hook"] = distance(*finals)
+    """PyTorch's implementations and ours train the same models to the same parameters."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
+    import pytorch_hooks
+
+    for case in pytorch_hooks.CASES:
+        found = pytorch_hooks.difference_of(case, STEPS)
+        report["distance"][f"{case.spec} = PyTorch's"] = found.hook
+        report["compression"][case.spec] = found.plain
 
 
 def dgc_momentum(report: dict[str, Any]) -> None:
@@ -196,7 +153,7 @@ def demo_sign(report: dict[str, Any]) -> None:
 
 def main() -> None:
     dist.init_process_group("gloo")
-    report: dict[str, Any] = {"distance": {}, "equal": {}}
+    report: dict[str, Any] = {"distance": {}, "equal": {}, "compression": {}}
     found: dict[str, torch.Tensor] = {}
     for spec, kind in (
         *(("ddp", "sgd"), ("localsgd:period=1", "sgd"), ("localsgd:period=3", "momentum")),
@@ -222,7 +179,6 @@ def main() -> None:
         final = found[key] if key in found else trained(spec, kind)[0]
         report["simulated"][key] = final.tolist()
     found["large batch"] = large_batch(3)
-    found["post-local of PyTorch"] = pytorchs_post_local(4, 3)
     for left, right in (
         ("localsgd:period=1 sgd", "ddp sgd"),
         ("diloco:period=3,outer_lr=1,outer_momentum=0 momentum", "localsgd:period=3 momentum"),
@@ -230,7 +186,6 @@ def main() -> None:
         ("streaming_diloco:period=4,fragments=1,delay=0,alpha=1 adamw", "diloco:period=4 adamw"),
         ("accumulate:steps=3 momentum", "large batch"),
         ("accumulate:steps=3+p3:slice=50 momentum", "large batch"),
-        ("postlocalsgd:start=4,period=3 momentum", "post-local of PyTorch"),
         (
             "diloco:period=4,outer_lr=0.5+topk:density=1+feedback adamw",
             "diloco:period=4,outer_lr=0.5,outer_momentum=0 adamw",
