@@ -19,20 +19,17 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d as c10d
 
-from ddltrace.experiments.asynchrony.lifelines import ServerEnd
 from ddltrace.experiments.asynchrony.update_server import UpdateServer
 from ddltrace.experiments.codecs.composition import compose
 from ddltrace.experiments.codecs.kernels.make_codec import make_codec
+from ddltrace.experiments.collectives.lifelines import listen
 from ddltrace.experiments.collectives.server import be_a_rank
-from ddltrace.experiments.collectives.server_processes import join_group
+from ddltrace.experiments.collectives.server_processes import JOIN_SECONDS, join_group
 from ddltrace.experiments.messages.trace_marks import mark
 from ddltrace.experiments.parent_process import end_with_parent, outlive_parent
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.experiments.synchronization.marks import mark_name
-from ddltrace.experiments.transports.backends.addresses import own_address
 
-JOIN_SECONDS: Final = 120.0
-"""Longest time until all workers are connected."""
 LONGEST_WAIT: Final = timedelta(days=30)
 """A worker may wait for a straggler for as long as it takes; lifelines tell who has died."""
 _DRAIN_SECONDS: Final = 10.0
@@ -51,9 +48,7 @@ def main() -> None:
     strategy = parse(options["spec"])
     names: list[int] = options["global_ranks"]
     workers = options["workers"]
-    lines = ServerEnd(own_address())
-    store.set(f"line/{options['server']}", f"{own_address()}:{lines.port}")
-    lines.accept(workers, JOIN_SECONDS)
+    lines = listen(store, options["server"], workers, JOIN_SECONDS)
     ended = _Ended(workers)
     lines.watch(ended)
     rank = workers + options["server"]

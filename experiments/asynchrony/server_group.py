@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Final
 
 import torch
@@ -24,8 +23,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from ddltrace.experiments.architectures.placement import place
-from ddltrace.experiments.asynchrony.lifelines import WorkerEnd
-from ddltrace.experiments.asynchrony.server import JOIN_SECONDS, LONGEST_WAIT
+from ddltrace.experiments.asynchrony.server import LONGEST_WAIT
 from ddltrace.experiments.asynchrony.wire_format import (
     BODY_TAG,
     FINISH,
@@ -42,7 +40,8 @@ from ddltrace.experiments.asynchrony.wire_format import (
 )
 from ddltrace.experiments.codecs.forms.base import Coding
 from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, as_bytes
-from ddltrace.experiments.collectives.server_processes import join_group
+from ddltrace.experiments.collectives.lifelines import connect, say_server_died
+from ddltrace.experiments.collectives.server_processes import JOIN_SECONDS, join_group
 from ddltrace.experiments.messages.trace_marks import carrying
 
 _GRACE_SECONDS: Final = 10.0
@@ -228,12 +227,7 @@ class ServerGroup:
             if server % self._workers == self._rank
         ]
         store = TCPStore(address[0], address[1], is_master=False)
-        lines = {}
-        for server in range(self._servers):
-            store.wait([f"line/{server}"], timedelta(seconds=JOIN_SECONDS))
-            host, _, port = store.get(f"line/{server}").decode().rpartition(":")
-            lines[server] = (host, int(port))
-        self._lines = WorkerEnd(self._rank, lines)
+        self._lines = connect(store, self._rank, self._servers, JOIN_SECONDS)
         self._lines.watch(self._server_died)
         self._group = join_group(
             c10d.PrefixStore("group", store),
@@ -325,12 +319,7 @@ class ServerGroup:
         if self._closed:
             return
         self._died.append(server)
-        print(
-            f"ddltrace: server {server} of {self._servers} of the parameter server has died; "
-            "the training ends, because its parameters are lost",
-            file=sys.stderr,
-            flush=True,
-        )
+        say_server_died(server, self._servers)
         time.sleep(_PATIENCE_SECONDS)
         # The training thread computes, or waits in a library that does not notice.
         os._exit(1)

@@ -6,6 +6,7 @@ Started by `server_processes.py`; ends when the workers say so, or with the work
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from datetime import timedelta
@@ -18,7 +19,8 @@ from torch.distributed import distributed_c10d as c10d
 
 from ddltrace.experiments.architectures.parameter_server import ParameterServer
 from ddltrace.experiments.architectures.transfers import Ownership
-from ddltrace.experiments.collectives.server_processes import END, join_group
+from ddltrace.experiments.collectives.lifelines import listen
+from ddltrace.experiments.collectives.server_processes import END, JOIN_SECONDS, join_group
 from ddltrace.experiments.parent_process import end_with_parent
 from ddltrace.experiments.plan_execution import (
     OwnRound,
@@ -39,6 +41,8 @@ def main() -> None:
     torch.set_num_threads(1)
     store = TCPStore(options["host"], options["port"], is_master=False, timeout=_FOREVER)
     rank, size = options["rank"], options["size"]
+    server = rank - (size - options["servers"])
+    listen(store, server, size - options["servers"], JOIN_SECONDS).watch(_end_with_workers)
     group = join_group(
         c10d.PrefixStore("group", store),
         rank,
@@ -71,6 +75,12 @@ def main() -> None:
         send, receive = launches_of(group, tag)
         PlanExecution(rounds, vector, send=send, receive=receive).wait()
         number += 1
+
+
+def _end_with_workers(worker: int, said_goodbye: bool) -> None:
+    del worker
+    if not said_goodbye:
+        os._exit(1)  # the sum of the others alone is no use to anybody
 
 
 def be_a_rank(*, rank: int, ranks: int) -> None:

@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from ddltrace.experiments.architectures.transfers import Ownership
+from ddltrace.experiments.collectives.lifelines import connect, say_server_died
 from ddltrace.experiments.transports.backends.register import backend_of
 from ddltrace.experiments.transports.entries import NAMES as TRANSPORTS
 from ddltrace.experiments.transports.entries import by_name
@@ -39,6 +40,8 @@ _KEPT: Final = 2048
 """Announcements that are kept in the store: more messages are never under way."""
 _PATIENCE: Final = timedelta(minutes=5)
 _GRACE_SECONDS: Final = 10.0
+JOIN_SECONDS: Final = 120.0
+"""Longest time until workers and servers are connected."""
 
 
 def join_group(
@@ -124,6 +127,9 @@ class ServerProcesses:
             for server in range(servers)
             if server % size == rank
         ]
+        self._servers = servers
+        self._lines = connect(self._store, rank, servers, JOIN_SECONDS)
+        self._lines.watch(self._server_died)
         self.group = join_group(
             c10d.PrefixStore("group", self._store),
             rank,
@@ -157,6 +163,7 @@ class ServerProcesses:
             return
         self._closed = True
         atexit.unregister(self.close)
+        self._lines.close()
         if self._leads:
             self._tell(next(self._numbers), END)
         for process in self._processes:
@@ -170,6 +177,13 @@ class ServerProcesses:
         self._store.set(ended, "1")
         if self._leads:
             self._store.wait([f"ended/{rank}" for rank in range(self._workers)])
+
+    def _server_died(self, server: int) -> None:
+        if self._closed:
+            return
+        say_server_died(server, self._servers)
+        # The training thread waits in a library, which may not notice, or say it at length.
+        os._exit(1)
 
     def _tell(self, number: int, text: str) -> None:
         self._store.set(f"message/{number}", text)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ddltrace.experiments.architectures.parameter_server import SERVER_DIED
 from ddltrace.experiments.harness import outcomes, results_file
 from ddltrace.experiments.harness.job_command import job_command, log_path, outcome_path
 from ddltrace.experiments.harness.job_process import JobEnd, interruptible, run_job
@@ -233,5 +234,7 @@ def _explain(end: JobEnd, settings: Settings, log: Path) -> str:
     ]
     # The one line that says why is usually the last exception's.
     reasons = [line for line in lines if "Error: " in line] or lines[1:]
+    # A dead server makes the messages of all workers fail.
+    reasons = [line for line in lines if SERVER_DIED in line] or reasons
     reason = reasons[-1] if reasons else "it printed nothing"
     return f"the job ended with {status_text(end.status)}: {reason:.200} (log: {log.name})"

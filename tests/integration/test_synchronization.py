@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from support.jobs import DDLTRACE, LAUNCH_RANKS, environment
 from support.sampling import sampled
@@ -68,3 +73,71 @@ def test_a_rule_with_servers_keeps_its_promises(spec: str, tmp_path: Path) -> No
     assert found["updates"]["pushed"] == found["updates"]["applied"] + found["updates"]["dropped"]
     if "ssp:bound" in spec:
         assert found["staleness"]["max"] <= int(spec.partition("bound=")[2][0])
+
+
+SEED = random.SystemRandom().randrange(1 << 32)
+
+
+def processes_below(parent: int) -> dict[int, str]:
+    """All processes that a process has started, by their ids, with their command lines."""
+    found = {}
+    for process in psutil.Process(parent).children(recursive=True):
+        try:
+            found[process.pid] = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+    return found
+
+
+def of_kind(kind: str, processes: dict[int, str]) -> list[int]:
+    part = {"worker": "-m ddltrace.experiments.harness.worker", "server": "asynchrony.server"}
+    return sorted(
+        pid
+        for pid, line in processes.items()
+        if part[kind] in line and "local_ranks" not in line and " run " not in line
+    )
+
+
+@pytest.mark.parametrize("victim", sampled(["worker", "server", "experiment"], 2))
+def test_a_killed_process_leaves_nothing_behind(victim: str, tmp_path: Path) -> None:
+    print(f"seed {SEED}")
+    rng = random.Random(f"{SEED} {victim}")
+    steps = "250" if victim == "worker" else "100000"
+    command = [*DDLTRACE, "experiment", "run", "--strategy", "ps:servers=1+asp", "--json"]
+    command += ["--ranks", "3", "--width", "2", "--batch-size", "4", "--steps", steps]
+    job = subprocess.Popen(
+        [*command, "-o", str(tmp_path / "out"), "--timeout", "200"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    started = tmp_path / "out" / "ps-servers-1-asp.outcome.json.started"
+    while not started.exists():
+        assert job.poll() is None, job.stderr
+        time.sleep(0.02)
+    time.sleep(rng.random() / 2)
+    processes = processes_below(job.pid)
+    killed = job.pid if victim == "experiment" else rng.choice(of_kind(victim, processes))
+    at = time.monotonic()
+    os.kill(killed, signal.SIGKILL)
+    output, errors = job.communicate(timeout=200)
+    if victim == "worker":
+        assert job.returncode == 0, errors
+        (row,) = json.loads(output)["rows"]
+        assert len(row["synchronization"]["died"]) == 1
+        assert any("was dropped" in note for note in row["notes"])
+        assert row["synchronization"]["violations"] == []
+    elif victim == "server":
+        assert job.returncode == 1
+        assert "server 0 of 1 of the parameter server has died" in errors
+    _, alive = psutil.wait_procs([p for p in map(existing, processes) if p], timeout=60)
+    print(f"ended after {time.monotonic() - at:.1f} s")
+    assert not alive
+
+
+def existing(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return None

@@ -10,9 +10,16 @@ import contextlib
 import selectors
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Final
+
+from torch._C._distributed_c10d import Store
+
+from ddltrace.experiments.architectures.parameter_server import SERVER_DIED
+from ddltrace.experiments.transports.backends.addresses import own_address
 
 _HELLO: Final = struct.Struct("<i")
 _BYE: Final = b"b"
@@ -108,6 +115,62 @@ class WorkerEnd:
             with contextlib.suppress(OSError):
                 line.send(_BYE)
                 line.shutdown(socket.SHUT_WR)
+
+
+def say_server_died(server: int, servers: int) -> None:
+    """Says in one line that the training ends.
+
+    Args:
+        server: Number of the server that has died.
+        servers: How many there were.
+    """
+    print(
+        f"ddltrace: server {server} of {servers} {SERVER_DIED}; "
+        "the training ends, because its parameters are lost",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def connect(store: Store, worker: int, servers: int, timeout_s: float) -> WorkerEnd:
+    """Connects a worker with all servers.
+
+    Args:
+        store: Where servers say their addresses.
+        worker: The worker's number.
+        servers: How many servers there are.
+        timeout_s: Longest time to wait for an address.
+
+    Raises:
+        RuntimeError: A server did not say its address.
+        OSError: A server cannot be reached.
+    """
+    addresses = {}
+    for server in range(servers):
+        key = f"line/{server}"
+        store.wait([key], timedelta(seconds=timeout_s))
+        host, _, port = store.get(key).decode().rpartition(":")
+        addresses[server] = (host, int(port))
+    return WorkerEnd(worker, addresses)
+
+
+def listen(store: Store, server: int, workers: int, timeout_s: float) -> ServerEnd:
+    """Waits until all workers are connected with a server.
+
+    Args:
+        store: Where the server says its address.
+        server: The server's number.
+        workers: How many workers there are.
+        timeout_s: Longest time to wait for one.
+
+    Raises:
+        OSError: A worker did not come, or went away.
+    """
+    address = own_address()
+    lines = ServerEnd(address)
+    store.set(f"line/{server}", f"{address}:{lines.port}")
+    lines.accept(workers, timeout_s)
+    return lines
 
 
 def _watch(lines: Mapping[int, socket.socket], lost: Callable[[int, bool], None]) -> None:
