@@ -70,7 +70,7 @@ def stream_gaps(
 
 def queue_lengths(
     launched: IntArray, launched_on: IntArray, start: IntArray, stream: IntArray
-) -> dict[int, IntArray]:
+) -> dict[int, tuple[IntArray, IntArray]]:
     """The number of works that are launched and not begun, after each of its changes.
 
     Args:
@@ -80,9 +80,14 @@ def queue_lengths(
         stream: Their streams.
 
     Returns:
-        Stream -> lengths.
+        Stream -> times and lengths.
     """
-    order = np.argsort(np.concatenate([launched, start]))
+    times = np.concatenate([launched, start])
+    order = np.argsort(times)
     change = np.repeat([1, -1], [len(launched), len(start)])[order]
     on = np.concatenate([launched_on, stream])[order]
-    return {number: np.cumsum(change[on == number]) for number in np.unique(on).tolist()}
+    found = {}
+    for number in np.unique(on).tolist():
+        mine = on == number
+        found[number] = (times[order][mine], np.cumsum(change[mine]))
+    return found

@@ -137,12 +137,13 @@ def _queues(columns: Columns, work: IntArray, call: IntArray) -> dict[int, IntAr
     counted = np.append(named(columns, LAUNCHES.__contains__), False)[call]
     work, call = work[counted], call[counted]
     by_call = np.argsort(call, kind="stable")
-    return queue_lengths(
+    lengths = queue_lengths(
         columns.start[call[by_call]],
         columns.lane[work[by_call]],
         columns.start[work],
         columns.lane[work],
     )
+    return {lane: values for lane, (_, values) in lengths.items()}
 
 
 def _copy_rows(rank: int, columns: Columns, work: IntArray) -> list[CopyRow]:

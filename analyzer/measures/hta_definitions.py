@@ -16,10 +16,12 @@ from ddltrace.analyzer.formatting.text_table import render
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable
 from ddltrace.analyzer.importers.kineto.hta_figures import (
     HTA_LABEL,
+    HTA_SERIES_LABEL,
     HTA_STREAMS_LABEL,
     HtaBreakdown,
 )
-from ddltrace.tracer.errors import UsageError
+from ddltrace.analyzer.importers.kineto.hta_series import Series, from_text
+from ddltrace.tracer.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -100,6 +102,34 @@ def hta_tables(trace: Trace) -> HtaTables:
         for name, values in tables.get("bandwidth", {}).items():
             figures = dict(zip(_DESCRIBED, values, strict=True))
             found.memory_bandwidth.append({"rank": rank, "name": name, **figures})
+    return found
+
+
+def hta_series(trace: Trace, kind: str) -> list[tuple[int, str, Series]]:
+    """HTA's time series; empty for traces of other formats and of older versions.
+
+    Args:
+        trace: A trace imported from Kineto files.
+        kind: ``queue`` (``get_queue_length_time_series``) or ``bandwidth``
+            (``get_memory_bw_time_series``, GB/s).
+
+    Returns:
+        Rank, stream or kind of copy, and series; times are microseconds since the first event of
+        all ranks.
+
+    Raises:
+        TraceError: The trace is damaged.
+    """
+    label = trace.run.labels.get(HTA_SERIES_LABEL)
+    stored = label if isinstance(label, dict) else {}
+    found = []
+    for rank in trace.ranks:
+        tables = stored.get(str(rank))
+        series = tables.get(kind) if isinstance(tables, dict) else None
+        if isinstance(series, dict):
+            if kind == "queue" and not all(str(key).isdecimal() for key in series):
+                raise TraceError("run.json is damaged: a stream in HTA's time series has no number")
+            found += [(rank, str(key), from_text(text)) for key, text in series.items()]
     return found
 
 

@@ -36,7 +36,6 @@ from ddltrace.analyzer.model import RankWaiting, RootCause, Waiting
 FloatArray = npt.NDArray[np.float64]
 
 _TRANSFER: Final = CAUSES.index("transfer")
-_MOST_OF_IT: Final = 0.5
 _SAME: Final = 0.05
 """Two values of a saving that differ by less of the larger one count as one."""
 
@@ -131,8 +130,7 @@ class RootCauseFinder:
             )
             pairs = zip(found[: len(chosen)], found[len(chosen) :], strict=True)
             saved[: len(chosen)] = [
-                whole if whole[1] > _MOST_OF_IT * waited_for[1] else waited_for
-                for waited_for, whole in pairs
+                max(waited_for, whole, key=lambda pair: pair[1]) for waited_for, whole in pairs
             ]
         names = self._names(order[:_REPLAYED])
         total = float(self._delays.waiting.sum())

@@ -14,9 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
+from ddltrace.analyzer.importers.kineto.hta_series import Series
 from ddltrace.analyzer.joined.analyzed import Analyzed
 from ddltrace.analyzer.joined.executions import DEVICE_KINDS, HOST_KINDS, KINDS, Executions
 from ddltrace.analyzer.joined.join import State
+from ddltrace.analyzer.measures.hta_definitions import hta_series
 from ddltrace.analyzer.measures.operation_rows import grouped
 from ddltrace.analyzer.model import (
     CATEGORIES,
@@ -80,6 +82,36 @@ def counters_table(trace: Trace) -> pa.Table:
             )
         )
     return pa.concat_tables(tables)
+
+
+def hta_queue_length_table(trace: Trace) -> pa.Table:
+    """One row per change of the length of a stream's queue, as HTA's time series has it."""
+    found = hta_series(trace, "queue")
+    streams = [int(key) for _, key, _ in found]
+    columns = _series_columns(found, "stream", pa.array(streams, pa.int64()))
+    values = np.concatenate([np.empty(0), *(series.value for *_, series in found)])
+    return pa.table(columns | {"queue_length": pa.array(values.astype(np.int64))})
+
+
+def hta_copy_bandwidth_table(trace: Trace) -> pa.Table:
+    """One row per change of the bandwidth of a kind of copy, as HTA's time series has it."""
+    found = hta_series(trace, "bandwidth")
+    columns = _series_columns(found, "name", pa.array([key for _, key, _ in found], pa.string()))
+    values = np.concatenate([np.empty(0), *(series.value for *_, series in found)])
+    return pa.table(columns | {"gigabytes_per_s": pa.array(values)})
+
+
+def _series_columns(
+    found: Sequence[tuple[int, str, Series]], name: str, keys: pa.Array
+) -> dict[str, pa.Array]:
+    """The columns rank, key and time of some series."""
+    counts = [len(series.time) for *_, series in found]
+    which = pa.array(np.repeat(np.arange(len(found)), counts))
+    return {
+        "rank": pa.array([rank for rank, *_ in found], pa.int32()).take(which),
+        name: keys.take(which),
+        "time_us": pa.array(np.concatenate([np.empty(0), *(series.time for *_, series in found)])),
+    }
 
 
 def messages_table(analyzed: Analyzed) -> pa.Table:
@@ -265,7 +297,11 @@ OF_ANALYSIS: Final[dict[str, Callable[[Analyzed], pa.Table]]] = {
 }
 """Name -> function that creates the table from an analysis."""
 
-OF_TRACE: Final[dict[str, Callable[[Trace], pa.Table]]] = {"counters": counters_table}
+OF_TRACE: Final[dict[str, Callable[[Trace], pa.Table]]] = {
+    "counters": counters_table,
+    "hta_queue_length": hta_queue_length_table,
+    "hta_copy_bandwidth": hta_copy_bandwidth_table,
+}
 """Name -> function that creates the table from a trace, without an analysis."""
 
 TABLES: Final = ("events", *OF_TRACE, *OF_ANALYSIS)

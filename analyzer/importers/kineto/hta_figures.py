@@ -23,6 +23,7 @@ integers.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
@@ -36,6 +37,7 @@ from ddltrace.analyzer.events.stream_gaps import LAUNCHES
 from ddltrace.analyzer.importers.blocks import Blocks
 from ddltrace.analyzer.importers.kineto.decode import Decoded
 from ddltrace.analyzer.importers.kineto.decoded_events import NOT_EVENTS, column
+from ddltrace.analyzer.importers.kineto.hta_series import SeriesTables, to_text
 from ddltrace.analyzer.importers.kineto.hta_streams import (
     WORK,
     HtaEvents,
@@ -49,6 +51,9 @@ HTA_LABEL: Final = "hta_figures"
 
 HTA_STREAMS_LABEL: Final = "hta_streams"
 """The entry of a run's labels that holds the result of `streams_by_rank`."""
+
+HTA_SERIES_LABEL: Final = "hta_series"
+"""The entry of a run's labels that holds the result of `series_by_rank`."""
 
 HTA_FIRST_LABEL: Final = "hta_first_events"
 """The entry of a run's labels with the ranks whose file begins with an interval: the first row."""
@@ -95,6 +100,7 @@ class HtaBreakdown:
 
 
 _Figures = tuple[Any, ...]
+_StreamFigures = tuple[Tables, SeriesTables]
 
 
 @dataclass(frozen=True)
@@ -106,16 +112,18 @@ class HtaFile:
         whole: Figures of all device work, in the order of `HtaBreakdown` behind the rank; None
             without any.
         without_last_step: The same of the device work that was launched before the last step.
-        whole_streams: Tables of streams and copies, see `hta_streams`.
+        whole_streams: Tables of streams and copies, and their series, see `hta_streams`.
         streams_without_last_step: The same without the last step.
+        first: When the first event begins, microseconds as in the file; the series begin there.
         begins_with_interval: Whether the first event in the file is an interval that HTA reads.
     """
 
     steps: tuple[str, ...]
     whole: _Figures | None
     without_last_step: _Figures | None
-    whole_streams: Tables | None = None
-    streams_without_last_step: Tables | None = None
+    whole_streams: _StreamFigures | None = None
+    streams_without_last_step: _StreamFigures | None = None
+    first: float = math.inf
     begins_with_interval: bool = False
 
 
@@ -141,17 +149,36 @@ def hta_figures(files: Sequence[tuple[int, HtaFile]]) -> dict[str, list[float | 
 
 def streams_by_rank(files: Sequence[tuple[int, HtaFile]]) -> dict[str, Tables]:
     """Chooses the tables of a job's ranks, as `hta_figures` chooses the figures."""
+    return {str(rank): figures[0] for rank, _, figures in _stream_figures(files)}
+
+
+def series_by_rank(files: Sequence[tuple[int, HtaFile]]) -> dict[str, dict[str, dict[str, str]]]:
+    """The series of a job's ranks as text, with times since the first event of all ranks."""
+    first = min((file.first for _, file in files), default=0.0)
+    return {
+        str(rank): {
+            name: {key: to_text(each.since(first - file.first)) for key, each in series.items()}
+            for name, series in figures[1].items()
+        }
+        for rank, file, figures in _stream_figures(files)
+    }
+
+
+def _stream_figures(
+    files: Sequence[tuple[int, HtaFile]],
+) -> list[tuple[int, HtaFile, _StreamFigures]]:
+    """Ranks, files and figures of streams that count."""
     ranks = [rank for rank, _ in files]
     many_steps = len({step for _, file in files for step in file.steps}) > 1
     chosen = [
-        (rank, file.streams_without_last_step if many_steps else file.whole_streams)
+        (rank, file, file.streams_without_last_step if many_steps else file.whole_streams)
         for rank, file in files
     ]
-    return {
-        str(rank): tables
-        for rank, tables in chosen
-        if tables is not None and ranks.count(rank) == 1
-    }
+    return [
+        (rank, file, figures)
+        for rank, file, figures in chosen
+        if figures is not None and ranks.count(rank) == 1
+    ]
 
 
 def hta_file(path: Path, decoded: Decoded) -> HtaFile:
@@ -166,7 +193,8 @@ def hta_file(path: Path, decoded: Decoded) -> HtaFile:
     step_names = tuple(decoded.names[code] for code in np.unique(events.name[steps]).tolist())
     on_device = events.wanted & (events.stream != -1)
     if not on_device.any():
-        return HtaFile(step_names, None, None)
+        fractional = bool(np.any(events.start % 1 != 0))
+        return HtaFile(step_names, None, None, first=_first_event(events, fractional=fractional))
     fractional = _has_fractions(path, events, lacks_times=decoded.lacks_times)
     if fractional:
         start, end = np.ceil(events.start), np.floor(events.start + events.duration)
@@ -183,8 +211,15 @@ def hta_file(path: Path, decoded: Decoded) -> HtaFile:
         _figures(events, start, end, kept) if kept.any() else None,
         streams.tables(events.wanted.astype(np.int64), in_order=True),
         streams.tables(copies, in_order=False) if kept.any() else None,
-        decoded.begins_with_interval and bool(events.wanted[0]),
+        first=_first_event(events, fractional=fractional),
+        begins_with_interval=decoded.begins_with_interval and bool(events.wanted[0]),
     )
+
+
+def _first_event(events: _Events, *, fractional: bool) -> float:
+    """When the first event begins for HTA; infinite without any."""
+    first = float(events.start[events.wanted].min(initial=np.inf))
+    return math.ceil(first) if fractional and math.isfinite(first) else first
 
 
 class _Events:
@@ -235,6 +270,7 @@ class _Streams:
         kind = np.dtype(np.float64)
         if not decoded.lacks_times:
             kind = _least_type(np.ceil(events.start[events.wanted]))
+        self._first = float(start[events.wanted].min())
         self._start = start.astype(kind)
         self._end = end.astype(kind) if not np.any(end % 1 != 0) else end
         self._work = events.is_work()
@@ -262,8 +298,8 @@ class _Streams:
             found[mine[hit]] = order[place[hit]]
         return found
 
-    def tables(self, copies: Counts, *, in_order: bool) -> Tables | None:
-        """The tables of some rows; None where HTA's table has far more rows than the file.
+    def tables(self, copies: Counts, *, in_order: bool) -> _StreamFigures | None:
+        """The tables and series of some rows; None where HTA has far more rows than the file.
 
         Args:
             copies: How often HTA keeps each row.
@@ -283,7 +319,7 @@ class _Streams:
         first = 0 if self._decoded.begins_with_interval else -1
         call = np.where((call == -1) & (events.correlation[rows] >= 0), first, call)
         other = self._of_call[rows]
-        return hta_streams(
+        tables, series = hta_streams(
             HtaEvents(
                 start=self._start[rows],
                 end=self._end[rows],
@@ -300,6 +336,10 @@ class _Streams:
                 linked=(other != -1) & ((other != 0) | (first != 0)),
             )
         )
+        return tables, {
+            name: {key: each.since(self._first) for key, each in rows.items()}
+            for name, rows in series.items()
+        }
 
 
 def _least_type(values: Floats) -> np.dtype[Any]:

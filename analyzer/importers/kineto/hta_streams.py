@@ -1,7 +1,8 @@
 """Idle time of streams, lengths of queues and bandwidth of copies as HTA 0.5.0 computes them.
 
 The figures of ``get_idle_time_breakdown``, ``get_queue_length_summary`` and
-``get_memory_bw_summary``, from the numbers that stand in a Kineto file. HTA's conventions:
+``get_memory_bw_summary``, and the series of ``get_queue_length_time_series`` and
+``get_memory_bw_time_series``, from the numbers that stand in a Kineto file. HTA's conventions:
 
 - Work whose launch is not in the file counts as launched when the first event of the file began,
   if that event is an interval.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ from ddltrace.analyzer.events.stream_gaps import (
     queue_lengths,
     stream_gaps,
 )
+from ddltrace.analyzer.importers.kineto.hta_series import Series, SeriesTables
 from ddltrace.analyzer.importers.names import clean
 
 Floats = npt.NDArray[np.float64]
@@ -33,6 +35,7 @@ Mask = npt.NDArray[np.bool_]
 WORK: Final = frozenset({"kernel", "Kernel", "gpu_memset", "Memset", "gpu_memcpy", "Memcpy"})
 """Categories of the events that HTA counts as work on a stream."""
 
+_Row = TypeVar("_Row")
 Tables = dict[str, dict[str, list[float | None]]]
 """Name of a table -> stream or kind of copy -> figures."""
 
@@ -82,14 +85,14 @@ def is_memory(name: str) -> bool:
     return _NOT_MEMORY.match(name) is None and _MEMORY.match(name) is not None
 
 
-def hta_streams(events: HtaEvents) -> Tables:
-    """The three tables of a rank.
+def hta_streams(events: HtaEvents) -> tuple[Tables, SeriesTables]:
+    """The three tables of a rank, and its series.
 
     Returns:
         ``idle``: stream -> host wait, kernel wait and other, microseconds. ``queue``: stream ->
         count, mean, standard deviation, minimum, quartiles, maximum; empty where HTA fails,
         because a call and its work cannot be told apart. ``bandwidth``: kind of copy -> the same of
-        GB/s.
+        GB/s. The series ``queue`` and ``bandwidth`` have the same keys.
     """
     idle: dict[str, list[float | None]] = {}
     for stream in np.unique(events.stream[events.is_work & (events.stream != -1)]).tolist():
@@ -102,11 +105,21 @@ def hta_streams(events: HtaEvents) -> Tables:
             KERNEL_WAIT_US,
         )
         idle[str(stream)] = [round(gap, 2) for gap in gaps]
-    tables = {"idle": idle, "queue": _queues(events), "bandwidth": _bandwidths(events)}
+    queues, bandwidths = _queues(events), _bandwidths(events)
+    copying = {name: series.value[series.value > 0] for name, series in bandwidths.items()}
+    tables = {
+        "idle": idle,
+        "queue": {stream: _described(series.value) for stream, series in queues.items()},
+        "bandwidth": {name: _described(values) for name, values in copying.items() if len(values)},
+    }
+    return _first_of(tables), _first_of({"queue": queues, "bandwidth": bandwidths})
+
+
+def _first_of(tables: dict[str, dict[str, _Row]]) -> dict[str, dict[str, _Row]]:
     return {name: dict(list(table.items())[:_MAX_STREAMS]) for name, table in tables.items()}
 
 
-def _queues(events: HtaEvents) -> dict[str, list[float | None]]:
+def _queues(events: HtaEvents) -> dict[str, Series]:
     calls = np.flatnonzero(events.is_launch & events.linked)
     works = np.flatnonzero((events.stream != -1) & (events.correlation != -1))
     works = works[np.isin(events.correlation[works], events.correlation[calls])]
@@ -125,10 +138,10 @@ def _queues(events: HtaEvents) -> dict[str, list[float | None]]:
         events.start[works],
         events.stream[works],
     )
-    return {str(stream): _described(values) for stream, values in lengths.items()}
+    return {str(stream): _series(*columns) for stream, columns in lengths.items()}
 
 
-def _bandwidths(events: HtaEvents) -> dict[str, list[float | None]]:
+def _bandwidths(events: HtaEvents) -> dict[str, Series]:
     rows = np.flatnonzero(events.is_memory & (events.stream != -1))
     if not len(rows):
         return {}
@@ -140,11 +153,13 @@ def _bandwidths(events: HtaEvents) -> dict[str, list[float | None]]:
     order = np.argsort(times)
     found = {}
     for name in sorted(set(kinds)):
-        values = np.cumsum(change[order][names[order] == name])
-        values = values[values > 0]
-        if len(values):
-            found[clean(name, 60)] = _described(values)
+        mine = order[names[order] == name]
+        found[clean(name, 60)] = _series(times[mine], np.cumsum(change[mine]))
     return found
+
+
+def _series(time: npt.NDArray[Any], value: npt.NDArray[Any]) -> Series:
+    return Series(time.astype(np.float64), value.astype(np.float64))
 
 
 def _kind_of_copy(name: str) -> str:

@@ -23,10 +23,12 @@ from ddltrace.analyzer.importers.kineto.decoded_messages import DEFAULT_GROUP, D
 from ddltrace.analyzer.importers.kineto.hta_figures import (
     HTA_FIRST_LABEL,
     HTA_LABEL,
+    HTA_SERIES_LABEL,
     HTA_STREAMS_LABEL,
     HtaFile,
     hta_figures,
     hta_file,
+    series_by_rank,
     streams_by_rank,
 )
 from ddltrace.analyzer.importers.kineto.kernel_names import is_message_kernel, is_suspect_kernel
@@ -129,6 +131,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     hta = [(rank, file.hta) for rank, file in zip(ranks, whole, strict=True)]
     run.labels[HTA_LABEL] = hta_figures(hta)
     run.labels[HTA_STREAMS_LABEL] = streams_by_rank(hta)
+    run.labels[HTA_SERIES_LABEL] = series_by_rank(hta)
     run.labels[HTA_FIRST_LABEL] = [
         rank for rank, file in hta if file.begins_with_interval and ranks.count(rank) == 1
     ]

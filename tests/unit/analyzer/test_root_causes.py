@@ -134,6 +134,22 @@ def test_a_late_rank_of_data_parallel_training(build_class, activity, overlapped
     assert (straggler.rank, straggler.cause) == (2, activity)
 
 
+@pytest.mark.parametrize("seed", [2, 71, 93])
+def test_the_saving_of_a_late_rank_is_no_less_than_what_it_costs(build_class, seed):
+    """Also where messages are launched before the work that is late is over."""
+    late = {(1, "compute"): 900}
+    program = programs.data_parallel(seed, ranks=3, steps=STEPS, late=late, overlapped=True)
+    analysis = _analyzed(build_class, program)
+    took = [
+        played.end() - played.end_of(0)
+        for played in map(programs.run, (program, programs.without_cause(program, "1 compute")))
+    ]
+    saved = (took[0] - took[1]) / (STEPS - 1)
+    main = analysis.root_causes[0]
+    assert (main.rank, main.activity) == (1, "compute")
+    assert saved - 5 <= main.saves_us <= 1.05 * saved + 5
+
+
 def test_whatever_the_program_waiting_sums_to_causes(build_class):
     for seed in range(12):
         print("seed", seed)

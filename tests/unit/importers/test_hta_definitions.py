@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import importlib.util
 import json
 import logging
 import math
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ from support.sampling import choose_seed
 
 from ddltrace.analyzer.commands import analyze
 from ddltrace.analyzer.exchange_commands import import_
+from ddltrace.analyzer.importers.kineto.hta_figures import HTA_SERIES_LABEL
 from ddltrace.analyzer.measures.hta_definitions import hta_breakdown
-from ddltrace.analyzer.trace.opened_trace import open_trace
-from ddltrace.tracer.errors import UsageError
+from ddltrace.analyzer.query.sql import run_query
+from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
+from ddltrace.tracer.errors import TraceError, UsageError
 
 RANDOM_JOBS = 12
 """Jobs of two ranks, so 24 files."""
@@ -565,3 +569,75 @@ def test_tables_of_streams_are_hta_s_on_random_files(tmp_path: Path) -> None:
             path.write_text(json.dumps(document))
         for rank in range(2):
             assert_same_tables(folder, rank)
+
+
+def series_of(trace: Trace, table: str) -> list[tuple[int, list[Any], list[float], list[float]]]:
+    """Of each rank in a table: its keys, times and values."""
+    whole = run_query(trace, f"SELECT * FROM {table}")
+    ranks, keys, times, values = (whole.column(place).to_pylist() for place in range(4))
+    rows = list(zip(ranks, keys, times, values, strict=True))
+    found = []
+    for rank in sorted(set(ranks)):
+        mine = [row[1:] for row in rows if row[0] == rank]
+        found.append((rank, *map(list, zip(*mine, strict=True))))
+    return found
+
+
+def check_series(folder: Path) -> None:
+    """Compares both time series with those of HTA."""
+    analysis = pytest.importorskip("hta.trace_analysis").TraceAnalysis(trace_dir=str(folder))
+    trace = open_trace(folder)
+    for table, compute in (
+        ("hta_queue_length", analysis.get_queue_length_time_series),
+        ("hta_copy_bandwidth", analysis.get_memory_bw_time_series),
+    ):
+        expected: dict[int, Any] = {}
+        for rank in trace.ranks:
+            # HTA fails where a call and its work cannot be told apart.
+            with contextlib.suppress(AssertionError):
+                expected |= compute(ranks=[rank])
+        found = series_of(trace, table)
+        assert [rank for rank, *_ in found] == sorted(expected)
+        for rank, keys, times, values in found:
+            theirs = expected[rank]
+            key, value = (
+                ("stream", "queue_length") if "queue" in table else ("name", "memory_bw_gbps")
+            )
+            assert keys == theirs[key].tolist()
+            assert times == pytest.approx(theirs["ts"].tolist(), abs=1e-6)
+            assert values == pytest.approx(theirs[value].tolist(), abs=1e-9)
+
+
+def test_time_series_equal_those_of_hta(dlrm: Path, tmp_path: Path) -> None:
+    pytest.importorskip("hta", reason="HolisticTraceAnalysis is not installed beside")
+    logging.getLogger("hta").setLevel(logging.ERROR)
+    (tmp_path / "dlrm").mkdir()
+    for rank in range(2):
+        shutil.copy(dlrm / f"rank-{rank}.json.gz", tmp_path / "dlrm")
+    check_series(tmp_path / "dlrm")
+    first = choose_seed()
+    print("first seed:", first)
+    folder = write_random(tmp_path / "random", first)
+    choice = random.Random(first)
+    for path in folder.iterdir():
+        document = json.loads(path.read_text())
+        for event in document["traceEvents"]:
+            if event.get("cat", "").startswith("gpu_mem"):
+                event["args"]["memory bandwidth (GB/s)"] = choice.uniform(1, 900)
+        path.write_text(json.dumps(document, indent=1))
+    check_series(folder)
+
+
+def test_time_series_are_kept_and_checked(tmp_path: Path) -> None:
+    folder = write_steps(tmp_path / "job", fractional=False, seed=1)
+    expected = series_of(open_trace(folder), "hta_queue_length")
+    assert expected
+    done = CliRunner().invoke(import_, [str(folder), "-o", str(tmp_path / "kept")])
+    assert done.exit_code == 0, done.output
+    assert series_of(open_trace(tmp_path / "kept"), "hta_queue_length") == expected
+    described = tmp_path / "kept" / "run.json"
+    run = json.loads(described.read_text())
+    run["labels"][HTA_SERIES_LABEL]["0"]["queue"] = {"7": "bm90aGluZw=="}
+    described.write_text(json.dumps(run))
+    with pytest.raises(TraceError, match="a time series by HTA's definitions cannot be read"):
+        series_of(open_trace(tmp_path / "kept"), "hta_queue_length")
