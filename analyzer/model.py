@@ -967,11 +967,11 @@ class RootCause:
         slower_us: For a transfer between two ranks: how much longer blocked receives took than is
             usual for their size on other links. This time is not waiting for a rank.
         share: Share of all waiting, direct and propagated.
-        saves_us: Upper bound on the savings per step without the excess time, as in `Savings`: the
-            larger savings of two replays, one in which the rank takes no longer for the activity
-            in each step than the fastest rank, and one in which it takes no longer than the ranks
-            that wait for it; for a transfer, if it took the usual time. None for small causes,
-            without steps, and if only a range is known.
+        saves_us: Upper bound on the savings per step without the excess time, as in `Savings`: if
+            the rank took no longer for the activity in each step than the fastest rank; if this
+            explains little, if it took no longer than the ranks that wait for it; for a transfer,
+            if it took the usual time. None for small causes, without steps, and if only a range is
+            known.
         saves_range_us: Smallest and largest possible value of `saves_us` if they differ by more
             than 5 %: unexplained time (unrecorded time, and waiting for messages that could not be
             joined) counts as work for one and as waiting for the other. None if that time makes no

@@ -36,6 +36,7 @@ from ddltrace.analyzer.model import RankWaiting, RootCause, Waiting
 FloatArray = npt.NDArray[np.float64]
 
 _TRANSFER: Final = CAUSES.index("transfer")
+_MOST_OF_IT: Final = 0.5
 _SAME: Final = 0.05
 """Two values of a saving that differ by less of the larger one count as one."""
 
@@ -84,6 +85,7 @@ class RootCauseFinder:
             np.concatenate([np.empty(0, np.int64), *(scan.step for scan in scans.values())])
         )
         self._least_of: dict[int, IntArray] = {}
+        self._spent_of: dict[tuple[int, str], dict[str | None, float]] = {}
         self._steps = max(len(steady), 1)
         self._windows = _steady_windows(scans, steady)
         self._counted = _counted(graph, self._windows, everything=not len(steady))
@@ -130,7 +132,8 @@ class RootCauseFinder:
             )
             pairs = zip(found[: len(chosen)], found[len(chosen) :], strict=True)
             saved[: len(chosen)] = [
-                max(waited_for, whole, key=lambda pair: pair[1]) for waited_for, whole in pairs
+                whole if whole[1] > _MOST_OF_IT * waited_for[1] else waited_for
+                for waited_for, whole in pairs
             ]
         names = self._names(order[:_REPLAYED])
         total = float(self._delays.waiting.sum())
@@ -172,7 +175,7 @@ class RootCauseFinder:
             if CAUSES[cause] not in CATEGORY or cause == _TRANSFER:
                 continue
             spent = {
-                rank: _time_by_name(scan, CAUSES[cause], self._windows.get(rank))
+                rank: self._spent(rank, CAUSES[cause])
                 for rank, scan in self._scans.items()
                 if scan.timeline is not None
             }
@@ -181,6 +184,8 @@ class RootCauseFinder:
                 others = [times for times in spent.values() if times is not own]
                 more = {}
                 for name, time in own.items():
+                    if name is None:
+                        continue
                     theirs = [times[name] for times in others if name in times]
                     more[name] = time - (float(np.median(theirs)) if theirs else 0.0)
                 if more:
@@ -252,17 +257,57 @@ class RootCauseFinder:
         own = lengths_within(work, scan.step_start, scan.step_end)
         more = own - self._least(cause)[np.searchsorted(self._numbers, scan.step)]
         part = np.append(np.maximum(more, 0) / np.maximum(own, 1), 0.0)
-        # Work is cut where messages are handed over, and of each piece the end is taken out: as
-        # much of it as of the step.
+        # Work is divided where messages are handed over and where other work begins; the end of
+        # each piece is removed: the part of the step's excess that is of its name.
         messages = self._graph.handed_over[self._joined.rows(rank)]
-        time = np.unique(np.concatenate([work.start, work.end, messages]))
+        edges, name, times_more = self._excess_by_name(rank, CAUSES[cause])
+        time = np.unique(np.concatenate([work.start, work.end, messages, edges]))
         start, end = time[:-1], time[1:]
         mine = lengths_within(work, start, end) > 0
         start, end = start[mine], end[mine]
         place = np.searchsorted(scan.step_start, start, side="right") - 1
         inside = (place >= 0) & (start < np.append(scan.step_end, 0)[place])
-        gone = (end - start) * np.where(inside, part[place], 0.0)
+        segment = np.searchsorted(edges, start, side="right") - 1
+        share = np.minimum(part[place] * times_more[name[segment]], 1.0)
+        gone = (end - start) * np.where(inside, share, 0.0)
         return Scenario({rank: union(end - np.rint(gone).astype(np.int64), end)})
+
+    def _excess_by_name(self, rank: int, activity: str) -> tuple[IntArray, IntArray, FloatArray]:
+        """Returns how much more of each name's time is excess than of the activity's.
+
+        The excess of a name is what the rank spends on it beyond the fastest of the other ranks
+        that have it. Where no other rank has any, all names have excess in proportion to their
+        time.
+
+        Returns:
+            Where the segments of the rank's timeline begin, the code of each one's name, and for
+            each code, the last of which is for what has no name, the excess as a multiple.
+        """
+        line = self._scans[rank].timeline
+        own = self._spent(rank, activity)
+        if line is None or not own:
+            return np.empty(0, np.int64), np.full(1, NULL), np.ones(1)
+        others = [self._spent(each, activity) for each in self._scans if each != rank]
+        shared = {name: [times[name] for times in others if name in times] for name in own}
+        excess = {
+            name: max(time - min(shared[name]), 0.0) if shared[name] else 0.0
+            for name, time in own.items()
+        }
+        whole, more = sum(own.values()), sum(excess.values())
+        times_more = np.ones(len(line.names) + 1)
+        if more:
+            for code, name in enumerate([*line.names, None]):
+                time = own.get(name, 0.0)
+                times_more[code] = excess.get(name, 0.0) / more * whole / time if time else 0.0
+        return line.segments.time, line.segments.name.astype(np.int64), times_more
+
+    def _spent(self, rank: int, activity: str) -> dict[str | None, float]:
+        """Returns a rank's own work of an activity for each name, ns."""
+        if (rank, activity) not in self._spent_of:
+            scan, work = self._scans[rank], self._work[rank][activity]
+            found = _time_by_name(scan, activity, self._windows.get(rank), work)
+            self._spent_of[rank, activity] = found
+        return self._spent_of[rank, activity]
 
     def _without(self, index: int) -> Scenario:
         """Returns the run without the excess time of one cause for which other ranks waited."""
@@ -315,19 +360,21 @@ def _counted(
 
 
 def _time_by_name(
-    scan: RankScan, activity: str, window: tuple[int, int] | None
-) -> dict[str, float]:
-    """Returns the time of a rank for each name of an activity, ns."""
+    scan: RankScan, activity: str, window: tuple[int, int] | None, work: Spans
+) -> dict[str | None, float]:
+    """Returns the work of a rank for each name of an activity, ns; None for no name."""
     line = scan.timeline
-    if line is None:
+    if line is None or activity not in CATEGORY:
         return {}
     time, category, name = line.segments
-    rows = np.flatnonzero((category[:-1] == CATEGORY[activity]) & (name[:-1] != NULL))
+    rows = np.flatnonzero(category[:-1] == CATEGORY[activity])
     begin, end = time[rows], time[rows + 1]
     if window is not None:
         begin, end = np.clip(begin, *window), np.clip(end, *window)
-    sums = np.bincount(name[rows], weights=end - begin, minlength=len(line.names))
-    return {called: total for called, total in zip(line.names, sums.tolist(), strict=True) if total}
+    names = [*line.names, None]
+    codes = np.where(name[rows] == NULL, len(line.names), name[rows])
+    sums = np.bincount(codes, weights=lengths_within(work, begin, end), minlength=len(names))
+    return {called: total for called, total in zip(names, sums.tolist(), strict=True) if total}
 
 
 def _slower_transfers(joined: Joined) -> IntArray:
