@@ -1,1 +1,1 @@
-"""Communication strategies, run for real in a training job and compared."""
+"""Runs communication strategies in real training jobs and compares them."""

@@ -13,7 +13,7 @@ from ddltrace.experiments.technique import Technique
 from ddltrace.tracer.errors import UsageError
 
 MODIFIER: Final = "modifier"
-"""The key under which `Grammar.read` returns a modifier, which stands beside its axis."""
+"""The key under which `Grammar.read` returns a modifier."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Parameter:
 
     Attributes:
         type: Type of its value.
-        default: Value that it has where the spec gives none.
-        choices: The only values that it can have; empty if any value of the type is possible.
+        default: Its value if the spec does not contain it.
+        choices: All possible values; empty if any value of the type is possible.
     """
 
     type: type
@@ -32,7 +32,7 @@ class Parameter:
 
     @property
     def kind(self) -> str:
-        """The values that it can have, in words."""
+        """Describes its possible values."""
         if self.type is bool:
             return "true or false"
         return " or ".join(map(str, self.choices)) or self.type.__name__
@@ -64,7 +64,7 @@ class Grammar:
     def __init__(
         self, kind: str, techniques: Sequence[Technique], presets: Mapping[str, str]
     ) -> None:
-        """Takes the vocabulary.
+        """Stores the vocabulary.
 
         Args:
             kind: Name of the described object in messages, such as ``strategy``.
@@ -90,8 +90,8 @@ class Grammar:
             presets written out.
 
         Raises:
-            UsageError: A name or parameter does not exist or has a bad value, two techniques
-                stand on one axis, or a modifier has nothing to modify.
+            UsageError: A name or parameter does not exist or has a bad value, two techniques are on
+                one axis, or a modifier has no technique to modify.
         """
         found: dict[str, Named] = {}
         for part in self._expanded(spec):
@@ -206,5 +206,5 @@ def _canonical(name: str, values: dict[str, Any]) -> str:
 def _number(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    # 25.0 reads better as 25, but no digit may be lost.
+    # 25.0 is written as 25, but no digit may be lost.
     return f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)

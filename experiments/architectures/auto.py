@@ -12,9 +12,9 @@ from ddltrace.experiments.architectures.hierarchical import LEVELS, Hierarchical
 from ddltrace.experiments.architectures.transfers import Round
 
 _GAP: Final = 1.5
-"""Links belong to another level of the network from this ratio of their costs on."""
+"""Minimum ratio of costs between links of different levels of the network."""
 _PROBE_BYTES: Final = 1 << 20
-"""Links are compared by what a message of this size costs."""
+"""Size of the message by whose cost links are compared."""
 _FLAT: Final = ("ring", "halving_doubling", "tree", "double_tree", "mesh")
 _SIZES: Final = tuple(1 << exponent for exponent in range(10, 27, 2))
 
@@ -31,11 +31,11 @@ class Auto:
 
 @dataclass(frozen=True)
 class Choice:
-    """What is chosen for one size.
+    """The choice for one size.
 
     Attributes:
         name: The architecture, as in a strategy's spec.
-        cost_us: What its plan costs by the measured links, in microseconds.
+        cost_us: Cost of its plan over the measured links, in microseconds.
     """
 
     name: str
@@ -43,12 +43,12 @@ class Choice:
 
 
 class Links:
-    """Measured links between ranks, and what follows from them."""
+    """Measured links between ranks, and the hosts and plans derived from them."""
 
     def __init__(
         self, alpha_us: Sequence[Sequence[float]], beta: Sequence[Sequence[float]]
     ) -> None:
-        """Takes the measurements.
+        """Stores the measurements.
 
         Args:
             alpha_us: Latency from rank i to rank j in microseconds.
@@ -114,7 +114,7 @@ class Links:
         return min(choices, key=lambda choice: choice.cost_us)
 
     def cost_us(self, rounds: Iterable[Round], element_bytes: int) -> float:
-        """What a plan costs: in each round, the rank that sends or receives longest.
+        """Cost of a plan: the sum over rounds of the longest time that a rank sends or receives.
 
         Args:
             rounds: The plan.
@@ -132,7 +132,7 @@ class Links:
         return total
 
     def describe(self) -> str:
-        """The groups, and what is chosen from which size on, in one line."""
+        """Describes the groups and the choice for each range of sizes, in one line."""
         hosts = "; ".join(",".join(map(str, host)) for host in self.hosts)
         former, parts = "", []
         for size in _SIZES:

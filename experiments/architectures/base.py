@@ -1,4 +1,4 @@
-"""What every architecture has in common."""
+"""The base class of architectures."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ddltrace.experiments.architectures.transfers import Reduction, Round
 
 
 class Architecture(ABC):
-    """Who talks to whom to sum a vector over the ranks.
+    """Defines which ranks exchange messages to sum a vector over all ranks.
 
     A plan has two halves: `reduce`, after which each element's sum is on one rank, and `spread`,
     which brings the sums to all ranks. The hierarchical architecture composes the halves."""
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """Forms of exchange of encoded tensors that it carries; by default sums only."""
+        """Forms of exchange of encoded tensors that it supports; by default sums only."""
         return ("all_reduce",)
 
     @abstractmethod

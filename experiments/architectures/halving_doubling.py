@@ -19,14 +19,14 @@ from ddltrace.experiments.architectures.transfers import (
 
 @dataclass(frozen=True)
 class HalvingDoubling(Architecture):
-    """Pairs exchange halves of what they are left with, then double it the same way back.
+    """Pairs of ranks exchange halves of their current slice in each round, then double it back.
 
     p = q + r ranks with q the largest power of two, n elements: r messages of n elements before
     and after; between them 2 log2(q) rounds of q messages, n / 2, n / 4, ... elements each.
     """
 
     def reduce(self, ranks: Sequence[int], elements: int) -> Reduction:
-        """The ranks beyond the power of two give theirs away, then halving."""
+        """Ranks beyond the power of two send their vectors to partners, then halving."""
         members, folds = _split(ranks)
         core = _Core(members, elements)
         rounds = [[Transfer(extra, kept, 0, elements, True) for extra, kept in folds]]
@@ -49,7 +49,7 @@ class HalvingDoubling(Architecture):
         )
 
     def spread(self, ranks: Sequence[int], elements: int) -> tuple[Round, ...]:
-        """Doubling, then the ranks beyond the power of two get the sums."""
+        """Doubling, then the ranks beyond the power of two receive the sums."""
         members, folds = _split(ranks)
         core = _Core(members, elements)
         rounds = []

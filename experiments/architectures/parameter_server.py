@@ -42,7 +42,8 @@ class ParameterServer(Architecture):
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """A worker that serves one shard can decode what it gets, and encode the average again."""
+        """A worker that serves one shard can decode received payloads and encode the average
+        again."""
         return (
             ("all_reduce", "all_to_all")
             if self.sharded and self.servers is None

@@ -1,4 +1,4 @@
-"""Which server of a parameter server keeps which key."""
+"""Assigns the keys of a parameter server to its servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GOOD_SKEW: Final = 1.1
 
 @dataclass(frozen=True)
 class Key:
-    """What one server keeps of one tensor.
+    """A slice of a tensor that one server stores.
 
     Attributes:
         tensor: Index of the tensor.
@@ -51,7 +51,7 @@ class Placement:
 
 
 def place(sizes: Mapping[int, int], servers: int) -> Placement:
-    """Places tensors on servers so that none gets much more than its share.
+    """Distributes tensors over servers so that their loads are nearly equal.
 
     A tensor that is larger than a server's fair share is cut into even pieces of at most that
     share. Then the largest piece goes to the emptiest server, and so on (longest processing time

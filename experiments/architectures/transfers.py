@@ -27,7 +27,7 @@ class Transfer:
 
     @property
     def elements(self) -> int:
-        """Number of elements that travel."""
+        """Number of transferred elements."""
         return self.stop - self.start
 
 
@@ -56,7 +56,8 @@ class Reduction:
 
     Attributes:
         rounds: The transfers.
-        owners: Who has which sum afterwards: disjoint slices in order that cover all elements.
+        owners: The ranks with the sums afterwards: disjoint slices in order that cover all
+            elements.
     """
 
     rounds: tuple[Round, ...]

@@ -1,8 +1,8 @@
-"""Codecs: tensors made shorter for the wire.
+"""Codecs, which encode tensors in fewer bytes for the network.
 
 Each technique is one file with a pure description of its parameters, its wire size and the
-exchange that suits it. The torch code that encodes and decodes stands in ``kernels``;
-``kernels/make_codec.py`` maps descriptions to it, and loads when a codec is created.
+exchange that suits it. ``kernels`` contains the torch code that encodes and decodes;
+``kernels/make_codec.py`` maps descriptions to it, and is loaded when a codec is created.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Codecs composed with their modifiers, and read from specs."""
+"""Composes codecs with their modifiers, and reads codecs from specs."""
 
 from __future__ import annotations
 

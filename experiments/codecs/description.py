@@ -1,8 +1,8 @@
-"""What every codec is before a tensor exists: parameters, wire size, suitable exchange.
+"""The pure description of a codec: parameters, wire size, suitable exchange.
 
-Nothing here knows torch, processes or clocks. The engine encodes with the kernel that
-`ddltrace.experiments.codecs.kernels.make_codec` chooses; a replay asks the same objects for
-sizes.
+This module uses no torch, processes or clocks. The engine encodes with the kernel that
+`ddltrace.experiments.codecs.kernels.make_codec` chooses; a replay uses the sizes of the same
+objects.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class CodecDescription(ABC):
 
     @property
     def keeps_residual(self) -> bool:
-        """Whether the codec carries what it did not send over to the next step."""
+        """Whether the codec adds unsent values to the next step's gradient."""
         return False
 
     @property
     def second_pass(self) -> CodecDescription:
-        """What encodes averages in the second pass of ``all_to_all``; by default the codec."""
+        """The codec of averages in the second pass of ``all_to_all``; by default this codec."""
         return self
 
     def sent_bytes(self, elements: int, world_size: int, element_bytes: int = 4) -> int:

@@ -20,7 +20,7 @@ _WARMUP_STAGES = 4
 class Dgc(CodecDescription):
     """Top-k of locally accumulated momentum: u <- m u + g, v <- v + u, the top k of v is sent.
 
-    It takes the place of the optimizer's momentum: the optimizer's own has to be 0.
+    It replaces the optimizer's momentum, which must be 0.
 
     Attributes:
         density: Share of the elements that is sent after the warm-up.
@@ -49,7 +49,7 @@ class Dgc(CodecDescription):
 
     @property
     def keeps_residual(self) -> bool:
-        """What was not sent stays in v."""
+        """Unsent values stay in v."""
         return True
 
     def density_at(self, step: int) -> float:

@@ -1,4 +1,4 @@
-"""Error feedback: what a codec does not send is added to the next gradient.
+"""Error feedback: the encoding error of a codec is added to the next gradient.
 
 Seide et al., Interspeech 2014; Karimireddy et al., arXiv 1901.09847, for any codec.
 """
@@ -28,7 +28,7 @@ class Modifier(ABC):
 
 @dataclass(frozen=True)
 class Feedback(Modifier):
-    """Encodes gradient plus residual; the residual becomes what was not sent.
+    """Encodes gradient plus residual; the encoding error becomes the new residual.
 
     Attributes:
         decay: Factor of the residual before the gradient is added; SparseLoCo's beta.
@@ -75,11 +75,11 @@ class WithFeedback(CodecDescription):
 
     @property
     def second_pass(self) -> CodecDescription:
-        """With residuals of its own: what averages lose comes back, too."""
+        """The codec of averages, with residuals of its own."""
         return WithFeedback(self.inner.second_pass, decay=self.decay)
 
     def wire_bytes(self, elements: int, element_bytes: int = 4) -> int:
-        """The inner codec's: residuals stay where they are."""
+        """The size of the inner codec, since residuals are not sent."""
         return self.inner.wire_bytes(elements, element_bytes)
 
     def exchange(self, elements: int, world_size: int) -> ExchangeForm:

@@ -29,7 +29,7 @@ from ddltrace.experiments.messages.message_plan import Gradient, Message
 
 
 class CodecExchange(MessageExchange):
-    """Encodes a message's tensors, exchanges the payloads as suits the codec, and decodes.
+    """Encodes a message's tensors, exchanges the payloads in the codec's form, and decodes.
 
     All ranks get the same average to the last bit. State of a tensor, such as a residual,
     belongs to its gradient's index and range, so it outlives a new plan of messages.
@@ -45,11 +45,11 @@ class CodecExchange(MessageExchange):
         second_group: dist.ProcessGroup,
         collectives: tuple[Collectives, Collectives] | None = None,
     ) -> None:
-        """Makes the codec.
+        """Creates the codec.
 
         Args:
             codec: The strategy's codec.
-            modifier: What changes it.
+            modifier: Its modifier, such as error feedback.
             group: The ranks.
             second_group: The same ranks in another group, for second passes.
             collectives: Collectives over the two groups; by default the library's own.
@@ -65,11 +65,11 @@ class CodecExchange(MessageExchange):
         self._shapes: dict[int, tuple[int, ...]] = {}
 
     def prepare(self, gradients: Mapping[int, Gradient]) -> None:
-        """Notes the shapes of the gradients."""
+        """Stores the shapes of the gradients."""
         self._shapes = {index: gradient.shape for index, gradient in gradients.items()}
 
     def close(self) -> None:
-        """Ends what the collectives have started."""
+        """Closes the collectives."""
         for each in self._collectives:
             each.close()
 

@@ -1,1 +1,2 @@
-"""Collectives between ranks: the library's own, or plans of architectures by send and receive."""
+"""Collectives between ranks: those of the library, or plans of architectures by send and
+receive."""

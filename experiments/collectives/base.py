@@ -1,4 +1,4 @@
-"""The collectives that exchanges of messages need, and the library's own."""
+"""The interface of collectives, and its implementation by the library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 class Pending(Protocol):
-    """A collective under way."""
+    """A collective in progress."""
 
     def wait(self) -> object:
         """Waits for its end."""
@@ -25,7 +25,7 @@ class Collectives(ABC):
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        """Takes the group.
+        """Stores the group.
 
         Args:
             group: The ranks.
@@ -68,14 +68,14 @@ class Collectives(ABC):
         """Starts to send a piece to each rank.
 
         Args:
-            received: Takes the pieces of all ranks, one after the other.
-            sent: The pieces for all ranks, one after the other.
+            received: Receives the pieces of all ranks, concatenated.
+            sent: The pieces for all ranks, concatenated.
             received_lengths: Elements from each rank.
             sent_lengths: Elements to each rank.
         """
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to end
-        """Ends what the collectives have started; nothing may be under way."""
+    def close(self) -> None:  # noqa: B027 - most implementations have no resources
+        """Releases resources; no collective may be in progress."""
 
 
 class LibraryCollectives(Collectives):

@@ -43,7 +43,7 @@ def measure_links(group: dist.ProcessGroup) -> Links:
     dist.all_gather_object(gathered, measured, group=group)
     alpha = [[0.0] * size for _ in range(size)]
     beta = [[0.0] * size for _ in range(size)]
-    # The first of a pair measures: all ranks have to conclude from the same numbers.
+    # The first rank of a pair measures, so that all ranks use the same numbers.
     for rank, pairs in enumerate(gathered):
         for (first, second), (latency, per_byte) in pairs.items():
             if rank == first:

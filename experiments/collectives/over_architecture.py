@@ -35,13 +35,13 @@ from ddltrace.experiments.plan_execution import (
 )
 
 TAGS: Final = 1024
-"""Tags are used again after so many collectives: far more than are ever under way."""
+"""Tags are reused after this many collectives, far more than are ever in progress."""
 
 _PLANS: Final = 4096
-"""Plans that are kept; a job has as many different messages as its schedule makes."""
+"""Maximum number of cached plans; a job has one for each different message of its schedule."""
 
 MessageSlices = tuple[tuple[int, int, int], ...]
-"""(gradient, start, stop) of what a vector holds, in order."""
+"""(gradient, start, stop) of the slices in a vector, in order."""
 
 
 class ArchitectureCollectives(Collectives):
@@ -55,10 +55,10 @@ class ArchitectureCollectives(Collectives):
     def __init__(
         self, architecture: Architecture | Hierarchical | Auto, group: dist.ProcessGroup
     ) -> None:
-        """Finds out who is on which host, if the architecture has to know. Then collective.
+        """Determines the host of each rank if the architecture requires it; then collective.
 
         Args:
-            architecture: Who talks to whom.
+            architecture: The architecture whose plans are executed.
             group: The ranks.
         """
         super().__init__(group)
@@ -180,7 +180,7 @@ class ArchitectureCollectives(Collectives):
             return architecture.plan(self._hosts, elements)
         if isinstance(architecture, Auto):
             assert self.links is not None
-            # Chosen by size in float32: plans are in elements.
+            # Chosen by the size in float32, because plans are in elements.
             chosen = self.links.choose(elements, 4).name
             return self.links.plan(chosen, elements)
         if isinstance(architecture, ParameterServer):
@@ -204,7 +204,7 @@ class ArchitectureCollectives(Collectives):
 
 
 class _All:
-    """Several messages under way."""
+    """Several messages in progress."""
 
     def __init__(self, works: Sequence[dist.Work | None]) -> None:
         self._works = works

@@ -199,7 +199,7 @@ def _group_for_messages(strategy: Strategy, group: dist.ProcessGroup) -> dist.Pr
 
 
 class _ReducerStandIn:
-    """What DistributedDataParallel calls in place of its reducer."""
+    """Receives the calls of DistributedDataParallel to its reducer."""
 
     def __init__(self, exchange: ModelExchange, spec: str) -> None:
         self._exchange = exchange
@@ -217,20 +217,20 @@ class _ReducerStandIn:
         return False
 
     def _set_static_graph(self) -> None:
-        """The engine needs no promise about the graph."""
+        """Does nothing: the engine does not depend on a static graph."""
 
     def _delay_all_reduce(self) -> None:
-        """The engine sends everything in its own hooks."""
+        """Does nothing: the engine sends all gradients in its own hooks."""
 
     def _remove_autograd_hooks(self) -> None:
-        """The hooks are the engine's, which removes them itself."""
+        """Does nothing: the engine removes its own hooks."""
 
     def _set_forward_pass_work_handle(self, *_: object) -> None:
         refuse(self._spec, "the job uses DistributedDataParallel.join()")
 
 
 class _NoLogger:
-    """What DistributedDataParallel calls in place of the reducer's logger."""
+    """Receives the calls of DistributedDataParallel to the reducer's logger."""
 
     def __init__(self, spec: str) -> None:
         self._spec = spec

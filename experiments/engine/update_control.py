@@ -1,4 +1,4 @@
-"""Stands around every optimizer step of a model: deferral, frequency, optimizer rules."""
+"""Controls every optimizer step of a model: deferral, frequency, optimizer rules."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from ddltrace.experiments.optimizer_rules.optimizer_rule import OptimizerRule
 
 
 class UpdateControl:
-    """What happens around the steps of the optimizers that update one model.
+    """Hooks around the steps of the optimizers that update one model.
 
-    Nothing in a job has to name its optimizer: PyTorch's global hooks tell of every step, and
-    an optimizer belongs to a model if it updates one of its parameters.
+    A job does not have to name its optimizer: PyTorch's global hooks report every step, and an
+    optimizer belongs to a model if it updates one of its parameters.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class UpdateControl:
 
     @property
     def changes_updates(self) -> bool:
-        """Whether anything here needs to know when an optimizer steps."""
+        """Whether optimizer steps must be observed."""
         return (
             self._exchange.waits_by_layer
             or self._rule is not None
@@ -103,17 +103,17 @@ class UpdateControl:
         self._policy.after_update(optimizer)
 
     def settle(self) -> None:
-        """Waits for what is under way and applies it."""
+        """Waits for pending messages and applies them."""
         self._exchange.settle()
         self._policy.settle()
 
     def end(self) -> None:
-        """At the end of the job: settles, and leaves no message under way."""
+        """At the end of the job: applies all pending messages."""
         self.settle()
         self._policy.end()
 
     def restore(self, optimizer: Optimizer) -> None:
-        """Goes on from the checkpoint that the optimizer has loaded, if it has loaded one."""
+        """Restores the policy's state from the checkpoint that the optimizer has loaded, if any."""
         state = checkpoint_state.take_loaded(optimizer)
         if state is None:
             return
@@ -123,11 +123,11 @@ class UpdateControl:
             refuse(self._spec, f"the optimizer's checkpoint does not fit: {error}")
 
     def close(self) -> None:
-        """Takes no further notice of any optimizer."""
+        """Stops observing optimizers."""
         _controls.discard(self)
 
     def _hide(self, optimizer: Optimizer) -> None:
-        """Takes the gradients away for the time of the step, so that nothing is updated."""
+        """Removes the gradients during the step, so that nothing is updated."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 gradient = raw_gradient(parameter)
@@ -136,7 +136,7 @@ class UpdateControl:
                     set_gradient(parameter, None)
 
     def _take_momentum(self, optimizer: Optimizer) -> None:
-        """Leaves momentum to the codec: with the optimizer's own it would work twice."""
+        """Turns off the optimizer's momentum, which the codec applies."""
         for group in optimizer.param_groups:
             if "momentum" not in group:
                 refuse(
@@ -147,7 +147,7 @@ class UpdateControl:
             group["momentum"] = 0.0
 
     def _check(self, optimizer: Optimizer) -> None:
-        """Refuses optimizers whose step cannot be taken apart or replaced."""
+        """Rejects optimizers whose step cannot be split or replaced."""
         kind = type(optimizer).__name__
         if isinstance(optimizer, LBFGS) or kind == "ZeroRedundancyOptimizer":
             refuse(
@@ -160,7 +160,7 @@ class UpdateControl:
 _controls: Final[weakref.WeakSet[UpdateControl]] = weakref.WeakSet()
 _installed: Final[list[bool]] = []
 on_step: Final[list[Callable[[Optimizer], None]]] = []
-"""Called after every optimizer step of the process, when all controls have had their turn."""
+"""Called after every optimizer step of the process, after all controls."""
 before_step: Final[list[Callable[[Optimizer], None]]] = []
 """Called before every optimizer step of the process."""
 

@@ -16,8 +16,8 @@ class Demo:
     """Each rank keeps its momentum; only its largest DCT coefficients are exchanged.
 
     m <- beta m + g; q are the k largest coefficients of each chunk of m; m <- m - IDCT(q); the
-    update is the sign of the average of IDCT(q). It takes the place of the job's optimizer,
-    whose learning rate and weight decay it uses.
+    update is the sign of the average of IDCT(q). It replaces the job's optimizer, whose learning
+    rate and weight decay it uses.
 
     Attributes:
         chunk: Side of a chunk, at most; a dimension is cut into pieces of its largest divisor
@@ -40,7 +40,7 @@ class Demo:
             raise ValueError("beta must be at least 0 and below 1")
 
     def sides(self, shape: Sequence[int]) -> tuple[int, int, int, int]:
-        """How a tensor is cut: rows and columns of its matrix, and of a chunk.
+        """How a tensor is divided: rows and columns of its matrix, and of a chunk.
 
         Args:
             shape: Shape of the tensor; the matrix is its first dimension by all others, and a

@@ -1,4 +1,4 @@
-"""The charts of an experiment's report; each is None where the results have nothing for it.
+"""The charts of an experiment's report; a chart is None if the results have no data for it.
 
 As in the analyzer's figures, colours are roles of the page's palette.
 """
@@ -210,7 +210,7 @@ def step_timelines(steps: Mapping[str, StepTimeline]) -> go.Figure | None:
             orientation="h",
             name={"collective": "message", "update": "optimizer"}.get(role, role),
             meta={"role": role},
-            # Waiting lies inside a phase: narrower, so that both are seen.
+            # Waiting lies inside a phase: narrower bars keep both visible.
             width=0.4 if role == "wait" else 0.8,
             hovertemplate="%{customdata[0]}: %{customdata[1]:.3f} ms from %{base:.3f} ms",
             **columns,

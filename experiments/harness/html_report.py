@@ -21,7 +21,7 @@ def write_html(results: Results, path: Path, directory: Path | None) -> None:
     """Writes the report as one self-contained HTML file.
 
     Args:
-        results: What to report.
+        results: The results to report.
         path: The file; replaced whole if it exists.
         directory: The experiment's directory, whose traces give the timelines; None for
             results of several experiments, which have none.

@@ -1,4 +1,4 @@
-"""The command line of one run."""
+"""Builds the command line of one run."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def job_command(planned: PlannedRun, settings: Settings, directory: Path) -> lis
 
     Args:
         planned: The run.
-        settings: The experiment's.
-        directory: Where the trace and the outcome go.
+        settings: The settings of the experiment.
+        directory: Directory for the trace and the outcome.
     """
     trace = directory / planned.name
     record = [
@@ -54,7 +54,7 @@ def survives_deaths(spec: str) -> bool:
 
 
 def check_own_command(command: Sequence[str], cluster: Mapping[str, Any]) -> None:
-    """Makes sure that a user's command can be run as it is asked for.
+    """Checks that a user's command can be run.
 
     Args:
         command: The command.
@@ -69,7 +69,7 @@ def check_own_command(command: Sequence[str], cluster: Mapping[str, Any]) -> Non
 
 
 def outcome_path(planned: PlannedRun, directory: Path) -> Path:
-    """The file into which a run's rank 0 writes what only the job knows."""
+    """The file into which rank 0 of a run writes measurements from inside the job."""
     return directory / f"{planned.name}.outcome.json"
 
 

@@ -1,4 +1,4 @@
-"""Runs one job to its end: into a log, within a time limit, with signals passed on to it."""
+"""Runs one job with a log, a time limit and forwarded signals."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ddltrace.tracer.exit_status import shell_status
 _FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_SECONDS: Final = 0.25
 _GRACE_SECONDS: Final = 20.0
-"""What a job that is asked to end gets to write its trace, before it is killed."""
+"""Time that a job gets to write its trace between SIGTERM and SIGKILL, in seconds."""
 
 
 class Interrupted(DdltraceError):
-    """A signal ended the experiment; its running job was ended before."""
+    """A signal ended the experiment, after its running job was ended."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(number).name}")
@@ -37,7 +37,7 @@ class JobEnd:
 
     Attributes:
         status: Its exit status as shells give it.
-        timed_out: Whether it was ended because it took too long.
+        timed_out: Whether it was ended because it exceeded the time limit.
         wall_s: Seconds from its start to its end.
     """
 
@@ -60,10 +60,10 @@ def run_job(
     SIGTERM and, if it does not end, SIGKILL, with all processes of its session.
 
     Args:
-        command: What to run.
-        log: Where its output goes, after the command itself.
+        command: The command to run.
+        log: File for the command line and the output.
         timeout_s: Time limit in seconds.
-        environment: Variables that are added to this process's.
+        environment: Additional environment variables.
         observe: Called a few times per second while the job runs.
 
     Raises:
@@ -79,7 +79,7 @@ def run_job(
             stdout=output,
             stderr=subprocess.STDOUT,
             env={"OMP_NUM_THREADS": "1", **os.environ, **environment},
-            # A Ctrl-C must reach the job once, by way of us.
+            # A Ctrl-C must reach the job only once, through this process.
             start_new_session=True,
             # A job must not outlive an experiment that is killed.
             preexec_fn=end_with_parent,  # noqa: PLW1509 - no threads
@@ -96,7 +96,7 @@ def run_job(
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Turns a signal that would end this process without a word into `Interrupted`."""
+    """Raises `Interrupted` for a signal that would otherwise end this process silently."""
 
     def interrupt(number: int, frame: Any) -> None:
         raise Interrupted(number)
@@ -129,14 +129,14 @@ def _end(job: subprocess.Popen[bytes]) -> None:
 
 
 class _Signals:
-    """The signals that came, and the job to which they are passed on."""
+    """The received signals, and the job to which they are forwarded."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
         self._job: subprocess.Popen[bytes] | None = None
 
     def forward_to(self, job: subprocess.Popen[bytes]) -> None:
-        """Passes signals on to a job from now on, and those that came before."""
+        """Forwards signals to a job from now on, and those received before."""
         self._job = job
         for number in self.received:
             self._send(number)

@@ -1,4 +1,4 @@
-"""When a training reached a loss: the loss of single batches, smoothed, against time."""
+"""Determines when a training reached a loss, from smoothed losses of batches over time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 SMOOTHING: Final = 5
-"""Steps whose mean loss counts as the loss at the last of them: one batch is too noisy."""
+"""Number of steps over which losses are averaged, because the loss of one batch is noisy."""
 
 
 def smoothed(losses: Sequence[float | None]) -> list[float | None]:

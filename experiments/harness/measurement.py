@@ -1,4 +1,4 @@
-"""Measures one run: from its trace, and from the outcome that its job wrote."""
+"""Measures one run from its trace and from the outcome that its job wrote."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from ddltrace.experiments.harness.synchronization_report import (
 )
 
 _DIVERGED_FACTOR: Final = 1e6
-"""A loss this many times the first one has diverged, though it is still finite."""
+"""A finite loss counts as diverged if it is this many times the first one."""
 
 
 def measure(trace: Path, *, steps: range | None, outcome: dict[str, Any] | None = None) -> Run:
     """Measures one trace.
 
     Args:
-        trace: Its directory.
+        trace: Directory of the trace.
         steps: The steady steps; None leaves it to the analyzer's rule.
-        outcome: What the job wrote, if an experiment made the trace.
+        outcome: The outcome written by the job, for traces of an experiment.
 
     Returns:
         The run, named after the trace's directory; its status is ``complete`` or ``diverged``.
@@ -195,5 +195,5 @@ def _divergence(losses: Sequence[float], final: float | None) -> str | None:
 
 
 def _finite(value: float | None) -> float | None:
-    """The value if JSON can hold it: a training that diverged ends in infinities."""
+    """The value if it is finite, since JSON has no infinities; else None."""
     return value if value is not None and math.isfinite(value) else None

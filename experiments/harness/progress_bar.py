@@ -1,4 +1,4 @@
-"""A progress bar with the time that is left, on a terminal only."""
+"""A progress bar with the remaining time, on terminals only."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ddltrace.experiments.harness.run_record import Run
 
 
 class ProgressBar:
-    """Shows on standard error which run is being made and how long the others will take."""
+    """Shows the current run and the remaining time on standard error."""
 
     def __init__(self, *, total: int, done: int = 0) -> None:
         """Describes the bar; it appears inside the ``with`` block if there is a terminal.
 
         Args:
             total: Number of runs of the experiment.
-            done: How many of them are there already.
+            done: Number of runs that exist already.
         """
         self._bar: Any = None
         self._total = total

@@ -1,4 +1,4 @@
-"""What an experiment found: a row per strategy, compared with the baselines."""
+"""The results of an experiment: a row per strategy, compared with the baselines."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ PLAIN: Final = "fifo"
 """The strategy without any optimization: everything is sent after backward."""
 
 UNCHANGED: Final = "unchanged"
-"""The row of the user's own job without a strategy of ours, in place of a spec."""
+"""Name of the row of the user's own job without a strategy."""
 
 _TUNED: Final = frozenset({"ddp", "best_buckets", UNCHANGED})
-"""Names of the strategies of which the fastest one is the well-tuned DDP."""
+"""Names of the strategies among which the fastest one is the tuned DDP baseline."""
 
 RowStatus = Literal["complete", "diverged", "failed", "hung", "incomplete"]
 """The worst status of a row's runs; ``incomplete`` if runs are still to come."""
@@ -53,7 +53,7 @@ _MEANS: Final = (
 
 @dataclass(frozen=True)
 class Row:
-    """One strategy over its runs, or one trace. What was not measured is None.
+    """One strategy over its runs, or one trace. Unmeasured values are None.
 
     Times are of steady steps only, in microseconds. A value without another definition is the
     mean over the finished runs.
@@ -72,7 +72,7 @@ class Row:
         replicas_identical: Whether in every run all ranks ended with the same parameters.
         time_to_loss_us: Time from the first step's start until the smoothed training loss is at
             most the experiment's target loss; None if a run did not reach it.
-        status: The worst of the runs.
+        status: The worst status of the runs.
         reason: Why a run did not complete.
         paced: Whether the layers waited out given device times in place of computing.
         runs: Every run, round by round.
@@ -124,8 +124,8 @@ class Results:
     """An experiment.
 
     Attributes:
-        settings: How it was run; empty for traces that no experiment made.
-        rows: In the order in which the strategies were given.
+        settings: Settings of the experiment; empty for other traces.
+        rows: The rows, in the order of the given strategies.
         baseline: The `strategy` of the row with which others are compared.
         status: ``running``, ``complete`` (every run completed), ``failed`` (some did not) or
             ``interrupted``.
@@ -179,7 +179,7 @@ class Results:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """The object that is kept in ``results.json`` and printed by ``--json``."""
+        """The object that is stored in ``results.json`` and printed by ``--json``."""
         plain, tuned = self.plain(), self.tuned_ddp()
         rows = [
             {
@@ -221,8 +221,8 @@ def summarize(
 
     Args:
         strategy: Its spec.
-        runs: What has been run of it; may be empty.
-        repeats: How many runs there will be; None for those that there are.
+        runs: Its runs so far; may be empty.
+        repeats: Planned number of runs; None for the number of `runs`.
         target_loss: The training loss for `Row.time_to_loss_us`.
         paced: Whether the layers waited out given device times.
     """
@@ -254,10 +254,10 @@ def summarize(
 
 
 def combine(named: Sequence[tuple[str, Results]], baseline: str | None) -> Results:
-    """Puts the rows of several results side by side.
+    """Combines the rows of several results.
 
     Args:
-        named: Each with a name that tells its rows from the others' rows.
+        named: The results, each with a name that distinguishes its rows.
         baseline: The row to compare with; None for the first result's own, or its first row.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Keeps an experiment's results: ``results.json`` and ``results.arrow`` beside the traces."""
+"""Reads and writes an experiment's results: ``results.json`` and ``results.arrow``."""
 
 from __future__ import annotations
 

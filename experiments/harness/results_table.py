@@ -1,7 +1,7 @@
-"""What an experiment found, as text of at most 100 columns: which columns, and how to read them.
+"""Formats the results of an experiment as text of at most 100 columns, with explanations.
 
-One table in two parts: how fast each strategy is, and what it sends, needs and learns. Setting
-columns under each other is the analyzer's `table`.
+The table has two parts: the speed of each strategy, and its traffic, resources and losses.
+`ddltrace.analyzer.formatting.text_table` aligns the columns.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _COST_HEADS = (
 
 
 def render(results: Results) -> str:
-    """The results as a table, with what must be known to read it below."""
+    """The results as a table, followed by explanations."""
     plain, tuned = results.plain(), results.tuned_ddp()
     speed = [
         (
@@ -128,7 +128,7 @@ def setting_lines(results: Results) -> list[str]:
 
 
 def explanations(results: Results) -> list[str]:
-    """How to read the columns, and what restricts the numbers."""
+    """Explanations of the columns, and restrictions on the numbers."""
     over = {row.step_time.over for row in results.rows if row.step_time is not None}
     interval = f"[low, high]: {100 * LEVEL:.0f} % interval "
     if over == {"rounds"}:

@@ -1,4 +1,4 @@
-"""Which runs an experiment consists of, and in which order they are made."""
+"""Plans the runs of an experiment and their order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddltrace.experiments.harness.settings import Settings
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run to make.
+    """One planned run.
 
     Attributes:
         strategy: The strategy's spec.

@@ -1,4 +1,4 @@
-"""One run: one strategy, trained once, and what was measured of it."""
+"""The record of one run: one strategy, trained once, with its measurements."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Status = Literal["complete", "diverged", "failed", "hung"]
 an error; ended by the harness because it ran longer than ``--timeout``."""
 
 FINISHED: Final = ("complete", "diverged")
-"""Ends that were measured, and that ``experiment resume`` does not repeat."""
+"""Statuses of measured runs, which ``experiment resume`` does not repeat."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One strategy in one round. What was not measured is None.
+    """One strategy in one round. Unmeasured values are None.
 
     Times are in microseconds; means are over ranks and steady steps.
 

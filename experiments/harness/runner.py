@@ -1,4 +1,4 @@
-"""Makes an experiment's runs one after the other and keeps what they say."""
+"""Executes an experiment's runs one after the other and stores their results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ddltrace.tracer.exit_status import status_text
 
 
 class Progress(Protocol):
-    """Shows how far an experiment is."""
+    """Shows the progress of an experiment."""
 
     def start(self, planned: PlannedRun) -> None:
         """A run starts."""
@@ -42,7 +42,7 @@ def run_experiment(settings: Settings, directory: Path, progress: Progress) -> R
 
     Args:
         settings: The experiment's; its first strategy is the baseline.
-        directory: Where results and traces go; exists and is empty.
+        directory: An existing, empty directory for results and traces.
         progress: Told of every run.
 
     Returns:
@@ -50,7 +50,7 @@ def run_experiment(settings: Settings, directory: Path, progress: Progress) -> R
         part of them.
 
     Raises:
-        Interrupted: A signal came. What had been measured is kept.
+        Interrupted: A signal was received. Finished runs are kept.
     """
     results = Results(
         settings={**asdict(settings), "ddltrace": version("ddltrace"), "cpus": os.cpu_count()},
@@ -60,7 +60,7 @@ def run_experiment(settings: Settings, directory: Path, progress: Progress) -> R
 
 
 def resume_experiment(directory: Path, progress: Progress) -> Results:
-    """Makes the runs of an experiment that are missing or did not finish.
+    """Executes the runs of an experiment that are missing or did not finish.
 
     Args:
         directory: The experiment's.
@@ -98,7 +98,7 @@ def settings_of(results: Results, directory: Path) -> Settings:
 
 
 class _Experiment:
-    """An experiment under way: what has been run, and the directory that says so."""
+    """A running experiment: its finished runs and its directory."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class _Experiment:
         self._planned = plan_runs(settings)
 
     def make_missing_runs(self, progress: Progress) -> Results:
-        """Makes every planned run that is not there; writes the results after each."""
+        """Executes every missing run; writes the results after each."""
         with interruptible():
             return self._make_missing_runs(progress)
 
@@ -168,7 +168,7 @@ class _Experiment:
 def _make_run(
     planned: PlannedRun, settings: Settings, directory: Path, about: dict[str, Any]
 ) -> Run:
-    """Makes one run; how it ends is in what is returned."""
+    """Executes one run and returns its record, which contains its status."""
     outcome_file = outcome_path(planned, directory)
     outcomes.remove(outcome_file)
     log = log_path(planned, directory)
@@ -232,7 +232,7 @@ def _explain(end: JobEnd, settings: Settings, log: Path) -> str:
     lines = [
         line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()
     ]
-    # The one line that says why is usually the last exception's.
+    # The reason is usually in the last exception's line.
     reasons = [line for line in lines if "Error: " in line] or lines[1:]
     # A dead server makes the messages of all workers fail.
     reasons = [line for line in lines if SERVER_DIED in line] or reasons

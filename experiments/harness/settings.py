@@ -1,4 +1,4 @@
-"""What is the same for all strategies of an experiment."""
+"""The settings of an experiment, which are the same for all its strategies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddltrace.tracer.errors import UsageError
 
 @dataclass(frozen=True)
 class Settings:
-    """How an experiment is run.
+    """The settings of an experiment.
 
     Attributes:
         strategies: The strategies' specs in canonical form, in the order of the rows.

@@ -1,11 +1,11 @@
 """Confidence intervals of step times and of their ratios, over rounds or within one run.
 
 An experiment runs every strategy once in each round. The median step of a run is one
-observation; rounds are the blocks. What differs from run to run (placement, other load, the
-network's state) is in these intervals. With a single round only the steps of that run are left:
-their interval is narrower than the truth, and every result carries which of the two it is.
+observation; rounds are the blocks. These intervals include variation between runs (placement, other
+load, the state of the network). With a single round, the interval is computed over the steps of
+that run and is too narrow; every result states which of the two it is.
 
-Medians, because a strategy is judged by its usual step and one slow step must not decide.
+Medians are used, because a single slow step must not determine the result.
 Differences of means are in `ddltrace.analyzer.compare.mean_difference`.
 """
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ddltrace.analyzer.compare.mean_difference import LEVEL, student_quantile
 
 Over = Literal["rounds", "steps"]
-"""What an interval is over: the medians of several rounds, or the steps of one run."""
+"""The units of an interval: the medians of several rounds, or the steps of one run."""
 
 Rounds = Mapping[int, Sequence[float]]
 """Step times in microseconds of one strategy, by the number of the round."""
@@ -70,7 +70,7 @@ class Difference:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval leaves zero out."""
+        """Whether the interval excludes zero."""
         return self.low > 0.0 or self.high < 0.0
 
 
@@ -151,8 +151,7 @@ def compare_medians(values: Sequence[float], baseline: Sequence[float]) -> Diffe
     """The relative difference of two medians over the steps of two runs.
 
     Bootstrap with circular blocks (Politis & Romano 1992), because neighbouring steps resemble
-    each other; blocks of about n^(1/3) steps. What differs from run to run and not from step
-    to step is not in the interval.
+    each other; blocks of about n^(1/3) steps. The interval does not include variation between runs.
 
     Args:
         values: Step times of one run, in order.

@@ -1,4 +1,4 @@
-"""One step of a trace as bars on one axis: what the lowest rank computes, waits for and sends."""
+"""One step of a trace as bars on one axis: compute, waits and messages of the lowest rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddltrace.experiments.harness.run_record import Run
 from ddltrace.tracer.errors import DdltraceError
 
 MOST_BARS: Final = 400
-"""Bars of one lane: of more, the shortest are left out."""
+"""Maximum number of bars of one lane; the shortest ones are left out."""
 
 _LANES: Final = {
     "phase": "compute",
@@ -58,7 +58,7 @@ class StepTimeline:
     Attributes:
         step: Its number.
         wall_ms: Its length on the rank.
-        bars: What happened in it.
+        bars: Its intervals.
         left_out: Number of short bars that are not in `bars`.
     """
 

@@ -1,4 +1,4 @@
-"""One rank of an experiment: trains a workload with one strategy and writes what came out.
+"""One rank of an experiment: trains a workload with one strategy and writes the outcome.
 
 Started on every rank by torchrun or by `ddltrace.experiments.network.launch`::
 

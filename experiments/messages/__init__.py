@@ -1,1 +1,1 @@
-"""Messages: what travels in one step, how its average is found, and how the trace names it."""
+"""The messages of one step: their plan, their exchange, and their names in the trace."""

@@ -1,4 +1,4 @@
-"""The interface of what averages a message over the ranks, and DDP's own way to do it."""
+"""The interface for averaging a message over the ranks, and its implementation by all-reduce."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddltrace.experiments.messages.message_plan import Gradient, Message
 
 
 class Handle(Protocol):
-    """A message that is under way."""
+    """A message in flight."""
 
     def wait(self) -> torch.Tensor:
         """The average over the ranks: flat, of the payload's length and element type."""
@@ -52,26 +52,26 @@ class MessageExchange(ABC):
         Args:
             gradients: All gradients by their index. May come again; state stays.
         """
-        del gradients  # most exchanges need to know nothing in advance
+        del gradients  # most exchanges need no preparation
 
-    def begin_step(self) -> None:  # noqa: B027 - most exchanges have nothing to begin
+    def begin_step(self) -> None:  # noqa: B027 - most exchanges do nothing here
         """Called at the first gradient of a step, before anything else is sent. Collective."""
 
-    def close(self) -> None:  # noqa: B027 - most exchanges have nothing to end
-        """Called at the end, when nothing is under way any more."""
+    def close(self) -> None:  # noqa: B027 - most exchanges do nothing here
+        """Called at the end, when no message is in flight."""
 
     @abstractmethod
     def start(self, message: Message, payload: torch.Tensor) -> Handle:
         """Starts to average a message.
 
         Args:
-            message: What the payload carries.
-            payload: This rank's own elements, flat, contiguous and not yet divided by the
-                number of ranks. It belongs to the exchange until `Handle.wait` has returned,
-                may be overwritten, and may be what `wait` returns.
+            message: Description of the payload.
+            payload: This rank's own elements, flat, contiguous and not yet divided by the number of
+                ranks. The exchange owns it until `Handle.wait` has returned, may overwrite it, and
+                may return it from `wait`.
 
         Returns:
-            The message under way.
+            The message in flight.
         """
 
 
@@ -88,7 +88,7 @@ class AllReduce(MessageExchange):
 
 
 class _Reduced:
-    """An all_reduce under way."""
+    """An all_reduce in flight."""
 
     def __init__(self, work: dist.Work, payload: torch.Tensor) -> None:
         self._work = work

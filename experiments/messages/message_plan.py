@@ -1,6 +1,6 @@
-"""What travels in one step: gradients, cut into slices, gathered into messages.
+"""The plan of the messages of one step: gradients, divided into slices, gathered into messages.
 
-These objects know nothing of torch, processes or clocks. The engine executes them in a real
+These objects use no torch, processes or clocks. The engine executes them in a real
 job; a replay executes the same objects on the times of a trace.
 """
 
@@ -13,19 +13,19 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Gradient:
-    """One parameter's gradient, as a schedule sees it.
+    """Description of one parameter's gradient for a schedule.
 
     Attributes:
-        index: The parameter's place in the model (order of ``named_parameters``).
+        index: The parameter's index in the model (order of ``named_parameters``).
         name: The parameter's name.
         elements: Number of elements.
         element_bytes: Size of one element in bytes.
         dtype: Name of the element type, without ``torch.``.
         shape: The parameter's shape; empty for a scalar, and where it is not known.
-        use: Its place in the order in which the forward pass uses the parameters; None if that
-            is not known.
+        use: Its position in the order in which the forward pass uses the parameters; None if
+            unknown.
         ready_us: When it is ready, in microseconds from a common point of the step; None if
-            that is not known.
+            unknown.
     """
 
     index: int
@@ -62,10 +62,10 @@ class Message:
     """One exchange between all ranks.
 
     Attributes:
-        number: Its place in the plan, the same on all ranks.
-        slices: What it carries, in this order.
-        bytes: Size of what it carries on one rank, before any codec.
-        priority: Its urgency, 0 first; None where the schedule knows no priorities.
+        number: Its index in the plan, the same on all ranks.
+        slices: The slices that it carries, in order.
+        bytes: Size on one rank, before any codec.
+        priority: Its priority, 0 first; None if the schedule has no priorities.
         parts: Numbers of the plan's messages that were fused into this one while the job ran;
             empty for a message of the plan itself.
     """
@@ -83,12 +83,12 @@ class Message:
 
     @cached_property
     def gradients(self) -> frozenset[int]:
-        """Indices of the gradients of which it carries something."""
+        """Indices of the gradients with slices in the message."""
         return frozenset(part.gradient for part in self.slices)
 
 
 def fuse(messages: Sequence[Message]) -> Message:
-    """One message that carries what several messages of a plan carry, in their order."""
+    """Fuses several messages of a plan into one, in their order."""
     if len(messages) == 1:
         return messages[0]
     return Message(
@@ -141,7 +141,7 @@ class MessagePlan:
 
     @cached_property
     def carriers(self) -> dict[int, tuple[int, ...]]:
-        """Numbers of the messages that carry something of each gradient."""
+        """Numbers of the messages with slices of each gradient."""
         carriers: dict[int, list[int]] = {index: [] for index in self.gradients}
         for message in self.messages:
             for index in message.gradients:

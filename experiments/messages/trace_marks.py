@@ -1,6 +1,6 @@
-"""Tells the tracer what it cannot see: which parameters a message is about, waits, updates.
+"""Declares to the tracer the parameters of messages, waits and updates of the engine.
 
-Everything here is free in a process that is not traced, and never raises.
+In a process that is not traced, these functions cost nearly nothing. They never raise.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def current_session() -> Session | None:
 
 @contextlib.contextmanager
 def carrying(name: str | None, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Says what the messages that this thread launches inside are about.
+    """Declares the parameters of the messages that this thread launches inside.
 
     Args:
         name: The messages' name in the trace; None names them after the parameters.
@@ -43,7 +43,7 @@ def carrying(name: str | None, parameters: Sequence[torch.Tensor]) -> Iterator[N
 
 @contextlib.contextmanager
 def carrying_part(name: str, positions: Sequence[int]) -> Iterator[None]:
-    """Says that the messages launched inside carry a part of what `carrying` says.
+    """Declares that the messages launched inside carry a part of the parameters of `carrying`.
 
     Args:
         name: The messages' name in the trace.
@@ -62,7 +62,7 @@ def carrying_part(name: str, positions: Sequence[int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def region(kind: str, name: str) -> Iterator[None]:
-    """Records what happens inside as one event.
+    """Records the enclosed code as one event.
 
     Args:
         kind: A kind of the trace's schema, such as ``wait`` or ``codec``.
@@ -79,7 +79,7 @@ def region(kind: str, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def optimizer_phase() -> Iterator[None]:
-    """Records what happens inside as a part of the step's optimizer phase."""
+    """Records the enclosed code as part of the step's optimizer phase."""
     from ddltrace.tracer.record.recorder import PHASE_CODE
 
     session = current_session()

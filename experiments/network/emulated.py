@@ -1,13 +1,13 @@
-"""A network of one's own on one Linux machine: a namespace per host behind a shaped link.
+"""Creates an emulated network on one Linux machine: a namespace per host behind a shaped link.
 
 Every host is a network namespace with one interface, joined by a veth pair to the bridge of its
 rack. The bridges of several racks are joined to the bridge of the core. Each bridge is in a
 namespace of its own, so nothing appears in the machine's own network and several such networks
 do not meet. Both ends of each link are shaped by a token bucket filter. Needs root and iproute2.
 
-A process of its own, the janitor, removes the network when its owner has been killed. All names
-carry the process id and start time of their owner, so that a later run can tell the leftovers
-of a dead one and remove them, if the janitor was killed, too.
+A separate cleanup process removes the network if its owner is killed. All names contain the process
+id and start time of the owner, so that a later run can recognize and remove leftovers if the
+cleanup process was killed, too.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from ddltrace.experiments.network.topology import Topology
 from ddltrace.tracer.errors import MissingCapabilityError
 
 INTERFACE: Final = "eth0"
-"""Name of the one interface that every host has."""
+"""Name of the single interface of every host."""
 
 _SUBNET: Final = "10.77.0"
 _PREFIX: Final = "ddltrace"
 _NAME = re.compile(rf"{_PREFIX}-(\d+)-(\d+)-(?:h\d+|switch|rack\d+)\Z")
-# What a link may send at once after a pause: as little as lets it reach its rate (a timer
-# tick's worth of bytes), but never less than one segment that the kernel has not yet cut.
+# Burst size of a link: the minimum with which it reaches its rate (the bytes of one timer tick),
+# but at least one segment before segmentation by the kernel.
 _BURST_SECONDS: Final = 0.005
 _MIN_BURST_BYTES: Final = 70_000
 _QUEUE: Final = "50ms"
 
 
 def check_capabilities() -> None:
-    """Makes sure that this process can make such a network.
+    """Checks that this process can create such a network.
 
     Raises:
-        MissingCapabilityError: Says what is missing.
+        MissingCapabilityError: A capability is missing; the message names it.
     """
     if not sys.platform.startswith("linux"):
         raise MissingCapabilityError("--hosts needs Linux: it is made of network namespaces")
@@ -62,16 +62,16 @@ class EmulatedNetwork:
     """A context manager: the network exists inside the ``with`` block.
 
     Attributes:
-        topology: What it is like.
+        topology: Description of the network.
         hosts: Names of the hosts' namespaces, in order.
         addresses: Their IPv4 addresses.
     """
 
     def __init__(self, topology: Topology) -> None:
-        """Describes the network; nothing is made yet.
+        """Stores the description; creates nothing yet.
 
         Args:
-            topology: What it is to be like.
+            topology: Description of the network.
         """
         owner = f"{_PREFIX}-{os.getpid()}-{_start_time(os.getpid())}"
         self.topology = topology
@@ -116,7 +116,7 @@ class EmulatedNetwork:
         """Adds the topology's delay and loss to what each host sends.
 
         Raises:
-            MissingCapabilityError: The kernel cannot do this.
+            MissingCapabilityError: The kernel does not support it.
         """
         topology = self.topology
         if not topology.delay_seconds and not topology.loss_percent:
@@ -137,7 +137,7 @@ class EmulatedNetwork:
                 ) from error
 
     def slow_down(self) -> None:
-        """Gives the slow host its slower link."""
+        """Reduces the rate of the slow host's link."""
         slow = self.topology.slow_host
         if slow is not None:
             rate = self.topology.rate_of(slow.host, slowed=True)
@@ -200,7 +200,7 @@ class EmulatedNetwork:
 
 
 def _start_cleanup_process(namespaces: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Starts what removes the namespaces, and ends what runs in them, when this process ends.
+    """Starts the process that removes the namespaces and their processes when this process ends.
 
     It waits for the end of a pipe whose other end only this process has.
     """
@@ -241,7 +241,7 @@ def _existing() -> list[str]:
 
 def _remove(names: set[str]) -> None:
     for name in names.intersection(_existing()):
-        # Somebody else may remove the same leftovers at this moment.
+        # Another process may remove the same leftovers concurrently.
         subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 

@@ -18,7 +18,7 @@ _TIMEOUT_S = 30.0
 
 
 def receive(seconds: float, warmup: float) -> None:
-    """Counts what arrives."""
+    """Counts received bytes."""
     connection = _accept()
     buffer = bytearray(1 << 20)
     start = time.monotonic()
@@ -73,7 +73,7 @@ def _accept() -> socket.socket:
 
 
 def main() -> None:
-    """Runs what the arguments say."""
+    """Runs the operation of the arguments."""
     what, *rest = sys.argv[1:]
     if what == "receive":
         receive(float(rest[0]), float(rest[1]))

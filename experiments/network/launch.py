@@ -40,7 +40,7 @@ _LIBC: Final = ctypes.CDLL(None)
 
 
 class _Stopped(BaseException):
-    """A signal asks for the end; what was made has to be removed first."""
+    """A signal requests the end; the network must be removed first."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _prepare(network: EmulatedNetwork) -> None:
-    """Measures the network, says what it is like, and adds delay and loss."""
+    """Measures the network, prints the results, and adds delay and loss."""
     slow = network.topology.slow_host
     if slow is not None and slow.at_seconds == 0:
         network.slow_down()
@@ -97,7 +97,7 @@ def _run_ranks(network: EmulatedNetwork, command: Sequence[str], started: Path |
                 subprocess.Popen(
                     network.command(host, command),
                     env={**os.environ, **_environment(network, rank)},
-                    # Signals reach the ranks through us, once; when we are killed, they die.
+                    # Signals reach the ranks once, through this process; if it is killed, they die.
                     start_new_session=True,
                     preexec_fn=functools.partial(_become_host, host),  # noqa: PLW1509 - no threads
                 )
@@ -138,15 +138,15 @@ def _environment(network: EmulatedNetwork, rank: int) -> dict[str, str]:
 
 
 def _become_host(number: int) -> None:
-    """Ties a child to our life and gives it a host name of its own, before it executes."""
+    """Before `exec`: lets the child end with this process, and sets its host name."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    # Only in a namespace of its own: else the machine itself would be renamed.
+    # Only in a separate namespace; otherwise the machine itself would be renamed.
     if _LIBC.unshare(_CLONE_NEWUTS) == 0:
         socket.sethostname(f"host{number}")
 
 
 def _ignore_signals() -> None:
-    """From here on nothing may keep the network from being removed."""
+    """Ignores further signals, so that the network is removed."""
     for number in _STOPPING:
         signal.signal(number, signal.SIG_IGN)
 

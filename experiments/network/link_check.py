@@ -14,7 +14,7 @@ from ddltrace.experiments.network.emulated import EmulatedNetwork
 from ddltrace.tracer.errors import DdltraceError
 
 TOLERANCE: Final = 0.05
-"""Links may be off by this share of what they are to be."""
+"""Tolerated relative deviation of links from their rates."""
 
 _FLOW: Final = str(Path(__file__).with_name("flow.py"))
 _SECONDS: Final = 0.8
@@ -22,16 +22,16 @@ _WARMUP: Final = 0.4
 _TRIES: Final = 4
 # A full Ethernet frame of 1514 bytes carries 1448 bytes of TCP with time stamps.
 _FRAME_SHARE: Final = 1514 / 1448
-# All links at once where this machine is fast enough for their sum.
+# All links at once if this machine is fast enough for their sum.
 _BITS_AT_ONCE: Final = 4e9
 _MAX_FLOWS: Final = 8
 _PINGS: Final = 20
-# What a round trip through the bridges of a busy machine may take beside the delay.
+# Tolerated time of a round trip through the bridges of a busy machine, without the delay.
 _OWN_ROUND_TRIP_S: Final = 1e-3
 
 
 class LinksOffError(DdltraceError):
-    """The emulated network is not as it is to be; its numbers would be wrong."""
+    """The emulated network deviates from its description, so results would be wrong."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class MeasuredLink:
     """One link, or all of a rack's flows to another rack.
 
     Attributes:
-        name: What it is.
-        bits_per_second: What was measured, headers included.
-        expected: What it is to be.
+        name: Name of the link.
+        bits_per_second: Measured rate, including headers.
+        expected: Expected rate.
     """
 
     name: str
@@ -60,7 +60,7 @@ class MeasuredLink:
 
 @dataclass(frozen=True)
 class _Flows:
-    """What is measured at once: connections between hosts, and their rate together."""
+    """Connections that are measured at the same time, and the sum of their rates."""
 
     name: str
     pairs: tuple[tuple[int, int], ...]
@@ -71,13 +71,13 @@ def check_links(network: EmulatedNetwork) -> list[MeasuredLink]:
     """Measures every host's link and every rack's, without delay and loss.
 
     Args:
-        network: It exists, and nothing else uses it.
+        network: An existing network without other traffic.
 
     Returns:
         The links.
 
     Raises:
-        LinksOffError: One is off by more than `TOLERANCE` each time.
+        LinksOffError: A link deviates by more than `TOLERANCE` in each measurement.
     """
     links = [link for batch in _batches(_host_flows(network)) for link in _measured(network, batch)]
     links += [link for flows in _rack_flows(network) for link in _measured(network, [flows])]
@@ -97,7 +97,7 @@ def check_round_trip(network: EmulatedNetwork) -> float:
         Seconds.
 
     Raises:
-        LinksOffError: It is not twice the topology's delay.
+        LinksOffError: It differs from twice the topology's delay.
     """
     with contextlib.ExitStack() as stack:
         last = len(network.hosts) - 1
@@ -153,7 +153,7 @@ def _batches(flows: Sequence[_Flows]) -> Iterator[list[_Flows]]:
     batch: list[_Flows] = []
     for each in flows:
         full = sum(f.expected for f in batch) + each.expected > _BITS_AT_ONCE
-        # A host must not receive from two at once.
+        # A host must not receive from two hosts at once.
         meets = any(each.pairs[0][1] == other.pairs[0][1] for other in batch)
         if batch and (full or meets or len(batch) == _MAX_FLOWS):
             yield batch
@@ -164,7 +164,7 @@ def _batches(flows: Sequence[_Flows]) -> Iterator[list[_Flows]]:
 
 
 def _measured(network: EmulatedNetwork, batch: Sequence[_Flows]) -> list[MeasuredLink]:
-    """Measures again what is off: a busy machine disturbs a measurement now and then."""
+    """Repeats measurements that deviate, since a busy machine sometimes disturbs them."""
     best: dict[str, MeasuredLink] = {}
     left = list(batch)
     for _ in range(_TRIES):

@@ -1,4 +1,4 @@
-"""What an emulated cluster is to be: hosts, racks, rates, delay and a slow host. Pure."""
+"""The description of an emulated cluster: hosts, racks, rates, delay and a slow host. Pure."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class SlowHost:
     Attributes:
         host: Its number, from 0.
         factor: Its link's rate is divided by this.
-        at_seconds: From when on, in seconds after the start of the job.
+        at_seconds: Start of the reduction, in seconds after the start of the job.
     """
 
     host: int
@@ -83,7 +83,7 @@ class SlowHost:
         """Reads ``host=2,factor=4`` or ``host=2,factor=4,at=10``.
 
         Raises:
-            UsageError: It is no such text.
+            UsageError: The text has another form.
         """
         pairs = [part.partition("=") for part in text.split(",")]
         values = {key.strip(): value for key, _, value in pairs}
@@ -179,10 +179,10 @@ def topology(
     loss: str | None = None,
     ranks_per_host: int | None = None,
 ) -> Topology:
-    """The topology that the options of a command describe.
+    """The topology described by the options of a command.
 
     Args:
-        hosts: ``--hosts``; the others are called as their options, too.
+        hosts: ``--hosts``; the other arguments have the names of their options as well.
         bandwidth: Rate of each host's link.
         hosts_per_rack: Hosts that share a switch.
         bandwidth_between: Rate of each rack's link.

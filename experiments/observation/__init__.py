@@ -1,1 +1,1 @@
-"""What only the processes of a job can tell: losses, bytes that sockets sent, memory."""
+"""Measurements from inside the processes of a job: losses, bytes sent by sockets, memory."""

@@ -1,8 +1,8 @@
 """Observes a user's job from inside of its ranks, for ``ddltrace experiment run -- COMMAND``.
 
-The loss of a step is the scalar on which the job calls ``backward()``; a gradient scaler's factor
-is taken off it. Every rank writes one file when it ends. A failure in here is kept from the job:
-the rank then writes nothing.
+The loss of a step is the scalar on which the job calls ``backward()``, divided by a gradient
+scaler's factor. Every rank writes one file when it ends. A failure of the observer does not affect
+the job; the rank then writes no file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ddltrace.experiments.observation.wire_bytes import tcp_bytes_sent
 
 
 def install_if_asked() -> None:
-    """Observes this process if the environment says so."""
+    """Observes this process if the environment variable is set."""
     text = os.environ.get(ENVIRONMENT_VARIABLE)
     if text is None:
         return
@@ -39,7 +39,7 @@ class JobObserver:
     """Counts the steps of the first optimizer that steps, and keeps each step's loss."""
 
     def __init__(self, prefix: Path, warmup: int, steps: int) -> None:
-        """Describes what to observe; arguments as of `observed_ranks.environment`."""
+        """Stores the settings; arguments as of `observed_ranks.environment`."""
         self._prefix = prefix
         self._warmup = warmup
         self._steps = steps
@@ -50,7 +50,7 @@ class JobObserver:
         self._sent: tuple[int | None, int | None] = (None, None)
 
     def install(self) -> None:
-        """Watches backward passes, gradient scalers and optimizer steps of this process."""
+        """Observes backward passes, gradient scalers and optimizer steps of this process."""
         _after_call(torch.Tensor, "backward", self._backward_called)
         _after_call(torch.amp.GradScaler, "scale", self._scaled)
         register_optimizer_step_post_hook(self._stepped)
@@ -99,7 +99,7 @@ class JobObserver:
 
 
 def _after_call(owner: type[Any], name: str, observe: Callable[..., None]) -> None:
-    """Lets `observe` see the result and the arguments of every call of a method."""
+    """Calls `observe` with the result and the arguments of every call of a method."""
     original = getattr(owner, name)
 
     @functools.wraps(original)

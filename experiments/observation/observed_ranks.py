@@ -1,4 +1,4 @@
-"""The files that the ranks of an observed job write: how to ask for them, and what they say."""
+"""Requests and reads the files that the ranks of an observed job write."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def environment(prefix: Path, *, warmup: int, steps: int) -> dict[str, str]:
     """The variable that lets the ranks of a job be observed.
 
     Args:
-        prefix: Where they write; each adds its rank.
-        warmup: Steps before the bytes count.
-        steps: After how many steps the job is ended.
+        prefix: Path prefix of the files; each rank appends its number.
+        warmup: Steps before bytes are counted.
+        steps: Number of steps after which the job ends.
     """
     value = {"prefix": str(prefix.resolve()), "warmup": warmup, "steps": steps}
     return {ENVIRONMENT_VARIABLE: json.dumps(value)}
@@ -29,13 +29,13 @@ def rank_path(prefix: Path, rank: int) -> Path:
 
 
 def remove_ranks(prefix: Path) -> None:
-    """Removes what the ranks of an earlier run wrote."""
+    """Removes the files of an earlier run."""
     for path in _written(prefix):
         path.unlink()
 
 
 def read_ranks(prefix: Path) -> dict[str, Any]:
-    """What the ranks of a job wrote, as an outcome: see `measurement.measure`.
+    """Reads the files of a job's ranks as an outcome, see `measurement.measure`.
 
     Args:
         prefix: As given to `environment`.

@@ -1,4 +1,4 @@
-"""The largest resident memory of processes, as the kernel counts it."""
+"""Reads the peak resident memory of processes from the kernel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def peak_memory_bytes(pid: int | str = "self") -> int | None:
         pid: The process; this one by default.
 
     Returns:
-        Bytes; None if the process is gone or the system does not tell.
+        Bytes; None if the process has ended or the system does not provide it.
     """
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
@@ -36,7 +36,7 @@ class RankMemory:
     """
 
     def __init__(self, trace: Path) -> None:
-        """Describes what to watch.
+        """Stores the trace directory.
 
         Args:
             trace: The job's trace directory, in which the files of each rank process carry its

@@ -1,4 +1,4 @@
-"""What a strategy does not apply to in this job: said once, and kept for the row of results."""
+"""Records restrictions of a strategy in this job: printed once, and kept for the results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def report_restriction(spec: str, restriction: str) -> None:
 
     Args:
         spec: The strategy.
-        restriction: What it does not apply to, and what happens in place of it.
+        restriction: The part of the job to which it does not apply, and the consequence.
     """
     if restriction in _said:
         return

@@ -1,4 +1,4 @@
-"""Counts the bytes that this process really puts on the network.
+"""Counts the bytes that this process sends on the network.
 
 The kernel keeps the counts per TCP socket (``struct tcp_info``, linux/tcp.h): payload without
 headers, sent again where it was lost.
@@ -28,7 +28,7 @@ def tcp_bytes_sent() -> int | None:
         return None
     total = 0
     for entry in os.listdir("/proc/self/fd"):
-        # Descriptors may close while we look, and most are no TCP sockets.
+        # Descriptors may be closed concurrently, and most are not TCP sockets.
         with contextlib.suppress(OSError):
             if not stat.S_ISSOCK(os.fstat(int(entry)).st_mode):
                 continue

@@ -1,4 +1,4 @@
-"""The torch side of the optimizer axis."""
+"""The torch code of the optimizer axis."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def create_optimizer_rule(description: Lars | Lamb | None) -> OptimizerRule | No
 
 
 class LarsRule(OptimizerRule):
-    """Updates as `Lars` says; momentum is kept in float32 for 16-bit parameters."""
+    """Implements `Lars`; momentum is kept in float32 for 16-bit parameters."""
 
     def __init__(self, description: Lars) -> None:
         self._lars = description
@@ -62,7 +62,7 @@ class LarsRule(OptimizerRule):
 
 
 class LambRule(OptimizerRule):
-    """Updates as `Lamb` says; both moments are kept in float32 for 16-bit parameters."""
+    """Implements `Lamb`; both moments are kept in float32 for 16-bit parameters."""
 
     def __init__(self, description: Lamb) -> None:
         self._lamb = description

@@ -22,7 +22,7 @@ _THROUGHPUT: Final = {
     "a100-resnet50": (938.0, "one A100 80 GB, TF32"),
     "a100-amp-resnet50": (2470.0, "one A100 80 GB, mixed precision"),
 }
-"""Images per second, and what they were measured on."""
+"""Images per second, and the device on which they were measured."""
 
 PROFILES: Final = tuple(_THROUGHPUT)
 """Names of the built-in profiles."""

@@ -1,8 +1,8 @@
 """Makes the layers of a model wait out the times of a profile.
 
-Each layer still computes, on a small batch, so that gradients and losses are real; what its
-computation takes counts towards its time. It sleeps the rest, so that ranks which share a core
-do not slow each other. The time of hooks on gradients, such as encoding, is added, as on a device.
+Each layer still computes, on a small batch, so that gradients and losses are real. It sleeps for
+the rest of its time, so that ranks that share a core do not slow each other. The time of hooks on
+gradients, such as encoding, is added, as on a device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class PacedLayers:
     """Paces the innermost layers with parameters, in the order in which the model lists them."""
 
     def __init__(self, model: nn.Module, profile: PaceProfile) -> None:
-        """Takes the place of the layers' forward functions.
+        """Replaces the layers' forward functions.
 
         Args:
             model: The model.
@@ -42,7 +42,7 @@ class PacedLayers:
 
 
 class _Sleeper:
-    """Sleeps; what one sleep takes too long is taken off the next ones."""
+    """Sleeps; excess time of one sleep is subtracted from the next ones."""
 
     def __init__(self) -> None:
         self._ahead = 0.0

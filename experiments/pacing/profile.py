@@ -1,4 +1,4 @@
-"""How long a device takes for each layer of a model, and the file that keeps it."""
+"""The device times of a model's layers, and the file that stores them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PaceProfile:
 
     Attributes:
         name: Name of a built-in profile, or the trace's path.
-        source: Where the times come from, in a sentence.
+        source: Source of the times, as a sentence.
         forward_us: Time of each piece of the forward pass in order, microseconds.
         backward_us: Time of each piece of the backward pass in order: the output layer first.
     """

@@ -1,4 +1,4 @@
-"""Takes a pace profile from a trace of any format: one step's device times, piece by piece."""
+"""Derives a pace profile from a trace of any format: the device times of one step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Array = npt.NDArray[np.float64]
 
 
 def profile_of_trace(path: Path) -> PaceProfile:
-    """Takes the layers' times from a trace.
+    """Reads the layers' times from a trace.
 
     Of the lowest rank, the step of median length among the later half of the steps. The pieces
     are the device's kernels, by the phase that launched them; of a job without a device, the
@@ -81,7 +81,7 @@ class _Columns:
 
 
 def _pieces(table: pa.Table) -> tuple[_Array, _Array, str]:
-    """Times of the forward and of the backward pass in order, and what they are times of."""
+    """Times of the forward and of the backward pass in order, and a description of the pieces."""
     frame = _Columns(table)
     kernels = frame.kind == "kernel"
     forward, backward = (

@@ -1,4 +1,4 @@
-"""What every schedule is, and the one dispatcher that most of them share."""
+"""The base class of schedules, and the dispatcher that most of them share."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ddltrace.experiments.schedules.search import Search
 class Dispatcher(Protocol):
     """Decides, within one step on one rank, which messages start now.
 
-    It is a state machine without a clock: the engine tells it what happens in the job, a
-    replay tells it what happened in a trace. Messages have to start in the same order on all
-    ranks. If the schedule's `agreement` is ``plan``, what a dispatcher returns over a step is
+    It is a state machine without a clock: the engine reports events of the job, a replay reports
+    events of a trace. Messages have to start in the same order on all ranks. If the schedule's
+    `agreement` is ``plan``, what a dispatcher returns over a step is
     in the order of the plan, whatever happened on its rank. If it is ``leader``, only rank 0
     has a dispatcher, and the other ranks follow its decisions.
     """
@@ -37,7 +37,7 @@ class Dispatcher(Protocol):
         ...
 
     def completed(self, message: Message) -> Sequence[Message]:
-        """A message that was started is done.
+        """A started message has completed.
 
         Returns:
             The messages to start now, in order.
@@ -65,12 +65,12 @@ class Dispatcher(Protocol):
 
 
 WaitingPoint = Literal["update", "layer", "next_update"]
-"""Where a step waits for its averages: before the optimizer's step; before each layer's next
-forward for the layer's own, which is updated then; or before the next step's update."""
+"""When a step waits for its averages: before the optimizer's step; before the next forward of each
+layer, which then updates the layer's parameters; or before the next step's update."""
 
 Agreement = Literal["plan", "leader"]
-"""How the ranks come to one order of messages: by the order of the plan, or by what rank 0
-decides while the job runs."""
+"""How the ranks agree on an order of messages: the order of the plan, or decisions of rank 0 while
+the job runs."""
 
 
 class Schedule(ABC):
@@ -78,7 +78,7 @@ class Schedule(ABC):
 
     @property
     def wait(self) -> WaitingPoint:
-        """Where the job waits for what was sent."""
+        """When the job waits for averages."""
         return "update"
 
     @property
@@ -126,7 +126,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def plan(self, gradients: Sequence[Gradient]) -> MessagePlan:
-        """Cuts and gathers the gradients into messages.
+        """Divides and gathers the gradients into messages.
 
         Args:
             gradients: All gradients, in the order of creation on which the ranks agreed:
@@ -154,7 +154,7 @@ def order_of_use(gradients: Sequence[Gradient]) -> list[Gradient]:
 
 
 class Untimed:
-    """A dispatcher that neither the end of a message nor the clock moves."""
+    """A dispatcher that ignores ends of messages and the clock."""
 
     def completed(self, message: Message) -> Sequence[Message]:
         """Starts nothing."""
@@ -166,15 +166,16 @@ class Untimed:
         return ()
 
     def rest(self) -> Sequence[Message]:
-        """Holds nothing back."""
+        """Holds no messages."""
         return ()
 
 
 class InTurn(Untimed):
-    """Starts a message as soon as all it carries is ready and all before it have started.
+    """Starts a message as soon as all its gradients are ready and all messages before it have
+    started.
 
-    A message that is ready out of turn is held back: that is what keeps the order of
-    collectives the same on ranks whose gradients become ready in different orders.
+    A message that is ready before its turn is held back, so that the order of collectives is equal
+    on ranks whose gradients become ready in different orders.
     """
 
     def __init__(self, plan: MessagePlan) -> None:
@@ -184,7 +185,7 @@ class InTurn(Untimed):
         self._next = 0
 
     def gradient_ready(self, index: int) -> Sequence[Message]:
-        """Returns the messages whose turn has now come and that lack nothing."""
+        """Returns the ready messages whose turn it is."""
         for number in self._carriers[index]:
             self._missing[number] -= 1
         first = self._next
@@ -193,7 +194,7 @@ class InTurn(Untimed):
         return self._messages[first : self._next]
 
     def backward_ended(self) -> Sequence[Message]:
-        """Returns what was held back."""
+        """Returns the messages that were held back."""
         first, self._next = self._next, len(self._messages)
         return self._messages[first:]
 

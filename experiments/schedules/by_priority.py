@@ -15,7 +15,7 @@ MEBIBYTE: Final = 1 << 20
 class ByPriority(Untimed):
     """Starts the most urgent ready message whenever the credit allows.
 
-    A message that is ready and more urgent overtakes all that wait, but not what is in flight.
+    A ready message overtakes waiting messages of lower priority, but not messages in flight.
     Bytes in flight never pass the larger of the credit and one message.
     """
 
@@ -35,7 +35,7 @@ class ByPriority(Untimed):
         self._in_flight = 0
 
     def gradient_ready(self, index: int) -> Sequence[Message]:
-        """Queues the messages that lack nothing any more."""
+        """Queues the messages that have become ready."""
         for number in self._carriers[index]:
             self._missing[number] -= 1
             if self._missing[number] == 0:
@@ -49,12 +49,12 @@ class ByPriority(Untimed):
         return self._release()
 
     def completed(self, message: Message) -> Sequence[Message]:
-        """Gives the credit of a message back."""
+        """Returns the credit of a message."""
         self._in_flight -= message.bytes
         return self._release()
 
     def rest(self) -> Sequence[Message]:
-        """Hands over all that waits for credit, the most urgent first."""
+        """Returns all messages that wait for credit, the highest priority first."""
         left = [self._messages[number] for number in sorted(self._ready)]
         self._ready.clear()
         self._in_flight += sum(message.bytes for message in left)

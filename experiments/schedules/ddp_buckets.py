@@ -1,9 +1,8 @@
 """PyTorch's own DistributedDataParallel: gradients gathered into buckets of a given size.
 
 Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020,
-section 3.2.3. In a job this schedule is executed by PyTorch's reducer itself, because the
-baseline has to be the real thing; `plan` says what that reducer sends, for those who only
-reckon with it.
+section 3.2.3. In a job, PyTorch's reducer itself executes this schedule, so that the baseline is
+the original implementation; `plan` describes the messages of that reducer for replays.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ TECHNIQUES: Final = (
         "order",
         "best_buckets",
         "DDP's buckets of the size that is fastest for this job here, found by measurement",
-        "an open wish of PyTorch's users: pytorch#118421, pytorch#39022",
+        "requested by PyTorch's users: pytorch#118421, pytorch#39022",
         BestBuckets,
         needs=("some 40 steps to measure the candidates",),
     ),

@@ -89,7 +89,7 @@ def merge(gradients: Sequence[Gradient], alpha: float, beta: float) -> list[list
     size = 0
     last: Gradient | None = None
     for gradient in gradients:
-        # Messages go in turn: none can start before all that stands before it is ready.
+        # Messages start in order: none can start before all earlier gradients are ready.
         ready = max(ready, gradient.ready_us or 0.0)
         joins = last is not None and last.dtype == gradient.dtype
         if joins and max(0.0, ready - start) < alpha:

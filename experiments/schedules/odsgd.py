@@ -1,4 +1,4 @@
-"""One-step delayed SGD: a step computes while the gradients of the step before still travel.
+"""One-step delayed SGD: a step computes while the gradients of the previous step are in flight.
 
 Xu et al., "OD-SGD: One-step Delay Stochastic Gradient Descent for Distributed Training",
 ACM TACO 2020, arXiv 2005.06728.

@@ -1,4 +1,4 @@
-"""Wait-free backpropagation: a gradient leaves as soon as it is there.
+"""Wait-free backpropagation: a gradient is sent as soon as it is ready.
 
 Zhang et al., "Poseidon: An Efficient Communication Architecture for Distributed Deep Learning
 on GPU Clusters", USENIX ATC 2017, section 3.1.

@@ -1,4 +1,4 @@
-"""Every technique that exists here, along the axes on which they combine.
+"""The catalogue of all techniques, along the axes on which they combine.
 
 The axes are those of Dong & Ouyang, "Optimization Techniques of Network Communication in
 Distributed Deep Learning Systems", ZTE Technology Journal, 2020, with the optimizer's own rule
@@ -28,13 +28,13 @@ AXES: Final = (
     "transport",
     "network",
 )
-"""How often, how much, in which order, updated how, between whom, how strictly, over what,
-across what."""
+"""The axes: frequency, volume, order, optimizer, architecture, synchronization, transport,
+network."""
 
 TECHNIQUES: Final = (
     Technique("frequency", "every-step", "exchange after every backward pass"),
     *frequency.TECHNIQUES,
-    Technique("volume", "none", "gradients travel as they were computed"),
+    Technique("volume", "none", "gradients are sent unchanged"),
     *codecs.TECHNIQUES,
     *schedules.TECHNIQUES,
     Technique("optimizer", "as-is", "the job's own optimizer"),

@@ -1,4 +1,4 @@
-"""Published systems that are a composition of techniques, each under its own name."""
+"""Presets: named compositions of techniques of published systems."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Preset:
     A system that is one technique needs no preset: the technique has its name.
 
     Attributes:
-        name: What a spec may say.
-        expands_to: The spec that it stands for.
+        name: Its name in a spec.
+        expands_to: The spec that it is replaced by.
         source: The paper or system.
         summary: What it does, in one line.
     """

@@ -1,4 +1,4 @@
-"""Which techniques cannot be combined, and why."""
+"""Rules for techniques that cannot be combined, with their reasons."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Rule:
     Attributes:
         applies: Whether a strategy is such a combination.
         reason: Why it cannot work.
-        valid: What would be valid instead.
+        valid: A valid alternative.
     """
 
     applies: Callable[[Strategy], object]
@@ -30,7 +30,7 @@ class Rule:
 
 
 _MANY: Final = 8
-"""On so many ranks and more, codecs choose the form of exchange for which they were made."""
+"""Minimum number of ranks for which codecs choose their typical form of exchange."""
 
 
 def _exchanges(strategy: Strategy) -> str:

@@ -1,1 +1,1 @@
-"""The exchanges of encoded tensors: which collectives run between encoding and decoding."""
+"""Exchanges of encoded tensors: the collectives between encoding and decoding."""

@@ -1,4 +1,4 @@
-"""Payloads that are numbers in the same places on all ranks: their sum is the sum's payload."""
+"""Averages by an all-reduce of payloads, for codecs whose payloads can be summed."""
 
 from __future__ import annotations
 

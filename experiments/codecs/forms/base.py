@@ -1,4 +1,4 @@
-"""What every exchange of encoded tensors shares."""
+"""The base classes of exchanges of encoded tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddltrace.tracer.codec_events import record_codec
 
 @dataclass(frozen=True)
 class Part:
-    """What one message carries of one tensor.
+    """The part of a tensor that one message carries.
 
     Attributes:
         key: Key of the tensor's state.
@@ -36,11 +36,11 @@ class Form(ABC):
         """Encodes a message and launches its first collective.
 
         Args:
-            parts: What the message carries.
-            payload: All of it in one piece, which the parts are views of.
+            parts: The parts of tensors that the message carries.
+            payload: The whole message; the parts are views of it.
 
         Returns:
-            The message under way; its average has the length and type of `payload`.
+            The message in flight; its average has the length and type of `payload`.
         """
 
 
@@ -68,7 +68,7 @@ class Coding:
 
 
 class Landing:
-    """A message under way, whose average is found when it is waited for."""
+    """A message in flight, whose average is computed by `wait`."""
 
     def __init__(self, land: Callable[[], torch.Tensor]) -> None:
         self._land = land
@@ -82,14 +82,14 @@ class Landing:
 def gather_bytes(
     data: torch.Tensor, collectives: Collectives
 ) -> tuple[Pending | None, list[torch.Tensor]]:
-    """Launches an all-gather of as many bytes from every rank.
+    """Launches an all-gather of equally many bytes from every rank.
 
     Args:
-        data: This rank's, uint8, flat.
+        data: This rank's bytes, uint8, flat.
         collectives: Collectives over the ranks.
 
     Returns:
-        The collective (None if there is nothing to send), and what every rank sends.
+        The collective (None if there is nothing to send), and the received bytes of every rank.
     """
     received = list(data.new_empty(collectives.size() * data.numel()).view(collectives.size(), -1))
     if data.numel() == 0:
@@ -98,11 +98,11 @@ def gather_bytes(
 
 
 def wide_zeros(like: torch.Tensor, elements: int) -> torch.Tensor:
-    """Zeros to add up tensors in: float32 for 16-bit ones.
+    """A zero accumulator for tensors: float32 for 16-bit tensors.
 
     Args:
         like: A tensor of the type and device.
-        elements: How many.
+        elements: Number of elements.
     """
     dtype = torch.float32 if like.dtype.itemsize < 4 else like.dtype
     return torch.zeros(elements, dtype=dtype, device=like.device)

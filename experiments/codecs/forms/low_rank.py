@@ -17,7 +17,7 @@ from ddltrace.experiments.messages.message_exchange import Handle
 
 @dataclass
 class _Matrix:
-    """One matrix of a message: where it lies in the payload, and its factors."""
+    """One matrix of a message: its position in the payload, and its factors."""
 
     key: Hashable
     start: int

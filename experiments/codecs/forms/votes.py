@@ -1,4 +1,4 @@
-"""How the ranks' decoded tensors become one: by their mean, a shared scale, or a vote."""
+"""Combines the ranks' decoded tensors: by their mean, a shared scale, or a vote."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Combination:
     """The mean of the ranks' tensors."""
 
     def encoder(self, codec: Codec, parts: Sequence[Part], collectives: Collectives) -> Encode:
-        """What encodes the parts of one message; may communicate.
+        """The encoder of the parts of one message; may communicate.
 
         Args:
             codec: The ranks'.
-            parts: What the message carries.
+            parts: The parts of tensors that the message carries.
             collectives: Collectives over the ranks.
         """
         del parts, collectives
@@ -77,7 +77,7 @@ class SharedScale(Combination):
 
 
 def combination_of(codec: Codec) -> Combination:
-    """The combination that a codec's paper asks for.
+    """The combination defined in a codec's paper.
 
     Args:
         codec: The ranks'.

@@ -1,1 +1,1 @@
-"""The torch side of the codecs: one file for each, and the arithmetic that they share."""
+"""The torch code of the codecs: one file for each, and shared arithmetic."""

@@ -66,7 +66,7 @@ def scratch(
     that the process has just got from the system costs more than the arithmetic on it.
 
     Args:
-        use: What the buffer is for.
+        use: Purpose of the buffer.
         elements: Its size.
         device: Device of the tensor.
 

@@ -14,7 +14,7 @@ from ddltrace.experiments.codecs.description import CodecDescription
 from ddltrace.tracer.errors import UsageError
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-"""Element types that codecs take."""
+"""Element types that codecs accept."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Payload:
     """One encoded tensor.
 
     Attributes:
-        data: The bytes that travel: flat, contiguous, uint8.
+        data: The bytes that are sent: flat, contiguous, uint8.
         shape: Shape of the tensor; known on both sides, so it is not sent.
         dtype: Type of the tensor's elements; not sent either.
         draw: Number of the shared random draw that the encoding used; equal on all ranks.
@@ -47,10 +47,10 @@ class Payload:
 class Codec(ABC):
     """Encodes tensors for the wire and decodes them.
 
-    Tensors are floating and dense, of any shape. A tensor with an infinite or NaN element is
-    never encoded to a finite payload that hides it: what comes out has NaN (or, where values
-    travel as they are, the same infinity) at least in one element of the affected block.
-    State that codecs keep between calls stays as it was before such a tensor.
+    Tensors are floating and dense, of any shape. A tensor with an infinite or NaN element is never
+    encoded to a finite payload that hides it: the decoded tensor has NaN (or, if values are sent
+    unchanged, the same infinity) in at least one element of the affected block. Such a tensor does
+    not change the state that codecs keep between calls.
 
     Attributes:
         description: The pure description: parameters and sizes.
@@ -112,7 +112,7 @@ class Codec(ABC):
         return self.description.wire_bytes(elements, dtype.itemsize) if elements else 0
 
     def add_to(self, total: torch.Tensor, payload: Payload, factor: float = 1.0) -> None:
-        """Adds what a payload decodes to.
+        """Adds the decoded payload to a tensor.
 
         Args:
             total: Flat, of the tensor's number of elements; float32 for 16-bit tensors.
@@ -122,7 +122,7 @@ class Codec(ABC):
         total.add_(self.decode(payload).view(-1), alpha=factor)
 
     def with_feedback(self) -> Codec:
-        """The codec to use below a residual; itself, unless its paper has another form."""
+        """The codec for use with error feedback; itself, unless its paper defines another form."""
         return self
 
     @abstractmethod

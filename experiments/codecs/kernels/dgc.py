@@ -18,7 +18,7 @@ from ddltrace.experiments.codecs.kernels.sparse import add_sparse, densified, sp
 
 @dataclass
 class Accumulated:
-    """What is kept for one tensor.
+    """The state of one tensor.
 
     Attributes:
         momentum: u, flat.
@@ -39,7 +39,7 @@ class DgcCodec(Codec):
 
     Attributes:
         ranks: Number of ranks for the clipping; that of the default process group.
-        state: What is kept, by the key of the tensor.
+        state: State by the key of the tensor.
     """
 
     def __init__(self, description: Dgc) -> None:

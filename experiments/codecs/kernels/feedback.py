@@ -1,4 +1,4 @@
-"""Residuals around a codec."""
+"""Error feedback for any codec."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, is_finite
 
 
 class FeedbackCodec(Codec):
-    """Encodes tensor plus residual; the residual becomes what was not sent.
+    """Encodes tensor plus residual; the encoding error becomes the new residual.
 
     Residuals are float32 for 16-bit tensors, else of the tensor's own type. A tensor with an
     infinite or NaN element leaves its residual as it was.
 
     Attributes:
         inner: The codec that encodes.
-        residuals: What was not sent, flat, by the key of the tensor.
+        residuals: Residuals, flat, by the key of the tensor.
     """
 
     def __init__(self, description: WithFeedback, inner: Codec) -> None:
-        """Puts residuals around a codec.
+        """Wraps a codec.
 
         Args:
             description: The decay of residuals, and the description of `inner`.
@@ -47,7 +47,7 @@ class FeedbackCodec(Codec):
         return self.inner.payload_bytes(shape, dtype, key=key)
 
     def compensated(self, flat: torch.Tensor, key: Hashable) -> torch.Tensor:
-        """A tensor plus its residual: what is to be encoded.
+        """Returns a tensor plus its residual, which is to be encoded.
 
         Args:
             flat: Its elements.
@@ -69,11 +69,11 @@ class FeedbackCodec(Codec):
         return residual.add_(wide)
 
     def keep(self, compensated: torch.Tensor, sent: torch.Tensor, key: Hashable) -> None:
-        """Keeps what was not sent.
+        """Stores the new residual.
 
         Args:
             compensated: From `compensated`; becomes the residual if it was finite.
-            sent: What the others decode, flat. An element that overflowed on the wire has no
+            sent: The decoded payload, flat. An element that overflowed in the payload has no
                 residual.
             key: Key of the tensor's state.
         """
@@ -103,6 +103,6 @@ class FeedbackCodec(Codec):
 
 
 def _without_overflow(residual: torch.Tensor) -> None:
-    """Clears elements that overflowed on the wire."""
+    """Clears elements that overflowed in the payload."""
     if not is_finite(residual):
         residual.nan_to_num_(0.0, posinf=0.0, neginf=0.0)

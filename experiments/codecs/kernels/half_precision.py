@@ -12,7 +12,7 @@ from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, as_bytes, 
 
 
 class HalfPrecisionCodec(Codec):
-    """Rounds to the nearest 16-bit float. Infinities and NaN come through as they are."""
+    """Rounds to the nearest 16-bit float. Infinities and NaN are preserved."""
 
     def __init__(self, description: CodecDescription, name: Literal["float16", "bfloat16"]) -> None:
         super().__init__(description)

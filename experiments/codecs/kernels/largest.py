@@ -12,12 +12,12 @@ _DENSE = 0.1
 def largest(values: torch.Tensor, count: int) -> torch.Tensor:
     """Finds the elements of largest magnitude; NaN counts as the largest.
 
-    A sample says above which magnitude somewhat more than `count` elements lie; only those are
-    compared. Where the sample misled, all are.
+    A sample estimates the magnitude above which slightly more than `count` elements lie; only these
+    are compared. If there are fewer, all elements are compared.
 
     Args:
         values: Floating, flat.
-        count: How many to find, at most all.
+        count: Number of elements to find, at most all.
 
     Returns:
         Their indices: int64, in no order; every one of them is at least as large as every
@@ -29,7 +29,7 @@ def largest(values: torch.Tensor, count: int) -> torch.Tensor:
     magnitudes = values.abs()
     if values.device.type == "cpu" and total >= _WORTHWHILE and count <= _DENSE * total:
         candidates = (magnitudes >= _limit(magnitudes, count)).nonzero().view(-1)
-        # A NaN compares as false: then there is one too few to trust.
+        # Comparisons with NaN are false, so the count may be too small.
         if count <= candidates.numel() and not bool(magnitudes.sum().isnan()):
             chosen = torch.topk(magnitudes[candidates], count, sorted=False).indices
             return candidates[chosen]

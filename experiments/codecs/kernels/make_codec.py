@@ -1,4 +1,4 @@
-"""The table of kernels: which torch codec carries out which description."""
+"""Maps codec descriptions to the torch codecs that implement them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _KERNELS: Final[dict[type[CodecDescription], Callable[[Any, int | None], Codec]]
 
 
 def make_codec(description: CodecDescription, *, seed: int | None = None) -> Codec:
-    """Makes the codec that encodes tensors as a description says.
+    """Creates the codec of a description.
 
     Args:
         description: The codec's parameters.

@@ -12,10 +12,10 @@ from ddltrace.experiments.codecs.power_sgd import PowerSgd
 
 
 class PowerSgdCodec(Codec):
-    """Sends an orthonormal P and Q of the product P Q^T that is nearest to a matrix, roughly.
+    """Sends factors P (orthonormal) and Q whose product P Q^T approximates a matrix.
 
-    A matrix with an infinite or NaN element decodes to NaN; the iteration goes on from the Q
-    of the last finite one.
+    A matrix with an infinite or NaN element decodes to NaN; the iteration continues from the Q of
+    the last finite matrix.
     """
 
     def __init__(self, description: PowerSgd, *, seed: int) -> None:
@@ -29,11 +29,11 @@ class PowerSgdCodec(Codec):
     def payload_bytes(
         self, shape: Sequence[int], dtype: torch.dtype, *, key: Hashable = None
     ) -> int:
-        """Bytes of both factors, or of the tensor where it is sent as it is."""
+        """Bytes of both factors, or of the tensor if it is sent unchanged."""
         return self._parameters.wire_bytes_of_shape(shape, dtype.itemsize)
 
     def start(self, matrix: torch.Tensor, rank: int, key: Hashable) -> torch.Tensor:
-        """P = M Q with the Q of the former step, not yet orthonormal: linear in M.
+        """P = M Q with the Q of the previous step, not yet orthonormal: linear in M.
 
         Args:
             matrix: M, rows x columns.

@@ -71,14 +71,15 @@ def round_at_random(values: torch.Tensor, noise: torch.Tensor, bits: RandomBits)
         values: float32, flat, an even number of elements, each raised by `OFFSET` already;
             changed in place.
         noise: A buffer like it.
-        bits: Where randomness comes from.
+        bits: Source of random bits.
     """
     bits.draw(noise)
     values.add_(noise, alpha=2.0**-BITS)
 
 
 OFFSET: Final = 0.5 + 2.0 ** -(BITS + 1)
-"""What makes the numbers of `RandomBits.draw`, divided by 2 ** 16, uniform in (0, 1)."""
+"""Offset after which the numbers of `RandomBits.draw`, divided by 2 ** 16, are uniform in (0,
+1)."""
 
 
 def _table(words: int, device: torch.device) -> torch.Tensor:

@@ -27,7 +27,7 @@ class RandomKCodec(Codec):
         self._draws: dict[Hashable, int] = {}
 
     def with_feedback(self) -> Codec:
-        """Values as they are: the residual makes up for what is not sent."""
+        """Values are not scaled, because the residual compensates for unsent elements."""
         assert isinstance(self.description, RandomK)
         return RandomKCodec(self.description, seed=self._seed, scaled=False)
 
@@ -37,7 +37,7 @@ class RandomKCodec(Codec):
         Args:
             elements: Number of elements of the tensor.
             draw: Number of the draw; equal numbers give equal indices.
-            device: Where the indices are wanted.
+            device: Device of the result.
 
         Returns:
             Distinct indices, int64.

@@ -11,7 +11,7 @@ from ddltrace.experiments.codecs.kernels.bits import pack, unpack
 from ddltrace.experiments.codecs.kernels.chunks import chunk_elements, float_chunks, scratch
 
 _TABLE_PAYS = 1 << 14
-"""Elements from which on a table of all bytes is worth making."""
+"""Minimum number of elements for which a table of all bytes is faster."""
 
 
 def pack_signs(
@@ -19,7 +19,7 @@ def pack_signs(
     out: torch.Tensor,
     observe: Callable[[torch.Tensor], None],
 ) -> None:
-    """Packs the signs of a tensor, and shows its elements on the way.
+    """Packs the signs of a tensor, and passes its elements to a function.
 
     Args:
         flat: Floating elements, at least one.
@@ -47,7 +47,7 @@ def signs_to_values(
         packed: From `pack_signs`.
         negative: The value of bit 0: float32, no dimensions.
         positive: The value of bit 1.
-        result: What is filled, flat.
+        result: The tensor to fill, flat.
     """
     if result.numel() < _TABLE_PAYS:
         _fill_from_bits(packed, negative, positive, result)

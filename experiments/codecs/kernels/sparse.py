@@ -42,7 +42,7 @@ def add_sparse(total: torch.Tensor, payload: Payload, factor: float = 1.0) -> No
 
     Args:
         total: Flat; changed in place.
-        payload: What is added.
+        payload: The payload to add.
         factor: Factor of the decoded values that are added.
     """
     indices, values = sparse_parts(payload)

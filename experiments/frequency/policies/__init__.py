@@ -1,1 +1,1 @@
-"""Policies: frequency techniques carried out on a torch model."""
+"""Step policies, which execute frequency techniques on a torch model."""

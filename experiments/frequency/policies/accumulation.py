@@ -24,7 +24,7 @@ class AccumulationPolicy(StepPolicy):
         self._sums: dict[torch.nn.Parameter, torch.Tensor] = {}
 
     def state(self) -> dict[str, Any]:
-        """The number of the step, and this rank's sums by the place of their parameters."""
+        """The number of the step, and this rank's sums by parameter index."""
         parameters = [parameter for _, parameter in self.context.parameters]
         return {
             "step": self._step,
@@ -32,7 +32,7 @@ class AccumulationPolicy(StepPolicy):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Takes both over."""
+        """Restores both."""
         parameters = [parameter for _, parameter in self.context.parameters]
         sums = {}
         for number, saved in state["sums"].items():
@@ -43,7 +43,7 @@ class AccumulationPolicy(StepPolicy):
         self._step = int(state["step"])
 
     def exchanges_gradients(self) -> bool:
-        """In the last step of a cycle."""
+        """Whether gradients are exchanged: in the last step of a cycle."""
         return self._frequency.updates_after(self._step)
 
     @torch.no_grad()

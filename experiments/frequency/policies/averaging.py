@@ -21,13 +21,13 @@ class AveragingPolicy(StepPolicy):
     def __init__(
         self, context: StepContext, frequency: LocalSgd | PostLocalSgd, *, differences: bool
     ) -> None:
-        """Makes the exchange.
+        """Creates the exchange.
 
         Args:
             context: What the policy works on.
-            frequency: Says when.
-            differences: Whether a codec encodes what is exchanged: then differences travel,
-                and the parameters of the last average are kept.
+            frequency: Determines the steps.
+            differences: Whether a codec encodes the exchange: then differences are sent, and the
+                parameters of the last average are kept.
         """
         super().__init__(context)
         self._frequency = frequency
@@ -38,11 +38,11 @@ class AveragingPolicy(StepPolicy):
         self._last: list[torch.Tensor] | None = None
 
     def exchanges_gradients(self) -> bool:
-        """As the frequency says."""
+        """Whether gradients are exchanged, by the frequency technique."""
         return self._frequency.exchanges_gradients(self._step)
 
     def before_update(self, optimizer: Optimizer) -> bool:
-        """Copies the first weights, of which differences are taken.
+        """Copies the initial weights, from which differences are computed.
 
         Not earlier: a job loads a checkpoint of its model after it has wrapped it.
         """
@@ -56,7 +56,7 @@ class AveragingPolicy(StepPolicy):
         return {"step": self._step, "last": self._last}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Takes both over."""
+        """Restores both."""
         last = state["last"]
         if self._differences and last is not None:
             if [t.shape for t in last] != [p.shape for p in self._parameters]:

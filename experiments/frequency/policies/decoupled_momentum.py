@@ -29,12 +29,12 @@ class DecoupledMomentumPolicy(StepPolicy):
         self._own = {id(parameter) for _, parameter in context.parameters}
 
     def exchanges_gradients(self) -> bool:
-        """Never: gradients go into the local momentum."""
+        """Whether gradients are exchanged: never, they update the local momentum."""
         return False
 
     @torch.no_grad()
     def before_update(self, optimizer: Optimizer) -> bool:
-        """Takes the whole step; the job's optimizer updates nothing."""
+        """Performs the whole step; the job's optimizer updates nothing."""
         owners = [
             (group, parameter)
             for group in optimizer.param_groups
@@ -58,7 +58,8 @@ class DecoupledMomentumPolicy(StepPolicy):
     def _extract(
         self, optimizer: Optimizer, parameter: torch.nn.Parameter
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Takes the largest coefficients out of a parameter's momentum: values and indices."""
+        """Removes the largest coefficients from a parameter's momentum; returns values and
+        indices."""
         state: dict[str, Any] = optimizer.state[parameter]
         momentum = state.get(_STATE)
         if momentum is None:
@@ -114,7 +115,7 @@ def transformed(tensor: torch.Tensor, demo: Demo) -> torch.Tensor:
 
 
 def transformed_back(coefficients: torch.Tensor, shape: torch.Size, demo: Demo) -> torch.Tensor:
-    """Undoes `transformed`.
+    """The inverse of `transformed`.
 
     Args:
         coefficients: Chunks x coefficients.

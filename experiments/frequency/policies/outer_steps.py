@@ -26,8 +26,8 @@ class _Fragment:
         exchange: Averages its outer gradients.
         outer: The weights after its last outer step.
         momentum: Momentum buffer of the outer optimizer.
-        gradient: This rank's own outer gradient, while it is under way or has to be sent again.
-        sent: The messages under way; None if there are none.
+        gradient: This rank's own outer gradient, while it is in flight or must be sent again.
+        sent: The messages in flight; None if there are none.
         due: Number of the inner update after which the average is applied.
     """
 
@@ -43,10 +43,10 @@ class _Fragment:
 class OuterStepPolicy(StepPolicy):
     """Takes outer steps: of the whole model at once, or fragment by fragment.
 
-    A checkpoint of the job's optimizer carries the outer weights, their momentum, the number of
-    the step, and the outer gradients under way, which are sent again after it was loaded: to apply
-    their averages is up to all ranks together, at their step. Residuals of `feedback` start at
-    zero again. At the end, what is under way is awaited and dropped.
+    A checkpoint of the job's optimizer contains the outer weights, their momentum, the number of
+    the step, and the outer gradients in flight, which are sent again after loading, because all
+    ranks must apply their averages at the same step. Residuals of `feedback` restart at zero. At
+    the end, pending messages are awaited and dropped.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class OuterStepPolicy(StepPolicy):
 
         Args:
             context: What the policy works on.
-            frequency: Says when which part is exchanged.
+            frequency: Determines which part is exchanged at which step.
             momentum: The outer optimizer's Nesterov momentum.
         """
         super().__init__(context)
@@ -78,7 +78,7 @@ class OuterStepPolicy(StepPolicy):
         return False
 
     def before_update(self, optimizer: Optimizer) -> bool:
-        """Copies the weights that the first outer gradient starts from, before the first step.
+        """Copies the initial weights for the first outer gradient, before the first step.
 
         Not earlier: a job loads a checkpoint of its model after it has wrapped it.
         """
@@ -91,7 +91,7 @@ class OuterStepPolicy(StepPolicy):
 
     @torch.no_grad()
     def after_update(self, optimizer: Optimizer) -> None:
-        """Starts what is to be started now, and applies what is due."""
+        """Starts the exchanges of this step, and applies those that are due."""
         del optimizer
         step, self._step = self._step, self._step + 1
         for fragment in self._fragments:
@@ -109,7 +109,7 @@ class OuterStepPolicy(StepPolicy):
                 self._apply(fragment, self._finish(fragment))
 
     def end(self) -> None:
-        """Leaves no message under way."""
+        """Waits for all messages."""
         for fragment in self._fragments:
             if fragment.sent is not None:
                 self._finish(fragment)
@@ -130,7 +130,7 @@ class OuterStepPolicy(StepPolicy):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Takes the tensors over; what was under way is sent again with the next step."""
+        """Restores the tensors; messages that were in flight are sent again with the next step."""
         fragments = state["fragments"]
         if len(fragments) != len(self._fragments):
             raise ValueError(f"it has {len(fragments)} fragments, not {len(self._fragments)}")
@@ -148,7 +148,8 @@ class OuterStepPolicy(StepPolicy):
         self._restored = True
 
     def _send_again(self, fragment: _Fragment) -> None:
-        """After a checkpoint was loaded: sends what was under way when it was made."""
+        """After a checkpoint was loaded: sends the messages that were in flight when it was
+        saved."""
         if self._restored:
             self._restored = fragment is not self._fragments[-1]
             gradient = fragment.gradient

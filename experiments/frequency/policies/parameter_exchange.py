@@ -1,4 +1,4 @@
-"""Averages tensors that are no gradients: parameters, or how far they have come."""
+"""Averages tensors other than gradients: parameters, or their differences."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class ParameterExchange:
     def __init__(
         self, parameters: Sequence[tuple[str, torch.nn.Parameter]], exchange: MessageExchange
     ) -> None:
-        """Makes the plan.
+        """Creates the plan.
 
         Args:
             parameters: The parameters with their names, the same on all ranks.
-            exchange: Averages one message. A new one: it keeps state by the place of the
+            exchange: A new exchange that averages one message; it keeps state by the index of the
                 parameters in this list.
         """
         self._parameters = [parameter for _, parameter in parameters]
@@ -57,10 +57,10 @@ class ParameterExchange:
 
         Args:
             tensors: One for each parameter, of its shape and type; they are not changed.
-            name: What the trace calls the messages.
+            name: Name of the messages in the trace.
 
         Returns:
-            What `finish` needs.
+            The argument of `finish`.
         """
         sent = []
         for message in self._plan.messages:
@@ -74,8 +74,8 @@ class ParameterExchange:
         """Waits for the averages.
 
         Args:
-            sent: From `start`.
-            name: What the trace calls messages of a second pass.
+            sent: The result of `start`.
+            name: Name of the messages of a second pass in the trace.
 
         Returns:
             One for each parameter, in its shape.

@@ -1,4 +1,4 @@
-"""The interface of policies: what ranks exchange at which optimizer step."""
+"""The interface of policies, which decide what ranks exchange at which optimizer step."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ddltrace.experiments.messages.message_exchange import MessageExchange
 
 @dataclass(frozen=True)
 class StepContext:
-    """What a policy works on.
+    """The model and ranks that a policy works on.
 
     Attributes:
         parameters: The model's trainable parameters with their names, the same on all ranks.
         group: The ranks that train the model together.
-        exchange: Makes a new exchange with the strategy's codec, for what the policy averages
-            itself. Collective.
+        exchange: Creates a new exchange with the strategy's codec, for tensors that the policy
+            averages itself. Collective.
     """
 
     parameters: Sequence[tuple[str, torch.nn.Parameter]]
@@ -53,7 +53,7 @@ class StepPolicy(ABC):
 
         Args:
             parameter: Its ``grad`` may be changed in place, or be kept for a later step.
-            exchanged: What `exchanges_gradients` answered for this backward pass.
+            exchanged: The result of `exchanges_gradients` for this backward pass.
         """
         del parameter, exchanged
 
@@ -61,11 +61,11 @@ class StepPolicy(ABC):
         """Called before each step of the model's optimizer.
 
         Args:
-            optimizer: It; every ``parameter.grad`` is as the optimizer will see it.
+            optimizer: The optimizer; every ``parameter.grad`` has the value that it will use.
 
         Returns:
-            Whether the optimizer updates the parameters in this step. If not, the engine takes
-            the gradients away from it.
+            Whether the optimizer updates the parameters in this step. If not, the engine removes
+            the gradients.
         """
         del optimizer
         return True
@@ -75,25 +75,25 @@ class StepPolicy(ABC):
         del optimizer
 
     def settle(self) -> None:
-        """Waits for what is under way and applies it: before a checkpoint and at the end."""
+        """Waits for pending messages and applies them: before a checkpoint and at the end."""
         return
 
     def end(self) -> None:
-        """Waits for messages that are under way, at the end of the job on all ranks."""
+        """Waits for pending messages, at the end of the job on all ranks."""
         return
 
     def state(self) -> dict[str, Any] | None:
-        """What a checkpoint has to hold for the policy to go on; None if it needs nothing.
+        """The state that a checkpoint must contain; None if there is none.
 
         Called on any rank at any time between two steps, so it may not communicate.
         """
         return None
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from a checkpoint, on all ranks at the same step.
+        """Restores the state from a checkpoint, on all ranks at the same step.
 
         Args:
-            state: What `state` returned; its tensors may lie on another device.
+            state: The result of `state`; its tensors may be on another device.
 
         Raises:
             ValueError: The state is that of another strategy or model.
