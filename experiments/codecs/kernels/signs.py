@@ -7,11 +7,13 @@ from collections.abc import Callable
 import torch
 
 from ddltrace.experiments.codecs.description import packed_bytes
-from ddltrace.experiments.codecs.kernels.bits import pack, unpack
+from ddltrace.experiments.codecs.kernels.bits import pack
 from ddltrace.experiments.codecs.kernels.chunks import chunk_elements, float_chunks, scratch
 
 _TABLE_PAYS = 1 << 14
 """Minimum number of elements for which a table of all bytes is faster."""
+
+_BITS_OF_A_BYTE = tuple(1 << place for place in range(8))
 
 
 def pack_signs(
@@ -69,5 +71,7 @@ def signs_to_values(
 def _fill_from_bits(
     packed: torch.Tensor, negative: torch.Tensor, positive: torch.Tensor, result: torch.Tensor
 ) -> None:
-    bits = unpack(packed, 1, -(-result.numel() // 8) * 8)[: result.numel()]
-    result.copy_(torch.where(bits.view(torch.bool), positive, negative))
+    # Few operations: on tensors this small, the calls cost more than the arithmetic.
+    places = torch.tensor(_BITS_OF_A_BYTE, dtype=torch.uint8, device=packed.device)
+    ones = packed.unsqueeze(1).bitwise_and(places).ne(0).view(-1)[: result.numel()]
+    result.copy_(torch.where(ones, positive, negative))
