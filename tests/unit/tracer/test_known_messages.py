@@ -1,460 +1,406 @@
-"""Messages that C++ has recorded: what becomes of them, whenever the writer looks.
+"""Messages that the compiled library has recorded: how they end, whenever the writer looks.
 
-The memory that C++ shares is played here, to have every order of things;
-`tests/integration/test_gloo_messages.py` has the real one.
+The library and Gloo are the real ones; `support/real_messages.py` decides when a message ends.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from array import array
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from support.real_messages import FREE, Flight, Library, Rank
+from support.sampling import choose_seed
 
 from ddltrace.tracer.interpose.c10d import known_messages
-from ddltrace.tracer.interpose.c10d.gloo_times import GlooTimes
-from ddltrace.tracer.interpose.c10d.groups import Group
-from ddltrace.tracer.interpose.c10d.known_messages import KnownMessages
-from ddltrace.tracer.native.layout import CONTROL, MESSAGE, SLOT
-from ddltrace.tracer.record.batches import BatchBuilder
-from ddltrace.tracer.record.recorder import Launched, Message, Recorder
+from ddltrace.tracer.native import build
+from ddltrace.tracer.native.library import NativeLibrary
+from ddltrace.tracer.record.recorder import Launched, Message
 
-SIZE = 8
-OPEN, OK, FAILED, GONE = range(4)
-LAUNCHING, UNDER_WAY, FIRST = 1, 3, 4
-LAUNCHED, TAKEN = CONTROL["launched"], CONTROL["taken"]
-LIKE = ("reduce", "fc.weight", torch.float16, (4,), None)
+LIKE = ("reduce", "fc.weight", torch.float32, (4,), None)
+BUCKET = ("reduce", "bucket 0", torch.float32, (4,), None)
+SEND, RECEIVE = (("send", "send", torch.float32, None, 5), ("recv", "recv", torch.float32, None, 5))
 
 
-class PlayedLibrary:
-    """What C++ would share, and what it would do."""
-
-    def __init__(self) -> None:
-        self.control = memoryview(array("q", [0] * len(CONTROL)))
-        self.ring = memoryview(array("q", [0] * (SIZE * len(MESSAGE))))
-        self.slots = memoryview(array("q", [0] * (2 * SIZE * len(SLOT))))
-        self.collectives = memoryview(array("q", [0] * 4))
-        self.known = 0
-
-    def passing(self) -> int:
-        return 0
-
-    def make_known(self, _counter: int, _what: int) -> int:
-        self.known += 1
-        return self.known - 1
-
-    def see_launches(self) -> int:
-        return 1
-
-    def activate(self, place: int) -> None:
-        pass
-
-    def forget(self) -> None:
-        pass
-
-    def next_collective(self, counter: int) -> int:
-        self.collectives[counter] += 1
-        return self.collectives[counter] - 1
-
-    def begin_launch(self, _slot: int, _waited_once: bool) -> int:
-        return 1
-
-    def end_launch(self) -> None:
-        pass
-
-    def at(self, slot: int, field: str) -> int:
-        """Where a field of the ring is."""
-        return slot * len(MESSAGE) + MESSAGE[field]
-
-    def what(self, slot: int) -> int:
-        """What is at a place of the ring."""
-        return self.ring[self.at(slot, "what")]
-
-    def place(self) -> int | None:
-        """The place of the next message in the ring; None if there is none."""
-        for position in range(self.control[LAUNCHED], self.control[TAKEN] + SIZE):
-            what = self.what(position % SIZE)
-            if what != UNDER_WAY:
-                return position % SIZE if what == 0 else None
-        return None
-
-    def launch(self, pattern: int, now: int, number: int) -> int:
-        """A known message is launched; returns its slot."""
-        return self._put(now, number, FIRST + pattern, id=-1, root=0, out_bytes=400)
-
-    def launch_for_python(self, now: int) -> int:
-        """A message is launched of which Python is to say what it is; returns its slot."""
-        # 77: what another has left there
-        return self._put(now, 77, LAUNCHING, id=-2, root=77, out_bytes=200)
-
-    def _put(self, now: int, number: int, what: int, **values: int) -> int:
-        slot = self.place()
-        assert slot is not None, "no room"
-        while self.control[LAUNCHED] % SIZE != slot:
-            passed = self.control[LAUNCHED]
-            self.ring[self.at(passed % SIZE, "passed")] = passed + 1
-            self.control[LAUNCHED] += 1
-        self._write_slot(slot, owner=1, began_ns=0, ended_ns=0, state=OPEN)
-        values |= {"enqueue_ns": now, "number": number, "bytes": 400, "what": what}
-        for name, value in values.items():
-            self.ring[self.at(slot, name)] = value
-        self.control[LAUNCHED] += 1
-        return slot
-
-    def end(self, slot: int, began: int, ended: int, state: int) -> None:
-        """Gloo's thread tells the end of a message."""
-        self._write_slot(slot, began_ns=began, ended_ns=ended, state=state)
-
-    def _write_slot(self, slot: int, **values: int) -> None:
-        for name, value in values.items():
-            self.slots[slot * len(SLOT) + SLOT[name]] = value
+@pytest.fixture(scope="module")
+def library() -> Iterator[Library]:
+    path = build.installed() or (build.build() if build.compiler() else None)
+    if path is None:
+        pytest.skip("no C++ compiler on this machine")
+    library = Library(NativeLibrary(path))
+    yield library
+    library.close()
 
 
-class Rank:
-    """A rank with one known bucket and one known broadcast."""
-
-    def __init__(self) -> None:
-        self.library: Any = PlayedLibrary()
-        self.recorder = Recorder(1000)
-        times = GlooTimes(self.library, self.recorder)
-        self.known = KnownMessages(self.library, times, self.recorder)
-        self.known.see_launches()
-        self.group = group = Group(name="0", ranks=(5, 6), own=0)
-        for op in ("all_reduce", "broadcast"):
-            like = Message(0, op, "0", 0)
-            like.name, like.tensors, like.dtype = f"a {op}", [7, 8], "float32"
-            assert self.known.add(like, group) is not None
-
-    def rows(self) -> list[dict[str, Any]]:
-        self.known.collect()
-        recorder = self.recorder
-        batch = BatchBuilder(recorder.sites, recorder.patterns).build(recorder.take())
-        return [] if batch is None else batch.to_pylist()
+@pytest.fixture
+def rank(library: Library) -> Rank:
+    return Rank(library)
 
 
-def say(
-    rank: Rank,
-    slot: int,
-    now: int,
-    like: Any = LIKE,
-    *,
-    seq: int | None = 0,
-    peer: int | None = None,
-    waited_once: bool = False,
-) -> Launched | None:
-    """Python says what a message is that was launched for it."""
-    group = rank.group
-    return rank.known.launched(slot, now, like, group, seq=seq, peer=peer, waited_once=waited_once)
+def times(row: dict[str, Any]) -> tuple[int, int | None, str]:
+    return row["enqueue_ns"], row["end_ns"], row["status"]
 
 
-def times(row: dict[str, Any]) -> tuple[int, int, int | None, str]:
-    return row["enqueue_ns"], row["start_ns"], row["end_ns"], row["status"]
-
-
-def test_what_has_ended_is_a_row_of_all_that_is_known() -> None:
-    rank = Rank()
+def test_what_has_ended_is_a_row_of_all_that_is_known(rank: Rank) -> None:
     rank.recorder.set_step(3, 50)
-    rank.library.end(rank.library.launch(0, 100, 9), 110, 150, OK)
-    (row,) = rank.rows()
-    assert times(row) == (100, 110, 150, "ok")
+    before = time.monotonic_ns()
+    flight = rank.all_reduce()
+    rank.known.begin_broadcasts()
+    broadcast = rank.launch("broadcast")
+    assert broadcast is not None
+    for each in (flight, broadcast):
+        each.end()
+    row, other = rank.rows()
+    assert before <= row["enqueue_ns"] <= row["start_ns"] < row["end_ns"] <= time.monotonic_ns()
     assert (row["op"], row["name"], row["group"]) == ("all_reduce", "a all_reduce", "0")
-    assert (row["seq"], row["bytes"], row["out_bytes"], row["peer"]) == (9, 400, 400, 5)
+    assert (row["seq"], row["bytes"], row["out_bytes"], row["peer"]) == (0, 400, 400, None)
     assert (row["tensors"], row["dtype"], row["step"]) == ([7, 8], "float32", 3)
+    assert (other["op"], other["seq"], other["peer"]) == ("broadcast", 1, 6)
+    assert row["status"] == other["status"] == "ok"
     assert rank.rows() == []
 
 
-def test_what_has_no_room_is_counted() -> None:
-    rank = Rank()
+def test_what_has_no_room_is_counted(rank: Rank) -> None:
     rank.recorder.buffer_rows = 2
-    for number in range(3):
-        rank.library.end(rank.library.launch(0, 100 + number, number), 110, 120, OK)
+    for _ in range(3):
+        rank.all_reduce().end()
     assert [row["seq"] for row in rank.rows()] == [0, 1]
     assert rank.recorder.dropped == 1
 
 
-def test_one_that_is_under_way_is_shown_and_told_again_at_its_end() -> None:
-    rank = Rank()
-    slot = rank.library.launch(0, 100, 0)
+def test_one_that_is_under_way_is_shown_and_told_again_at_its_end(rank: Rank) -> None:
+    flight = rank.all_reduce()
     (shown,) = rank.rows()
-    assert times(shown) == (100, 100, None, "open")
-    rank.library.end(slot, 110, 150, FAILED)
+    assert times(shown) == (flight.enqueue_ns, None, "open")
+    rank.pairs[0].peer = None  # the peer is gone
+    flight.until_ended()
     (told,) = rank.rows()
-    assert times(told) == (100, 110, 150, "failed")
+    assert (told["enqueue_ns"], told["status"]) == (flight.enqueue_ns, "failed")
+    assert told["end_ns"] > flight.enqueue_ns
     assert (told["id"], told["tensors"]) == (shown["id"], [7, 8])
 
 
 @pytest.mark.parametrize("looks_before", [False, True])
-def test_what_the_job_has_waited_for_was_over(looks_before: bool) -> None:
-    rank = Rank()
-    rank.known.begin_backward()
-    slots = [rank.library.launch(0, 100, 0), rank.library.launch(1, 101, 1)]
+def test_what_the_job_has_waited_for_was_over(rank: Rank, looks_before: bool) -> None:
+    first = rank.all_reduce()
+    rank.known.begin_broadcasts()
+    broadcast = rank.launch("broadcast")
+    assert broadcast is not None
     if looks_before:
         rank.rows()
-    rank.known.end_backward(140)
-    after = rank.library.launch(0, 145, 2)  # of the next pass
-    for slot in (*slots, after):
-        rank.library.end(slot, 110, 150, OK)
+    now = time.monotonic_ns()
+    rank.known.end_backward(now)
+    after = rank.all_reduce()  # of the next pass
+    for flight in (first, broadcast, after):
+        flight.end()
     ends = {row["enqueue_ns"]: row["end_ns"] for row in rank.rows()}
+    assert ends[first.enqueue_ns] == now
     # A broadcast was not waited for by a backward pass.
-    assert ends == {100: 140, 101: 150, 145: 150}
+    assert ends[broadcast.enqueue_ns] > now
+    assert ends[after.enqueue_ns] > now
 
 
 @pytest.mark.parametrize("looks_before", [False, True])
 def test_a_bucket_that_a_hook_in_python_launches_is_over_when_its_pass_is(
-    looks_before: bool,
+    rank: Rank, looks_before: bool
 ) -> None:
-    rank = Rank()
     rank.known.begin_backward()
-    bucket, another = (rank.library.launch_for_python(now) for now in (100, 101))
-    say(rank, bucket, 100, ("all_gather", "bucket 0", torch.float16, (4,), None))
-    say(rank, another, 101)
+    bucket, another = rank.reduce(), rank.reduce()
+    rank.say(bucket, BUCKET)
+    rank.say(another, LIKE)
     if looks_before:
         rank.rows()
-    rank.known.end_backward(140)
-    for slot in (bucket, another):
-        rank.library.end(slot, 110, 150, OK)
+    now = time.monotonic_ns()
+    rank.known.end_backward(now)
+    for flight in (bucket, another):
+        flight.end()
     ends = {row["name"]: row["end_ns"] for row in rank.rows()}
-    assert ends == {"bucket 0": 140, "fc.weight": 150}
+    assert ends["bucket 0"] == now
+    assert ends["fc.weight"] > now
 
 
-def test_one_whose_end_nobody_told_is_over_when_it_is_looked_at() -> None:
-    rank = Rank()
-    rank.library.end(rank.library.launch(0, 100, 0), 0, 0, GONE)
+def sent_and_dropped(rank: Rank) -> Flight:
+    """A send whose handle is gone: nobody will tell its end."""
+    flight = rank.send()
+    flight.work = None
+    return flight
+
+
+def test_one_whose_end_nobody_told_is_over_when_it_is_looked_at(rank: Rank) -> None:
+    flight = rank.launch_for_python(
+        lambda pair: pair.own.send([torch.ones(100)], 1, 9), lambda peer: None
+    )
+    assert rank.say(flight, LIKE) is not None
+    flight.work = None
     (row,) = rank.rows()
-    assert times(row)[:2] == (100, 100)
-    assert row["end_ns"] > 100
+    assert row["enqueue_ns"] == row["start_ns"] == flight.enqueue_ns
+    assert row["end_ns"] > flight.enqueue_ns
     assert row["status"] == "ok"
 
 
-def test_python_says_the_rest_of_what_was_launched_for_it() -> None:
-    rank = Rank()
+def test_python_says_the_rest_of_what_was_launched_for_it(rank: Rank) -> None:
     patterns = len(rank.recorder.patterns)
-    ended, under_way = (rank.library.launch_for_python(now) for now in (100, 200))
-    sent = [
-        say(rank, slot, now, seq=seq, peer=root)
-        for slot, now, seq, root in ((ended, 100, 0, 1), (under_way, 200, 1, None))
-    ]
+    ended, under_way = rank.reduce(), rank.reduce()
+    sent = [rank.say(ended, LIKE, seq=0, peer=1), rank.say(under_way, LIKE, seq=1)]
     assert len(rank.recorder.patterns) == patterns + 1
     assert [(one.name, one.like.op) for one in sent if one is not None] == [
         ("fc.weight", "reduce")
     ] * 2
     rank.known.begin_backward()
-    rank.known.end_backward(105)  # which waits for none of them
-    rank.library.end(ended, 110, 150, OK)
+    waited = time.monotonic_ns()
+    rank.known.end_backward(waited)  # which waits for none of them
+    ended.end()
     row, shown = sorted(rank.rows(), key=lambda row: row["enqueue_ns"] or 0)
     assert [row["id"], shown["id"]] == [one.id for one in sent if one is not None]
-    assert times(row) == (100, 110, 150, "ok")
-    assert times(shown) == (200, 200, None, "open")
-    assert (row["op"], row["name"], row["dtype"], row["tensors"]) == (*LIKE[:2], "float16", [4])
+    assert (row["enqueue_ns"], row["status"]) == (ended.enqueue_ns, "ok")
+    assert row["end_ns"] > waited
+    assert times(shown) == (under_way.enqueue_ns, None, "open")
+    assert (row["op"], row["name"], row["dtype"], row["tensors"]) == (*LIKE[:2], "float32", [4])
     assert (row["seq"], shown["seq"], row["peer"], shown["peer"]) == (0, 1, 6, None)
-    assert [(r["bytes"], r["out_bytes"]) for r in (row, shown)] == [(400, 200)] * 2
-    rank.library.end(under_way, 210, 250, FAILED)
+    assert [(r["bytes"], r["out_bytes"]) for r in (row, shown)] == [(400, 400)] * 2
+    under_way.end()
     (told,) = rank.rows()
-    assert (told["id"], *times(told)) == (shown["id"], 200, 210, 250, "failed")
+    assert (told["id"], told["enqueue_ns"]) == (shown["id"], under_way.enqueue_ns)
+    assert told["status"] == "ok"
 
 
-def test_a_signal_handler_may_send_one_of_a_new_kind_while_another_is_added() -> None:
-    rank = Rank()
-    first, second = rank.library.launch_for_python(100), rank.library.launch_for_python(110)
+def test_a_signal_handler_may_send_one_of_a_new_kind_while_another_is_added(rank: Rank) -> None:
+    first, second = rank.reduce(), rank.reduce()
     told: list[Launched | None] = []
 
     class Interrupted(list[Message]):
         def append(self, message: Message, /) -> None:
             if not told:
                 told.append(None)
-                told.append(say(rank, second, 110, ("gather", "of a handler", None, None, None)))
+                told.append(rank.say(second, ("gather", "of a handler", None, None, None)))
             super().append(message)
 
     rank.recorder.patterns = Interrupted(rank.recorder.patterns)
-    assert say(rank, first, 100) is not None
+    assert rank.say(first, LIKE) is not None
     assert told == [None, None]  # the handler's is recorded without the ring
-    rank.library.end(first, 120, 130, OK)
+    first.end()
     (row,) = rank.rows()
-    assert (row["op"], row["name"], times(row)) == (LIKE[0], LIKE[1], (100, 120, 130, "ok"))
+    assert (row["op"], row["name"], row["status"]) == (LIKE[0], LIKE[1], "ok")
+    second.end()
 
 
 def test_one_of_which_python_says_nothing_holds_nobody_up_for_long(
-    monkeypatch: pytest.MonkeyPatch,
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rank, now = Rank(), 10**15
-    monkeypatch.setattr(known_messages.time, "monotonic_ns", lambda: now)
-    silent = rank.library.launch_for_python(now)
-    rank.library.end(silent, now + 1, now + 2, OK)
-    rank.library.end(rank.library.launch(0, now + 3, 0), now + 4, now + 5, OK)
+    silent = rank.reduce()
+    silent.end()
+    flight = rank.all_reduce()
+    flight.end()
+    late_s, clock = 0.0, time.monotonic_ns
+    monkeypatch.setattr(known_messages.time, "monotonic_ns", lambda: silent.enqueue_ns + 1)
     assert rank.rows() == []  # Python may be about to say it
-    now += 3 * 10**9
+    late_s = 60.0
+    monkeypatch.setattr(known_messages.time, "monotonic_ns", lambda: clock() + int(late_s * 10**9))
     (row,) = rank.rows()
-    assert row["enqueue_ns"] == 10**15 + 3
-    place = rank.library.place()
-    assert say(rank, silent, 10**15) is None
-    assert rank.library.place() == place
+    assert row["enqueue_ns"] == flight.enqueue_ns
+    launched = rank.library.launched
+    assert rank.say(silent, LIKE) is None
+    assert rank.library.launched == launched
+    assert rank.library.what(silent.place) == FREE
 
 
-def test_one_whose_end_nobody_will_tell_is_not_left_to_the_ring() -> None:
-    rank = Rank()
-    slot = rank.library.launch_for_python(100)
-    rank.library.end(slot, 0, 0, GONE)
-    assert say(rank, slot, 100) is None
+def test_one_whose_end_nobody_will_tell_is_not_left_to_the_ring(rank: Rank) -> None:
+    flight = sent_and_dropped(rank)
+    assert rank.say(flight, SEND) is None
     assert rank.rows() == []
-    assert rank.library.what(slot) == 0  # the place is free
+    assert rank.library.what(flight.place) == FREE
 
 
-def test_one_that_goes_on_and_on_is_passed_over() -> None:
-    rank = Rank()
-    rank.known.begin_backward()
-    endless = rank.library.launch(0, 100, 0)
+def test_one_that_goes_on_and_on_is_passed_over(library: Library) -> None:
+    rank = Rank(library, 1, alone=True)
+    endless = rank.all_reduce()
     rank.rows()
-    rank.known.end_backward(105)
+    now = time.monotonic_ns()
+    rank.known.end_backward(now)
     rank.known.begin_backward()
-    ends = {}
-
-    def look() -> None:
-        ends.update({row["enqueue_ns"]: row["end_ns"] for row in rank.rows()})
-
-    for now in range(200, 200 + 30 * SIZE, 10):
-        slot = rank.library.launch(0, now, now)
-        assert slot != endless
-        if now % 30 == 0:
-            look()
-        rank.library.end(slot, now + 1, now + 5, OK)
-        if now % 70 == 0 or rank.library.place() is None:
-            look()
-    rank.known.end_backward(10**6)
-    rank.library.end(endless, 110, 10**7, OK)
-    look()
-    expected = {now: now + 5 for now in range(200, 200 + 30 * SIZE, 10)}
-    assert ends == {100: 105, **expected}
+    rows, launched = {}, []
+    for number in range(library.size + 500):
+        flight = rank.launch(group=1)
+        if flight is None:  # the writer is late
+            rows.update({row["enqueue_ns"]: row for row in rank.rows()})
+            continue
+        assert flight.place != endless.place
+        if number % 300 == 0:
+            rows.update({row["enqueue_ns"]: row for row in rank.rows()})
+        flight.end()
+        launched.append(flight.enqueue_ns)
+    rank.known.end_backward(time.monotonic_ns())
+    endless.end()
+    rows.update({row["enqueue_ns"]: row for row in rank.rows()})
+    assert rows.pop(endless.enqueue_ns)["end_ns"] == now
+    assert sorted(rows) == launched
+    assert {row["status"] for row in rows.values()} == {"ok"}
     assert not rank.known._over
-    assert rank.library.what(endless) == 0
+    assert library.what(endless.place) == FREE
 
 
-def test_one_that_is_passed_over_while_the_writer_is_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank, rows, expected = Rank(), {}, {}
-    now = 0
+def test_one_that_is_passed_over_while_the_writer_is_at_it(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = Rank(library, 2, alone=True)
+    rows, launched = {}, []
 
-    def launch(*, ends: bool) -> int:
-        nonlocal now
-        now += 10
-        slot: int = rank.library.launch(0, now, now)
-        expected[now] = now + 5
-        if ends:
-            rank.library.end(slot, now + 1, now + 5, OK)
-        return slot
+    def launch(group: int = 2, *, ends: bool = True) -> Flight | None:
+        flight = rank.launch(group=group)
+        if flight is not None:
+            launched.append(flight.enqueue_ns)
+            if ends:
+                flight.end()
+        return flight
 
     def look() -> None:
-        rows.update({row["enqueue_ns"]: row["end_ns"] for row in rank.rows()})
+        rows.update({row["enqueue_ns"]: row for row in rank.rows()})
 
-    endless, next_to_it = launch(ends=False), launch(ends=False)
+    rank.known.begin_backward()
+    endless, next_to_it = launch(0, ends=False), launch(1, ends=False)
+    assert endless is not None
+    assert next_to_it is not None
     look()
-    for _ in range(SIZE - 2):
-        launch(ends=True)
+    for _ in range(library.size - 2):
+        assert launch() is not None
     look()
     collect = rank.known._times.collect
 
     def late() -> list[int]:
         monkeypatch.undo()
-        launch(ends=True)  # passes both over
-        rank.library.end(next_to_it, 21, 25, OK)
+        assert launch() is not None  # passes both over
+        next_to_it.end()
         return collect()
 
     monkeypatch.setattr(rank.known._times, "collect", late)
     look()
-    while rank.library.place() is not None:  # a slow writer: a lap, as far as that goes
-        launch(ends=True)
+    while launch() is not None:  # a slow writer: a lap, as far as that goes
+        pass
     look()
-    rank.library.end(endless, 11, 15, OK)
-    for _ in range(3 * SIZE):
-        launch(ends=True)
-        look()
-    assert rows == expected
+    endless.end()
+    for number in range(1000):
+        assert launch() is not None
+        if number % 500 == 0:
+            look()
+    look()
+    assert sorted(rows) == sorted(launched)
+    assert {row["status"] for row in rows.values()} == {"ok"}
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_whenever_the_writer_looks_it_is_the_same(seed: int) -> None:
-    rng, rank = random.Random(seed), Rank()
+def test_whenever_the_writer_looks_it_is_the_same(library: Library) -> None:
+    rng, rank = random.Random(choose_seed()), Rank(library, 4, alone=True)
+    alone = 4
     rows: dict[int, dict[str, Any]] = {}
-    under_way: list[tuple[int, int]] = []
-    expected, now = {}, 0
-    for number in range(200):
-        now += 10
+    under_way: dict[int, Flight] = {}
+    launched, waited_for = [], {}
+    for _ in range(library.size + 1000):
         rank.known.begin_backward()
-        full = rank.library.place() is None
-        if not full:
-            under_way.append((rank.library.launch(0, now, number), now))
-        rng.shuffle(under_way)
-        waits = rng.random() < 0.3
-        while under_way and (full or rng.random() < 0.6):
-            slot, enqueued = under_way.pop()
-            late = 1000 if waits and enqueued == now else 0
-            rank.library.end(slot, now + 1, now + 5 + late, OK)
-            expected[enqueued] = now + 9 if late else now + 5
-        if waits and not any(enqueued == now for _, enqueued in under_way):
-            rank.known.end_backward(now + 9)
-        if full or rng.random() < 0.4:
+        group = rng.randrange(4) if rng.random() < 0.2 else alone
+        flight = None
+        if group not in under_way:
+            flight = rank.launch(group=group)
+            if flight is None:  # the ring is full
+                rows |= {row["id"]: row for row in rank.rows()}
+            else:
+                under_way[group] = flight
+                launched.append(flight.enqueue_ns)
+        if rng.random() < 0.3:
+            now = time.monotonic_ns()
+            rank.known.end_backward(now)
+            if flight is not None and group != alone:
+                waited_for[flight.enqueue_ns] = now
+        for group in rng.sample(sorted(under_way), rng.randrange(len(under_way) + 1)):
+            under_way.pop(group).end()
+        if rng.random() < 0.002:
             rows |= {row["id"]: row for row in rank.rows()}
-    for slot, enqueued in under_way:
-        rank.library.end(slot, now, now + 5, OK)
-        expected[enqueued] = now + 5
+    for flight in under_way.values():
+        flight.end()
     rows |= {row["id"]: row for row in rank.rows()}
-    assert {row["enqueue_ns"]: row["end_ns"] for row in rows.values()} == expected
+    found = {row["enqueue_ns"]: row for row in rows.values()}
+    assert sorted(found) == launched
+    assert {row["status"] for row in rows.values()} == {"ok"}
+    assert len(waited_for) > 10
+    assert {enqueued: found[enqueued]["end_ns"] for enqueued in waited_for} == waited_for
+    assert all(row["enqueue_ns"] <= row["start_ns"] <= row["end_ns"] for row in rows.values())
     assert rank.recorder.dropped == 0
     assert not rank.known._over
 
 
-SEND, RECEIVE = (("send", "send", torch.float32, None, 5), ("recv", "recv", torch.float32, None, 5))
+@pytest.mark.parametrize("looks_before", [False, True])
+@pytest.mark.parametrize("failed", [False, True])
+def test_one_whose_end_only_python_tells_is_over_when_it_was_waited_for(
+    rank: Rank, looks_before: bool, failed: bool
+) -> None:
+    flights = (rank.send(), rank.receive(tag=6))
+    sent = [
+        rank.say(flight, like, seq=seq, peer=1, waited_once=True)
+        for flight, like, seq in zip(flights, (SEND, RECEIVE), (3, 4), strict=True)
+    ]
+    if looks_before:
+        assert [row["status"] for row in rank.rows()] == ["open", "open"]
+    ends = []
+    for one in sent:
+        assert one is not None
+        ends.append(time.monotonic_ns())
+        rank.known.waited(one, ends[-1], failed=failed)
+        rank.known.waited(one, ends[-1] + 1, failed=not failed)
+    rows = rank.rows()
+    assert [times(row) for row in rows] == [
+        (flight.enqueue_ns, end, "failed" if failed else "ok")
+        for flight, end in zip(flights, ends, strict=True)
+    ]
+    assert [(row["bytes"], row["out_bytes"]) for row in rows] == [(400, None), (None, 400)]
+    assert [(row["peer"], row["tag"], row["seq"]) for row in rows] == [(6, 5, 3), (6, 5, 4)]
+    assert rank.rows() == []
 
 
 @pytest.mark.parametrize("looks_before", [False, True])
 @pytest.mark.parametrize("failed", [False, True])
-@pytest.mark.parametrize("gloo_tells", [False, True])
-def test_one_that_is_over_when_it_was_waited_for(
-    looks_before: bool, failed: bool, gloo_tells: bool
-) -> None:
-    rank = Rank()
-    slots = [rank.library.launch_for_python(now) for now in (100, 200)]
-    sent = [
-        say(rank, slot, now, like, seq=seq, peer=1, waited_once=True)
-        for slot, now, like, seq in zip(slots, (100, 200), (SEND, RECEIVE), (3, 4), strict=True)
-    ]
-    if looks_before:
-        assert [row["status"] for row in rank.rows()] == ["open", "open"]
-    for slot, one, now in zip(slots, sent, (100, 200), strict=True):
-        assert one is not None
-        if gloo_tells:  # a part of it has ended
-            rank.library.end(slot, now + 10, now + 50, OPEN)
-        rank.known.waited(one, now + 60, failed=failed)
-        rank.known.waited(one, now + 70, failed=not failed)
-    for row, now, sizes in zip(rank.rows(), (100, 200), ((400, None), (None, 200)), strict=True):
-        start, end = (now + 10, now + 50) if gloo_tells else (now, now + 60)
-        assert times(row) == (now, start, end, "failed" if failed else "ok")
-        assert (row["bytes"], row["out_bytes"]) == sizes
-        assert (row["peer"], row["tag"], row["seq"]) == (6, 5, 3 if now == 100 else 4)
+def test_one_whose_end_gloo_tells_in_the_wait(rank: Rank, looks_before: bool, failed: bool) -> None:
+    flight = rank.receive()
+    one = rank.say(flight, RECEIVE, seq=4, peer=1, waited_once=True)
+    assert one is not None
+    shown = rank.rows() if looks_before else []
+    if failed:
+        rank.pairs[0].peer = None
+        with pytest.raises(RuntimeError):
+            flight.work.wait()
+    else:
+        flight.take_part().wait()
+        flight.work.wait()
+    after = time.monotonic_ns()
+    rank.known.waited(one, after, failed=failed)
+    (row,) = rank.rows()
+    assert (row["enqueue_ns"], row["status"]) == (flight.enqueue_ns, "failed" if failed else "ok")
+    assert flight.enqueue_ns < row["end_ns"] < after
+    assert [each["id"] for each in shown] == [row["id"]] * looks_before
     assert rank.rows() == []
 
 
 @pytest.mark.parametrize("looks_before", [False, True])
-def test_one_that_nobody_will_wait_for_stays_open_and_holds_no_place(looks_before: bool) -> None:
-    rank = Rank()
-    slot = rank.library.launch_for_python(100)
-    one = say(rank, slot, 100, SEND, waited_once=True)
+def test_one_that_nobody_will_wait_for_stays_open_and_holds_no_place(
+    rank: Rank, looks_before: bool
+) -> None:
+    flight = rank.send()
+    one = rank.say(flight, SEND, waited_once=True)
     assert one is not None
     shown = rank.rows() if looks_before else []
-    rank.library.end(slot, 0, 0, GONE)
+    flight.work = None
     (row,) = shown + rank.rows()
-    assert times(row) == (100, 100, None, "open")
-    assert rank.library.what(slot) == 0
-    rank.known.waited(one, 160, failed=False)  # another may be there by now
+    assert times(row) == (flight.enqueue_ns, None, "open")
+    assert rank.library.what(flight.place) == FREE
+    rank.known.waited(one, time.monotonic_ns(), failed=False)  # another may be there by now
     rank.known.stop(5.0)
     assert rank.rows() == []
 
 
-def test_the_end_of_the_job_waits_for_none_that_only_a_wait_completes() -> None:
-    rank = Rank()
-    say(rank, rank.library.launch_for_python(100), 100, SEND, waited_once=True)
+def test_the_end_of_the_job_waits_for_none_that_only_a_wait_completes(rank: Rank) -> None:
+    flight = rank.send()
+    rank.say(flight, SEND, waited_once=True)
     start = time.monotonic()
-    rank.known.stop(5.0)
-    assert time.monotonic() - start < 4
+    rank.known.stop(1000.0)
+    assert time.monotonic() - start < 900
     assert [row["status"] for row in rank.rows()] == ["open"]

@@ -141,7 +141,9 @@ class GlooTimes:
             failed: Whether the wait raised an exception.
         """
         at = slot * _FIELDS
-        if self._slots[at + _STATE] == _OPEN:
+        # Gloo reports the end of a receive inside the wait, but not that it failed, and then lets
+        # the message go.
+        if self._slots[at + _STATE] in (_OPEN, _GONE):
             self._slots[at + _ENDED] = self._slots[at + _ENDED] or end_ns
             self._slots[at + _STATE] = _FAILED if failed else _OK
 
