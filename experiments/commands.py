@@ -81,7 +81,7 @@ def _defaults(name: str) -> str:
 
 @click.group()
 def experiment() -> None:
-    """Run communication strategies for real and compare what their traces say."""
+    """Run communication strategies in real jobs and compare the measurements from their traces."""
 
 
 @experiment.command(
@@ -162,14 +162,14 @@ Examples:
 @click.option(
     "--learning-rate",
     type=click.FloatRange(0, min_open=True),
-    help=f"Of the workload's optimizer.  [default: {_defaults('learning_rate')}]",
+    help=f"Learning rate of the optimizer.  [default: {_defaults('learning_rate')}]",
 )
 @click.option(
     "--seed",
     type=int,
     default=0,
     show_default=True,
-    help="Of the weights, the split and the order of the data in the first round.",
+    help="Seed of the weights, the split and the order of the data in the first round.",
 )
 @click.option(
     "--target-loss",
@@ -196,7 +196,7 @@ Examples:
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="Directory to make.  [default: ddltrace-experiment-DATE-TIME]",
+    help="Directory to create.  [default: ddltrace-experiment-DATE-TIME]",
 )
 @click.option("--force", is_flag=True, help="Overwrite an existing experiment.")
 @_HTML
@@ -469,7 +469,7 @@ def _print(results: Results, *, as_json: bool) -> None:
 
 
 def _check_html(html: Path | None) -> None:
-    """Finds out before anything runs whether the report can be written."""
+    """Checks before anything runs whether the report can be written."""
     from ddltrace.tracer.errors import UsageError
     from ddltrace.tracer.optional_packages import require_extra
 
@@ -516,7 +516,7 @@ def _refuse_options_of_workloads() -> None:
 
 
 def _ranks_on_hosts(ranks: int | None, cluster: dict[str, Any]) -> int | None:
-    """Finds out before anything runs whether the emulated cluster can be had.
+    """Checks before anything runs whether the emulated cluster can be created.
 
     Args:
         ranks: ``--ranks``, if it was given.

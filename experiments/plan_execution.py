@@ -14,7 +14,7 @@ import torch.distributed as dist
 from ddltrace.experiments.architectures.transfers import Round, Transfer
 
 Naming = Callable[[Transfer], AbstractContextManager[None]]
-"""Names in the trace what is launched inside."""
+"""Names in the trace the messages that are launched inside."""
 Combine = Callable[[torch.Tensor, torch.Tensor], object]
 """Combines the first tensor with the second, in place."""
 
@@ -76,11 +76,11 @@ def keep_larger(largest: torch.Tensor, received: torch.Tensor) -> None:
 
 @dataclass(frozen=True)
 class OwnRound:
-    """What one rank does in one round.
+    """One rank's part of one round.
 
     Attributes:
-        sends: What it sends.
-        receives: What it receives, by source, so that all ranks add up in the same order.
+        sends: Transfers that it sends.
+        receives: Transfers that it receives, by source, so that all ranks sum in the same order.
     """
 
     sends: tuple[Transfer, ...]
@@ -100,7 +100,7 @@ def rounds_of(rank: int, plan: Sequence[Round]) -> list[OwnRound]:
 
 
 class PlanExecution:
-    """A plan under way on one rank: the first round starts at once, the others in `wait`."""
+    """Executes a plan on one rank: the first round starts immediately, the others in `wait`."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ _FOREVER: Final = timedelta(days=365)
 
 
 def main() -> None:
-    """Serves until the end."""
+    """Serves until the workers end."""
     options: dict[str, Any] = json.loads(sys.argv[1])
     end_with_parent(options["parent"])
     # Ctrl-C reaches all processes of a terminal; the workers decide when servers end.

@@ -31,13 +31,13 @@ from ddltrace.experiments.transports.entries import NAMES as TRANSPORTS
 from ddltrace.experiments.transports.entries import by_name
 
 END: Final = "end"
-"""What a server is told when there is nothing more."""
+"""The announcement that ends a server."""
 
 _LIBRARY_BACKENDS: Final = ("gloo", "nccl")
 """Backends of the workers' group beside which the servers' group is one of Gloo."""
 
 _KEPT: Final = 2048
-"""Announcements that are kept in the store: more messages are never under way."""
+"""Number of announcements kept in the store, more than are ever in progress."""
 _PATIENCE: Final = timedelta(minutes=5)
 _GRACE_SECONDS: Final = 10.0
 JOIN_SECONDS: Final = 120.0
@@ -56,10 +56,10 @@ def join_group(
     """The group of workers and servers, outside of the job's own groups.
 
     Args:
-        store: Where all meet.
-        rank: Place of this process in the group.
+        store: The store through which workers and servers connect.
+        rank: Rank of this process in the group.
         size: Workers and servers.
-        global_ranks: What the trace calls them.
+        global_ranks: Their ranks in the trace.
         backend: ``gloo``, or a transport that is a backend of its own.
         timeout: Longest time that a message may take.
     """
@@ -142,7 +142,7 @@ class ServerProcesses:
         atexit.register(self.close)
 
     def announce(self, tag: int, dtype: torch.dtype, owners: Sequence[Ownership]) -> None:
-        """Tells the servers what all workers push next.
+        """Announces the next push of all workers to the servers.
 
         Args:
             tag: Tag of the exchange's messages.
@@ -172,7 +172,7 @@ class ServerProcesses:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        # The store of the first worker has to outlive the servers of the others.
+        # The store of the first worker must exist until all servers have ended.
         ended = f"ended/{self.group.rank()}"
         self._store.set(ended, "1")
         if self._leads:

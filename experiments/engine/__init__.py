@@ -1,1 +1,1 @@
-"""Executes a strategy in a real job."""
+"""Executes strategies in real jobs."""

@@ -26,7 +26,7 @@ class ArchitectureExchange(MessageExchange):
     rounds: ClassVar[int] = 2
 
     def __init__(self, collectives: ArchitectureCollectives) -> None:
-        """Takes the collectives.
+        """Stores the collectives.
 
         Args:
             collectives: Sum the messages. Each message has tags of its own, so one group is
@@ -37,7 +37,7 @@ class ArchitectureExchange(MessageExchange):
         self._names: dict[int, str] = {}
 
     def prepare(self, gradients: Mapping[int, Gradient]) -> None:
-        """Notes the gradients' names, and places keys by their sizes."""
+        """Stores the gradients' names, and places keys by their sizes."""
         self._names = {index: gradient.name for index, gradient in gradients.items()}
         self._collectives.prepare({i: gradient.elements for i, gradient in gradients.items()})
 
@@ -49,7 +49,7 @@ class ArchitectureExchange(MessageExchange):
         return _Summed(self._collectives.all_reduce(payload, slices, naming), payload)
 
     def close(self) -> None:
-        """Ends what the collectives have started."""
+        """Closes the collectives."""
         self._collectives.close()
 
     def _carrying(self, message: Message, transfer: Transfer) -> AbstractContextManager[None]:
@@ -72,7 +72,7 @@ class ArchitectureExchange(MessageExchange):
 
 
 class _Summed:
-    """A message under way."""
+    """A message in progress."""
 
     def __init__(self, pending: Pending, payload: torch.Tensor) -> None:
         self._pending = pending

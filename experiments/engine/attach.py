@@ -1,4 +1,4 @@
-"""Executes a strategy in a job that asks for it.
+"""Executes a strategy in a job that calls `attach`.
 
 Use::
 
@@ -10,7 +10,7 @@ Use::
         optimizer.step()
     exchange.close()
 
-A job that does not ask gets the same by ``ddltrace run --strategy``.
+``ddltrace run --strategy`` does the same in a job without changes to its code.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Exchange:
         self._taken_over = taken_over
 
     def close(self) -> None:
-        """Waits for what is under way, applies it, and takes the strategy off the model."""
+        """Waits for pending messages, applies them, and removes the strategy from the model."""
         if self._taken_over is not None:
             self._taken_over.close()
 
@@ -45,14 +45,14 @@ class Exchange:
 def attach(
     model: nn.Module, strategy: Strategy, *, find_unused_parameters: bool = False
 ) -> Exchange:
-    """Wraps a model in DistributedDataParallel whose communication is a strategy's.
+    """Wraps a model in DistributedDataParallel with the communication of a strategy.
 
     The parameters and buffers of rank 0 become those of all ranks. The default process group
     has to be initialized.
 
     Args:
         model: The model, the same on all ranks.
-        strategy: What to execute.
+        strategy: The strategy to execute.
         find_unused_parameters: As for DistributedDataParallel.
 
     Returns:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from torch.optim import Optimizer
 
 KEY: Final = "ddltrace"
-"""Where a checkpoint of an optimizer has the policy's state."""
+"""Key of the policy's state in a checkpoint of an optimizer."""
 
 _loaded: Final[weakref.WeakKeyDictionary[Optimizer, dict[str, Any]]] = weakref.WeakKeyDictionary()
 _installed: Final[list[bool]] = []
@@ -25,7 +25,7 @@ on_load: Final[list[Callable[[Optimizer], None]]] = []
 
 
 def install() -> None:
-    """Begins to keep the state of checkpoints that optimizers load, once in a process."""
+    """Starts keeping the state of loaded checkpoints, once in a process."""
     if not _installed:
         _installed.append(True)
         kind: Any = Optimizer
@@ -36,7 +36,7 @@ def save_with(optimizer: Optimizer, state: Callable[[], dict[str, Any] | None]) 
     """Adds a state to every checkpoint of an optimizer.
 
     Args:
-        optimizer: It.
+        optimizer: The optimizer.
         state: Returns the state, or None for none.
     """
 

@@ -1,4 +1,5 @@
-"""Start messages in the order on which all ranks agree, and bring their averages back."""
+"""Start messages in an order that is equal on all ranks, and store their averages in the
+gradients."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _AT_ONCE: Final = _HEADER - 2
 
 
 class Communicator(ABC):
-    """Executes what the dispatchers decide."""
+    """Executes the decisions of the dispatchers."""
 
     @abstractmethod
     def begin(self, step: StepInProgress) -> None:
@@ -32,19 +33,19 @@ class Communicator(ABC):
 
     @abstractmethod
     def start(self, step: StepInProgress, messages: Sequence[Message]) -> None:
-        """Starts messages, in this order, after all that were given before."""
+        """Starts messages, in this order, after all messages of earlier calls."""
 
     @abstractmethod
     def wait(self, step: StepInProgress, numbers: Iterable[int]) -> None:
-        """Waits until messages of the plan have landed in the gradients."""
+        """Waits until averages of the plan's messages are in the gradients."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends; nothing may be under way."""
+        """Releases resources; no message may be in progress."""
 
 
 class DirectCommunicator(Communicator):
-    """Starts messages on the thread that decides, and lands them on the thread that waits."""
+    """Starts messages on the deciding thread, and stores averages on the waiting thread."""
 
     def __init__(self, launch: Launch, land: Land) -> None:
         self._launch = launch
@@ -72,7 +73,7 @@ class DirectCommunicator(Communicator):
 
 
 class ThreadedCommunicator(Communicator):
-    """Starts messages on a thread and lands them on another, both in the agreed order.
+    """Starts messages on one thread and stores averages on another, both in the agreed order.
 
     If the ranks follow rank 0, its starting thread tells the others, in a group of its own,
     what it starts, just before it does. Their starting threads wait for that, and then until
@@ -99,7 +100,7 @@ class ThreadedCommunicator(Communicator):
             launch: Starts one message.
             land: Waits for one message and puts it into the gradients.
             order_group: Carries rank 0's decisions; None if every rank knows the order.
-            has_arrived: Whether all that a message carries is ready on this rank.
+            has_arrived: Whether all gradients of a message are ready on this rank.
             tick: Called once every cycle.
             cycle_s: The cycle in seconds; None for no calls.
             one_in_flight: Whether a message starts only after the one before has landed.
@@ -131,7 +132,7 @@ class ThreadedCommunicator(Communicator):
             thread.start()
 
     def begin(self, step: StepInProgress) -> None:
-        """Lets a rank that follows listen for this step's order."""
+        """Lets a rank that follows rank 0 receive this step's order."""
         self._starts.put((step, None))
 
     def start(self, step: StepInProgress, messages: Sequence[Message]) -> None:
@@ -194,7 +195,7 @@ class ThreadedCommunicator(Communicator):
                 return
 
     def _tell(self, messages: Sequence[Message]) -> None:
-        """Tells the ranks that follow what starts next, in this order."""
+        """Sends the next messages, in this order, to the ranks that follow."""
         if self._order_group is None or self._order_group.size() == 1 or not messages:
             return
         told = [number for message in messages for number in _told_as(message)]
@@ -249,7 +250,7 @@ class ThreadedCommunicator(Communicator):
             self._bring_back(flight)
 
     def _bring_back(self, flight: Flight) -> None:
-        """Lands a message, and wakes those for whom it was the last that they awaited."""
+        """Stores the average of a message, and wakes threads for which it was the last one."""
         self._land(flight)
         with self._landings:
             for step, awaited in self._awaited:
@@ -270,7 +271,7 @@ def _has_landed(step: StepInProgress, number: int) -> bool:
 
 
 def _told_as(message: Message) -> list[int]:
-    """How rank 0 tells of a message: how many of the plan's messages it fuses, and which."""
+    """Encodes a message of rank 0: how many of the plan's messages it fuses, and which."""
     numbers = _numbers(message)
     return [len(numbers), *numbers]
 

@@ -1,4 +1,4 @@
-"""The exchange of messages that a strategy's codec and architecture ask for."""
+"""Creates the exchange of messages of a strategy's codec and architecture."""
 
 from __future__ import annotations
 

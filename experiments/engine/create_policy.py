@@ -1,4 +1,4 @@
-"""The step policy that a strategy's frequency technique or schedule asks for."""
+"""Creates the step policy of a strategy's frequency technique or schedule."""
 
 from __future__ import annotations
 

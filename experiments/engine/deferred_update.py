@@ -13,19 +13,20 @@ from ddltrace.experiments.optimizer_rules.optimizer_rule import OptimizerRule
 
 
 class DeferredUpdate:
-    """Applies an optimizer's step to some parameters, as it would have been at a past call.
+    """Applies an optimizer's step to some parameters, with the settings of an earlier call.
 
-    The job goes on calling ``optimizer.step()`` once a step: with the gradients taken away it
-    updates nothing, but schedulers and observers see the step where it is. The updates
-    themselves go around the step's hooks, else each layer's would count as a step.
+    The job still calls ``optimizer.step()`` once per step. Without gradients, the call updates
+    nothing, but schedulers and observers see the step. The updates bypass the step's hooks;
+    otherwise each layer's update would count as a step.
     """
 
     def __init__(self, optimizer: Optimizer, rule: OptimizerRule | None = None) -> None:
-        """Makes it.
+        """Creates the update.
 
         Args:
             optimizer: The job's optimizer.
-            rule: What updates parameters in place of the optimizer, if anything does.
+            rule: Rule that updates parameters in place of the optimizer; None for the optimizer
+                itself.
         """
         self.optimizer = optimizer
         self._rule = rule
@@ -33,16 +34,16 @@ class DeferredUpdate:
         self._group_of: dict[int, int] = {}
 
     def remember_settings(self) -> None:
-        """Keeps the learning rate and the like: they may change before the update runs."""
+        """Stores settings such as the learning rate, which may change before the update runs."""
         groups = self.optimizer.param_groups
         self._remembered = [_settings(group) for group in groups]
         self._group_of = {id(p): n for n, group in enumerate(groups) for p in group["params"]}
 
     def apply(self, gradients: Iterable[tuple[torch.nn.Parameter, torch.Tensor]]) -> None:
-        """Updates parameters with their gradients, and nothing else.
+        """Updates only the given parameters.
 
         Args:
-            gradients: Parameters with what their gradients are; they have none afterwards.
+            gradients: Parameters with their gradients, which are removed afterwards.
         """
         due = {id(parameter): (parameter, gradient) for parameter, gradient in gradients}
         for parameter, gradient in due.values():

@@ -51,7 +51,7 @@ class FactorExchange(MessageExchange):
         model: nn.Module,
         parameters: Sequence[tuple[str, nn.Parameter]],
     ) -> None:
-        """Begins to watch the model's dense layers.
+        """Starts observing the model's dense layers.
 
         Args:
             group: The ranks.
@@ -135,7 +135,7 @@ class FactorExchange(MessageExchange):
         used = inputs.detach().reshape(-1, weight.shape[1])
         layer.rows += len(used)
         if not self._schedule.sends_factors(tuple(weight.shape), layer.rows, self.group.size()):
-            # Too many rows for factors on all ranks: hold no input, and nothing from before.
+            # Too many rows for factors on all ranks: do not keep inputs.
             layer.pairs.clear()
             return
 
@@ -170,14 +170,14 @@ class _DenseLayer:
         self._probe: torch.Tensor | None = None
 
     def take(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The factors; the layer begins anew."""
+        """Returns the factors and resets the layer."""
         pairs, self.pairs, self.rows = self.pairs, [], 0
         return pairs
 
     def probe(self) -> torch.Tensor:
         """A vector of random signs, one for each input."""
         if self._probe is None:
-            # Not the job's own generator: the job's random numbers stay the same.
+            # A separate generator, so that the job's random numbers do not change.
             own = torch.Generator().manual_seed(0)
             signs = torch.randint(0, 2, (self.weight.shape[1],), generator=own) * 2 - 1
             self._probe = signs.to(self.weight)
@@ -186,14 +186,14 @@ class _DenseLayer:
 
 @dataclass
 class _Gathered:
-    """Factors under way.
+    """Factors in flight.
 
     Attributes:
         all_reduce: Averages the gradient if the factors do not give it.
         message: The message.
         payload: This rank's gradient, flat; becomes the average.
         work: The all_gather.
-        gathered: What `_pack` made: one row for each rank.
+        gathered: Results of `_pack`, one row for each rank.
         layer: The layer.
         rows: Rows that each rank has sent.
     """
@@ -235,7 +235,7 @@ def _pack(
     probe: torch.Tensor,
     rows: int,
 ) -> torch.Tensor:
-    """What one rank sends: whether its factors give its gradient, then the factors.
+    """The payload of one rank: whether its factors give its gradient, then the factors.
 
     Args:
         pairs: Output gradients and inputs of this rank.
@@ -286,7 +286,7 @@ def _dense_layers(model: nn.Module, parameters: Sequence[nn.Parameter]) -> dict[
         and id(module.weight) in index_of
         and holders[id(module.weight)] == 1
         and module.weight.numel() > 0
-        # The check of the factors has to tell rounding from an error.
+        # The check of the factors must distinguish rounding from errors.
         and module.weight.dtype in (torch.float32, torch.float64)
     }
     return dict(sorted(found.items()))

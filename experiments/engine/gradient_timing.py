@@ -1,4 +1,5 @@
-"""Measures when gradients are ready and how long messages take, for schedules that plan by it."""
+"""Measures when gradients are ready and how long messages take, for schedules that use these
+times."""
 
 from __future__ import annotations
 

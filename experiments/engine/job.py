@@ -1,4 +1,4 @@
-"""Puts a strategy into a job that knows nothing of it."""
+"""Applies a strategy to a job without changes to its code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class JobStrategy:
         self._found = False
 
     def install(self) -> None:
-        """Patches DistributedDataParallel; models that exist already stay as they are."""
+        """Patches DistributedDataParallel; existing models are not changed."""
         ddp: Any = DistributedDataParallel
         ddp.__init__ = self._wrapping(ddp.__init__)
         # A copied or unpickled wrapper builds its reducer here.
@@ -99,14 +99,14 @@ class JobStrategy:
             model.updates.end()
 
     def _settle_at_exit(self) -> None:
-        # Other ranks may still wait for messages that this one has yet to start. After an
-        # error they would wait in vain, and so would this rank.
+        # Other ranks may still wait for messages that this rank has not started. After an error,
+        # these waits would never end.
         if getattr(sys, "last_value", None) is None and dist.is_initialized():
             with contextlib.suppress(Exception):
                 self._settle()
 
     def _check(self, optimizer: Optimizer) -> None:
-        """Before every optimizer step: ends a job in which there is nothing to take over."""
+        """Before every optimizer step: ends a job without a model to which the strategy applies."""
         if self._found:
             return
         used = _in_place_of_ddp(optimizer)

@@ -1,4 +1,5 @@
-"""Where each parameter is first needed in a forward pass, and who is told so."""
+"""Determines where each parameter is first needed in a forward pass, and calls a function
+before."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ class LayerOrder:
         return [places[index] for index in range(len(places))]
 
     def adopt(self) -> None:
-        """From now on calls `before_layer`, by what was seen till now."""
+        """Starts calling `before_layer`, in the order observed so far."""
         needed = self._needed()
         self.close()
         self._indices = {
@@ -82,7 +83,7 @@ class LayerOrder:
         self._hooks = [register_module_forward_pre_hook(self._call)]
 
     def close(self) -> None:
-        """Takes the hooks off the model."""
+        """Removes the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -140,7 +141,7 @@ class LayerOrder:
 
 
 class _Watching(TorchFunctionMode):
-    """Tells of every parameter that an operation reads."""
+    """Reports every parameter that an operation reads."""
 
     def __init__(self, note: Callable[[torch.Tensor], None]) -> None:
         super().__init__()

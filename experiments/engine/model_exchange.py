@@ -1,4 +1,4 @@
-"""Averages the gradients of one model as its strategy says, from the parameters' hooks."""
+"""Averages the gradients of one model by its strategy, from hooks of the parameters."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ from ddltrace.experiments.observation.restrictions import report_restriction
 from ddltrace.experiments.schedules.base import Schedule
 
 _NAMED: Final = 5
-"""Parameters that a message names."""
+"""Maximum number of parameters named in a message to the user."""
 
 
 class ModelExchange:
-    """Sends gradients as a schedule says.
+    """Sends gradients in the order of a schedule.
 
     The ranks' gradients may become ready in different orders, but all ranks must start their
     messages in one order. In the first step nothing starts before backward has ended; then
@@ -74,12 +74,12 @@ class ModelExchange:
         """Registers the hooks. Collective.
 
         Args:
-            model: The module whose layers wait for their parameters, if the schedule says so.
+            model: The module whose layers wait for their parameters, if the schedule requires it.
             parameters: The trainable parameters with their names, the same on all ranks.
-            schedule: What is sent when.
-            spec: The strategy, for what is said of it.
+            schedule: Order and grouping of messages.
+            spec: The strategy's spec, for messages to the user.
             exchange: Averages one message.
-            policy: Says in which backward passes gradients are exchanged.
+            policy: Determines in which backward passes gradients are exchanged.
             group: The ranks.
             find_unused_parameters: Whether a step may leave parameters without a gradient; as
                 in DistributedDataParallel such parameters count as zero on this rank, and keep
@@ -145,7 +145,7 @@ class ModelExchange:
             self._search = None
 
     def _plan_by_time(self) -> None:
-        """Plans anew when the times that the schedule asks for have been measured."""
+        """Makes a new plan when the times that the schedule requires have been measured."""
         if self._plan is None or self._timing is None:
             return
         measured = self._timing.after_step(self._gradients)
@@ -155,18 +155,18 @@ class ModelExchange:
             self._change_plan(schedule)
 
     def _change_plan(self, schedule: Schedule) -> None:
-        """Goes on with another schedule, while no message is under way."""
+        """Switches to another schedule, while no message is in flight."""
         self._schedule = schedule
         self._plan = schedule.plan(self._gradients)
         self._payloads = Payloads(copies=False)
         self._exchange.prepare(self._plan.gradients)
 
     def settle(self) -> None:
-        """Waits for everything that is under way and puts it where it belongs."""
+        """Waits for all pending messages and stores their averages."""
         self._settle(list(self._step.unsettled))
 
     def defer(self, update: DeferredUpdate) -> None:
-        """Takes the gradients that are still under way from an optimizer that steps now.
+        """Takes gradients in flight from an optimizer that steps now.
 
         Args:
             update: Updates each of its parameters when the parameter's layer needs it.
@@ -183,7 +183,7 @@ class ModelExchange:
             update_when_read(self, self.settle)
 
     def close(self) -> None:
-        """Waits for what is under way, applies it, and takes all hooks off the model."""
+        """Waits for pending messages, applies them, and removes all hooks from the model."""
         self.settle()
         for hook in self._hooks:
             hook.remove()
@@ -194,7 +194,7 @@ class ModelExchange:
 
     @property
     def _decides(self) -> bool:
-        """Whether this rank's dispatcher says what starts."""
+        """Whether this rank's dispatcher decides which messages start."""
         return self._schedule.agreement == "plan" or dist.get_rank(self._group) == 0
 
     def _make_communicator(self) -> Communicator:
@@ -214,7 +214,7 @@ class ModelExchange:
         )
 
     def _watch_gradients(self) -> None:
-        """Registers this exchange's hooks, behind all that are there by now."""
+        """Registers this exchange's hooks after all existing ones."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = [
@@ -234,7 +234,7 @@ class ModelExchange:
         if not self._exchanges:
             return
         if not step.arrived:
-            # As DistributedDataParallel: whoever reads gradients after backward finds averages.
+            # As in DistributedDataParallel, gradients are averages after backward.
             Variable._execution_engine.queue_callback(self._finish)
             self._exchange.begin_step()
             if step.plan is not None:
@@ -272,7 +272,8 @@ class ModelExchange:
             )
 
     def _finish(self) -> None:
-        """Runs when backward has ended: starts what is left, and waits if the schedule does."""
+        """Runs when backward has ended: starts the remaining messages, and waits if the schedule
+        does."""
         self._armed = False
         step = self._step
         missing = [i for i in range(len(self._parameters)) if i not in step.arrived]
@@ -312,7 +313,7 @@ class ModelExchange:
             wait_when_read(parameter, functools.partial(self._settle, [index]))
 
     def _count_as_zero(self, step: StepInProgress, index: int) -> None:
-        """Has this rank take part in the average of a gradient that it does not have."""
+        """Contributes zeros to the average of a gradient that this rank does not have."""
         assert step.plan is not None
         parameter = self._parameters[index]
         if index in step.plan.gradients:
@@ -352,7 +353,7 @@ class ModelExchange:
         return self._schedule.plan(self._gradients)
 
     def _warn_about_sparse(self, indices: Sequence[int]) -> None:
-        """Says which gradients the strategy leaves as they are."""
+        """Reports gradients to which the strategy does not apply."""
         if indices:
             names = ", ".join(repr(self._names[index]) for index in sorted(indices)[:_NAMED])
             if len(indices) > _NAMED:
@@ -396,7 +397,7 @@ class ModelExchange:
                 self._communicator.start(step, step.dispatcher.tick())
 
     def _name(self, message: Message) -> str | None:
-        """What the trace calls a message; None for what it is called anyway."""
+        """The name of a message in the trace; None for the default name."""
         if message.priority is None:
             return None
         first = message.slices[0]
@@ -406,7 +407,7 @@ class ModelExchange:
         return f"{name} priority {message.priority}"
 
     def _settle_all(self) -> None:
-        """As `settle`, with the whole of it as a wait in the trace.
+        """As `settle`, recorded as one wait in the trace.
 
         The tracer sees the main thread's waits for single messages, but neither those of
         another thread nor what the exchange does between them.
@@ -432,7 +433,7 @@ class ModelExchange:
         self._communicator.wait(step, {n for index in due for n in step.plan.carriers[index]})
 
     def _settle(self, indices: Iterable[int]) -> None:
-        """Waits for the averages of parameters and puts them where they belong."""
+        """Waits for the averages of parameters and stores them."""
         step = self._step
         due = [index for index in indices if index in step.unsettled]
         if not due:

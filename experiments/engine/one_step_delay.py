@@ -32,10 +32,10 @@ from ddltrace.experiments.strategy.strategy import Strategy
 
 @dataclass
 class _Delayed:
-    """The exchange of one step's gradients, and what its update starts from.
+    """The exchange of one step's gradients, and the state before its update.
 
     Attributes:
-        messages: The messages under way.
+        messages: The messages in flight.
         averages: Receive the averaged gradients, by the parameter's index.
         weights: The global weights before the update, by index.
         versions: Version counters of the parameters after the local step, by index.
@@ -60,11 +60,11 @@ class OneStepDelay(StepPolicy):
     """
 
     def __init__(self, strategy: Strategy, context: StepContext) -> None:
-        """Makes it. Collective.
+        """Creates the policy. Collective.
 
         Args:
             strategy: With `OdSgd` as its schedule.
-            context: What to work on.
+            context: The model's parameters, its ranks and their exchange.
         """
         super().__init__(context)
         assert isinstance(strategy.schedule, OdSgd)
@@ -84,7 +84,7 @@ class OneStepDelay(StepPolicy):
         self._delayed: dict[int, _Delayed] = {}
 
     def exchanges_gradients(self) -> bool:
-        """During the warm-up."""
+        """Whether gradients are exchanged in backward, which is so during the warm-up."""
         self._averaged = self._updates < self._schedule.warmup
         return self._averaged
 
@@ -107,7 +107,7 @@ class OneStepDelay(StepPolicy):
         return False
 
     def settle(self) -> None:
-        """Gives the parameters the global weights with all updates. Other ranks may go on."""
+        """Sets the parameters to the global weights with all updates. Other ranks may continue."""
         if not self._delayed:
             return
         with optimizer_phase():
@@ -190,7 +190,7 @@ class OneStepDelay(StepPolicy):
         return carrying(None, [self._parameters[index] for index in indices])
 
     def _check(self, optimizer: Optimizer) -> None:
-        """Refuses what the local step cannot follow."""
+        """Rejects optimizers that the local step does not support."""
         if optimizer not in self._checked:
             self._checked.add(optimizer)
             if not isinstance(optimizer, SGD):
@@ -217,7 +217,7 @@ class OneStepDelay(StepPolicy):
 def _sgd_direction(
     group: dict[str, Any], state: dict[str, Any], weights: torch.Tensor, gradient: torch.Tensor
 ) -> torch.Tensor:
-    """What `torch.optim.SGD` would subtract, by its documented formula; its state stays."""
+    """The step of `torch.optim.SGD` by its documented formula, without changing its state."""
     direction = -gradient if group["maximize"] else gradient
     if group["weight_decay"]:
         direction = direction + group["weight_decay"] * weights

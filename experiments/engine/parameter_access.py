@@ -1,11 +1,11 @@
-"""Whoever reads what is still under way waits for it.
+"""Makes reads of gradients and parameters wait for pending averages and updates.
 
 A schedule that waits layer by layer leaves gradients in flight after backward, and updates
 undone after the optimizer's step. A job that reads ``parameter.grad`` between the two (to clip
 gradients, to unscale them, to log their norm) has to see the average, and a job that copies or
-lists parameters after the step (a checkpoint, a moving average) their updated values. So both
-ways in are watched: ``Parameter.grad`` becomes a property, and the functions of `nn.Module` that
-hand out parameters settle what is due first.
+lists parameters after the step (a checkpoint, a moving average) their updated values. Therefore
+``Parameter.grad`` becomes a property, and the functions of `nn.Module` that return parameters first
+apply pending updates.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _unwatched: Final = threading.local()
 
 
 def set_gradient(parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
-    """Sets a gradient without waiting for what is under way."""
+    """Sets a gradient without waiting for pending averages."""
     _RAW.__set__(parameter, gradient)
 
 
 def raw_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
-    """The gradient as it is now, even if it is still under way."""
+    """The current gradient, even if its average is pending."""
     gradient: torch.Tensor | None = _RAW.__get__(parameter)
     return gradient
 
 
 def wait_when_read(parameter: nn.Parameter, settle: Callable[[], None]) -> None:
-    """Has a function called before the job next reads or sets a parameter's gradient.
+    """Registers a function to call before the job next reads or sets a parameter's gradient.
 
     Args:
         parameter: The parameter.
@@ -50,15 +50,15 @@ def wait_when_read(parameter: nn.Parameter, settle: Callable[[], None]) -> None:
 
 
 def wait_no_more(parameter: nn.Parameter) -> None:
-    """Ends what `wait_when_read` began."""
+    """Reverts `wait_when_read`."""
     _gradients.pop(id(parameter), None)
 
 
 def update_when_read(model: object, settle: Callable[[], None]) -> None:
-    """Has a function called before any parameters are next handed out.
+    """Registers a function to call before a model's parameters are next returned.
 
     Args:
-        model: For whom: one function is kept for each.
+        model: The model; one function is kept for each.
         settle: Applies the model's updates that are due.
     """
     install()
@@ -66,12 +66,12 @@ def update_when_read(model: object, settle: Callable[[], None]) -> None:
 
 
 def updated(model: object) -> None:
-    """Ends what `update_when_read` began."""
+    """Reverts `update_when_read`."""
     _values.pop(id(model), None)
 
 
 def install() -> None:
-    """Begins to watch, once in a process."""
+    """Installs the property and the wrappers, once in a process."""
     if _installed:
         return
     _installed.append(True)
@@ -114,7 +114,7 @@ def _passing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _asked_by_tracer(depth: int) -> bool:
-    # The tracer looks at gradients to know their memory; that must not hold up the job.
+    # The tracer reads gradients for their addresses, which must not make the job wait.
     name: str = sys._getframe(depth).f_globals.get("__name__", "")
     return name.startswith("ddltrace.tracer.")
 

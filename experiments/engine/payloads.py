@@ -1,4 +1,4 @@
-"""Gathers the elements of a message from gradients, and puts averages back."""
+"""Gathers the elements of a message from gradients, and writes averages back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Payloads:
     """Makes flat payloads of messages; keeps a buffer for each message that has to be copied."""
 
     def __init__(self, *, copies: bool) -> None:
-        """Makes it.
+        """Creates empty buffers.
 
         Args:
             copies: Whether a payload never shares memory with a gradient.

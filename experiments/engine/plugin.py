@@ -1,6 +1,6 @@
-"""What ``ddltrace run --strategy`` has the tracer load into every rank.
+"""The plug-in that the tracer loads into every rank for ``ddltrace run --strategy``.
 
-The tracer knows this module by its name only. `check` runs in the launcher and `install` in
+The tracer loads this module by name. `check` runs in the launcher and `install` in
 each rank, when it has joined its process group.
 """
 
@@ -26,7 +26,7 @@ def check(options: dict[str, Any]) -> None:
 
 
 def install(options: dict[str, Any]) -> None:
-    """Has this process train with the strategy.
+    """Applies the strategy to this process.
 
     Args:
         options: As for `check`.

@@ -16,8 +16,8 @@ _PATIENCE: Final = timedelta(seconds=5)
 class StrategyRefusedError(SystemExit):
     """The job cannot run with this strategy; its exit status is 1.
 
-    A `SystemExit`, because the line that says why has been printed, and the job's own handlers
-    of exceptions must not go on without the strategy.
+    It is a `SystemExit`, because the reason has been printed, and exception handlers of the job
+    must not continue without the strategy.
     """
 
     def __init__(self, reason: str) -> None:
@@ -26,11 +26,11 @@ class StrategyRefusedError(SystemExit):
 
 
 def refuse(spec: str, reason: str) -> NoReturn:
-    """Says on rank 0 why a strategy cannot be applied, and ends this process.
+    """Prints on rank 0 why a strategy cannot be applied, and ends this process.
 
     Args:
         spec: The strategy.
-        reason: Why not, and what to do.
+        reason: The reason and the fix.
 
     Raises:
         StrategyRefusedError: Always.
@@ -38,7 +38,7 @@ def refuse(spec: str, reason: str) -> NoReturn:
     initialized = dist.is_available() and dist.is_initialized()
     if not initialized or dist.get_rank() == 0:
         print(f"ddltrace: strategy {spec} cannot be applied: {reason}", file=sys.stderr, flush=True)
-    # A launcher ends all ranks when the first one fails: rank 0 has to have its say before.
+    # A launcher ends all ranks when the first one fails, so rank 0 must print first.
     if initialized:
         with contextlib.suppress(Exception):
             store = dist.distributed_c10d._get_default_store()

@@ -1,4 +1,4 @@
-"""Measures a job's steps under the schedules that a search proposes, and settles on the best."""
+"""Measures a job's steps under the schedules of a search, and selects the best."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddltrace.experiments.schedules.search import Search
 class ScheduleSearch:
     """Runs a schedule's search along with the job, in step on all ranks.
 
-    What rank 0 proposes is what all ranks execute; a step takes as long as on the slowest rank.
+    All ranks execute the proposals of rank 0; the duration of a step is that on the slowest rank.
     """
 
     def __init__(self, schedule: Schedule, search: Search, group: dist.ProcessGroup) -> None:
@@ -32,7 +32,7 @@ class ScheduleSearch:
         """To be called between two steps, while no message is under way. Collective.
 
         Returns:
-            The schedule to go on with; None to go on as before.
+            The next schedule; None to keep the current one.
         """
         if self._values is not None:
             # The first step with a new plan is not measured: it makes buffers.

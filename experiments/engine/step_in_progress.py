@@ -1,4 +1,4 @@
-"""One exchange of all gradients: from its first gradient to its last average."""
+"""The state of one exchange of all gradients, from the first gradient to the last average."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ddltrace.experiments.schedules.base import Dispatcher
 
 
 class StepInProgress:
-    """What one backward pass has produced and sent so far.
+    """Gradients and messages of one backward pass so far.
 
     Attributes:
         plan: The messages; None in the first step, until the ranks have agreed.
         dispatcher: Decides what starts; None until then, and on ranks that follow rank 0.
-        arrived: Gradients that are ready, in their order: a set that keeps it.
-        gradients: What is averaged, by index; zeros where this rank has no gradient.
+        arrived: Indices of ready gradients in their order (a dict used as an ordered set).
+        gradients: Gradients to average, by index; zeros if this rank has no gradient.
         sparse_gradients: Sparse gradients that are ready; they travel apart from the plan, when
             backward has ended.
-        sparse: Sparse gradients under way.
-        unsettled: Sent, and not yet back at the parameter.
-        flights: Messages under way or done, by the numbers of the plan's messages.
+        sparse: Sparse gradients in flight.
+        unsettled: Gradients that were sent and whose averages are not yet stored.
+        flights: Messages in flight or completed, by the numbers of the plan's messages.
         usage: Which parameters some rank used.
         ended: Whether backward has ended on this rank.
     """
@@ -61,7 +61,7 @@ class Flight:
 
 
 class SparseFlight:
-    """A sparse gradient under way: its indices and values are gathered from all ranks."""
+    """A sparse gradient in flight: its indices and values are gathered from all ranks."""
 
     def __init__(self, gradient: torch.Tensor, group: dist.ProcessGroup) -> None:
         self._averaged = gradient.coalesce() / group.size()

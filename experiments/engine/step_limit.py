@@ -22,7 +22,7 @@ class StepLimit:
         self._optimizer: weakref.ref[Optimizer] | None = None
 
     def install(self) -> None:
-        """Begins to count."""
+        """Starts counting."""
         on_step.append(self._count)
         install_hooks()
 
@@ -34,6 +34,6 @@ class StepLimit:
         self._left -= 1
         if self._left == 0:
             if dist.is_initialized():
-                # No rank may leave while another still needs its part of a message.
+                # No rank may end while another one needs its part of a message.
                 dist.barrier()
             raise SystemExit(0)

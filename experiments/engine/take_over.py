@@ -1,8 +1,7 @@
-"""Puts a strategy in place of DistributedDataParallel's reducer.
+"""Replaces DistributedDataParallel's reducer by a strategy.
 
-The module stays what it was: its forward, its ``module.`` prefix, ``no_sync``, the broadcast of
-buffers. Only the reducer, which DistributedDataParallel tells when to expect gradients, is
-another one.
+All else of the module is unchanged: its forward, its ``module.`` prefix, ``no_sync``, and the
+broadcast of buffers.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ def runs_on_reducer(strategy: Strategy) -> bool:
 
 
 class TakenOver:
-    """A strategy that stands in place of the reducer of one model.
+    """A strategy that has replaced the reducer of one model.
 
     Attributes:
         ddp: The model's DistributedDataParallel.
-        exchange: What averages its gradients.
-        updates: What stands around its optimizer's steps.
+        exchange: Averages its gradients.
+        updates: Controls its optimizer's steps.
     """
 
     def __init__(self, ddp: DistributedDataParallel, strategy: Strategy) -> None:
@@ -61,7 +60,7 @@ class TakenOver:
 
         Args:
             ddp: A model that was just wrapped.
-            strategy: What `runs_on_reducer` is false for.
+            strategy: A strategy for which `runs_on_reducer` is false.
 
         Raises:
             StrategyRefusedError: The strategy cannot be applied to the model.
@@ -115,14 +114,14 @@ class TakenOver:
         ddp.reducer = _ReducerStandIn(self.exchange, strategy.spec)  # type: ignore[assignment]
 
     def close(self) -> None:
-        """Settles everything and takes all hooks off the model."""
+        """Applies all pending averages and removes all hooks from the model."""
         self.updates.end()
         self.updates.close()
         self.exchange.close()
 
 
 def _check(ddp: Any, strategy: Strategy) -> None:
-    """Refuses what DistributedDataParallel can do and the engine cannot."""
+    """Rejects options of DistributedDataParallel that the engine does not support."""
     unsupported = {
         "mixed_precision=": ddp.mixed_precision is not None,
         "delay_all_reduce_named_params=": bool(getattr(ddp, "_delay_all_reduce_params", None)),
@@ -134,7 +133,7 @@ def _check(ddp: Any, strategy: Strategy) -> None:
 
 
 def _check_transport(ddp: DistributedDataParallel, strategy: Strategy) -> None:
-    """Refuses a transport that cannot send the model's gradients."""
+    """Rejects a transport that cannot send the model's gradients."""
     if strategy.transport is None:
         return
     devices = {parameter.device.type for parameter in ddp._module_parameters}
