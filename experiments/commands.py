@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -270,6 +270,7 @@ def run_command(
         check_own_command(command, cluster)
     else:
         info = WORKLOADS[workload]
+        _check_splits(specs or _DEFAULT_STRATEGIES, workload)
         if info.needs_sklearn:
             require_extra("experiments", f"the workload {workload}")
         settings = dataclasses.replace(
@@ -538,6 +539,20 @@ def _ranks_on_hosts(ranks: int | None, cluster: dict[str, Any]) -> int | None:
             f"each host, not --ranks {ranks}; see --ranks-per-host"
         )
     return total
+
+
+def _check_splits(specs: Sequence[str], workload: str) -> None:
+    """Refuses to split a workload in a way that fits another one."""
+    from ddltrace.experiments.strategy.spec import parse
+    from ddltrace.tracer.errors import UsageError
+
+    for spec in specs:
+        way = parse(spec).parallelism
+        if way is not None and workload not in (way.workloads or (workload,)):
+            raise UsageError(
+                f"strategy {spec!r:.80} cannot split the workload {workload}; "
+                f"use --workload {way.workloads[0]}"
+            )
 
 
 def _tell_apart(paths: tuple[Path, ...]) -> list[str]:

@@ -20,9 +20,13 @@ def check(options: dict[str, Any]) -> None:
         ddltrace.tracer.errors.UsageError: The strategy's spec is wrong.
     """
     from ddltrace.experiments.strategy.spec import parse
+    from ddltrace.tracer.errors import UsageError
 
-    if options.get("strategy"):
-        parse(options["strategy"])
+    if options.get("strategy") and parse(options["strategy"]).parallelism is not None:
+        raise UsageError(
+            f"strategy {options['strategy']!r:.80}: only built-in workloads can be split over "
+            "ranks; run it with: ddltrace experiment run --workload gpt"
+        )
 
 
 def install(options: dict[str, Any]) -> None:

@@ -42,17 +42,19 @@ def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One outcome from the parts of all ranks, or of those that have not died.
 
     Args:
-        parts: ``losses``, ``wire_bytes``, ``digest``, ``peak_memory`` of each rank; the first
-            one's other entries are those of the outcome.
+        parts: ``losses`` (None where a rank does not know one), ``wire_bytes``, ``digest`` (None
+            if the rank has a part of the model) and ``peak_memory`` of each rank; the first one's
+            other entries are those of the outcome.
     """
     losses = zip_longest(*(part["losses"] for part in parts))
+    digests = {part["digest"] for part in parts}
     own = {"losses", "wire_bytes", "digest", "peak_memory"}
     return {
         **{key: value for key, value in parts[0].items() if key not in own},
         "losses": [_mean([loss for loss in step if loss is not None]) for step in losses],
         "wire_bytes_per_step": [part["wire_bytes"] for part in parts],
         "peak_memory_bytes": [p["peak_memory"] for p in parts if p["peak_memory"] is not None],
-        "replicas_identical": len({part["digest"] for part in parts}) == 1,
+        "replicas_identical": None if None in digests else len(digests) == 1,
     }
 
 

@@ -32,9 +32,13 @@ from ddltrace.experiments.observation.wire_bytes import tcp_bytes_sent
 from ddltrace.experiments.pacing.paced_layers import PacedLayers
 from ddltrace.experiments.pacing.profile import read_profile
 from ddltrace.experiments.pacing.straggler import Straggler
+from ddltrace.experiments.parallelism.create import create as create_split
+from ddltrace.experiments.parallelism.split_training import SplitTraining
 from ddltrace.experiments.parent_process import end_with_parent
 from ddltrace.experiments.strategy.spec import parse
+from ddltrace.experiments.strategy.strategy import Strategy
 from ddltrace.experiments.workloads import WORKLOADS, create
+from ddltrace.experiments.workloads.base import Workload
 
 
 def main() -> None:
@@ -57,17 +61,23 @@ def _train(options: argparse.Namespace) -> None:
     workload = create(
         options.workload, width=options.width, batch_size=options.batch_size, seed=options.seed
     )
-    optimizer = workload.optimizer(options.learning_rate)
     strategy = parse(options.strategy)
-    exchange = attach(workload.model, strategy)
+    training: SplitTraining
+    if strategy.parallelism is None:
+        training = StrategyTraining(workload, options.learning_rate, strategy)
+    else:
+        training = create_split(strategy.parallelism, workload, options.learning_rate)
     alone = strategy.synchronization is not None and strategy.synchronization.place == "servers"
     if alone:
         outcomes.started_path(options.outcome).touch()
     straggler = _straggler(options, workload.model, rank, world_size)
     if options.pace is not None:
         PacedLayers(workload.model, read_profile(options.pace))
-    batches = workload.batches(rank, world_size)
-    losses: list[torch.Tensor] = []
+    batches = [
+        workload.batches(each, world_size)
+        for each in (range(world_size) if training.needs_all_examples else [rank])
+    ]
+    losses: list[torch.Tensor | None] = []
     ends: list[int] = []
     sent_before: int | None = None
     for step in range(options.steps):
@@ -75,16 +85,16 @@ def _train(options: argparse.Namespace) -> None:
             sent_before = tcp_bytes_sent()
         if straggler is not None:
             straggler.begin(step)
-        inputs, targets = next(batches)
-        optimizer.zero_grad()
-        loss = workload.loss(exchange.model(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        losses.append(loss.detach())
+        # The recommender's inputs are ragged: only those of several ranks are put together.
+        examples = [next(each) for each in batches]
+        inputs, targets = examples[0]
+        if len(examples) > 1:
+            inputs, targets = (torch.cat(part) for part in zip(*examples, strict=True))
+        losses.append(training.step(inputs, targets))
         ends.append(time.monotonic_ns())
     sent_after = tcp_bytes_sent()
     peak = peak_memory_bytes()
-    exchange.close()
+    training.join()
     sent = None
     if sent_before is not None and sent_after is not None:
         sent = (sent_after - sent_before) / (options.steps - options.warmup)
@@ -93,9 +103,9 @@ def _train(options: argparse.Namespace) -> None:
         "world_size": world_size,
         "parameters": sum(p.numel() for p in parameters),
         "gradient_bytes": sum(p.numel() * p.element_size() for p in parameters),
-        "losses": [float(loss) for loss in losses],
+        "losses": [None if loss is None else float(loss) for loss in losses],
         "wire_bytes": sent,
-        "digest": _digest(workload.model),
+        "digest": _digest(workload.model) if strategy.parallelism is None else None,
         "peak_memory": peak,
         "notes": reported_restrictions(),
         "step_us": [(end - begin) / 1e3 for begin, end in pairwise(ends)],
@@ -112,6 +122,34 @@ def _train(options: argparse.Namespace) -> None:
     if rank == 0:
         outcome = outcomes.merged(gathered) | asdict(workload.score())
         options.outcome.write_text(json.dumps(outcome), encoding="utf-8")
+
+
+class StrategyTraining(SplitTraining):
+    """Data parallelism, with a strategy in place of DDP's communication."""
+
+    def __init__(self, workload: Workload, learning_rate: float, strategy: Strategy) -> None:
+        """Attaches the strategy.
+
+        Args:
+            workload: What to train.
+            learning_rate: Of its optimizer.
+            strategy: What to attach.
+        """
+        super().__init__(workload)
+        self._optimizer = workload.optimizer(learning_rate)
+        self._exchange = attach(workload.model, strategy)
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """A step with this rank's examples."""
+        self._optimizer.zero_grad()
+        loss = self.workload.loss(self._exchange.model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        return loss.detach()
+
+    def join(self) -> None:
+        """Applies what is under way."""
+        self._exchange.close()
 
 
 def _straggler(

@@ -13,6 +13,7 @@ from ddltrace.experiments.architectures import entries as architectures
 from ddltrace.experiments.codecs import entries as codecs
 from ddltrace.experiments.frequency import entries as frequency
 from ddltrace.experiments.optimizer_rules import entries as optimizer_rules
+from ddltrace.experiments.parallelism import entries as parallelism
 from ddltrace.experiments.schedules import entries as schedules
 from ddltrace.experiments.synchronization import entries as synchronization
 from ddltrace.experiments.technique import Technique
@@ -23,13 +24,14 @@ AXES: Final = (
     "volume",
     "order",
     "optimizer",
+    "parallelism",
     "architecture",
     "synchronization",
     "transport",
     "network",
 )
-"""The axes: frequency, volume, order, optimizer, architecture, synchronization, transport,
-network."""
+"""The axes: frequency, volume, order, optimizer, parallelism, architecture, synchronization,
+transport, network."""
 
 TECHNIQUES: Final = (
     Technique("frequency", "every-step", "exchange after every backward pass"),
@@ -39,6 +41,7 @@ TECHNIQUES: Final = (
     *schedules.TECHNIQUES,
     Technique("optimizer", "as-is", "the job's own optimizer"),
     *optimizer_rules.TECHNIQUES,
+    *parallelism.TECHNIQUES,
     Technique("architecture", "library", "the transport's own all_reduce"),
     *architectures.TECHNIQUES,
     *synchronization.TECHNIQUES,

@@ -58,6 +58,14 @@ def _form(strategy: Strategy) -> str:
 
 RULES: Final = (
     Rule(
+        lambda s: (
+            s.parallelism is not None
+            and s != Strategy(spec=s.spec, schedule=DdpBuckets(), parallelism=s.parallelism)
+        ),
+        "a split training sends what its split needs, in PyTorch's own ways",
+        "name the parallelism alone, and compare it with other strategies as rows",
+    ),
+    Rule(
         _refuses_its_modifier,
         "the codec keeps a residual of its own, or its payloads are summed as they are, so the "
         "modifier beside it cannot work",

@@ -20,6 +20,7 @@ class Strategy:
         feedback: The modifier of the codec, such as error feedback.
         frequency: The frequency axis.
         optimizer_rule: The optimizer axis.
+        parallelism: The parallelism axis.
         architecture: The architecture axis.
         synchronization: The synchronization axis.
         transport: The transport axis.
@@ -31,6 +32,7 @@ class Strategy:
     feedback: Any = None
     frequency: Any = None
     optimizer_rule: Any = None
+    parallelism: Any = None
     architecture: Any = None
     synchronization: Any = None
     transport: Any = None

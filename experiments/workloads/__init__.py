@@ -69,6 +69,14 @@ WORKLOADS: Final = {
         batch_size=8,
         learning_rate=0.002,
     ),
+    "moe": WorkloadInfo(
+        "ddltrace.experiments.workloads.moe",
+        "Moe",
+        "the same GPT with four experts in each block",
+        width=64,
+        batch_size=8,
+        learning_rate=0.002,
+    ),
     "recommender": WorkloadInfo(
         "ddltrace.experiments.workloads.recommender",
         "Recommender",

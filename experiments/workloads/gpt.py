@@ -20,7 +20,7 @@ from ddltrace.tracer.errors import MissingCapabilityError
 _CONTEXT = 64
 _STRIDE = 32
 _LAYERS = 2
-_HEADS = 4
+HEADS = 4
 _SYMBOLS = 128
 _HELD_OUT_SHARE = 0.1
 
@@ -52,12 +52,16 @@ class Gpt(Workload):
         split = int(len(codes) * (1 - _HELD_OUT_SHARE))
         torch.manual_seed(seed)
         super().__init__(
-            _Model(-(-width // _HEADS) * _HEADS),
+            self.make_model(-(-width // HEADS) * HEADS),
             _windows(codes[:split], _STRIDE),
             _windows(codes[split:], _CONTEXT),
             batch_size=batch_size,
             seed=seed,
         )
+
+    def make_model(self, width: int) -> nn.Module:
+        """The model with fresh weights."""
+        return GptModel(width)
 
     def optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
         """AdamW, as GPTs are trained."""
@@ -91,12 +95,23 @@ def _windows(codes: torch.Tensor, stride: int) -> TensorDataset:
     return TensorDataset(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
 
 
-class _Model(nn.Module):
+class GptModel(nn.Module):
+    """The model.
+
+    Attributes:
+        blocks: The transformer blocks.
+    """
+
     def __init__(self, width: int) -> None:
+        """Makes it with fresh weights.
+
+        Args:
+            width: Features of each position, a multiple of the heads.
+        """
         super().__init__()
         self.characters = nn.Embedding(_SYMBOLS, width)
         self.positions = nn.Embedding(_CONTEXT, width)
-        self.blocks = nn.ModuleList(_Block(width) for _ in range(_LAYERS))
+        self.blocks = nn.ModuleList(self.make_block(width) for _ in range(_LAYERS))
         self.norm = nn.LayerNorm(width)
         self.output = nn.Linear(width, _SYMBOLS, bias=False)
 
@@ -109,12 +124,44 @@ class _Model(nn.Module):
         scores: torch.Tensor = self.output(self.norm(features))
         return scores
 
+    def make_block(self, width: int) -> nn.Module:
+        """A transformer block with fresh weights."""
+        return Block(width)
 
-class _Block(nn.Module):
-    """Causal self-attention and a feed-forward network, each beside a shortcut."""
+    def units(self) -> list[tuple[str, nn.Module]]:
+        """Modules that follow each other and share their parameters with the model, by name."""
+        first = _Embedding(self.characters, self.positions)
+        blocks = [(f"blocks.{number}", block) for number, block in enumerate(self.blocks)]
+        return [("first", first), *blocks, ("last", nn.Sequential(self.norm, self.output))]
+
+
+class _Embedding(nn.Module):
+    def __init__(self, characters: nn.Embedding, positions: nn.Embedding) -> None:
+        super().__init__()
+        self.characters, self.positions = characters, positions
+
+    def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        """Features of each position, N x T x width."""
+        places = torch.arange(codes.shape[1], device=codes.device)
+        features: torch.Tensor = self.characters(codes) + self.positions(places)
+        return features
+
+
+class Block(nn.Module):
+    """Causal self-attention and a feed-forward network, each beside a shortcut.
+
+    Attributes:
+        width: Features of each position.
+    """
 
     def __init__(self, width: int) -> None:
+        """Makes it with fresh weights.
+
+        Args:
+            width: Features of each position.
+        """
         super().__init__()
+        self.width = width
         self.attention_norm = nn.LayerNorm(width)
         self.attention = nn.Linear(width, 3 * width)
         self.attention_output = nn.Linear(width, width)
@@ -124,13 +171,27 @@ class _Block(nn.Module):
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Features of the same shape, N x T x width."""
-        batch, length, width = features.shape
-        query, key, value = (
-            part.view(batch, length, _HEADS, width // _HEADS).transpose(1, 2)
-            for part in self.attention(self.attention_norm(features)).chunk(3, dim=2)
-        )
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        features = features + self.attention_output(mixed.transpose(1, 2).flatten(2))
+        mixed = attend(self.attention(self.attention_norm(features)), HEADS)
+        features = features + self.attention_output(mixed)
         hidden = functional.gelu(self.expand(self.forward_norm(features)))
         result: torch.Tensor = features + self.contract(hidden)
         return result
+
+
+def attend(projected: torch.Tensor, heads: int) -> torch.Tensor:
+    """Causal self-attention.
+
+    Args:
+        projected: Queries, keys and values of all heads, N x T x 3 F.
+        heads: Number of heads.
+
+    Returns:
+        What the heads give, one after the other, N x T x F.
+    """
+    batch, length, features = projected.shape
+    query, key, value = (
+        part.view(batch, length, heads, features // 3 // heads).transpose(1, 2)
+        for part in projected.chunk(3, dim=2)
+    )
+    mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    return mixed.transpose(1, 2).flatten(2)

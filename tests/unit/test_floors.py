@@ -176,8 +176,8 @@ ORDER = {
     "experiments": (
         *("parent_process", "technique", "grammar", "messages", "architectures", "schedules"),
         *("synchronization", "plan_execution", "transports", "collectives", "codecs", "frequency"),
-        *("optimizer_rules", "strategy", "asynchrony", "observation", "pacing", "workloads"),
-        *("engine", "network", "harness", "transport_benchmark"),
+        *("optimizer_rules", "workloads", "parallelism", "strategy", "asynchrony", "observation"),
+        *("pacing", "engine", "network", "harness", "transport_benchmark"),
         *("commands", "__init__"),
     ),
     "dashboard": (

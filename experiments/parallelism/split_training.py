@@ -1,0 +1,57 @@
+"""The interface of a training that is split over ranks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ddltrace.experiments.workloads.base import Workload
+
+
+class SplitTraining(ABC):
+    """Trains a workload's model, split over all ranks.
+
+    Attributes:
+        workload: Its model is whole again after `join`.
+        needs_all_examples: Whether each rank's batch has to be that of all ranks, in their order.
+    """
+
+    needs_all_examples = False
+
+    def __init__(self, workload: Workload) -> None:
+        """Takes the workload; a subclass splits its model. Collective.
+
+        Args:
+            workload: The same on all ranks.
+
+        Raises:
+            ValueError: The model cannot be split over so many ranks.
+        """
+        self.workload = workload
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+
+    @abstractmethod
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
+        """One training step.
+
+        Args:
+            inputs: This rank's batch, or that of all ranks.
+            targets: Its targets.
+
+        Returns:
+            The mean loss of the batch; None on a rank that does not know it.
+        """
+
+    @abstractmethod
+    def join(self) -> None:
+        """Makes the workload's model whole on rank 0. Collective."""
+
+
+def gather_states(state: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    """The state that each rank has, in the order of ranks. Collective."""
+    states: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(states, {key: value.detach().cpu() for key, value in state.items()})
+    return states
