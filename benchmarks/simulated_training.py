@@ -85,7 +85,9 @@ class _RankTraining:
             for index, (_, parameter) in enumerate(named)
         ]
         self._policy = create_step_policy(
-            strategy, StepContext(named, ranks.group(rank, "model"), self._new_exchange)
+            strategy,
+            StepContext(named, ranks.group(rank, "model"), self._new_exchange),
+            ranks.group(rank, "messages"),
         )
         exchanges = getattr(strategy.frequency, "exchanges", "gradients")
         self._exchange = self._new_exchange() if exchanges == "gradients" else self._plain()

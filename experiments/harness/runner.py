@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -25,6 +25,9 @@ from ddltrace.experiments.observation import observed_ranks
 from ddltrace.experiments.observation.peak_memory import RankMemory
 from ddltrace.tracer.errors import DdltraceError, TraceError
 from ddltrace.tracer.exit_status import status_text
+
+_KILLED: Final = "ended without closing its trace: killed by"
+"""In the note of ``ddltrace run`` on a rank that a signal ended."""
 
 
 class Progress(Protocol):
@@ -234,7 +237,8 @@ def _explain(end: JobEnd, settings: Settings, log: Path) -> str:
     ]
     # The reason is usually in the last exception's line.
     reasons = [line for line in lines if "Error: " in line] or lines[1:]
-    # A dead server makes the messages of all workers fail.
+    # A killed rank makes the messages of the others fail, and a dead server those of all workers.
+    reasons = [line.partition("note: ")[2] for line in lines if _KILLED in line] or reasons
     reasons = [line for line in lines if SERVER_DIED in line] or reasons
     reason = reasons[-1] if reasons else "it printed nothing"
     return f"the job ended with {status_text(end.status)}: {reason:.200} (log: {log.name})"

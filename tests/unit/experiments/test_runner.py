@@ -148,6 +148,21 @@ def test_failures_are_rows_and_the_others_go_on(
     assert set(ddp.rounds) == {2}
 
 
+def test_a_killed_rank_is_the_reason_and_not_what_the_others_say_of_it(
+    broken: dict[tuple[str, int], str], tmp_path: Path
+) -> None:
+    broken["ddp", 1] = """if True:
+        print("ddltrace: note: rank 1 ended without closing its trace: killed by SIGKILL")
+        raise RuntimeError("connection closed by peer")
+    """
+    settings = replace(SETTINGS, strategies=["ddp"], repeats=1)
+    (row,) = runner.run_experiment(settings, tmp_path, Heard()).rows
+    assert row.reason == (
+        "the job ended with exit status 1: rank 1 ended without closing its trace: "
+        "killed by SIGKILL (log: ddp.log)"
+    )
+
+
 def test_resume_makes_what_is_missing_and_keeps_the_rest(
     broken: dict[tuple[str, int], str], tmp_path: Path
 ) -> None:
