@@ -141,6 +141,14 @@ def _shell(workspace: Workspace) -> html.Div:
                         className="trace-choice",
                         id="trace-choice",
                     ),
+                    # `assets/save.js` handles the click.
+                    html.Button(
+                        "Save page",
+                        id="save-page",
+                        className="tl-button",
+                        title="Save page as HTML: one file that needs no server",
+                        **{"aria-label": "Save page as HTML"},
+                    ),
                     html.Button(
                         html.Span(className="theme-icon"),
                         id="switch-theme",

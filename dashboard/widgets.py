@@ -32,18 +32,33 @@ def graph(name: str, height: float) -> Component:
         height: Height in px, reserved so that the layout does not move.
     """
     return html.Div(
-        dcc.Loading(
-            dcc.Graph(
-                id={"type": "figure", "name": name},
-                config=GRAPH_CONFIG,
-                figure={"data": [], "layout": {"height": height}},
-                style={"height": f"{height:.0f}px"},
+        [
+            dcc.Loading(
+                dcc.Graph(
+                    id={"type": "figure", "name": name},
+                    config=GRAPH_CONFIG,
+                    figure={"data": [], "layout": {"height": height}},
+                    style={"height": f"{height:.0f}px"},
+                ),
+                delay_show=300,
+                custom_spinner=html.Div(className="spinner"),
             ),
-            delay_show=300,
-            custom_spinner=html.Div(className="spinner"),
-        ),
+            save_buttons(),
+        ],
         className="graph",
         style={"minHeight": f"{height:.0f}px"},
+    )
+
+
+def save_buttons() -> Component:
+    """The buttons that save the figure beside them; `assets/save.js` handles the clicks."""
+    return html.Div([_save_figure("PNG"), _save_figure("SVG")], className="save-figures")
+
+
+def _save_figure(kind: str) -> Component:
+    described = {"data-format": kind.lower(), "aria-label": f"Save this figure as {kind}"}
+    return html.Button(
+        kind, className="save-figure", title=f"Save this figure as {kind}", **described
     )
 
 

@@ -87,6 +87,7 @@
       button("+", "Zoom in (W)", () => this.zoomBy(1 / 1.6));
       button("Fit", "Fit (F)", () => this.fit());
       button("PNG", "Save what is shown as a PNG image", () => {}).classList.add("save-png");
+      button("SVG", "Save what is shown as an SVG image", () => {}).classList.add("save-svg");
       this.foldButton = button("Fold", "Fold or unfold all ranks", () => this.foldAll());
       button("?", "Keys (?)", () => this.help());
       this.minimapCanvas = root.appendChild(element("canvas", "tl-minimap"));
@@ -364,17 +365,34 @@
         const { width, height } = this.size();
         if (width < ns.GUTTER + 20) return;
         const begin = performance.now();
-        const state = {
-          view: this.view, scene: this.scene, width, height, selected: this.selected, hover: this.hover,
-          flow: this.props.flow, range: this.range, query: this.query,
-        };
-        this.painter.tracks(this.canvas, state);
-        this.painter.ruler(this.rulerCanvas, { ...state, height: RULER_HEIGHT, shift: this.shift });
-        this.painter.minimap(this.minimapCanvas, { ...state, height: MINIMAP_HEIGHT, busy: this.busy, span: this.layout.span });
+        for (const [canvas, [paint]] of this.pictures(width, height)) paint(canvas);
         this.lastPaint = performance.now() - begin;
         this.root.dataset.painted = String(this.painter.painted);
         if (this.source.current) this.root.dataset.sharp = "yes"; // a frame from the server
       });
+    }
+
+    // The canvases from top to bottom, and of each how it is painted and its height.
+    pictures(width, height) {
+      const state = {
+        view: this.view, scene: this.scene, width, height, selected: this.selected, hover: this.hover,
+        flow: this.props.flow, range: this.range, query: this.query,
+      };
+      const of = (canvas, paint, height, more) =>
+        [canvas, [(target) => paint.call(this.painter, target, { ...state, height, ...more }), height]];
+      const { minimap, ruler, tracks } = this.painter;
+      return new Map([
+        of(this.minimapCanvas, minimap, MINIMAP_HEIGHT, { busy: this.busy, span: this.layout.span }),
+        of(this.rulerCanvas, ruler, RULER_HEIGHT, { shift: this.shift }),
+        of(this.canvas, tracks, height, {}),
+      ]);
+    }
+
+    // What is shown as an SVG document; empty before anything is.
+    toSvg() {
+      const { width, height } = this.size();
+      if (!this.painter || width < ns.GUTTER + 20) return "";
+      return ns.svgOf(width, [...this.pictures(width, height).values()], this.painter.palette.surface);
     }
 
     act(change) { change(); this.changed(); }

@@ -102,7 +102,7 @@
       if (!steps || !frame || !frame.base.has(steps.track.row)) return;
       const [first, last] = frame.base.get(steps.track.row);
       let before = -1e9;
-      c.fillStyle = this.palette.border;
+      c.fillStyle = this.palette.line;
       for (let i = ns.firstAfter(frame, first, last, state.view.t0); i < last; i++) {
         const x = this.x(state.view, frame.end[i]);
         if (x > state.width) break;

@@ -19,7 +19,7 @@ from ddltrace.analyzer.formatting.units import (
 from ddltrace.analyzer.report.figures import base_figure
 from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.theme import GRAPH_CONFIG, dress, parse_theme
-from ddltrace.dashboard.widgets import card, empty, notes_box, table, tiles
+from ddltrace.dashboard.widgets import card, empty, notes_box, save_buttons, table, tiles
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.exit_status import status_text
 
@@ -47,6 +47,11 @@ def live_page(workspace: Workspace, address: Address) -> Component:
         TraceError: The trace was not recorded by ddltrace, or cannot be read.
     """
     state = workspace.live(address.trace).state()
+    if state.status != "running" and not state.rows:
+        # The job had ended before this page was opened: there is nothing to follow.
+        return html.Main(
+            html.Section(headline(state, address), className="headline"), className="page"
+        )
     return html.Main(
         [
             html.Section(
@@ -277,11 +282,14 @@ def running_banner(workspace: Workspace, opened: OpenTrace) -> Component | None:
 
 def _graph(name: str, height: int) -> Component:
     return html.Div(
-        dcc.Graph(
-            id=name,
-            config=GRAPH_CONFIG,
-            figure={"data": [], "layout": {"height": height}},
-            style={"minHeight": f"{height}px"},
-        ),
+        [
+            dcc.Graph(
+                id=name,
+                config=GRAPH_CONFIG,
+                figure={"data": [], "layout": {"height": height}},
+                style={"minHeight": f"{height}px"},
+            ),
+            save_buttons(),
+        ],
         className="graph",
     )
