@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import psutil
 import pyarrow as pa
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from support.jobs import free_port
 from support.pages import PATIENCE_MS, new_page
 
@@ -134,6 +136,17 @@ class Visit:
         )
         return int(self.page.locator(".graph svg.main-svg .cartesianlayer").count())
 
+    def barriers(self) -> list[tuple[str, list[Any]]]:
+        """Serious and critical violations of the accessibility rules of axe-core."""
+        # The first rows of a long table stand for all.
+        context = {"exclude": [["tbody tr:nth-child(n+5)"]]}
+        found = Axe().run(self.page, context=context).response["violations"]
+        return [
+            (each["id"], [node["target"] for node in each["nodes"]])
+            for each in found
+            if each["impact"] in ("serious", "critical")
+        ]
+
     def fits(self) -> bool:
         """Whether nothing is wider than the window."""
         return bool(
@@ -153,6 +166,7 @@ def test_overview(browser: Any, address: str, width: int, theme: str) -> None:
     assert visit.figures() >= 6
     assert visit.page.locator("html").get_attribute("data-theme") == theme
     assert visit.fits()
+    assert visit.barriers() == []
     assert visit.troubles == []
 
 
@@ -225,6 +239,7 @@ def test_timeline_zooms_pans_and_fits(browser: Any, address: str, width: int) ->
     visit.page.keyboard.press("f")
     visit.until(f"view.width === {whole}")
     assert visit.fits()
+    assert visit.barriers() == []
     assert visit.troubles == []
 
 
@@ -511,6 +526,7 @@ def test_comparison(browser: Any, address: str, width: int) -> None:
     )
     other = "document.getElementById('timeline-b').timeline.view"
     assert visit.page.evaluate(f"[{other}.t0, {other}.t1]") == [1e6, 9e6]
+    assert visit.barriers() == []
     for key in "ab":
         assert visit.page.locator(f"#timeline-{key} .tl-legend").is_visible()
         keys = visit.page.locator(f"#timeline-{key} .tl-keys").text_content()
@@ -633,9 +649,9 @@ def test_evil_names_never_act(browser: Any, address: str) -> None:
 )
 def test_further_pages(browser: Any, address: str, path: str) -> None:
     """Pages of a real trace and of the trace of evil names: complete, in order, and harmless."""
-    for number in (0, 2):
+    for number, theme in ((0, "light"), (2, "dark")):
         separator = "&" if "?" in path else "?"
-        visit = Visit(browser, address, f"{path}{separator}trace={number}")
+        visit = Visit(browser, address, f"{path}{separator}trace={number}", color_scheme=theme)
         name = path.split("?", maxsplit=1)[0]
         visit.page.wait_for_selector(f"main[data-page={name}]")
         if name != "traces":
@@ -645,7 +661,84 @@ def test_further_pages(browser: Any, address: str, path: str) -> None:
         assert visit.page.evaluate("window.pwned") is None
         assert visit.page.locator("img[src=x]").count() == 0
         assert visit.fits()
+        assert visit.barriers() == []
         assert visit.troubles == []
+
+
+def test_timelines_are_aligned_at_a_chosen_step(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, "compare?a=0&b=1")
+    visit.timeline("#timeline-a").timeline("#timeline-b")
+    field = visit.page.get_by_label("Align at step")
+    field.fill("3")
+    field.press("Enter")
+    visit.page.get_by_text("Time runs from the start of step 3.").wait_for()
+    assert "step=3" in visit.page.url
+    visit.timeline("#timeline-a").timeline("#timeline-b")
+    engines = [f"document.getElementById('timeline-{key}').timeline" for key in "ab"]
+
+    def begins() -> list[float]:
+        return [visit.page.evaluate(f"{each}.view.t0 - {each}.shift") for each in engines]
+
+    visit.until_true(lambda: begins()[0] == pytest.approx(begins()[1]), "one axis")
+    # What one shows, the other shows, seen from the start of the step.
+    zoom = "a.act(() => a.view.zoom(0.1, a.shift))"
+    visit.page.evaluate(f"(() => {{ const a = {engines[0]}; {zoom}; }})()")
+    visit.until_true(lambda: begins()[0] == pytest.approx(begins()[1]), "one axis when zoomed")
+    for each, path in zip(engines, (SAMPLES[0], SAMPLES[-1]), strict=True):
+        trace = ddltrace.open(path)
+        starts = [
+            row["start_ns"]
+            for rank in trace.ranks
+            for row in trace.events(rank).select(["kind", "step", "start_ns"]).to_pylist()
+            if row["kind"] == "step" and row["step"] == 3
+        ]
+        assert visit.page.evaluate(f"{each}.shift") == min(starts) - trace.origin_ns
+    assert visit.troubles == []
+
+
+def test_a_page_is_saved_as_one_file_that_needs_nothing(
+    browser: Any, address: str, tmp_path: Path
+) -> None:
+    """With names that are attacks, and all figures and timelines in it."""
+    for number, path in enumerate(("?trace=2", "compare?a=2&b=0")):
+        visit = Visit(browser, address, path)
+        visit.figures()
+        timelines = visit.page.locator(".timeline").count()
+        for key in "ab"[:timelines]:
+            visit.timeline(f"#timeline-{key}")
+        with visit.page.expect_download() as download:
+            visit.page.get_by_role("button", name="Save page as HTML").click()
+        saved = tmp_path / f"{number}.html"
+        download.value.save_as(saved)
+        figures = visit.page.locator(".graph").count()
+        alone = Visit(browser, "file://", str(saved))
+        assert alone.page.locator("img").count() == figures + timelines
+        assert alone.page.evaluate("[...document.images].every(image => image.naturalWidth > 0)")
+        assert alone.page.locator("h1").inner_text() == visit.page.locator("h1").inner_text()
+        assert alone.page.evaluate("window.pwned") is None
+        assert alone.page.locator("script, button, [href], [onerror]").count() == 0
+        assert alone.troubles == visit.troubles == []
+
+
+def test_figures_and_timelines_are_saved_as_images(
+    browser: Any, address: str, tmp_path: Path
+) -> None:
+    def saved(visit: Visit, button: str) -> bytes:
+        with visit.page.expect_download() as download:
+            visit.page.get_by_role("button", name=button).first.click()
+        download.value.save_as(tmp_path / "image")
+        return (tmp_path / "image").read_bytes()
+
+    visit = Visit(browser, address, "?trace=2")
+    visit.figures()
+    assert saved(visit, "Save this figure as PNG").startswith(b"\x89PNG")
+    assert ET.fromstring(saved(visit, "Save this figure as SVG")).tag.endswith("}svg")
+    visit = Visit(browser, address, "timeline?trace=2").timeline()
+    picture = ET.fromstring(saved(visit, "Save what is shown as an SVG image"))
+    svg = "{http://www.w3.org/2000/svg}"
+    assert "Rank 0" in [node.text for node in picture.iter(f"{svg}text")]
+    assert sum(1 for _ in picture.iter(f"{svg}rect")) > 500
+    assert visit.troubles == []
 
 
 def test_a_statement_is_run_and_a_tensor_is_followed(browser: Any, address: str) -> None:
