@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from ddltrace.experiments.architectures.hierarchical import LEVELS, Hierarchical
 from ddltrace.experiments.architectures.transfers import Round
@@ -16,6 +16,10 @@ _GAP: Final = 1.5
 _PROBE_BYTES: Final = 1 << 20
 """Size of the message by whose cost links are compared."""
 _FLAT: Final = ("ring", "halving_doubling", "tree", "double_tree", "mesh")
+_OF_THREE: Final = ("ring", "tree", "mesh")
+"""Architectures of which plans of three levels are made: all would be too many to compare."""
+_LEVELS: Final = 2
+"""Groupings of ranks at most: hosts and racks."""
 _SIZES: Final = tuple(1 << exponent for exponent in range(10, 27, 2))
 
 
@@ -58,13 +62,27 @@ class Links:
         self._ranks = list(range(len(alpha_us)))
 
     @cached_property
-    def hosts(self) -> list[list[int]]:
-        """Ranks whose links to each other are clearly cheaper than those to the others."""
+    def _levels(self) -> list[list[list[int]]]:
+        """Groupings of the ranks, from the smallest groups on: those of hosts, then of racks.
+
+        Costs of links of one level are alike; between levels there is a gap. The two largest gaps
+        count.
+        """
         costs = sorted(self._pair_cost(a, b) for a, b in itertools.combinations(self._ranks, 2))
         gaps = [(high / low, low) for low, high in itertools.pairwise(costs) if low > 0]
-        ratio, limit = max(gaps, default=(1.0, 0.0))
-        if ratio < _GAP:
-            return [self._ranks]
+        largest = sorted(gap for gap in gaps if gap[0] >= _GAP)[-_LEVELS:]
+        levels: list[list[list[int]]] = []
+        for _, limit in sorted(largest, key=lambda gap: gap[1]):
+            groups = self._groups(limit)
+            nested = not levels or all(
+                any(set(small) <= set(group) for group in groups) for small in levels[-1]
+            )
+            if 1 < len(groups) < len(self._ranks) and nested and groups not in levels:
+                levels.append(groups)
+        return levels
+
+    def _groups(self, limit: float) -> list[list[int]]:
+        """Ranks whose links to each other all cost at most as much as the limit."""
         groups: list[list[int]] = []
         for rank in self._ranks:
             near = [g for g in groups if all(self._pair_cost(rank, r) <= limit for r in g)]
@@ -72,17 +90,33 @@ class Links:
                 near[0].append(rank)
             else:
                 groups.append([rank])
-        return groups if len(groups) < len(self._ranks) else [self._ranks]
+        return groups
+
+    @property
+    def hosts(self) -> list[list[int]]:
+        """Ranks whose links to each other are clearly cheaper than those to the others."""
+        return self._levels[0] if self._levels else [self._ranks]
+
+    @property
+    def racks(self) -> list[list[list[int]]]:
+        """Hosts whose links to each other are clearly cheaper than those to other hosts."""
+        if len(self._levels) < _LEVELS:
+            return [self.hosts]
+        return [[host for host in self.hosts if set(host) <= set(rack)] for rack in self._levels[1]]
 
     @cached_property
     def order(self) -> list[int]:
         """An order of the ranks in which neighbours have cheap links: hosts one after another."""
         order: list[int] = []
         left = [rank for host in self.hosts for rank in host]
+        groupings = self._levels or [[self._ranks]]
         while left:
-            # Within a host and to the next one: the cheapest link from the last rank.
-            host = next((h for h in self.hosts if order and order[-1] in h), None)
-            near = [rank for rank in left if host is not None and rank in host] or left
+            # Within a host, then within a rack: the cheapest link from the last rank.
+            near: list[int] = []
+            for groups in groupings:
+                group = next((g for g in groups if order and order[-1] in g), [])
+                near = near or [rank for rank in left if rank in group]
+            near = near or left
             nearest = min(near, key=lambda r: (self._pair_cost(order[-1], r) if order else 0, r))
             order.append(nearest)
             left.remove(nearest)
@@ -97,8 +131,19 @@ class Links:
         """
         if name in LEVELS:
             return LEVELS[name].plan(self.order, elements)
-        inner, _, outer = name.removeprefix("hierarchical:inner=").partition(",outer=")
-        return Hierarchical(inner, outer).plan(self.hosts, elements)  # type: ignore[arg-type]
+        levels: Any = [part.partition("=")[2] for part in name.partition(":")[2].split(",")]
+        if len(levels) == _LEVELS:
+            return Hierarchical(*levels).plan(self.hosts, elements)
+        inner, middle, outer = levels
+        between = Hierarchical(middle, outer)
+        places = iter(range(len(self.hosts)))
+        in_order = [host for rack in self.racks for host in rack]
+        racks = [[next(places) for _ in rack] for rack in self.racks]
+
+        def across(owners: Sequence[int], count: int) -> tuple[Round, ...]:
+            return between.plan([[owners[place] for place in rack] for rack in racks], count)
+
+        return Hierarchical(inner).plan(in_order, elements, across)
 
     def choose(self, elements: int, element_bytes: int) -> Choice:
         """The architecture whose plan costs least.
@@ -133,14 +178,35 @@ class Links:
 
     def describe(self) -> str:
         """Describes the groups and the choice for each range of sizes, in one line."""
-        hosts = "; ".join(",".join(map(str, host)) for host in self.hosts)
-        former, parts = "", []
+        racks = " | ".join(
+            "; ".join(",".join(map(str, host)) for host in rack) for rack in self.racks
+        )
+        parts = [f"from {s // 1024} KiB {c.name} ({c.cost_us:.0f} us)" for s, c in self.choices]
+        by = "ranks by host" + (" and rack (|)" if len(self.racks) > 1 else "")
+        return f"{by}: {racks}; {', '.join(parts)}"
+
+    @cached_property
+    def choices(self) -> list[tuple[int, Choice]]:
+        """From which number of bytes on what is chosen."""
+        found: list[tuple[int, Choice]] = []
         for size in _SIZES:
             choice = self.choose(size // 4, 4)
-            if choice.name != former:
-                parts.append(f"from {size // 1024} KiB {choice.name} ({choice.cost_us:.0f} us)")
-                former = choice.name
-        return f"ranks by host: {hosts}; {', '.join(parts)}"
+            if not found or choice.name != found[-1][1].name:
+                found.append((size, choice))
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Groups, measured links and choices, as JSON values."""
+        return {
+            "hosts": self.hosts,
+            "racks": self.racks,
+            "latency_us": [list(row) for row in self._alpha_us],
+            "us_per_byte": [list(row) for row in self._beta],
+            "choices": [
+                {"from_bytes": size, "name": choice.name, "cost_us": choice.cost_us}
+                for size, choice in self.choices
+            ],
+        }
 
     def _candidates(self) -> list[str]:
         if len(self.hosts) == 1:
@@ -148,7 +214,13 @@ class Links:
         two_levels = [
             f"hierarchical:inner={inner},outer={outer}" for inner in _FLAT for outer in _FLAT
         ]
-        return [*_FLAT, *two_levels]
+        if len(self.racks) == 1:
+            return [*_FLAT, *two_levels]
+        three_levels = [
+            f"hierarchical:inner={inner},middle={middle},outer={outer}"
+            for inner, middle, outer in itertools.product(_OF_THREE, repeat=3)
+        ]
+        return [*_FLAT, *two_levels, *three_levels]
 
     def _pair_cost(self, a: int, b: int) -> float:
         return max(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -56,14 +56,22 @@ class Hierarchical:
         """Sums only."""
         return ("all_reduce",)
 
-    def plan(self, hosts: Sequence[Sequence[int]], elements: int) -> tuple[Round, ...]:
+    def plan(
+        self,
+        hosts: Sequence[Sequence[int]],
+        elements: int,
+        across: Callable[[Sequence[int], int], tuple[Round, ...]] | None = None,
+    ) -> tuple[Round, ...]:
         """The rounds of a whole all-reduce.
 
         Args:
             hosts: The ranks on each host, at least one each.
             elements: Number of elements of the vector.
+            across: Makes the rounds between one rank of each host, for a number of elements; by
+                default those of `outer`.
         """
-        inner, outer = LEVELS[self.inner], LEVELS[self.outer]
+        inner = LEVELS[self.inner]
+        across = across or LEVELS[self.outer].plan
         reductions = [inner.reduce(ranks, elements) for ranks in hosts]
         bounds = sorted({owner.start for r in reductions for owner in r.owners} | {elements})
         between = []
@@ -74,7 +82,7 @@ class Hierarchical:
                 while reduction.owners[positions[host]].stop <= start:
                     positions[host] += 1
                 owners.append(reduction.owners[positions[host]].rank)
-            between.append(moved(outer.plan(owners, stop - start), start))
+            between.append(moved(across(owners, stop - start), start))
         return (
             *side_by_side(reduction.rounds for reduction in reductions),
             *side_by_side(between),

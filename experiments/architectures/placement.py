@@ -49,6 +49,19 @@ class Placement:
         total = sum(self.loads)
         return max(self.loads) * len(self.loads) / total if total else 1.0
 
+    def describe(self) -> str:
+        """The keys and the skew in one line."""
+        total = sum(self.loads) or 1
+        shares = ", ".join(f"{100 * load / total:.1f} %" for load in self.loads)
+        return (
+            f"{len(self.keys)} keys on {len(self.loads)} servers, skew {self.skew:.3f} "
+            f"(largest load / mean); shares of the elements: {shares}"
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """The number of keys, the loads in elements and the skew."""
+        return {"keys": len(self.keys), "loads": list(self.loads), "skew": self.skew}
+
 
 def place(sizes: Mapping[int, int], servers: int) -> Placement:
     """Distributes tensors over servers so that their loads are nearly equal.

@@ -15,6 +15,7 @@ from ddltrace.experiments.collectives.over_architecture import ArchitectureColle
 from ddltrace.experiments.messages.message_exchange import Handle, MessageExchange
 from ddltrace.experiments.messages.message_plan import Gradient, Message
 from ddltrace.experiments.messages.trace_marks import carrying_part
+from ddltrace.experiments.observation.choices import report_choice
 
 
 class ArchitectureExchange(MessageExchange):
@@ -40,6 +41,9 @@ class ArchitectureExchange(MessageExchange):
         """Stores the gradients' names, and places keys by their sizes."""
         self._names = {index: gradient.name for index, gradient in gradients.items()}
         self._collectives.prepare({i: gradient.elements for i, gradient in gradients.items()})
+        placement = self._collectives.placement
+        if placement is not None:
+            report_choice("placement", placement.describe(), placement.to_json())
 
     def start(self, message: Message, payload: torch.Tensor) -> Handle:
         """Launches the first round, in place."""

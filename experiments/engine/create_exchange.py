@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch.distributed as dist
 
 from ddltrace.experiments.codecs.message_exchange import CodecExchange
@@ -13,6 +11,7 @@ from ddltrace.experiments.engine.groups import new_group_like
 from ddltrace.experiments.engine.refusal import refuse
 from ddltrace.experiments.messages.message_exchange import AllReduce, MessageExchange
 from ddltrace.experiments.messages.trace_marks import region
+from ddltrace.experiments.observation.choices import report_choice
 from ddltrace.experiments.strategy.strategy import Strategy
 
 
@@ -41,8 +40,7 @@ def create_message_exchange(strategy: Strategy, group: dist.ProcessGroup) -> Mes
     if first.links is not None:
         choice = f"auto: {first.links.describe()}"
         with region("marker", choice):
-            if dist.get_rank() == 0:
-                print(f"ddltrace: {choice}", file=sys.stderr, flush=True)
+            report_choice("auto", choice, first.links.to_json())
     if not encoded:
         return ArchitectureExchange(first)
     second_group = new_group_like(group, "second exchange")

@@ -18,6 +18,7 @@ from ddltrace.experiments.engine.parameter_access import raw_gradient
 from ddltrace.experiments.engine.refusal import refuse
 from ddltrace.experiments.frequency.policies.step_policy import StepContext, StepPolicy
 from ddltrace.experiments.messages.trace_marks import mark, region
+from ddltrace.experiments.observation.choices import report_choice
 from ddltrace.experiments.strategy.strategy import Strategy
 from ddltrace.experiments.synchronization.marks import mark_name
 
@@ -55,6 +56,8 @@ class ServerUpdates(StepPolicy):
             )
         except RuntimeError as error:
             refuse(strategy.spec, str(error))
+        placement = self.servers.placement
+        report_choice("placement", placement.describe(), placement.to_json())
         self._rank = dist.get_rank()
         self._clock = 0
         self._optimizer: Optimizer | None = None

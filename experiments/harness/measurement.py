@@ -171,6 +171,7 @@ def _from_outcome(outcome: dict[str, Any]) -> dict[str, Any]:
         "losses": [_finite(loss) for loss in losses],
         "replicas_identical": outcome.get("replicas_identical"),
         "wire_bytes": _mean_of_all(outcome.get("wire_bytes_per_step")),
+        "choices": outcome.get("choices", {}),
         "peak_memory_bytes": max(outcome.get("peak_memory_bytes") or [], default=None),
     }
     reason = _divergence(losses, outcome.get("train_loss"))

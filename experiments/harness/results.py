@@ -76,6 +76,7 @@ class Row:
         reason: Why a run did not complete.
         paced: Whether the layers waited out given device times in place of computing.
         runs: Every run, round by round.
+        choices: Those of the last finished run.
         synchronization: As that of `Run`, over all finished runs.
         notes: Restrictions on the validity of the numbers.
     """
@@ -103,6 +104,7 @@ class Row:
     reason: str | None = None
     paced: bool = False
     synchronization: dict[str, Any] | None = None
+    choices: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
 
@@ -247,6 +249,7 @@ def summarize(
         status=status,
         reason=reason,
         paced=paced,
+        choices=finished[-1].choices if finished else {},
         synchronization=merged([r.synchronization for r in finished if r.synchronization]),
         notes=list(dict.fromkeys(note for run in runs for note in run.notes)),
         runs=list(runs),

@@ -147,6 +147,11 @@ def explanations(results: Results) -> list[str]:
         "~ the difference may be noise: its interval contains zero.",
     ]
     lines += map(printable, synchronization_table.explanations(results))
+    lines += [
+        f"{printable(label(row))}: {printable(text)}"
+        for row in results.rows
+        for text in choice_lines(row)
+    ]
     tuned = results.tuned_ddp()
     if tuned is not None:
         lines.append(f"tuned DDP: {printable(tuned.strategy)}, the fastest DDP row of this table.")
@@ -166,6 +171,27 @@ def explanations(results: Results) -> list[str]:
         if row.replicas_identical is False:
             lines.append(f"{name}: the ranks ended with different parameters.")
         lines += [f"{name}: {printable(str(note))}" for note in row.notes]
+    return lines
+
+
+def choice_lines(row: Row) -> list[str]:
+    """What a strategy chose by sizes or measurements, one line each."""
+    lines = []
+    placement, auto = row.choices.get("placement"), row.choices.get("auto")
+    if placement:
+        lines.append(
+            f"{placement['keys']} keys on {len(placement['loads'])} servers, skew "
+            f"{placement['skew']:.3f} (largest load / mean)."
+        )
+    if auto:
+        chosen = "; ".join(
+            f"from {choice['from_bytes'] // 1024} KiB {choice['name']} ({choice['cost_us']:.0f} us)"
+            for choice in auto["choices"]
+        )
+        lines.append(
+            f"{len(auto['racks'])} racks, {len(auto['hosts'])} hosts by the measured links; "
+            f"chosen: {chosen}."
+        )
     return lines
 
 

@@ -48,6 +48,8 @@ class Run:
         synchronization: How far ahead of each other workers ran, and whether the rule's promises
             were kept, as `synchronization_report.synchronization_of` says; None if the trace has
             no clocks.
+        choices: What the strategy chose by sizes or measurements: ``auto`` (groups, links and the
+            architecture for each size), ``placement`` (loads of the servers and their skew).
         wall_s: Seconds that the job took from its start to its end.
         notes: Restrictions on the validity of the numbers.
     """
@@ -75,6 +77,7 @@ class Run:
     test_accuracy: float | None = None
     replicas_identical: bool | None = None
     synchronization: dict[str, Any] | None = None
+    choices: dict[str, Any] = field(default_factory=dict)
     wall_s: float | None = None
     notes: list[str] = field(default_factory=list)
 

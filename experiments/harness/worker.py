@@ -26,6 +26,7 @@ from torch import nn
 from ddltrace.experiments.engine.attach import attach
 from ddltrace.experiments.harness import outcomes
 from ddltrace.experiments.harness.slowdown import read_slowdown
+from ddltrace.experiments.observation.choices import reported_choices
 from ddltrace.experiments.observation.peak_memory import peak_memory_bytes
 from ddltrace.experiments.observation.restrictions import reported_restrictions
 from ddltrace.experiments.observation.wire_bytes import tcp_bytes_sent
@@ -108,6 +109,7 @@ def _train(options: argparse.Namespace) -> None:
         "digest": _digest(workload.model) if strategy.parallelism is None else None,
         "peak_memory": peak,
         "notes": reported_restrictions(),
+        "choices": reported_choices(),
         "step_us": [(end - begin) / 1e3 for begin, end in pairwise(ends)],
         "torch": torch.__version__,
     }

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ddltrace.experiments.observation.choices import reported_choices
 from ddltrace.experiments.observation.observed_ranks import ENVIRONMENT_VARIABLE, rank_path
 from ddltrace.experiments.observation.peak_memory import peak_memory_bytes
 from ddltrace.experiments.observation.restrictions import reported_restrictions
@@ -92,6 +93,7 @@ class JobObserver:
                 "wire_bytes_per_step": sent,
                 "peak_memory_bytes": peak_memory_bytes(),
                 "notes": reported_restrictions(),
+                "choices": reported_choices(),
             }
             if self._losses:
                 rank = int(os.environ.get("RANK", "0"))

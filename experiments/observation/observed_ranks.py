@@ -52,6 +52,7 @@ def read_ranks(prefix: Path) -> dict[str, Any]:
         "wire_bytes_per_step": [rank["wire_bytes_per_step"] for rank in ranks],
         "notes": list(dict.fromkeys(note for rank in ranks for note in rank.get("notes", []))),
     }
+    outcome["choices"] = ranks[0].get("choices", {})
     peaks = [rank["peak_memory_bytes"] for rank in ranks if rank["peak_memory_bytes"] is not None]
     return outcome | ({"peak_memory_bytes": peaks} if peaks else {})
 

@@ -31,6 +31,56 @@ def test_ranks_are_grouped_by_their_links(hosts: list[int]) -> None:
     assert crossings == len(set(hosts)) - 1
 
 
+def cluster(racks: int, hosts: int, ranks: int) -> Links:
+    """Ranks on hosts in racks: links get ten times as slow with each level."""
+    host_of = [rank // ranks for rank in range(racks * hosts * ranks)]
+    levels = [[(a != b) + (a // hosts != b // hosts) for b in host_of] for a in host_of]
+    return Links(
+        [
+            [0.0 if i == j else 10.0 * 10**level for j, level in enumerate(row)]
+            for i, row in enumerate(levels)
+        ],
+        [
+            [0.0 if i == j else 1e-4 * 10**level for j, level in enumerate(row)]
+            for i, row in enumerate(levels)
+        ],
+    )
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 2), (2, 3, 2), (3, 2, 2)])
+def test_hosts_are_grouped_into_racks(shape: tuple[int, int, int]) -> None:
+    racks, hosts, ranks = shape
+    found = cluster(*shape)
+    assert len(found.racks) == racks
+    assert [len(rack) for rack in found.racks] == [hosts] * racks
+    assert found.hosts == [
+        list(range(start, start + ranks)) for start in range(0, racks * hosts * ranks, ranks)
+    ]
+    assert found.order == list(range(racks * hosts * ranks))
+    chosen = found.choose(1 << 20, 4)
+    assert chosen.name.count("=") == 3
+    flat = found.cost_us(found.plan("ring", 1 << 20), 4)
+    assert chosen.cost_us < flat
+    told = found.to_json()
+    assert told["racks"] == found.racks
+    assert told["choices"][-1]["name"] == found.choose(1 << 24, 4).name
+    assert " | " in found.describe()
+
+
+@pytest.mark.parametrize("elements", [1, 7, 100])
+def test_a_plan_of_three_levels_sums(elements: int) -> None:
+    found = cluster(2, 3, 2)
+    for name in found._candidates()[-27::5]:
+        vectors = [[float(rank + 1)] * elements for rank in range(12)]
+        for transfers in found.plan(name, elements):
+            sent = [(t, vectors[t.source][t.start : t.stop]) for t in transfers]
+            for t, values in sent:
+                for place, value in zip(range(t.start, t.stop), values, strict=True):
+                    old = vectors[t.target][place] if t.reduces else 0.0
+                    vectors[t.target][place] = old + value
+        assert vectors == [[78.0] * elements] * 12, name
+
+
 def test_equal_links_are_one_group() -> None:
     found = links([0] * 5, inside=(50, 1e-3), across=(50, 1e-3))
     assert found.hosts == [[0, 1, 2, 3, 4]]

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ddltrace.experiments.harness.results import Results, Row, combine
+from ddltrace.experiments.harness.results import Results, Row, combine, summarize
 from ddltrace.experiments.harness.results_file import RESULTS_FILE, load, write
-from ddltrace.experiments.harness.results_table import render
+from ddltrace.experiments.harness.results_table import choice_lines, render
+from ddltrace.experiments.harness.run_record import Run
 from ddltrace.tracer.errors import TraceError
 
 SETTINGS = {
@@ -118,3 +119,22 @@ def test_rows_of_several_results_are_told_apart(results: Results) -> None:
     assert combine([("shaped", results)], "fifo").baseline == "fifo"
     with pytest.raises(TraceError, match="there are: ddp, wfbp, fifo"):
         combine([("shaped", results)], "p3")
+
+
+def test_what_a_strategy_chose_stands_below_the_table() -> None:
+    choices = {
+        "placement": {"keys": 5, "loads": [300, 100], "skew": 1.5},
+        "auto": {
+            "hosts": [[0, 1], [2, 3]],
+            "racks": [[[0, 1]], [[2, 3]]],
+            "choices": [{"from_bytes": 1024, "name": "ring", "cost_us": 12.3}],
+        },
+    }
+    run = Run("auto", step_us=[1.0, 2.0], choices=choices)
+    row = summarize("auto", [run])
+    assert row.choices == choices
+    lines = choice_lines(row)
+    assert "skew 1.500" in lines[0]
+    assert "2 racks, 2 hosts" in lines[1]
+    assert "from 1 KiB ring (12 us)" in lines[1]
+    assert lines[0] in " ".join(render(Results(rows=[row])).split())

@@ -1,0 +1,30 @@
+"""Choices that a strategy made in this job by its sizes or measurements, for the row of results."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+import torch.distributed as dist
+
+_reported: Final[dict[str, Any]] = {}
+
+
+def report_choice(name: str, text: str, values: dict[str, Any]) -> None:
+    """Prints a choice on rank 0 and stores it on every rank. The same choice is printed once.
+
+    Args:
+        name: Key of the choice in the results, such as ``auto``.
+        text: The choice in one line.
+        values: The choice with the numbers behind it, as JSON values.
+    """
+    if _reported.get(name) == values:
+        return
+    _reported[name] = values
+    if dist.get_rank() == 0:
+        print(f"ddltrace: {text}", file=sys.stderr, flush=True)
+
+
+def reported_choices() -> dict[str, Any]:
+    """The choices in this process by name."""
+    return dict(_reported)
