@@ -1,7 +1,7 @@
 """Writes the list of modules into `docs/architecture.md`: `python3 dev.py docs`.
 
-Every module has one line: the first line of its docstring. Folders stand in the order of the
-data flow; a folder that `FOLDERS` does not name comes after the named ones of its room.
+Every module has one line: the first line of its docstring. Folders are in the order of the
+data flow; a folder that `FOLDERS` does not name comes after the named ones of its package.
 """
 
 from __future__ import annotations
@@ -20,20 +20,33 @@ END: Final = "<!-- end of modules -->"
 FOLDERS: Final = (
     *("tracer/launch", "tracer/bootstrap", "tracer/capture", "tracer/interpose"),
     *("tracer/interpose/c10d", "tracer/native", "tracer/naming", "tracer/timing"),
-    *("tracer/record", "tracer/trace", "tracer"),
+    *("tracer/record", "tracer/resources", "tracer/trace", "tracer"),
     *("analyzer/importers", "analyzer/importers/chakra", "analyzer/importers/chrome"),
-    "analyzer/importers/kineto",
+    *("analyzer/importers/kineto", "analyzer/importers/straggler_analysis"),
     *("analyzer/trace", "analyzer/events", "analyzer/joined", "analyzer/measures", "analyzer"),
-    *("analyzer/report", "analyzer/compare", "analyzer/query", "analyzer/exporters"),
+    *(
+        "analyzer/live",
+        "analyzer/report",
+        "analyzer/compare",
+        "analyzer/query",
+        "analyzer/exporters",
+    ),
     "analyzer/formatting",
     *("experiments/strategy", "experiments", "experiments/schedules", "experiments/codecs"),
     *("experiments/codecs/kernels", "experiments/codecs/forms", "experiments/frequency"),
     *("experiments/frequency/policies", "experiments/optimizer_rules"),
-    *("experiments/architectures", "experiments/collectives", "experiments/transports"),
+    *(
+        "experiments/architectures",
+        "experiments/collectives",
+        "experiments/synchronization",
+        "experiments/asynchrony",
+        "experiments/transports",
+    ),
     *("experiments/transports/backends", "experiments/messages", "experiments/engine"),
     *("experiments/workloads", "experiments/pacing", "experiments/network"),
     *("experiments/observation", "experiments/harness", "experiments/transport_benchmark"),
-    *("dashboard/timeline", "dashboard", "dashboard/pages", "package-root"),
+    *("dashboard/stored", "dashboard/timeline", "dashboard", "dashboard/pages", "dashboard/runs"),
+    "package-root",
 )
 PACKAGES: Final = ("tracer", "analyzer", "experiments", "dashboard", "package-root")
 
