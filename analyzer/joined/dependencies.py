@@ -19,10 +19,13 @@ from typing import Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import MAY_LEAVE, Joined, State
 from ddltrace.analyzer.joined.queues import find_formers
+
+_CALL_NS: Final = 100_000
+"""A wait for a message that is complete takes no longer."""
 
 _UNSEEN: Final = -1
 _OPEN: Final = -2
@@ -88,6 +91,8 @@ class Graph:
         block_level: Level of each block.
         join_level: Level of each join; negative where no block depends on it.
         tolerance_ns: What follows a block may begin so much before the block ends.
+        done: Whether each block is the mere call of a wait for a message that may have been
+            complete before: the wait is the only record of its completion.
     """
 
     blocks: Blocks
@@ -99,7 +104,8 @@ class Graph:
     former: IntArray
     block_level: IntArray
     join_level: IntArray
-    tolerance_ns: int = 0
+    tolerance_ns: int
+    done: BoolArray
 
 
 def find_blocks(scans: Mapping[int, RankScan], joined: Joined) -> Blocks:
@@ -142,7 +148,14 @@ def find_graph(scans: Mapping[int, RankScan], joined: Joined, *, tolerance_ns: i
         after[mine] = blocks.almost_before(place, handed_over[mine], tolerance_ns)
     former = find_formers(joined)
     none = np.empty(0, np.int64)
-    graph = Graph(blocks, join, rows, first, handed_over, after, former, none, none, tolerance_ns)
+    waited = np.append(messages.is_p2p & ~on_device, False)[blocks.message]
+    length = blocks.end - blocks.start
+    released = np.append(joined.released, NULL_NS)[blocks.message]
+    done = waited & (length <= _CALL_NS) & (blocks.start - released >= length)
+    graph = Graph(
+        blocks, join, rows, first, handed_over, after, former, none, none, tolerance_ns,
+        done & (released != NULL_NS),
+    )  # fmt: skip
     block_level, join_level = _levels(graph)
     return replace(graph, block_level=block_level, join_level=join_level)
 

@@ -213,7 +213,9 @@ def join(trace: Trace, messages: Mapping[int, Messages]) -> Joined:
     seq, by_order = _numbered(everything)
     collectives, order, collective = _collect(everything, seq)
     partner = _pair(everything)
-    released, releaser = _release(everything, collective, partner, collectives, order)
+    hosts = [rank for rank in messages if trace.infos(rank)[-1].device == "cpu"]
+    posted = _posted(everything, partner, np.isin(everything.rank, hosts))
+    released, releaser = _release(everything, collective, posted, collectives, order)
     return Joined(everything, collective, partner, released, releaser, collectives, order, by_order)
 
 
@@ -421,14 +423,42 @@ def _pair(messages: AllMessages) -> IntArray:
     return partner
 
 
+def _posted(
+    messages: AllMessages, partner: IntArray, on_host: BoolArray
+) -> tuple[IntArray, IntArray]:
+    """Returns the other side of each send and receive, and when it was posted; `NULL_NS` for none.
+
+    That is the start of the other side's message. On a busy machine, a host records this start
+    some time after it has posted the message: a message that was complete before counts as posted
+    when the host made the call.
+
+    Args:
+        messages: All messages.
+        partner: Row of the other side of each.
+        on_host: Whether a message was sent or received by a host, without a device.
+    """
+    other = np.append(messages.start, NULL_NS)[partner]
+    called = np.append(messages.enqueue, NULL_NS)[partner]
+    complete = (messages.end != NULL_NS) & (called <= messages.end) & (other > messages.end)
+    return partner, np.where(np.append(on_host, False)[partner] & complete, called, other)
+
+
 def _release(
     messages: AllMessages,
     collective: IntArray,
-    partner: IntArray,
+    posted: tuple[IntArray, IntArray],
     collectives: Collectives,
     order: IntArray,
 ) -> tuple[IntArray, IntArray]:
-    """Returns when each message was released, and the last rank to arrive."""
+    """Returns when each message was released, and the last rank to arrive.
+
+    Args:
+        messages: All messages.
+        collective: Index of each message's collective.
+        posted: Of each send and receive the other side, and when that was posted.
+        collectives: All collectives.
+        order: Messages by collective.
+    """
     start, rank = messages.start, messages.rank
     released = np.full(len(messages), NULL_NS)
     releaser = np.full(len(messages), NULL)
@@ -448,8 +478,9 @@ def _release(
     released[rooted] = root_start[collective[rooted]]
     releaser[rooted] = messages.peer[rooted]
 
+    partner, when = posted
     pairs = np.flatnonzero(partner != NULL)
-    released[pairs] = start[partner[pairs]]
+    released[pairs] = when[pairs]
     releaser[pairs] = rank[partner[pairs]]
 
     # A rank that arrives after the rank that it needs does not wait; neither does a rank that

@@ -192,9 +192,11 @@ class Replay:
         self._block_before = np.where(same, before, NULL)
         join = np.append(graph.join, NULL)[blocks.message]
         end = np.append(messages.end, NULL_NS)[blocks.message]
-        held = (join != NULL) & (end > blocks.start) & (end <= blocks.end + graph.tolerance_ns)
+        complete = graph.done | ((end != NULL_NS) & (end <= blocks.start))
+        held = (join != NULL) & ~complete & (end <= blocks.end + graph.tolerance_ns)
+        held &= end != NULL_NS
         self._held = held
-        self._unexplained = np.where(held, 0, blocks.end - blocks.start)
+        self._unexplained = np.where(held | complete, 0, blocks.end - blocks.start)
         self._message_end = np.minimum(end, blocks.end)
         held_here = held & (np.append(join_chunk, NULL)[join] == self._block_chunk)
         self._block_join = np.where(held_here, join, NULL)

@@ -301,6 +301,11 @@ def _root_causes(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
             f"ranks wait {time_text(waiting)} a step, summed over them, because "
             f"{root_cause_text(cause)}"
         )
+        if cause.peer is not None and cause.slower_us > waiting:
+            evidence = (
+                f"{root_cause_text(cause)}: blocked receives last {time_text(cause.slower_us)} a "
+                "step longer"
+            )
         if cause.propagated_us:
             evidence += f"; {time_text(cause.propagated_us)} of it through other ranks"
         if cause.saves_range_us is not None:
@@ -310,7 +315,7 @@ def _root_causes(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
                 "time that nothing explains"
             )
         advice = _LINK_FIX if cause.peer is not None else _FIXES[_FIX_OF.get(cause.activity)]
-        if cause.activity == "compute":
+        if cause.activity == "compute" and analysis.pipelines:
             advice += "; in a pipeline, move layers from its stage to others"
         yield _finding(savings, "straggler", cause.most_us, evidence, advice)
 

@@ -11,6 +11,8 @@ from click.testing import CliRunner
 from support import programs
 
 from ddltrace.analyzer.commands import analyze
+from ddltrace.analyzer.joined.join import join
+from ddltrace.analyzer.joined.trace_scans import scan_ranks
 from ddltrace.analyzer.report.text_report import render_report
 
 STEPS = 6
@@ -180,3 +182,35 @@ def test_all_reports_show_them(build, tmp_path):
     assert "Pipeline bubbles" in page.read_text()
     text = CliRunner().invoke(analyze, [str(trace)]).stdout
     assert "Pipeline of 3 stages, 4 microbatches" in " ".join(text.split())
+
+
+def test_a_send_waits_for_a_receive_that_is_recorded_late(build):
+    """On a busy machine, a receive is posted before its recorded start."""
+    built = build(2)
+    for rank, (op, called, start, end) in enumerate([("send", 0, 1, 90), ("recv", 80, 120, 121)]):
+        size = {"bytes": 8} if op == "send" else {"out_bytes": 8}
+        built[rank].message(
+            op, start, end, peer=1 - rank, tag=0, seq=0, enqueue_ns=called * 1000, **size
+        )
+    trace = built.trace()
+    joined = join(trace, {rank: scan.messages for rank, scan in scan_ranks(trace).items()})
+    assert joined.released.tolist() == [80_000, 120_000]
+    assert joined.releaser.tolist() == [1, 1]
+
+
+def test_a_wait_that_returns_at_once_holds_nobody_up(build):
+    """The wait is the only record of a send's completion, which may be long before."""
+    built = build(2)
+    for step in range(4):
+        begin = step * 10_100
+        for rank in range(2):
+            one = built[rank]
+            one.step = step
+            op, size = (("send", {"bytes": 8}), ("recv", {"out_bytes": 8}))[rank]
+            waited = begin + (10_020 if rank == 0 else 30)
+            sent = one.message(op, begin, waited, peer=1 - rank, tag=0, seq=step, **size)
+            one.add("phase", begin + 30, begin + 10_000, name="forward", phase="forward")
+            one.wait(waited - 20, waited, sent)
+            one.whole_step(step, begin, begin + 10_100)
+    analysis = built.trace().analyze()
+    assert analysis.savings.compute_us == pytest.approx(9_970, abs=60)
