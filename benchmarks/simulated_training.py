@@ -16,7 +16,7 @@ from simulated_ranks import SimulatedRanks
 from torch import nn
 from torch.optim import Optimizer
 
-from ddltrace.experiments.codecs.message_exchange import CodecExchange
+from ddltrace.experiments.codecs.codec_exchange import CodecExchange
 from ddltrace.experiments.engine.create_policy import create_step_policy
 from ddltrace.experiments.engine.payloads import Payloads
 from ddltrace.experiments.engine.update_control import UpdateControl

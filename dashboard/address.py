@@ -11,7 +11,7 @@ _MAX_TEXT = 4096
 
 @dataclass(frozen=True)
 class Address:
-    """What stands behind the ``?`` of an address; unknown and malformed parts are ignored.
+    """The parsed query string of an address; unknown and malformed parts are ignored.
 
     Attributes:
         values: The first value of each key.
@@ -26,13 +26,13 @@ class Address:
         return cls({key: values[0][:_MAX_TEXT] for key, values in found.items()})
 
     def number(self, key: str, default: int) -> int:
-        """A whole number of at most 9 digits; the default if the value is something else."""
+        """An integer of at most 9 digits; the default for any other value."""
         text = self.values.get(key, "")
         valid = text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
         return int(text) if valid else default
 
     def choice(self, key: str, choices: tuple[str, ...]) -> str:
-        """One of some choices; the first one if the value is something else."""
+        """One of some choices; the first one for any other value."""
         value = self.values.get(key, "")
         return value if value in choices else choices[0]
 

@@ -398,7 +398,7 @@ def _add_sql_callbacks(app: dash.Dash, workspace: Workspace) -> None:
             return no_update
         return Address.parse(search).link("", q=statement)
 
-    # The statement goes into the address, and the page shows what the address asks for.
+    # The statement goes into the address, and the page shows its result.
     app.callback(
         Output("go", "data", allow_duplicate=True),
         Input("sql-run", "n_clicks"),
@@ -427,7 +427,7 @@ def _add_sql_callbacks(app: dash.Dash, workspace: Workspace) -> None:
 
 
 def _secure(app: dash.Dash, *, loopback: bool) -> None:
-    """Refuses foreign hosts, and lets the browser load resources from this server only."""
+    """Rejects other hosts, and lets the browser load resources from this server only."""
     digest = base64.b64encode(hashlib.sha256(_EARLY_SCRIPT.encode()).digest()).decode()
     scripts = " ".join(["'self'", f"'sha256-{digest}'", *app.csp_hashes()])
     policy = (

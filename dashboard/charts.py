@@ -40,7 +40,7 @@ def breakdown(
 
     Args:
         breakdowns: One per rank.
-        beside: The breakdowns of another figure that is to have the same scale.
+        beside: The breakdowns of another figure that must have the same scale.
     """
     if not breakdowns:
         return None

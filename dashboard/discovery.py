@@ -17,7 +17,7 @@ _MAX_FOUND: Final = 200
 
 @dataclass
 class Found:
-    """What a dashboard shows.
+    """The contents of a dashboard.
 
     Attributes:
         traces: Traces, or files and folders of a format that can be imported.
@@ -31,8 +31,8 @@ class Found:
 def discover(paths: Sequence[str]) -> Found:
     """Sorts paths into traces and experiments; folders of these are searched.
 
-    A folder that is neither, and has no trace or experiment below it, counts as a trace: the
-    importers know what it is.
+    A folder that is neither, and has no trace or experiment below it, counts as a trace, which may
+    be of an importable format.
 
     Raises:
         TraceError: A path does not exist.
@@ -49,7 +49,7 @@ def discover(paths: Sequence[str]) -> Found:
 
 
 def _search(path: Path, found: Found, depth: int) -> None:
-    """Adds what a folder holds; the traces of an experiment belong to the experiment."""
+    """Adds the contents of a folder; the traces of an experiment belong to the experiment."""
     if len(found.traces) + len(found.experiments) >= _MAX_FOUND or not path.is_dir():
         return
     if (path / RESULTS_FILE).is_file():
@@ -58,6 +58,6 @@ def _search(path: Path, found: Found, depth: int) -> None:
         found.traces.append(path)
     elif depth:
         for child in sorted(path.iterdir()):
-            # A link could lead out of the folder, or around in a circle.
+            # A link could lead out of the folder or form a cycle.
             if child.is_dir() and not child.is_symlink() and not child.name.startswith("."):
                 _search(child, found, depth - 1)

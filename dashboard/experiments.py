@@ -1,4 +1,4 @@
-"""The experiments that one dashboard shows: results that may still grow, and their timelines."""
+"""The experiments of one dashboard: results that may still grow, and their timelines."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ddltrace.experiments.harness.step_timeline import StepTimeline, median_step
 from ddltrace.tracer.errors import DdltraceError
 
 MISSING: Final = "missing"
-"""The version of results that are not there."""
+"""The version of missing results."""
 
 
 class OpenExperiment:
     """One experiment's directory, read again whenever its results have changed.
 
     Attributes:
-        number: Its place in the dashboard, from 0.
+        number: Its index in the dashboard, from 0.
         title: Its name in the dashboard.
         directory: The directory that holds ``results.json``.
-        was_started_here: Whether this dashboard started it: its results may still be to come.
+        was_started_here: Whether this dashboard started it, so that its results may be missing.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class OpenExperiment:
 
     @property
     def results(self) -> Results:
-        """The results as they are now.
+        """The current results.
 
         Raises:
             TraceError: The file cannot be read or is damaged.
@@ -58,7 +58,7 @@ class OpenExperiment:
 
     @property
     def version(self) -> str:
-        """Another text whenever the results have changed."""
+        """A text that changes with the results."""
         try:
             status = (self.directory / RESULTS_FILE).stat()
         except OSError:
@@ -68,7 +68,7 @@ class OpenExperiment:
     def breakdowns(self) -> dict[str, list[Breakdown]]:
         """Where a step's time goes in each strategy's first finished run, by the row's label.
 
-        A strategy is missing where its trace cannot be analyzed.
+        Strategies whose traces cannot be analyzed are left out.
         """
         found: dict[str, list[Breakdown]] = {}
         for row in self.results.rows:

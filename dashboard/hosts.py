@@ -28,7 +28,7 @@ def host_of(header: str) -> str:
 
 
 def check_host() -> Response | None:
-    """Refuses a request that names another host.
+    """Rejects a request that names another host.
 
     A foreign page can let its own name resolve to 127.0.0.1 and so read from a local server (DNS
     rebinding). The browser then still sends the foreign name.

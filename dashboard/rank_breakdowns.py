@@ -1,4 +1,5 @@
-"""Splits each rank's steps into disjoint parts that sum to them, as the analyzer measured them."""
+"""Splits each rank's steps into disjoint parts that sum to the step, from the analyzer's
+measures."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ class Breakdown:
         steps: Number of steps that the mean is over; 0: the whole trace, which has no steps.
         parts_us: `PARTS` -> time. ``compute`` is compute without communication, less the
             optimizer's ``update``; ``overlap`` is compute and communication at once; ``exposed``
-            is communication alone; ``copies``, then ``data``, are the part that nothing before
-            them covers; ``idle`` is the rest. They sum to the mean duration of a step.
+            is communication alone; ``copies``, then ``data``, are the time outside of the previous
+            parts; ``idle`` is the rest. They sum to the mean duration of a step.
         messages: Mean number of messages that start in a step.
         message_bytes: Mean per step of their input bytes; a receive has none.
     """
@@ -42,7 +43,7 @@ def rank_breakdowns(analyzed: Analyzed) -> list[Breakdown]:
     """The breakdown of each rank's steady steps, or of the whole trace if it has no steps.
 
     Args:
-        analyzed: The analysis; ranks whose compute the trace does not tell are left out.
+        analyzed: The analysis; ranks without recorded compute are left out.
     """
     columns = analyzed.analysis.rank_steps
     steady = [row.step for row in analyzed.analysis.steps if row.steady]

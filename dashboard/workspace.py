@@ -88,7 +88,7 @@ class Lazy(Generic[T]):
 
     @property
     def value(self) -> T | None:
-        """The value if it has been made already."""
+        """The value if it has been computed already."""
         return self._value
 
 
@@ -140,7 +140,7 @@ class OpenTrace:
         return lane
 
     def _release(self) -> None:
-        """Takes pages of stored files out of memory, before and after more are read than usual."""
+        """Releases pages of stored files from memory, before and after large reads."""
         stored = self._stored.get()[0]
         if stored is not None:
             stored.release()
@@ -186,7 +186,7 @@ class OpenTrace:
 
     @property
     def analysis_if_made(self) -> Analysis | None:
-        """The analysis if it has been made already."""
+        """The analysis if it has been computed already."""
         analyzed = self._analyzed.value
         return None if analyzed is None else analyzed.analysis
 
@@ -556,7 +556,7 @@ class Workspace:
         return self.experiments[number]
 
     def add_experiment(self, directory: Path) -> int:
-        """Shows one more experiment, whose results may still be to come; returns its number."""
+        """Adds an experiment, whose results may still be missing; returns its number."""
         with self._adding:
             number = len(self.experiments)
             title = printable(directory.resolve().name)
@@ -587,7 +587,7 @@ class Workspace:
 
 
 def _stored(trace: Trace) -> tuple[Stored | None]:
-    """The stored files of a large trace; None for a small one, or where nothing can be stored."""
+    """The stored files of a large trace; None for a small one, or if no folder is writable."""
     if is_worth_storing(trace):
         with contextlib.suppress(OSError):
             return (Stored(trace),)

@@ -17,9 +17,9 @@ class Technique:
         source: The paper or system that it comes from.
         build: The frozen dataclass whose fields are the technique's parameters. None for the
             default of an axis, and for the network, which options of the command choose.
-        needs: What a job or a machine must have for the technique to apply, each in a few words.
-        modifier: None for a technique of its own. ``required``: it changes another technique of
-            its axis, which the spec must name, too. ``optional``: it may stand alone.
+        needs: Requirements on the job or the machine, each in a few words.
+        modifier: None for an independent technique. ``required``: it modifies another technique of
+            its axis, which the spec must contain. ``optional``: it may be used alone.
     """
 
     axis: str

@@ -1,4 +1,4 @@
-"""The communication page: who sends how much to whom, how fast, and who is waited for."""
+"""The communication page: traffic between ranks, bandwidth, waiting, and late ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MAX_ROWS_IN_FULL: Final = 5000
 
 
 def size_distribution(analysis: Analysis) -> go.Figure | None:
-    """How many messages there are of each size, by operation."""
+    """Number of messages of each size, by operation."""
     bins = analysis.message_sizes
     if not bins:
         return None

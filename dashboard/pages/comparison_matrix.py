@@ -1,4 +1,4 @@
-"""Any number of traces side by side: step times against each other, and what differs most."""
+"""Compares any number of traces: a matrix of step times, and the largest differences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ddltrace.dashboard.workspace import OpenTrace, Workspace
 
 MAX_TRACES: Final = 12
-"""The matrix and its figures show the first traces only."""
+"""Maximum number of traces in the matrix and its figures."""
 
 _MAX_DIFFERENCES: Final = 25
 _NS_PER_US: Final = 1e3
@@ -43,7 +43,7 @@ FIGURES: Final[dict[str, Callable[[Workspace], go.Figure | None]]] = {
 
 
 def matrix_cards(workspace: Workspace) -> list[Component]:
-    """Step times of all traces against each other, and their breakdowns; for three or more.
+    """A matrix of the step times of all traces, and their breakdowns; for three or more traces.
 
     Raises:
         TraceError: A trace cannot be analyzed.
@@ -94,7 +94,7 @@ def _cell(row: OpenTrace, column: OpenTrace) -> Any:
 
 
 def differences_card(first: OpenTrace, second: OpenTrace) -> Component | None:
-    """What differs most between two traces, each with a link into both timelines."""
+    """The largest differences between two traces, each with a link into both timelines."""
     before, after = _times(first.analysis), _times(second.analysis)
     rows = [
         (kind, name, query, old, new)

@@ -1,4 +1,4 @@
-"""The critical path page: what holds each step up, and what would shorten it at most."""
+"""The critical path page: the parts that determine each step's length, and possible savings."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _steps(analysis: Analysis, address: Address) -> Component:
 
 
 def _one_step(opened: OpenTrace, step: StepRow, address: Address) -> Component:
-    """The pieces of one step's path in order, with links to the step before and after."""
+    """The pieces of one step's path in order, with links to the previous and the next step."""
     path = path_table(opened.analyzed)
     origin = opened.trace.origin_ns
     pieces = [row for row in path.to_pylist() if row["step"] == step.step]

@@ -180,7 +180,8 @@ def _facts(opened: OpenTrace, rank: int, row: dict[str, Any]) -> list[tuple[str,
 def _message_of_gradient(
     opened: OpenTrace, rank: int, row: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """The first message handed over after a gradient was ready that carries it, in its step."""
+    """The first message that carries a gradient and was enqueued after it was ready, in its
+    step."""
     if row["kind"] != "gradient" or not row["tensors"] or row["step"] is None:
         return None
     messages = opened.timeline.indexes[rank].messages
@@ -199,7 +200,7 @@ def _message_of_gradient(
 def _life(
     opened: OpenTrace, rank: int, row: dict[str, Any], message: dict[str, Any] | None
 ) -> list[tuple[str, str]]:
-    """What became of a gradient, as times after it was ready; empty for other events."""
+    """The further times of a gradient, relative to its readiness; empty for other events."""
     if row["kind"] != "gradient" or message is None:
         return []
     ready = row["start_ns"]

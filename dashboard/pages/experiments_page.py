@@ -1,4 +1,4 @@
-"""The experiments page: every strategy of an experiment, also while it runs."""
+"""The experiments page: all strategies of an experiment, also while it runs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def experiments_page(workspace: Workspace, address: Address) -> Component:
 
 
 def experiment_results(workspace: Workspace, address: Address) -> list[Any]:
-    """The page without its form: the experiment that the address names.
+    """The page without its form: the experiment in the address.
 
     Raises:
         TraceError: Its results cannot be read.
@@ -133,12 +133,12 @@ def experiment_results(workspace: Workspace, address: Address) -> list[Any]:
 
 
 def _refresh(version: str) -> Component:
-    """Asks for the results again until they differ from a version."""
+    """Polls for results that differ from a version."""
     return dcc.Interval(id={"type": "refresh", "version": version}, interval=_REFRESH_MS)
 
 
 def has_changed(workspace: Workspace, address: Address, version: str) -> bool:
-    """Whether the experiment that the address names has other results than a page shows."""
+    """Whether the results of the experiment in the address have changed."""
     experiment = workspace.experiment(address.number("experiment", 0))
     return experiment.version != version
 
@@ -244,7 +244,7 @@ def _strategies(results: Results, experiment: OpenExperiment, workspace: Workspa
 
 
 def _name(row: Row, experiment: OpenExperiment, workspace: Workspace) -> Component:
-    """The strategy, a link to its first trace where this dashboard shows it."""
+    """The strategy, with a link to its first trace if this dashboard shows it."""
     name = printable(label(row))
     number = workspace.number_of(experiment.directory / row.trace) if row.trace else None
     text = html.Span(name, title=name)

@@ -1,4 +1,4 @@
-"""The live page: a job while it runs, and the rank that is dead or that the others wait for."""
+"""The live page: the state of a running job, and the rank that is dead or delays the others."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _HEADS: Final = (
 
 
 def live_page(workspace: Workspace, address: Address) -> Component:
-    """The page of one trace; it asks for the state of the job every second.
+    """The page of one trace; it polls for the state of the job every second.
 
     Raises:
         TraceError: The trace was not recorded by ddltrace, or cannot be read.
@@ -120,7 +120,7 @@ def add_callbacks(app: dash.Dash, workspace: Workspace) -> None:
 
 
 def headline(state: LiveState, address: Address) -> list[Any]:
-    """The state of the job in one sentence, and what is wrong with it."""
+    """The state of the job in one sentence, and its alerts."""
     parts: list[Any] = [html.H1(_sentence(state))]
     parts += [
         html.P(
@@ -257,7 +257,7 @@ def lanes(state: LiveState) -> go.Figure:
 
 
 def running_banner(workspace: Workspace, opened: OpenTrace) -> Component | None:
-    """A line above pages of a trace that was still being written when it was opened."""
+    """A banner above pages of a trace that was still being written when it was opened."""
     if opened.trace.run.status != "running":
         return None
     try:

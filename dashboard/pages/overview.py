@@ -138,7 +138,8 @@ def _findings(opened: OpenTrace, address: Address | None) -> Component:
 
 
 def _baseline_first(strategies: tuple[str, ...]) -> list[str]:
-    """DistributedDataParallel, then the others: an experiment compares with its first strategy."""
+    """Sorts DistributedDataParallel first, because an experiment compares with its first
+    strategy."""
     return ["ddp", *(spec for spec in strategies if spec != "ddp")]
 
 

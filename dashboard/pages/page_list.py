@@ -40,7 +40,7 @@ class Page:
     Attributes:
         path: Its address.
         title: Its name in the navigation.
-        make: Makes it; raises TraceError where it cannot be made.
+        make: Creates it; raises TraceError if that is not possible.
     """
 
     path: str
@@ -49,17 +49,17 @@ class Page:
 
     @property
     def name(self) -> str:
-        """What the page's ``<main>`` bears as ``data-page``."""
+        """The attribute ``data-page`` of the page's ``<main>``."""
         return self.path.strip("/") or "overview"
 
     @property
     def is_of_trace(self) -> bool:
-        """Whether it shows an analysis of the trace that the address names."""
+        """Whether it shows an analysis of the trace in the address."""
         return self.path in _OF_ONE_TRACE
 
 
 def _of_trace(make: Callable[[OpenTrace, Address], Component]) -> Any:
-    """A page of the trace that the address names."""
+    """A page of the trace in the address."""
     return lambda workspace, address: make(workspace.get(address.trace), address)
 
 
@@ -95,7 +95,7 @@ _OF_TRACE: Final[dict[str, Callable[[OpenTrace, Address], go.Figure | None]]] = 
     **sql_page.FIGURES,
 }
 _BY_ADDRESS: Final = frozenset((*tensors_page.FIGURES, *sql_page.FIGURES))
-"""Figures that depend on more of the address than the trace: they are not kept."""
+"""Figures that depend on more of the address than the trace; they are not cached."""
 
 
 def page_at(path: str) -> Page | None:
@@ -105,7 +105,7 @@ def page_at(path: str) -> Page | None:
 
 
 def make_figure(workspace: Workspace, name: str, address: Address) -> go.Figure | None:
-    """A page's figure by its name; None where the traces have nothing for it.
+    """A page's figure by its name; None if the traces have no data for it.
 
     Raises:
         TraceError: A trace or an experiment cannot be read.

@@ -1,4 +1,4 @@
-"""Callbacks of the form that starts an experiment. They show and fill in; only the routes start."""
+"""Callbacks of the form that starts an experiment; the routes start it."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def add_run_callbacks(app: dash.Dash, workspace: Workspace, runs: AllowedRuns) -
 
 
 def _results(workspace: Workspace, directory: str) -> Results | None:
-    """The results of a started run as far as they are there."""
+    """The results of a started run so far."""
     for experiment in workspace.experiments:
         if str(experiment.directory) == directory:
             try:

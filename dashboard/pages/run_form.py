@@ -1,4 +1,4 @@
-"""The form that starts an experiment, and the panel of the run that was started last."""
+"""The form that starts an experiment, and the panel of the last started run."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def run_card(runs: AllowedRuns, workspace: Workspace, address: Address) -> Compo
 
 
 def run_panel(runs: AllowedRuns) -> Component:
-    """The place of the run that was started last; `panel_content` fills it every second."""
+    """The panel of the last started run; `panel_content` fills it every second."""
     state = runs.control.state()
     return html.Section(
         [
@@ -140,11 +140,11 @@ def run_panel(runs: AllowedRuns) -> Component:
 
 
 def panel_content(state: RunState | None, results: Results | None) -> list[Any]:
-    """What the panel says.
+    """The content of the panel.
 
     Args:
         state: The run; None if none was started.
-        results: Its results as far as they are there; None before the first.
+        results: Its results so far; None before the first.
     """
     if state is None:
         return []
@@ -186,9 +186,9 @@ def with_technique(
 
     Args:
         text: One strategy per line.
-        name: The technique's, or a preset's.
-        values: Its parameters; those that are empty keep their defaults.
-        combine: Whether it joins the last strategy; else it is one of its own.
+        name: Name of the technique or preset.
+        values: Its parameters; empty ones keep their defaults.
+        combine: Whether it is combined with the last strategy; otherwise it is a separate one.
     """
     given = ",".join(f"{key}={value}" for key, value in values if value not in (None, ""))
     spec = f"{name}:{given}" if given else name
@@ -201,7 +201,7 @@ def with_technique(
 
 
 def check_text(text: str | None) -> str:
-    """What is wrong with the strategies, or how many there are."""
+    """The error in the strategies, or their number."""
     try:
         count = len(read_strategies(text or ""))
     except DdltraceError as error:
@@ -227,7 +227,7 @@ def _jobs(workspace: Workspace) -> list[dict[str, str]]:
 
 
 def _is_own(command: Sequence[str]) -> bool:
-    """Whether a recorded command is the user's job; those of an experiment's runs are not."""
+    """Whether a recorded command is the user's job, not a run of an experiment."""
     return not any(word.startswith("ddltrace.experiments") for word in command)
 
 

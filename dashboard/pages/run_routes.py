@@ -1,4 +1,4 @@
-"""The HTTP routes that start and cancel experiments, and the checks before either."""
+"""The HTTP routes that start and cancel experiments, and their checks."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _NOT_ALLOWED: Final = (
 
 
 def add_run_routes(server: Flask, workspace: Workspace) -> None:
-    """Adds both routes; where the workspace gives no permission they refuse every request.
+    """Adds both routes; without the workspace's permission, they reject every request.
 
     Args:
         server: The WSGI application.
-        workspace: Has the permission, and gets the experiments that are started.
+        workspace: Holds the permission, and receives started experiments.
     """
     from flask import jsonify, request
 
@@ -71,7 +71,7 @@ def add_run_routes(server: Flask, workspace: Workspace) -> None:
 
 
 def _refusal(headers: dict[str, str], token: str, length: int | None) -> tuple[str, int] | None:
-    """Why a request may not start or end anything, with its status; None if it may."""
+    """The reason for rejecting a request, with its status; None if it is allowed."""
     headers = {name.lower(): value for name, value in headers.items()}
     host, origin = headers.get("host", ""), headers.get("origin")
     given = headers.get(TOKEN_HEADER.lower(), "")

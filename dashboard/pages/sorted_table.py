@@ -1,4 +1,4 @@
-"""A table whose columns sort by links, so that the order stands in the address."""
+"""A table with links that sort its columns; the order is part of the address."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Column(Generic[T]):
     Attributes:
         key: Its name in the address.
         title: Its heading.
-        cell: What a row shows in it.
-        order: By what rows are sorted: numbers largest first, texts alphabetically. Rows for
-            which it is None come last.
+        cell: Content of a row's cell.
+        order: Sort key of a row: numbers sort largest first, texts alphabetically. Rows without a
+            key come last.
     """
 
     key: str
@@ -53,15 +53,15 @@ def sorted_table(
     limit: int,
     text_columns: int = 1,
 ) -> Component:
-    """Draws the table in the order that the address asks for (key ``sort``).
+    """Draws the table in the order of the address (key ``sort``).
 
     Args:
         rows: All rows.
-        columns: The columns; without a ``sort`` in the address the rows stay as they are.
+        columns: The columns; without a ``sort`` in the address, rows keep their order.
         address: The page's address.
         path: The page's path.
-        limit: Rows to show; the number of further ones is said below.
-        text_columns: How many columns at the left hold text.
+        limit: Maximum number of rows; the number of further rows is shown below.
+        text_columns: Number of text columns at the left.
     """
     chosen = next((c for c in columns if c.key == address.text("sort")), None)
     ordered = sort_rows(rows, chosen) if chosen else list(rows)

@@ -112,7 +112,7 @@ FIGURES: Final[dict[str, Callable[[OpenTrace, Address], go.Figure | None]]] = {
 
 
 def sql_page(opened: OpenTrace, address: Address) -> Component:
-    """The page for one trace; the statement stands in the address (key ``q``)."""
+    """The page for one trace; the statement is part of the address (key ``q``)."""
     statement = address.text("q")
     return html.Main(
         [
@@ -218,7 +218,7 @@ def _cell(value: object) -> str:
 
 
 def _number(value: float) -> str:
-    """A number in full where that is readable, else with an exponent."""
+    """A number in full if that is readable, else with an exponent."""
     large = abs(value) >= _LARGE
     return f"{value:.6g}" if large or 0 < abs(value) < 1 else f"{value:.3f}".rstrip("0").rstrip(".")
 

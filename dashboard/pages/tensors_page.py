@@ -1,4 +1,4 @@
-"""The tensors page: the life of every parameter's gradient, from ready to updated."""
+"""The tensors page: the times of every parameter's gradient, from ready to updated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_BARS: Final = 60
 _MAX_ROWS: Final = 1000
 _US_PER_MS: Final = 1e3
 
-# Part of a tensor's life -> the instants between which it lies, its title and its colour.
+# Interval -> the times at its ends, its title and its color.
 _PARTS: Final = (
     ("ready_us", "enqueue_us", "waits for its bucket", "muted"),
     ("enqueue_us", "start_us", "waits in the queue", "wait"),
@@ -71,11 +71,11 @@ def tensor_times(rows: Sequence[TensorRow], step: int | None = None) -> go.Figur
     """One bar per tensor from ready to updated (ms from the start of the step).
 
     Args:
-        rows: In the order in which they are drawn, from the top.
+        rows: The rows in drawing order, from the top.
         step: The step that they are of; None for medians of the steady steps.
 
     Returns:
-        The figure of the first 60 rows; None if no life is known.
+        The figure of the first 60 rows; None if no times are known.
     """
     rows = [row for row in rows if _is_known(row)][:_MAX_BARS]
     if not rows:
@@ -227,7 +227,7 @@ def _name_column(address: Address) -> Column[TensorRow]:
 
 
 def _one_tensor(opened: OpenTrace, row: TensorRow, address: Address) -> Component:
-    """What carried one tensor in a usual step: its message on every rank."""
+    """The message that carried one tensor in the median step, on every rank."""
     step = chosen_step(address)
     step = usual_step(opened.analysis) if step is None else step
     found = [] if step is None else messages_of(opened, row.name, step)

@@ -1,4 +1,4 @@
-"""The timeline page, and the panel that explains what was clicked."""
+"""The timeline page, and the panel with details of the selected event."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def timeline_page(opened: OpenTrace) -> Component:
 
 
 def event_panel(opened: OpenTrace, rank: int, event: int) -> tuple[list[Any], list[dict[str, Any]]]:
-    """What the panel shows of an event, and the intervals to connect on the timeline.
+    """The panel for an event, and the intervals to connect on the timeline.
 
     Raises:
         TraceError: The trace has no such event.
@@ -60,7 +60,7 @@ def event_panel(opened: OpenTrace, rank: int, event: int) -> tuple[list[Any], li
 
 
 def piece_panel(opened: OpenTrace, number: int) -> tuple[list[Any], list[dict[str, Any]]]:
-    """The same for a piece of a critical path, with the event that it is a part of.
+    """The panel for a piece of a critical path, with the event that contains it.
 
     Raises:
         ValueError: There is no such piece.
@@ -75,7 +75,7 @@ def piece_panel(opened: OpenTrace, number: int) -> tuple[list[Any], list[dict[st
     if details.event is None:
         return children, flow
     of_event, flow_of_event = event_panel(opened, details.rank, details.event)
-    if len(flow_of_event) <= 1:  # else a list of all ranks leads there
+    if len(flow_of_event) <= 1:  # otherwise a list of all ranks contains the link
         children.append(
             html.Button(
                 f"Show it on rank {details.rank}",
@@ -87,7 +87,7 @@ def piece_panel(opened: OpenTrace, number: int) -> tuple[list[Any], list[dict[st
 
 
 def range_panel(opened: OpenTrace, start_ns: int, end_ns: int) -> list[Any]:
-    """What the panel shows of a measured range: how busy each rank is in it."""
+    """The panel for a measured range: how busy each rank is in it."""
     edges = np.array([start_ns, end_ns], dtype=np.int64)
     width = max(1, end_ns - start_ns)
     rows = []
@@ -106,7 +106,7 @@ def range_panel(opened: OpenTrace, start_ns: int, end_ns: int) -> list[Any]:
 
 
 def place(opened: OpenTrace, rank: int, event: int) -> dict[str, Any] | None:
-    """Where an event stands on the timeline; of `NO_RANK`: a piece of a critical path."""
+    """The position of an event on the timeline; for `NO_RANK`, of a piece of a critical path."""
     found = opened.row_of_event(rank, event)
     if found is None:
         return None
@@ -159,7 +159,7 @@ def _parts(details: Details, places: dict[int, dict[str, Any] | None]) -> list[C
 
 
 def _is_whole(part: Part) -> bool:
-    """Whether a part is known from its arrival to its end, but not what was waiting of it."""
+    """Whether arrival and end of a part are known, but not its waiting."""
     return part.wait_ns is None and part.end_ns is not None
 
 

@@ -24,12 +24,11 @@ _MAX_QUERY: Final = 200
 def add_routes(server: Flask, workspace: Workspace) -> None:
     """Adds the timeline's routes, all under ``/api/`` and read-only.
 
-    What cannot be understood is answered with 400, a trace that is not there with 404, both
-    as ``{"error": one line}``.
+    Invalid requests get status 400, missing traces 404, both with ``{"error": one line}``.
 
     Args:
         server: The Flask application.
-        workspace: What they serve.
+        workspace: The traces.
     """
     from flask import Response, jsonify, request
 
@@ -63,10 +62,10 @@ def add_routes(server: Flask, workspace: Workspace) -> None:
 
 
 def parse_int(text: str | None, what: str) -> int:
-    """Reads a whole number of a request.
+    """Reads an integer of a request.
 
     Raises:
-        ValueError: It is missing or something else.
+        ValueError: It is missing or not an integer.
     """
     if text is None or not _WHOLE_NUMBER.match(text):
         raise ValueError(f"{what} must be a whole number")
@@ -77,7 +76,7 @@ def parse_rows(text: str | None) -> list[int]:
     """Reads row numbers as ``3,8-12``.
 
     Raises:
-        ValueError: The text is something else, or has more rows than one frame may.
+        ValueError: The text has another form, or more rows than a frame allows.
     """
     rows: list[int] = []
     for part in (text or "").split(","):

@@ -21,7 +21,7 @@ PATH: Final = "/traces"
 
 
 def traces_page(workspace: Workspace) -> Component:
-    """Lists what this dashboard shows, with links to the pages of each."""
+    """Lists all traces and experiments, with links to their pages."""
     cards: list[Any] = []
     if workspace.traces:
         cards.append(

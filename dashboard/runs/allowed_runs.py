@@ -12,9 +12,9 @@ class AllowedRuns:
     """The permission to run experiments from the page.
 
     Attributes:
-        control: Starts and ends them.
-        token: A secret of this server, which its own pages know. A page of another origin can
-            neither read it nor send the header that carries it.
+        control: Starts and ends runs.
+        token: A secret of this server, which is contained in its pages. A page of another origin
+            can neither read it nor send the header that carries it.
     """
 
     def __init__(self, folder: Path) -> None:

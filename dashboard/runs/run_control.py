@@ -21,22 +21,22 @@ from ddltrace.tracer.errors import DdltraceError
 from ddltrace.tracer.trace.trace_files import RUN_FILE
 
 GRACE_SECONDS: Final = 30.0
-"""How long a run that is asked to end may take to write its traces before it is killed."""
+"""Time that a run gets to write its traces between SIGTERM and SIGKILL."""
 
 _LOG_BYTES: Final = 16_000
 
 
 class RunInProgressError(DdltraceError):
-    """A run is under way already: one at a time, or they would disturb each other's times."""
+    """Another run is in progress; concurrent runs would disturb each other's times."""
 
 
 @dataclass(frozen=True)
 class RunState:
-    """The run that was started last.
+    """The last started run.
 
     Attributes:
-        directory: Where its results go.
-        arguments: Behind ``ddltrace experiment run``.
+        directory: Directory of its results.
+        arguments: Arguments of ``ddltrace experiment run``.
         status: ``running``, ``cancelling``, ``done``, ``failed`` or ``cancelled``.
         exit_status: Exit status of the process; None while it runs.
         log: The end of the process's own output.
@@ -52,7 +52,7 @@ class RunState:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is still there."""
+        """Whether the process still runs."""
         return self.exit_status is None
 
 
@@ -81,7 +81,7 @@ class RunControl:
             The directory of the results.
 
         Raises:
-            RunInProgressError: A run is under way.
+            RunInProgressError: A run is in progress.
             DdltraceError: The folder cannot be written, or the server is about to end.
         """
         with self._lock:
@@ -104,7 +104,7 @@ class RunControl:
                         stdin=subprocess.DEVNULL,
                         stdout=output,
                         stderr=subprocess.STDOUT,
-                        start_new_session=True,  # Ctrl-C reaches it once, by way of `close`
+                        start_new_session=True,  # Ctrl-C reaches it once, through `close`
                     )
             except OSError as error:
                 raise DdltraceError(f"the run cannot be started: {error}") from error
@@ -113,7 +113,7 @@ class RunControl:
             return directory
 
     def state(self) -> RunState | None:
-        """The run that was started last; None before the first."""
+        """The last started run; None before the first."""
         with self._lock:
             process = self._process
             if process is None:
@@ -134,10 +134,10 @@ class RunControl:
             )
 
     def cancel(self) -> bool:
-        """Asks the run to end, in the background; kills what is left after `GRACE_SECONDS`.
+        """Ends the run in the background; kills remaining processes after `GRACE_SECONDS`.
 
         Returns:
-            Whether a run was under way.
+            Whether a run was in progress.
         """
         with self._lock:
             process = self._process
@@ -152,7 +152,7 @@ class RunControl:
             return True
 
     def close(self) -> None:
-        """Ends the run, if one is under way, and waits until nothing of it is left."""
+        """Ends the run, if there is one, and waits for all its processes."""
         with self._lock:
             self._closed = True
         self.cancel()
@@ -184,8 +184,8 @@ class RunControl:
         process.wait()
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
-        """Remembers every process below the run: the job's ranks have sessions of their own, and
-        nothing connects them with the run once their parents have ended."""
+        """Collects the descendant processes of the run: the job's ranks have their own sessions,
+        and cannot be found once their parents have ended."""
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(process.pid).children(recursive=True):
                 self._watched.setdefault(child.pid, child)
@@ -204,10 +204,10 @@ class RunControl:
 
 
 def results_folder(paths: Sequence[Path]) -> Path:
-    """Where the runs of a dashboard go.
+    """The folder for the runs of a dashboard.
 
     Args:
-        paths: What the dashboard was given.
+        paths: The arguments of the dashboard.
 
     Returns:
         The first path that is a folder of traces and experiments; without one, ``experiments`` in

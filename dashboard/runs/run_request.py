@@ -1,4 +1,4 @@
-"""What the form of the experiments page asks for, checked, as arguments of ``experiment run``."""
+"""Validates the form of the experiments page and converts it to arguments of ``experiment run``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMITS: Final = {
     "warmup": (1, 99_999),
     "repeats": (1, 100),
 }
-"""The least and the largest value of each number of the form."""
+"""Smallest and largest value of each number of the form."""
 
 _WORKLOAD: Final = "workload:"
 _TRACE: Final = "trace:"
@@ -40,7 +40,7 @@ class RunRequest:
         ranks: Rank processes; None for the default.
         hosts: Hosts of the emulated network; None for this machine's own network.
         bandwidth: Rate of each host's link; None without hosts.
-        steps, warmup, repeats: As the options of ``experiment run``.
+        steps, warmup, repeats: Values of the options of ``experiment run``.
     """
 
     strategies: tuple[str, ...]
@@ -54,7 +54,7 @@ class RunRequest:
     repeats: int
 
     def arguments(self) -> list[str]:
-        """Options and command behind ``ddltrace experiment run``, one list item per argument."""
+        """Options and command of ``ddltrace experiment run``, one list item per argument."""
         given = [f"--strategy={spec}" for spec in self.strategies]
         given += [f"--{name}={getattr(self, name)}" for name in ("steps", "warmup", "repeats")]
         for name in ("ranks", "hosts", "bandwidth", "workload"):
@@ -75,7 +75,7 @@ def read_request(values: Mapping[str, Any], commands: Mapping[int, Sequence[str]
 
     Raises:
         UsageError: A field is missing or not allowed.
-        MissingCapabilityError: This machine cannot make such a run.
+        MissingCapabilityError: This machine does not support such a run.
     """
     strategies = read_strategies(values.get("strategies"))
     numbers = {name: _number(values, name) for name in LIMITS}

@@ -3,8 +3,8 @@
 Little-endian: a header (magic, SHA-256 HMAC of all that follows it, offset and size of the
 document as uint64), the arrays, each at a multiple of 64 bytes, and the document. In the document
 an array is the list ``["array", dtype, shape, offset]``. A reader maps the file into memory and
-believes nothing in it before the HMAC of the whole file has been verified: a file that is
-truncated, damaged, or not written by this user is refused.
+verifies the HMAC of the whole file before it uses any content: a file that is truncated, damaged,
+or not written by this user is rejected.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class ArrayReader:
         self.document: Any = json.loads(self._content[offset : offset + size])
 
     def release(self) -> None:
-        """Takes the pages read so far out of this process's memory; they can be read again."""
+        """Releases the pages read so far from this process's memory; they can be read again."""
         self._content.madvise(mmap.MADV_DONTNEED)
 
     def array(self, reference: list[Any]) -> npt.NDArray[Any]:

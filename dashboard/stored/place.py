@@ -1,4 +1,4 @@
-"""Where the stored timeline and analysis of a trace lie, and which content they are of.
+"""Locations and content keys of the stored timeline and analysis of a trace.
 
 They lie in the folder `FOLDER` of the trace directory or, where that cannot be written, in the
 user's cache. Both can be deleted at any time. A file is named by the user who wrote it, so several
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FOLDER: Final = ".ddltrace-cache"
 FORMAT: Final = 2
-"""Of the stored records; another one is built again. So is that of another ddltrace version."""
+"""Format version of the stored records; files of another format or ddltrace version are rebuilt."""
 
 _SECRET_BYTES: Final = 32
 
@@ -102,7 +102,7 @@ def remove_others(folder: Path, kept: set[str], secret: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(trace: Trace, name: str) -> Iterator[BinaryIO]:
-    """A new file in the first folder that can be written, in place once it is complete.
+    """Creates a file in the first writable folder; it appears when it is complete.
 
     Concurrent writers do not disturb each other; the last one to finish stays.
 
@@ -124,7 +124,7 @@ def _temporary_file(candidates: list[Path]) -> tuple[int, Path]:
     for folder in candidates:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if folder.is_symlink():  # it could lead out of a trace that a stranger made
+            if folder.is_symlink():  # it could lead out of an untrusted trace
                 raise NotADirectoryError(f"{folder} is a symbolic link")
             handle, name = tempfile.mkstemp(dir=folder, prefix=".building-")
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Records with arrays in them as a JSON document, and back.
+"""Encodes records with arrays as a JSON document, and decodes them.
 
 A record is written as ``["record", name of its class, value of each field]``. Reading constructs
 only the classes that `RECORDS` lists: nothing in a file names code to run.
@@ -37,7 +37,7 @@ class Encoder:
     """Encodes values; arrays go to a file at once, so they need not stay in memory.
 
     Args:
-        writer: Takes the arrays.
+        writer: Receives the arrays.
     """
 
     def __init__(self, writer: ArrayWriter) -> None:
@@ -93,10 +93,10 @@ class Encoder:
 
 
 class Decoder:
-    """Decodes what `Encoder` encoded.
+    """Decodes documents of `Encoder`.
 
     Args:
-        reader: Has the arrays.
+        reader: Provides the arrays.
     """
 
     def __init__(self, reader: ArrayReader) -> None:

@@ -42,7 +42,7 @@ _BYTES_AT_ONCE: Final = 2 << 30
 _MAPPED_BYTES: Final = 300 << 20
 """Of files mapped into memory by this process; beyond that they are released."""
 _TIMES_MORE: Final = 4
-"""Share of the memory limit of an analysis that the dashboard uses: one in so many."""
+"""Divisor of an analysis's memory limit for the dashboard."""
 
 
 class Stored:
@@ -73,7 +73,7 @@ class Stored:
         self.reading, self.measuring = Progress(events), Progress(events)
 
     def release(self) -> None:
-        """Takes the parts of the files that were read so far out of this process's memory."""
+        """Releases the parts of the files that were read so far from this process's memory."""
         for reader in self._readers:
             reader.release()
 
@@ -126,7 +126,7 @@ class Stored:
         self._remove_others()
 
     def analyzed(self) -> Analyzed:
-        """The analysis; made by another process if it is not stored."""
+        """The analysis; built by another process if it is not stored."""
         if (found := self._read(ANALYSIS)) is None:
             self.measuring.is_under_way = True
             self._build([ANALYSIS], lambda line: self.measuring.add(int(line)))
@@ -139,7 +139,7 @@ class Stored:
         return analyzed
 
     def _adopt(self, origin_ns: int, notes: list[str], damage: list[str]) -> None:
-        """Gives the trace what it would have learned from reading its events."""
+        """Sets the attributes of the trace that reading its events would have set."""
         trace = self._trace
         trace.__dict__["origin_ns"] = origin_ns
         trace.notes += [note for note in notes if note not in trace.notes]
@@ -277,7 +277,7 @@ def is_worth_storing(trace: Trace) -> bool:
 
 
 def shortened(trace: Trace) -> Trace:
-    """The same trace, or of one that is too long for memory, its last steps."""
+    """The same trace, or the last steps of a trace that is too long for memory."""
     if trace.step_selection is None:
         return trace
     selection = trace.step_selection.last(_TIMES_MORE)

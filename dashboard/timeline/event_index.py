@@ -24,7 +24,8 @@ class EventIndex:
             ascending.
         waits: Some columns of the waits.
         tensors: The ids of the tensors of every event, one list per event.
-        recorded: Place of each event in the order of recording; None if that is its number.
+        recorded: Position of each event in the order of recording; None if it equals the event's
+            number.
     """
 
     messages: pa.Table
@@ -45,7 +46,7 @@ class EventIndex:
         return len(self.tensors)
 
     def place(self, event: int) -> int:
-        """The place of an event in the order of recording, superseded rows included."""
+        """The position of an event in the order of recording, including superseded rows."""
         return event if self.recorded is None else int(self.recorded[event])
 
     def with_tensors(self, ids: list[int]) -> npt.NDArray[np.bool_]:

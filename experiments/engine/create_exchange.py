@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from ddltrace.experiments.codecs.message_exchange import CodecExchange
+from ddltrace.experiments.codecs.codec_exchange import CodecExchange
 from ddltrace.experiments.collectives.over_architecture import ArchitectureCollectives
 from ddltrace.experiments.engine.architecture_exchange import ArchitectureExchange
 from ddltrace.experiments.engine.groups import new_group_like

@@ -14,7 +14,7 @@ class Strategy:
     """A composition along the axes; None on an axis is the axis's default.
 
     Attributes:
-        spec: Its canonical text, which `parse` reads back.
+        spec: Its canonical spec, the inverse of `parse`.
         schedule: The order axis.
         codec: The volume axis.
         feedback: The modifier of the codec, such as error feedback.

@@ -1,4 +1,4 @@
-"""Runs the comparison and holds what it found."""
+"""Runs the comparison and holds its results."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class Fit:
 
 @dataclass(frozen=True)
 class TransportResult:
-    """What one transport did.
+    """Results of one transport.
 
     Attributes:
         transport: Its name.
         status: ``complete``, ``unavailable`` or ``failed``.
-        reason: Why not complete.
+        reason: Reason for a status other than complete.
         points: One for each operation and size.
     """
 
@@ -93,10 +93,10 @@ class TransportResult:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison found.
+    """Results of a comparison.
 
     Attributes:
-        settings: What was asked for.
+        settings: Settings of the comparison.
         results: One for each transport.
     """
 
@@ -116,10 +116,10 @@ class Comparison:
 
 
 def compare(settings: Settings, tell: Callable[[str], None]) -> Comparison:
-    """Measures each transport in a job of its own, one after the other.
+    """Measures each transport in a separate job, one after the other.
 
     Args:
-        settings: What to measure.
+        settings: Settings of the comparison.
         tell: Called with the name of each transport before it starts.
     """
     results = []

@@ -1,4 +1,4 @@
-"""One rank of the comparison: times one transport and lets rank 0 write what was found.
+"""One rank of the comparison: times one transport; rank 0 writes the results.
 
 Started on every rank by torchrun or by `ddltrace.experiments.network.launch`::
 
@@ -33,7 +33,7 @@ from ddltrace.tracer.errors import DdltraceError
 
 _WARMUP: Final = 3
 _BYTES_A_SIZE: Final = 64 << 20
-"""Bytes that a size moves in all its rounds, about: larger messages get fewer rounds."""
+"""Approximate bytes that a size moves in all its rounds: larger messages get fewer rounds."""
 _MIN_ROUNDS: Final = 5
 
 
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def ping_pong(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """There and back between ranks 0 and 1."""
+    """A round trip between ranks 0 and 1."""
     rank = dist.get_rank(group)
     if rank == 0:
         dist.send(tensor, group=group, group_dst=1)

@@ -1,4 +1,4 @@
-"""What is measured."""
+"""The settings of the comparison, and the measured operations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OPERATIONS: Final = {
     "push_pull": "all other ranks send to rank 0, which adds and sends the sum back to each",
     "all_reduce": "a ring of sends and receives, the same for every library",
 }
-"""Operation -> what one round of it is."""
+"""Operation -> description of one round."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The comparison as text of at most 100 columns."""
+"""Formats the comparison as text of at most 100 columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HEADS = (
 
 
 def render(comparison: Comparison) -> str:
-    """One table for each operation, with what its columns mean below."""
+    """One table for each operation, followed by explanations of the columns."""
     settings = comparison.settings
     where = (
         "this machine's own network"

@@ -1,4 +1,4 @@
-"""Where ranks of a group can reach each other."""
+"""Exchanges the addresses at which ranks of a group can reach each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VARIABLE: Final = "GLOO_SOCKET_IFNAME"
 
 
 def interface() -> str | None:
-    """The network interface that the job chose for Gloo, if it did."""
+    """The network interface that the job chose for Gloo; None by default."""
     return os.environ.get(_VARIABLE, "").split(",")[0] or None
 
 
@@ -38,10 +38,10 @@ def own_address() -> str:
 def exchange_addresses(
     store: Store, purpose: str, rank: int, size: int, own: str
 ) -> dict[int, str]:
-    """Tells the other ranks of a group this rank's address and learns theirs.
+    """Exchanges addresses with the other ranks of a group.
 
     Returns:
-        Rank -> address, this rank's own among them.
+        Rank -> address, including this rank.
     """
     store.set(f"{purpose}/{rank}", own)
     return {peer: store.get(f"{purpose}/{peer}").decode() for peer in range(size)}

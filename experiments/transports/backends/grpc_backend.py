@@ -21,7 +21,7 @@ from ddltrace.experiments.transports.backends.messaging import MessagingGroup
 _HEADER: Final = struct.Struct("<ii")
 _FIRST: Final = struct.Struct("<i")
 _GRACE_S: Final = 5.0
-"""How long connections may take to end; gRPC prints a line for each that is cut."""
+"""Time limit for closing connections; gRPC prints a line for each aborted one."""
 _SERVICE: Final = "ddltrace.Messages"
 _METHOD: Final = "Deliver"
 _OPTIONS: Final = (
@@ -65,14 +65,14 @@ class GrpcGroup(MessagingGroup):
             self._calls.append(call.future(self._requests(peer), wait_for_ready=True))
 
     def send_bytes(self, tensor: torch.Tensor, peer: int, channel: int, tag: int) -> Future:
-        """Copies the tensor into the stream's queue; it may change at once."""
+        """Copies the tensor into the stream's queue, so that it may change immediately."""
         done: Future = torch.futures.Future()
         self._outgoing[peer].put(b"".join((_HEADER.pack(channel, tag), as_bytes(tensor))))
         done.set_result([tensor])
         return done
 
     def receive_bytes(self, tensor: torch.Tensor, peer: int, channel: int, tag: int) -> Future:
-        """Asks the mailbox."""
+        """Receives from the mailbox."""
         return self._mailbox.receive(Key(peer, channel, tag), tensor)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ Future = torch.futures.Future[list[torch.Tensor]]
 
 
 class Key(NamedTuple):
-    """What a receive asks for.
+    """Identifies the message of a receive.
 
     Attributes:
         source: Rank of the sender in the group.
@@ -34,8 +34,8 @@ class _Receive(NamedTuple):
 class Mailbox:
     """Messages and receives of one rank, each in order for every key.
 
-    Messages that nobody has asked for yet are kept: their sender is never blocked by the order
-    in which this rank receives.
+    Messages without a receive are kept, so that a sender is never blocked by the order of this
+    rank's receives.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Mailbox:
         self._lost: dict[int, str] = {}
 
     def deliver(self, key: Key, payload: memoryview) -> None:
-        """Hands over a message that has arrived."""
+        """Adds a message that has arrived."""
         with self._lock:
             receive = self._waiting[key].popleft() if self._waiting[key] else None
             if receive is None:
@@ -54,14 +54,15 @@ class Mailbox:
             _complete(receive, payload)
 
     def receive(self, key: Key, into: torch.Tensor) -> Future:
-        """Asks for the next message of a key.
+        """Receives the next message of a key.
 
         Args:
-            key: Which message.
-            into: Where its payload goes: contiguous and of the message's size.
+            key: Key of the message.
+            into: Receives the payload: contiguous and of the message's size.
 
         Returns:
-            Completes with ``[into]``; with an error if the sender is gone or the size differs.
+            A future that completes with ``[into]``, or with an error if the sender is gone or the
+            size differs.
         """
         receive = _Receive(into, torch.futures.Future())
         payload: memoryview | None = None
@@ -89,7 +90,7 @@ class Mailbox:
 
 def fail(done: Future, error: Exception) -> None:
     """Completes a future with an error, which is raised where the job waits."""
-    # The annotation of PyTorch's method asks for a result.
+    # The annotation of PyTorch's method requires a result.
     done.set_exception(error)  # type: ignore[arg-type]
 
 

@@ -1,9 +1,8 @@
-"""A process group whose collectives are made of plain sends and receives.
+"""A process group that implements collectives with plain sends and receives.
 
-A message library only has to say how one tensor travels from one rank to another; the
-collectives on top are the same for all, so that a comparison shows the library and not the
-algorithm. They run one after the other on a thread of the group, in the order in which they were
-launched, as those of Gloo do.
+A message library implements only the transfer of one tensor between two ranks. All libraries share
+the collectives, so that comparisons show the library and not the algorithm. Collectives run one
+after the other on a thread of the group, in launch order, as those of Gloo do.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from ddltrace.experiments.plan_execution import PlanExecution, rounds_of
 from ddltrace.experiments.transports.backends.mailbox import Future, fail
 
 USER: Final = 0
-"""Channel of sends and receives that the job itself makes."""
+"""Channel of the job's own sends and receives."""
 COLLECTIVE: Final = 1
-"""Channel of those inside a collective."""
+"""Channel of sends and receives inside a collective."""
 
 _REDUCE: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], object]]] = {
     "SUM": lambda total, other: total.add_(other),
@@ -36,16 +35,16 @@ _REDUCE: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], object]]] = {
 }
 
 
-# PyTorch calls the forms with options; the type information asks for all overloads.
+# PyTorch calls the forms with options; the type information requires all overloads.
 _ProcessGroup: Final[Any] = dist.ProcessGroup
 _Work: Final[Any] = dist._Work  # type: ignore[attr-defined]
 
 
 class FutureWork(_Work):
-    """A send, receive or collective under way.
+    """A send, receive or collective in progress.
 
-    PyTorch's own wrapper of a future takes an error for success: a job would train on with
-    numbers that never came.
+    PyTorch's own wrapper of a future treats an error as success: a job would continue with data
+    that never arrived.
     """
 
     def __init__(self, done: Future, timeout_s: float) -> None:
@@ -74,7 +73,7 @@ class FutureWork(_Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether it has ended, in whatever way."""
+        """Whether it has completed or failed."""
         return self._done.done()
 
     def result(self) -> list[torch.Tensor]:
@@ -117,13 +116,13 @@ class MessagingGroup(_ProcessGroup):
         """Sends the memory of a contiguous tensor.
 
         Args:
-            tensor: On the CPU; must not change until the future is complete.
+            tensor: A CPU tensor, which must not change until the future is complete.
             peer: Rank in the group, another one than this.
             channel: `USER` or `COLLECTIVE`.
-            tag: Pairs it with the receive that asks for the same tag.
+            tag: Matches the receive with the same tag.
 
         Returns:
-            Completes when the tensor may change.
+            A future that completes when the tensor may change.
         """
 
     @abstractmethod
@@ -132,9 +131,9 @@ class MessagingGroup(_ProcessGroup):
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the connections; nothing is under way."""
+        """Closes the connections; no operation may be in progress."""
 
-    # What PyTorch calls. Names and arguments are those of `ProcessGroup`.
+    # Methods that PyTorch calls. Names and arguments are those of `ProcessGroup`.
 
     def getBackendName(self) -> str:
         """The backend's name."""
@@ -430,7 +429,7 @@ def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _copy_back(tensor: torch.Tensor, buffer: torch.Tensor) -> None:
-    """Copies what came into a contiguous copy of a tensor back, unless it is the tensor."""
+    """Copies received data from a contiguous copy back to a tensor, unless both are the same."""
     if tensor.data_ptr() != buffer.data_ptr():
         tensor.copy_(buffer.view_as(tensor))
 

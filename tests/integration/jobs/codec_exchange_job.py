@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ddltrace.experiments.codecs.codec_exchange import CodecExchange
 from ddltrace.experiments.codecs.composition import compose
 from ddltrace.experiments.codecs.forms.all_to_all import AllToAllForm
 from ddltrace.experiments.codecs.kernels.feedback import FeedbackCodec
-from ddltrace.experiments.codecs.message_exchange import CodecExchange
 from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan, whole
 from ddltrace.experiments.observation.wire_bytes import tcp_bytes_sent
 from ddltrace.experiments.strategy.spec import parse

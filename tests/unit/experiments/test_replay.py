@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddltrace.experiments.messages.message_plan import Message
-from ddltrace.experiments.schedules.replay import Layer, step_time
+from ddltrace.experiments.schedules.schedule_replay import Layer, step_time
 from ddltrace.experiments.strategy.spec import parse
 
 
