@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.jobs import DDLTRACE, at_once, environment, on_ranks, run, torchrun, traced
+from support.jobs import environment, on_ranks, torchrun, traced
 
+from ddltrace.analyzer.report.text_report import render_report
+from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.tracer.trace.event_reader import read_events
 from ddltrace.tracer.trace.run_reader import read_run
 
@@ -55,13 +57,10 @@ def all_silent(trace: Path, ranks: int, stuck_in: str) -> bool:
 
 
 def analysis(trace: Path) -> tuple[list[dict[str, Any]], str]:
-    """The hangs of the analysis, and the first line that is printed."""
-    command = [*DDLTRACE, "analyze", str(trace)]
-    as_json, text = at_once(
-        lambda: run([*command, "--json"], cwd=trace.parent), lambda: run(command, cwd=trace.parent)
-    )
-    assert as_json.status == 0, as_json.stderr
-    return json.loads(as_json.stdout)["hangs"], " ".join(text.stdout.split("\n")[:3])
+    """The hangs of the analysis, and the first lines that are printed."""
+    analyzed = open_trace(trace).analyze()
+    document = json.loads(json.dumps(analyzed.to_json()))
+    return document["hangs"], " ".join(render_report(analyzed).split("\n")[:3])
 
 
 def check(trace: Path, how: str) -> None:
@@ -73,6 +72,7 @@ def check(trace: Path, how: str) -> None:
         # While a job runs, a message counts once it takes far longer than any before it.
         if len(hangs) >= expected or time.monotonic() > deadline:
             break
+        time.sleep(0.2)
     hang = hangs[0]
     if how == "skip":
         # DDP's construction and three steps came before; all of them completed.

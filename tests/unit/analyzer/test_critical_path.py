@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.sampling import all_cases
 
 from ddltrace.analyzer.analysis import analyze_in_full
 
@@ -232,7 +233,9 @@ _MESSAGES = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(
+    deadline=None, max_examples=150 if all_cases() else 60, suppress_health_check=list(HealthCheck)
+)
 @given(st.lists(st.tuples(_EVENTS, _MESSAGES, _TIMES), min_size=1, max_size=3))
 def test_whatever_the_events_parts_sum_to_the_whole(build_class, ranks):
     with tempfile.TemporaryDirectory() as folder:

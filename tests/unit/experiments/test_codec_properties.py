@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sampling import sampled
 
 from ddltrace.experiments.codecs import create
 from ddltrace.experiments.codecs.composition import read
@@ -23,14 +24,32 @@ from ddltrace.experiments.codecs.kernels.power_sgd import orthonormal
 from ddltrace.experiments.codecs.kernels.random_bits import RandomBits
 from ddltrace.tracer.errors import UsageError
 
-SPECS = (
-    *("fp16", "bf16", "int8:block=64", "int8:block=100", "onebit", "onebit+feedback", "signsgd"),
-    *("signsgd+feedback", "qsgd:s=1", "qsgd:s=4", "qsgd:s=7,bucket=100", "qsgd:s=500", "ternary"),
-    *("topk:density=0.1", "topk:density=0.01+feedback", "dgc:density=0.01", "doublesqueeze"),
-    *("randomk:density=0.1", "randomk:density=0.1+feedback", "powersgd:rank=2"),
-    *("powersgd:rank=1+feedback", "topk:density=0.1+doublesqueeze", "qsgd+feedback"),
-    *("ternary+feedback", "int8+feedback", "fp16+feedback", "topk:density=0.1,chunk=100"),
-    *("topk:density=0.05,chunk=64,bits=2", "topk:density=0.1,chunk=1000,bits=3+feedback"),
+SPECS = sampled(
+    [
+        *(
+            "fp16",
+            "bf16",
+            "int8:block=64",
+            "int8:block=100",
+            "onebit",
+            "onebit+feedback",
+            "signsgd",
+        ),
+        *(
+            "signsgd+feedback",
+            "qsgd:s=1",
+            "qsgd:s=4",
+            "qsgd:s=7,bucket=100",
+            "qsgd:s=500",
+            "ternary",
+        ),
+        *("topk:density=0.1", "topk:density=0.01+feedback", "dgc:density=0.01", "doublesqueeze"),
+        *("randomk:density=0.1", "randomk:density=0.1+feedback", "powersgd:rank=2"),
+        *("powersgd:rank=1+feedback", "topk:density=0.1+doublesqueeze", "qsgd+feedback"),
+        *("ternary+feedback", "int8+feedback", "fp16+feedback", "topk:density=0.1,chunk=100"),
+        *("topk:density=0.05,chunk=64,bits=2", "topk:density=0.1,chunk=1000,bits=3+feedback"),
+    ],
+    15,
 )
 SHAPES = ((), (0,), (1,), (3, 0), (7,), (1001,), (3, 5, 2, 4), (64, 33), (70001,))
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
