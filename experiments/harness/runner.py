@@ -26,6 +26,7 @@ from ddltrace.experiments.observation.peak_memory import RankMemory
 from ddltrace.tracer.errors import DdltraceError, TraceError
 from ddltrace.tracer.exit_status import status_text
 
+_NOTE: Final = "ddltrace: note: "
 _KILLED: Final = "ended without closing its trace: killed by"
 """In the note of ``ddltrace run`` on a rank that a signal ended."""
 
@@ -218,7 +219,7 @@ def _make_run(
             outcome=outcome,
         )
     except TraceError as error:
-        return replace(failed, reason=f"its trace cannot be measured: {error}")
+        return replace(failed, reason=_why_not_measured(error, log))
     return replace(
         run,
         strategy=planned.strategy,
@@ -227,6 +228,15 @@ def _make_run(
         trace=planned.name,
         wall_s=end.wall_s,
     )
+
+
+def _why_not_measured(error: TraceError, log: Path) -> str:
+    """Why a trace has no measurements, with what the tracer noted first, such as a full disk."""
+    lines = log.read_text("utf-8", "replace").splitlines()
+    notes = [line.removeprefix(_NOTE) for line in lines if line.startswith(_NOTE)]
+    # How to call the analyzer is no help here.
+    reason = str(error).partition("; try --steps")[0].partition(": leave out --steps")[0]
+    return "; ".join([f"its trace cannot be measured: {reason}", *notes[:1]])
 
 
 def _explain(end: JobEnd, settings: Settings, log: Path) -> str:
@@ -238,7 +248,7 @@ def _explain(end: JobEnd, settings: Settings, log: Path) -> str:
     # The reason is usually in the last exception's line.
     reasons = [line for line in lines if "Error: " in line] or lines[1:]
     # A killed rank makes the messages of the others fail, and a dead server those of all workers.
-    reasons = [line.partition("note: ")[2] for line in lines if _KILLED in line] or reasons
+    reasons = [line.partition(_NOTE)[2] for line in lines if _KILLED in line] or reasons
     reasons = [line for line in lines if SERVER_DIED in line] or reasons
     reason = reasons[-1] if reasons else "it printed nothing"
     return f"the job ended with {status_text(end.status)}: {reason:.200} (log: {log.name})"

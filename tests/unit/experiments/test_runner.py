@@ -163,6 +163,24 @@ def test_a_killed_rank_is_the_reason_and_not_what_the_others_say_of_it(
     )
 
 
+def test_a_trace_without_steps_is_explained_by_the_tracers_note(
+    broken: dict[tuple[str, int], str], tmp_path: Path
+) -> None:
+    broken["ddp", 1] = (
+        JOB
+        + """
+print("ddltrace: note: rank 0: 7 events dropped: buffer or disk full")
+"""
+    )
+    settings = replace(SETTINGS, strategies=["ddp"], repeats=1, steps=90, warmup=60)
+    (row,) = runner.run_experiment(settings, tmp_path, Heard()).rows
+    assert row.status == "failed"
+    assert row.reason == (
+        "its trace cannot be measured: ddp has steps 0 to 39, none of 60:90; "
+        "rank 0: 7 events dropped: buffer or disk full"
+    )
+
+
 def test_resume_makes_what_is_missing_and_keeps_the_rest(
     broken: dict[tuple[str, int], str], tmp_path: Path
 ) -> None:
