@@ -2,17 +2,18 @@
 
 Four simulated ranks (`simulated_ranks.py`) train the same model from the same seeds, each technique
 with the optimizer of its paper. The learning rate of every technique, plain DDP among them, is the
-best of one grid for each kind of optimizer, by the accuracy on seeds of their own; then five other
-seeds are trained, and the technique is compared with plain DDP seed by seed. A technique is
+best of one grid for each kind of optimizer, by the accuracy on separate seeds; then five other
+seeds are trained, and the technique is compared with plain DDP seed by seed. With `--most-seeds N`,
+a technique that is still undecided gets N seeds. A technique is
 
 * within 1 % if the 95 % interval of its mean difference in accuracy lies above -1 percentage point,
 * a miss if the interval lies below -1 percentage point,
 * undecided otherwise.
 
 Every finished training is one line of a file, so a run can be interrupted and several can share the
-work. Use::
+work. `--report` trains nothing: it prints the table of what the file has. Use::
 
-    python benchmarks/convergence.py [--file FILE] [--part 1/2] [SPEC ...]
+    python benchmarks/convergence.py [--file FILE] [--part 1/2] [--most-seeds 10] [SPEC ...]
     python benchmarks/convergence.py --report [--file FILE]
 """
 
@@ -25,11 +26,12 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import scipy.stats
 import torch
 from simulated_training import Replica, train
 
@@ -48,9 +50,8 @@ GRIDS: Final = {
 }
 """Learning rates for each kind of optimizer."""
 
-_T_95: Final = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306}
-_T_95_MORE: Final = 2.262
-"""Quantiles of Student's t by degrees of freedom, two-sided 95 %."""
+FIRST_TUNING: Final = 1000
+"""From this seed on, seeds serve the choice of the learning rate only."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ class Record:
 
 def best_rate(case: Case, record: Record, options: argparse.Namespace) -> float:
     """The rate of the grid with the best mean accuracy over the tuning seeds."""
-    seeds = range(1000, 1000 + options.tuning_seeds)
+    seeds = range(FIRST_TUNING, FIRST_TUNING + options.tuning_seeds)
 
     def mean(rate: float) -> float:
         return statistics.fmean(
@@ -187,31 +188,70 @@ def best_rate(case: Case, record: Record, options: argparse.Namespace) -> float:
     return max(GRIDS[case.optimizer], key=mean)
 
 
-def difference_of(
-    case: Case, baseline: Case, record: Record, options: argparse.Namespace
-) -> tuple[float, float, float, float]:
-    """Best rate, mean accuracy, and mean and half interval of the difference, over the seeds."""
-    rate, other = (best_rate(one, record, options) for one in (case, baseline))
-    pairs = [
-        (
-            record.get(Training(case, rate, seed, options.steps)),
-            record.get(Training(baseline, other, seed, options.steps)),
-        )
-        for seed in range(options.seeds)
-    ]
-    differences = [own - plain for own, plain in pairs]
-    quantile = _T_95.get(len(pairs) - 1, _T_95_MORE)
-    half = quantile * statistics.stdev(differences) / math.sqrt(len(pairs))
-    return rate, statistics.fmean(own for own, _ in pairs), statistics.fmean(differences), half
+def train_pair(case: Case, seed: int, record: Record, options: argparse.Namespace) -> None:
+    """Trains a technique and its baseline from one seed, each with its best rate."""
+    for one in (case, baseline_of(case)):
+        rate = best_rate(one, record, options)
+        record.get(Training(one, rate, seed, options.steps))
 
 
-def verdict(difference: float, half: float) -> str:
-    """In words: within 1 %, a miss, or not decided by these seeds."""
-    if difference - half >= -WITHIN:
-        return "within 1 %"
-    if difference + half < -WITHIN:
-        return f"misses by {-100 * difference:.1f}"
-    return "undecided"
+@dataclass(frozen=True)
+class Comparison:
+    """One technique beside plain DDP, over the seeds that both have.
+
+    Attributes:
+        rate: The technique's learning rate.
+        accuracy: Mean accuracy over the seeds.
+        difference: Mean of the differences in accuracy.
+        half: Half the width of its 95 % interval; infinite with one seed.
+        seeds: Number of seeds.
+    """
+
+    rate: float
+    accuracy: float
+    difference: float
+    half: float
+    seeds: int
+
+    @property
+    def verdict(self) -> str:
+        """In words: within 1 %, a miss, or not decided by these seeds."""
+        if self.difference - self.half >= -WITHIN:
+            return "within 1 %"
+        if self.difference + self.half < -WITHIN:
+            return f"misses by {-100 * self.difference:.1f}"
+        return "undecided"
+
+
+def comparison(case: Case, record: Record, steps: int) -> Comparison | None:
+    """Compares a technique with plain DDP by what has been trained; None if there is no seed."""
+    (rate, own), (_, plain) = (
+        _by_seed(one, record.accuracies(), steps) for one in (case, baseline_of(case))
+    )
+    seeds = sorted(own.keys() & plain.keys())
+    if not seeds:
+        return None
+    differences = [own[seed] - plain[seed] for seed in seeds]
+    half = math.inf
+    if len(seeds) > 1:
+        quantile = float(scipy.stats.t.ppf(0.975, len(seeds) - 1))
+        half = quantile * statistics.stdev(differences) / math.sqrt(len(seeds))
+    mean = statistics.fmean(own[seed] for seed in seeds)
+    return Comparison(rate, mean, statistics.fmean(differences), half, len(seeds))
+
+
+def _by_seed(
+    case: Case, accuracies: Mapping[tuple[Any, ...], float], steps: int
+) -> tuple[float, dict[int, float]]:
+    """The rate with which most seeds were trained, and the accuracy of each."""
+    found: dict[float, dict[int, float]] = {}
+    for (spec, optimizer, rate, seed, count), reached in accuracies.items():
+        if (spec, optimizer, count) == (case.spec, case.optimizer, steps) and seed < FIRST_TUNING:
+            found.setdefault(rate, {})[seed] = reached
+    if not found:
+        return math.nan, {}
+    rate = max(found, key=lambda one: len(found[one]))
+    return rate, found[rate]
 
 
 def baseline_of(case: Case) -> Case:
@@ -219,23 +259,26 @@ def baseline_of(case: Case) -> Case:
     return Case("ddp", BASELINES.get(case.optimizer, "momentum"))
 
 
-def print_report(cases: Sequence[Case], record: Record, options: argparse.Namespace) -> None:
-    print("| technique | optimizer | rate | accuracy | difference | verdict |")
-    print("|---|---|---|---|---|---|")
+def print_report(cases: Sequence[Case], record: Record, steps: int) -> None:
+    """Prints the table of what has been trained, and what has not been."""
+    print("| technique | optimizer | rate | seeds | accuracy | difference in points | verdict |")
+    print("|---|---|---|---|---|---|---|")
+    missing = []
     for case in cases:
-        rate, mean, difference, half = difference_of(case, baseline_of(case), record, options)
-        shown = (
-            ""
-            if case.spec == "ddp"
-            else f"{100 * difference:+.2f} [{100 * (difference - half):+.2f}, "
-            f"{100 * (difference + half):+.2f}]"
-        )
-        words = "baseline" if case.spec == "ddp" else verdict(difference, half)
+        found = comparison(case, record, steps)
+        if found is None:
+            missing.append(f"`{case.spec}`")
+            continue
+        low, high = (100 * (found.difference + sign * found.half) for sign in (-1, 1))
+        shown, words = f"{100 * found.difference:+.2f} [{low:+.2f}, {high:+.2f}]", found.verdict
+        if case.spec == "ddp":
+            shown, words = "", "baseline"
         print(
-            f"| `{case.spec}` | {case.optimizer} | {rate:g} | {100 * mean:.2f} % | {shown} "
-            f"| {words} |",
-            flush=True,
+            f"| `{case.spec}` | {case.optimizer} | {found.rate:g} | {found.seeds} "
+            f"| {100 * found.accuracy:.2f} % | {shown} | {words} |"
         )
+    if missing:
+        print(f"\nNot trained: {', '.join(missing)}.")
 
 
 def main() -> None:
@@ -249,20 +292,26 @@ def main() -> None:
     parser.add_argument("--tuning-seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument(
-        "--report", action="store_true", help="print the table, after what is missing"
+        "--report", action="store_true", help="print the table of what has been trained"
+    )
+    parser.add_argument(
+        "--most-seeds", type=int, default=0, help="seeds of a technique that is undecided"
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
     record = Record(options.file)
     cases = [case for case in CASES if not options.specs or case.spec in options.specs]
     if options.report:
-        print_report(cases, record, options)
+        print_report(cases, record, options.steps)
         return
     number, of = map(int, options.part.split("/"))
     for case in itertools.islice(cases, number - 1, None, of):
-        rate = best_rate(case, record, options)
         for seed in range(options.seeds):
-            record.get(Training(case, rate, seed, options.steps))
+            train_pair(case, seed, record, options)
+        found = comparison(case, record, options.steps)
+        if found is not None and found.verdict == "undecided":
+            for seed in range(options.seeds, options.most_seeds):
+                train_pair(case, seed, record, options)
 
 
 if __name__ == "__main__":

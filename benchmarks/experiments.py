@@ -4,7 +4,9 @@
     sudo python benchmarks/experiments.py --full       # the whole catalogue, five rounds
 
 Runs one experiment for each workload and bandwidth, then writes docs/experiments.md with its
-plots. Experiments that are already in the directory are resumed, so that it can be interrupted.
+plots. Experiments that are already in the directory are resumed, so that it can be interrupted,
+and get the strategies that they lack. With `--rerun-above CORES`, runs beside which other processes
+kept more cores busy are made again.
 What people wrote into docs/experiments.md between its two marks is kept. Needs root, iproute2 and
 an otherwise idle machine.
 """
@@ -17,14 +19,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from ddltrace.analyzer.formatting.units import NOT_KNOWN
 from ddltrace.experiments.harness.results import Results, Row
-from ddltrace.experiments.harness.results_file import RESULTS_FILE, read
+from ddltrace.experiments.harness.results_file import RESULTS_FILE, read, write
+from ddltrace.experiments.harness.run_record import Run
 from ddltrace.experiments.strategy.catalogue import TECHNIQUES
+from ddltrace.experiments.strategy.spec import parse
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 WORKLOADS: Final = ("vgg", "resnet", "gpt")
@@ -83,6 +87,7 @@ def _run(
 ) -> None:
     command = [sys.executable, "-m", "ddltrace", "experiment"]
     if (directory / RESULTS_FILE).is_file():
+        _extend(directory, strategies, options.rerun_above)
         command += ["resume", str(directory)]
     else:
         command += ["run", "-o", str(directory), "--workload", workload]
@@ -99,6 +104,24 @@ def _run(
     done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
     if done.returncode not in (0, 1):
         sys.exit(done.returncode)
+
+
+def _extend(directory: Path, strategies: Sequence[str], most_other_cores: float | None) -> None:
+    """Adds strategies to an experiment, and takes out the runs of a busy machine."""
+    results = read(directory / RESULTS_FILE)
+    specs = [parse(spec).spec for spec in strategies]
+    settings = results.settings
+    settings["strategies"] = list(dict.fromkeys([*settings["strategies"], *specs]))
+    if most_other_cores is not None:
+        results.rows = [
+            replace(row, runs=[run for run in row.runs if _was_quiet(run, most_other_cores)])
+            for row in results.rows
+        ]
+    write(results, directory)
+
+
+def _was_quiet(run: Run, most_other_cores: float) -> bool:
+    return run.other_cores is not None and run.other_cores <= most_other_cores
 
 
 def _catalogue() -> list[str]:
@@ -143,7 +166,8 @@ ranks, each on an emulated host of its own{pace}; {settings.get("steps")} steps,
 
 Every row trains the same model on the same data; [how to read the columns](experiment-guide.md).
 *Tuned DDP* is the fastest DDP row of its table. **Bold**: faster than tuned DDP, and not by the
-noise. `~`: the interval of the speed-up contains 1."""
+noise. `~`: the interval of the speed-up contains 1. *Other cores*: cores that other processes kept
+busy during the run, the most over rounds."""
 
 
 def _findings(page: Path) -> str:
@@ -162,8 +186,8 @@ def _table(cell: Cell) -> str:
         f"### {cell.workload} at {cell.bandwidth}{sent}",
         "",
         "| strategy | step ms | against tuned DDP | overlapped | wire MB | codec ms | loss | "
-        "accuracy | s to loss |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "accuracy | s to loss | other cores |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     troubles = []
     for row, found in zip(results.rows, results.speedups(tuned), strict=True):
@@ -199,7 +223,12 @@ def _costs(row: Row) -> list[str]:
         _number(row.train_loss, 1, "%.3f"),
         _number(row.test_accuracy, 100, "%.1f %%"),
         _number(row.time_to_loss_us, 1e-6, "%.1f"),
+        _number(_most([run.other_cores for run in row.runs]), 1, "%.1f"),
     ]
+
+
+def _most(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _number(value: float | None, scale: float, form: str) -> str:
@@ -278,6 +307,9 @@ def _parse_options() -> argparse.Namespace:
     parser.add_argument("--pace", help="as of ddltrace experiment run")
     parser.add_argument("--directory", type=Path, default=Path("experiments-benchmark"))
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "experiments.md")
+    parser.add_argument(
+        "--rerun-above", type=float, metavar="CORES", help="repeat runs beside such other work"
+    )
     parser.add_argument("--report-only", action="store_true", help="run nothing, write the page")
     options = parser.parse_args()
     options.steps = options.steps or (200 if options.full else 30)

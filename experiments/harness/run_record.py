@@ -51,6 +51,8 @@ class Run:
         choices: What the strategy chose by sizes or measurements: ``auto`` (groups, links and the
             architecture for each size), ``placement`` (loads of the servers and their skew).
         wall_s: Seconds that the job took from its start to its end.
+        other_cores: Cores that other processes, and the kernel on its own behalf, kept busy while
+            the job ran, in the mean; None where the kernel does not say.
         notes: Restrictions on the validity of the numbers.
     """
 
@@ -79,6 +81,7 @@ class Run:
     synchronization: dict[str, Any] | None = None
     choices: dict[str, Any] = field(default_factory=dict)
     wall_s: float | None = None
+    other_cores: float | None = None
     notes: list[str] = field(default_factory=list)
 
     @property

@@ -17,6 +17,7 @@ from ddltrace.experiments.harness.job_command import job_command, log_path, outc
 from ddltrace.experiments.harness.job_process import JobEnd, interruptible, run_job
 from ddltrace.experiments.harness.loss_curves import smoothed
 from ddltrace.experiments.harness.measurement import measure
+from ddltrace.experiments.harness.processor_time import OtherCores
 from ddltrace.experiments.harness.results import Results, Row, summarize
 from ddltrace.experiments.harness.run_plan import PlannedRun, plan_runs
 from ddltrace.experiments.harness.run_record import Run
@@ -177,6 +178,7 @@ def _make_run(
     outcomes.remove(outcome_file)
     log = log_path(planned, directory)
     memory = RankMemory(directory / planned.name)
+    others = OtherCores()
     observed = directory / f"{planned.name}.observed"
     observed_ranks.remove_ranks(observed)
     end = run_job(
@@ -190,6 +192,7 @@ def _make_run(
         else {},
         observe=memory.sample,
     )
+    other_cores = others.mean()
     failed = Run(
         strategy=planned.strategy,
         round=planned.round,
@@ -198,6 +201,7 @@ def _make_run(
         reason=_explain(end, settings, log),
         trace=planned.name if (directory / planned.name / "run.json").is_file() else None,
         wall_s=end.wall_s,
+        other_cores=other_cores,
     )
     if end.timed_out or end.status != 0:
         return failed
@@ -227,6 +231,7 @@ def _make_run(
         seed=planned.seed,
         trace=planned.name,
         wall_s=end.wall_s,
+        other_cores=other_cores,
     )
 
 

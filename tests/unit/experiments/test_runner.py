@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from ddltrace.experiments.harness import runner
+from ddltrace.experiments.harness import processor_time, runner
 from ddltrace.experiments.harness.results import Results
 from ddltrace.experiments.harness.results_file import ARROW_FILE, RESULTS_FILE, load
 from ddltrace.experiments.harness.run_plan import PlannedRun, plan_runs
@@ -179,6 +179,30 @@ print("ddltrace: note: rank 0: 7 events dropped: buffer or disk full")
         "its trace cannot be measured: ddp has steps 0 to 39, none of 60:90; "
         "rank 0: 7 events dropped: buffer or disk full"
     )
+
+
+@pytest.mark.parametrize(
+    ("later", "others_worked"),
+    [
+        ("cpu 100 0 100 900 5 0 0 0 0 0", False),
+        ("cpu 100 0 100 999900 999905 0 0 0 9999 0", False),  # idle, and guests' time twice
+        ("cpu 99100 0 100 900 5 0 0 0 0 0", True),
+        ("cpu 100 0 100 900 5 0 0 99000 0 0", True),  # taken by other virtual machines
+    ],
+)
+def test_the_work_of_other_processes_is_measured(
+    later: str, others_worked: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu 100 0 100 900 5 0 0 0 0 0\n")
+    monkeypatch.setattr(processor_time, "_STAT", stat)
+    others = processor_time.OtherCores()
+    stat.write_text(later + "\n")
+    mean = others.mean()
+    assert mean is not None
+    assert (mean > 0) == others_worked
+    stat.unlink()
+    assert others.mean() is None
 
 
 def test_resume_makes_what_is_missing_and_keeps_the_rest(
