@@ -29,6 +29,7 @@ from ddltrace.dashboard.stored.stored_trace import Stored, is_worth_storing, sho
 from ddltrace.dashboard.timeline.frame import Window, encode_frame
 from ddltrace.dashboard.timeline.lod import I64, RowIndex
 from ddltrace.dashboard.timeline.path_lane import NO_RANK, PathLane, build_path_lane
+from ddltrace.dashboard.timeline.rank_groups import rank_groups
 from ddltrace.dashboard.timeline.tracks import Bools, Role, Row, Timeline
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.trace_files import RUN_FILE
@@ -430,6 +431,14 @@ class OpenTrace:
             "path": any(track.kind == "steps" for track in timeline.tracks),
             "ranks": list(self.trace.ranks),
             "unread": timeline.unread,
+            "groups": [
+                {
+                    "title": printable(group.title),
+                    "ranks": group.ranks,
+                    "outliers": group.is_outliers,
+                }
+                for group in rank_groups(timeline, self._hosts())
+            ],
             "tracks": [
                 {
                     "rank": track.rank,
@@ -442,6 +451,9 @@ class OpenTrace:
                 for track in timeline.tracks
             ],
         }
+
+    def _hosts(self) -> dict[int, str]:
+        return {info.rank: info.host for info in self.trace.run.ranks}
 
     def path_layout(self) -> dict[str, Any]:
         """The data that the component needs about the lane of the critical paths."""

@@ -182,10 +182,12 @@
 
     // Replaces the tracks and keeps what is on the screen.
     restage(layout) {
-      const { t0, t1, scroll, isWhole } = this.view, folded = this.scene.foldedText();
+      const { t0, t1, scroll, isWhole } = this.view;
+      const folded = this.scene.foldedText(), shut = this.scene.shutText();
       this.layout = layout;
       this.scene = new ns.Scene(layout);
       this.scene.foldAs(folded);
+      this.scene.shutAs(shut);
       this.view.span = Math.max(1, layout.span);
       if (isWhole) this.view.fit(); else this.view.set(t0, t1);
       this.view.scroll = scroll;
@@ -231,6 +233,7 @@
       if (!this.props.link) return;
       const link = ns.readLink(this.props.link);
       this.scene.foldAs(link.folded);
+      this.scene.shutAs(link.shut);
       if (link.window && link.window[1] > link.window[0]) this.view.set(...link.window);
       else this.view.fit();
       this.view.scroll = Math.max(0, link.scroll);
@@ -521,6 +524,11 @@
         if (drag.measure) this.setProps({ range: this.range.map(Math.round).sort((a, b) => a - b) });
         return;
       }
+      const group = this.scene.groupHeadAt(e.offsetY + this.view.scroll);
+      if (group !== null && e.offsetX < ns.GUTTER) {
+        this.act(() => this.scene.toggleGroup(group));
+        return;
+      }
       const rank = e.offsetX < ns.GUTTER ? this.scene.rankHeadAt(e.offsetY + this.view.scroll) : null;
       if (rank !== null) {
         this.act(() => this.scene.toggle(rank));
@@ -631,7 +639,7 @@
     // Shows an event that may be elsewhere: unfolds its rank, scrolls and pans to it.
     reveal(item) {
       if (!this.view) return;
-      if (this.scene.folded.has(item.rank)) this.scene.toggle(item.rank);
+      this.scene.show(item.rank);
       const line = this.scene.lineOfRow.get(item.row);
       const { height } = this.size();
       if (line && (line.y < this.view.scroll + 20 || line.y + line.height > this.view.scroll + height - 20)) {

@@ -248,6 +248,27 @@
       c.setLineDash([]);
     }
 
+    // The title of a group of ranks: its last part is the most telling one where it is cut.
+    groupHead(c, { group, shut, height }, y) {
+      const p = this.palette, count = group.ranks.length;
+      c.fillStyle = p.stripe;
+      c.fillRect(0, y + 1, ns.GUTTER - 1, height - 1);
+      c.fillStyle = group.outliers ? p.late : p.soft;
+      c.beginPath();
+      if (shut) { c.moveTo(13, y + 7); c.lineTo(18, y + 12); c.lineTo(13, y + 17); }
+      else { c.moveTo(11, y + 10); c.lineTo(20, y + 10); c.lineTo(15.5, y + 15); }
+      c.fill();
+      const number = `${count} rank${count === 1 ? "" : "s"}`;
+      c.font = "11px " + p.font;
+      c.fillStyle = p.soft;
+      c.textAlign = "right";
+      c.fillText(number, ns.GUTTER - 8, y + 12.5);
+      c.textAlign = "left";
+      c.font = "600 12px " + p.font;
+      c.fillStyle = p.ink;
+      c.fillText(clipped(c, group.title, ns.GUTTER - 34 - number.length * 6.5), 26, y + 12.5);
+    }
+
     gutter(c, state, top, bottom) {
       const { scene, height } = state, p = this.palette;
       c.fillStyle = p.surface;
@@ -260,6 +281,10 @@
         const y = block.y - top;
         c.fillStyle = p.line;
         c.fillRect(0, y, ns.GUTTER, 1);
+        if (block.group) {
+          this.groupHead(c, block, y);
+          continue;
+        }
         if (block.rank === ns.NO_RANK) {
           const found = scene.path.known ? (scene.path.rows ? "" : " not known") : " …";
           c.font = "600 12px " + p.font;

@@ -10,6 +10,8 @@
   const FOLDED_HEIGHT = 9;
   const FOLDED_TOP = 3;
   const MANY_RANKS = 8;
+  const SHUT_RANKS = 64; // with more ranks than this, groups are shut at first
+  const GROUP_HEIGHT = 24;
   const MOST_SCALE = 1.5; // rows grow up to this factor if there is room
   const PATH_HEIGHT = 28; // height of the lane of the critical path; the maximum height of its rows:
   const PATH_ROW = 18;
@@ -29,6 +31,9 @@
       }));
       this.fewFolded = layout.ranks.length <= MANY_RANKS;
       this.folded = this.atFirst();
+      // Of many ranks: those that stand out, and the others by host and class.
+      this.groups = layout.groups || [];
+      this.shut = this.shutAtFirst();
       this.trackOfRow = new Map();
       for (const track of layout.tracks) {
         for (let i = 0; i < track.rows; i++) this.trackOfRow.set(track.row + i, track);
@@ -40,6 +45,11 @@
 
     // Default folding: if there are many ranks, all are folded.
     atFirst() { return new Set(this.fewFolded ? [] : this.layout.ranks); }
+
+    shutAtFirst() {
+      if (this.layout.ranks.length <= SHUT_RANKS) return new Set();
+      return new Set(this.groups.flatMap((group, i) => (group.outliers ? [] : [i])));
+    }
 
     // The rows of the critical path, which are loaded later. Space is reserved for them.
     pathCame(row, rows) {
@@ -76,31 +86,89 @@
       this.blocks = []; // one per rank: {rank, y, height}
       this.lineOfRow = new Map();
       let y = this.path ? this.placePath() : 0;
-      for (const { rank, tracks } of this.ranks) {
-        const block = { rank, y, tracks: [], folded: this.folded.has(rank) };
-        y += block.folded ? FOLDED_TOP : RANK_HEIGHT;
-        const kinds = new Set();
-        for (const track of tracks) {
-          if (block.folded && (kinds.has(track.kind) || !["compute", "communication", "device"].includes(track.kind))) continue;
-          kinds.add(track.kind);
-          const rows = block.folded ? 1 : track.rows;
-          const lower = LOWER.find(([many]) => track.rows > many);
-          const base = block.folded ? FOLDED_HEIGHT : lower ? lower[1] : ROW_HEIGHT[track.kind];
-          const height = Math.floor(base * this.scale);
-          block.tracks.push({ track, y, height: rows * height });
-          for (let i = 0; i < rows; i++) {
-            const line = { row: track.row + i, y, height, track };
-            this.lines.push(line);
-            this.lineOfRow.set(line.row, line);
-            y += height;
-          }
-          y += block.folded ? 1 : TRACK_GAP;
-        }
-        y = Math.max(y + (block.folded ? FOLDED_TOP : 6), block.y + RANK_HEIGHT);
-        block.height = y - block.y;
-        this.blocks.push(block);
-      }
+      const byRank = new Map(this.ranks.map((each) => [each.rank, each]));
+      const shown = this.groups.length ? [] : this.ranks;
+      for (const rank of shown) y = this.placeRank(rank, y);
+      this.groups.forEach((group, i) => {
+        y = this.placeGroup(group, i, byRank, y);
+        if (!this.shut.has(i)) for (const rank of group.ranks) y = this.placeRank(byRank.get(rank), y);
+      });
       this.height = y;
+    }
+
+    // The head of a group; a shut group shows its first rank beside it, for all of them.
+    placeGroup(group, number, byRank, y) {
+      const block = { rank: NO_RANK, group, number, shut: this.shut.has(number), y, tracks: [], folded: true, height: GROUP_HEIGHT };
+      if (block.shut) {
+        let at = y + FOLDED_TOP;
+        for (const track of this.foldedTracks(byRank.get(group.ranks[0]).tracks)) {
+          const line = { row: track.row, y: at, height: FOLDED_HEIGHT, track };
+          this.lines.push(line);
+          this.lineOfRow.set(line.row, line);
+          at += FOLDED_HEIGHT;
+        }
+        block.height = Math.max(GROUP_HEIGHT, at + FOLDED_TOP - y);
+      }
+      this.blocks.push(block);
+      return y + block.height;
+    }
+
+    // The tracks that a folded rank shows: the first one of each of these kinds.
+    foldedTracks(tracks) {
+      const kinds = ["compute", "communication", "device"];
+      return kinds.map((kind) => tracks.find((track) => track.kind === kind)).filter(Boolean);
+    }
+
+    placeRank({ rank, tracks }, y) {
+      const block = { rank, y, tracks: [], folded: this.folded.has(rank) };
+      y += block.folded ? FOLDED_TOP : RANK_HEIGHT;
+      for (const track of block.folded ? this.foldedTracks(tracks) : tracks) {
+        const rows = block.folded ? 1 : track.rows;
+        const lower = LOWER.find(([many]) => track.rows > many);
+        const base = block.folded ? FOLDED_HEIGHT : lower ? lower[1] : ROW_HEIGHT[track.kind];
+        const height = Math.floor(base * this.scale);
+        block.tracks.push({ track, y, height: rows * height });
+        for (let i = 0; i < rows; i++) {
+          const line = { row: track.row + i, y, height, track };
+          this.lines.push(line);
+          this.lineOfRow.set(line.row, line);
+          y += height;
+        }
+        y += block.folded ? 1 : TRACK_GAP;
+      }
+      y = Math.max(y + (block.folded ? FOLDED_TOP : 6), block.y + RANK_HEIGHT);
+      block.height = y - block.y;
+      this.blocks.push(block);
+      return y;
+    }
+
+    toggleGroup(number) {
+      if (this.shut.has(number)) this.shut.delete(number);
+      else this.shut.add(number);
+      this.place();
+    }
+
+    // Makes a rank visible in its group.
+    show(rank) {
+      const number = this.groups.findIndex((group) => group.ranks.includes(rank));
+      if (this.shut.has(number)) this.toggleGroup(number);
+      if (this.folded.has(rank)) this.toggle(rank);
+    }
+
+    // The groups that are not as at first, as text for a link.
+    shutText() {
+      const first = this.shutAtFirst();
+      return this.groups.map((_, i) => i).filter((i) => first.has(i) !== this.shut.has(i)).join("_");
+    }
+
+    shutAs(text) {
+      this.shut = this.shutAtFirst();
+      for (const i of text ? text.split("_").map(Number) : []) {
+        if (!this.groups[i]) continue;
+        if (this.shut.has(i)) this.shut.delete(i);
+        else this.shut.add(i);
+      }
+      this.place();
     }
 
     // Placed above all ranks. Steps that overlap share the height. Returns the top of the first rank.
@@ -151,6 +219,11 @@
 
     lineAt(y) {
       return this.lines.find((line) => y >= line.y && y < line.y + line.height) || null;
+    }
+
+    groupHeadAt(y) {
+      const block = this.blocks.find((b) => b.group && y >= b.y && y < b.y + b.height);
+      return block ? block.number : null;
     }
 
     rankHeadAt(y) {
@@ -229,7 +302,7 @@
     };
     return {
       window: numbers(state.t, 2), selected: numbers(state.s, 3),
-      folded: state.f || "",
+      folded: state.f || "", shut: state.g || "",
       scroll: (numbers(state.y, 1) || [0])[0], query: decode(state.q || ""),
     };
   };
@@ -239,6 +312,7 @@
     if (view.scroll > 0) parts.push("y:" + Math.round(view.scroll));
     if (selected) parts.push(`s:${selected.rank}_${selected.row}_${selected.event}`);
     if (scene.foldedText()) parts.push("f:" + scene.foldedText());
+    if (scene.shutText()) parts.push("g:" + scene.shutText());
     if (query) parts.push("q:" + encodeURIComponent(query).replaceAll("~", "%7E"));
     const params = new URLSearchParams(location.hash.slice(1));
     params.set(key, parts.join("~"));

@@ -44,6 +44,38 @@ test("a folded rank keeps one row of compute and one of communication", () => {
   assert.equal(scene.height, before);
 });
 
+test("groups of very many ranks are shut, outliers are shown, a link restores which", () => {
+  const { Scene } = load(["timeline_scene"], page());
+  const ranks = (first, last) => [...Array(last - first).keys()].map((i) => first + i);
+  const grouped = (count) => ({
+    ...layout(count),
+    groups: [
+      { title: "Outliers", ranks: [3], outliers: true },
+      { title: "a", ranks: [0, 1, 2, ...ranks(4, 40)], outliers: false },
+      { title: "b", ranks: ranks(40, count), outliers: false },
+    ],
+  });
+  const many = new Scene(grouped(80));
+  const shown = (scene) => scene.blocks.filter((b) => !b.group).map((b) => b.rank);
+  assert.deepEqual(plain(shown(many)), [3]);
+  // A shut group shows its first rank for all of them.
+  assert.ok(many.lineOfRow.has(layout(80).tracks.find((t) => t.rank === 40 && t.kind === "compute").row));
+  for (let i = 1; i < many.blocks.length; i++) {
+    assert.equal(many.blocks[i].y, many.blocks[i - 1].y + many.blocks[i - 1].height);
+  }
+  const head = many.blocks.find((b) => b.number === 2);
+  assert.equal(many.groupHeadAt(head.y + 1), 2);
+  many.toggleGroup(2);
+  assert.equal(shown(many).length, 41);
+  const again = new Scene(grouped(80));
+  again.shutAs(many.shutText());
+  assert.equal(again.shutText(), "2");
+  assert.deepEqual(plain(shown(again)), plain(shown(many)));
+  again.show(0);
+  assert.ok(shown(again).includes(0) && !again.folded.has(0));
+  assert.equal(shown(new Scene(grouped(64))).length, 64);
+});
+
 test("many ranks start folded; a link restores which are", () => {
   const { Scene } = load(["timeline_scene"], page());
   const many = new Scene(layout(9));
@@ -90,7 +122,7 @@ test("what a link holds comes back", () => {
   writeLink("first", view, scene, { rank: 1, row: 5, event: 7 }, "a~b:c&d=é");
   assert.ok(shared.location.hash.includes("other="));
   assert.deepEqual(plain(readLink("first")), {
-    window: [100, 900], selected: [1, 5, 7], folded: "1", scroll: 42, query: "a~b:c&d=é",
+    window: [100, 900], selected: [1, 5, 7], folded: "1", shut: "", scroll: 42, query: "a~b:c&d=é",
   });
 });
 
