@@ -14,6 +14,7 @@ import click
 
 from ddltrace.experiments.pacing.builtin import PROFILES
 from ddltrace.experiments.transports.entries import NAMES as TRANSPORTS
+from ddltrace.experiments.transports.entries import read
 from ddltrace.experiments.workloads import WORKLOADS
 from ddltrace.tracer.launch.emulated_hosts import (
     NAMES,
@@ -363,14 +364,16 @@ def compare_command(
 Examples:
   ddltrace experiment transports
   ddltrace experiment transports --transport gloo --transport zmq --html transports.html
+  ddltrace experiment transports --transport tcp --transport tcp:nagle=true
   sudo ddltrace experiment transports --hosts 2 --bandwidth 1gbit""",
 )
 @click.option(
     "--transport",
     "names",
     multiple=True,
-    type=click.Choice(TRANSPORTS),
-    help="A message library; repeat it.  [default: all]",
+    metavar="SPEC",
+    help=f"A message library ({', '.join(TRANSPORTS)}), with options as in tcp:connections=4; "
+    "repeat it.  [default: all]",
 )
 @_RANKS
 @click.option(
@@ -420,7 +423,7 @@ def transports_command(
     _check_html(html)
     _ranks_on_hosts(ranks, dict.fromkeys(NAMES) | {"hosts": hosts, "bandwidth": bandwidth})
     settings = Settings(
-        transports=tuple(dict.fromkeys(names)) or TRANSPORTS,
+        transports=tuple(dict.fromkeys(read(name)[0] for name in names)) or TRANSPORTS,
         ranks=hosts or ranks or 2,
         sizes=sizes_up_to(max_bytes),
         rounds=rounds,

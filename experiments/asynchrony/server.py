@@ -29,6 +29,7 @@ from ddltrace.experiments.messages.trace_marks import mark
 from ddltrace.experiments.parent_process import end_with_parent, outlive_parent
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.experiments.synchronization.marks import mark_name
+from ddltrace.experiments.transports.backends.register import backend_of
 
 LONGEST_WAIT: Final = timedelta(days=30)
 """A worker may wait for a straggler for as long as it takes; lifelines tell who has died."""
@@ -52,6 +53,8 @@ def main() -> None:
     ended = _Ended(workers)
     lines.watch(ended)
     rank = workers + options["server"]
+    if strategy.transport is not None:
+        backend_of(strategy.transport)
     group = join_group(
         c10d.PrefixStore("group", store),
         rank,

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ from ddltrace.experiments.plan_execution import (
     launches_of,
     rounds_of,
 )
+from ddltrace.experiments.transports.backends.register import backend_of
+from ddltrace.experiments.transports.entries import by_name
 
 _FOREVER: Final = timedelta(days=365)
 
@@ -43,6 +46,8 @@ def main() -> None:
     rank, size = options["rank"], options["size"]
     server = rank - (size - options["servers"])
     listen(store, server, size - options["servers"], JOIN_SECONDS).watch(_end_with_workers)
+    if options["transport"]:
+        backend_of(replace(by_name(options["backend"]), **options["transport"]))
     group = join_group(
         c10d.PrefixStore("group", store),
         rank,

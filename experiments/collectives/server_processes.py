@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from ddltrace.experiments.architectures.transfers import Ownership
 from ddltrace.experiments.collectives.lifelines import connect, say_server_died
-from ddltrace.experiments.transports.backends.register import backend_of
+from ddltrace.experiments.transports.backends.register import backend_of, registered
 from ddltrace.experiments.transports.entries import NAMES as TRANSPORTS
 from ddltrace.experiments.transports.entries import by_name
 
@@ -70,7 +71,8 @@ def join_group(
         group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     else:
-        creator = dist.Backend._plugins[backend_of(by_name(own)).upper()].creator_fn
+        transport = registered(own) or by_name(own)
+        creator = dist.Backend._plugins[backend_of(transport).upper()].creator_fn
         group = creator(store, rank, size, timeout)
     group._set_group_name(c10d.GroupName("parameter server"))
     group._set_group_desc("ddltrace:parameter server")
@@ -206,6 +208,7 @@ def _start(
         "servers": servers,
         "global_ranks": list(global_ranks),
         "backend": backend,
+        "transport": asdict(transport) if (transport := registered(backend)) else {},
         "parent": os.getpid(),
     }
     return subprocess.Popen(

@@ -28,7 +28,7 @@ from ddltrace.experiments.plan_execution import (
     rounds_of,
 )
 from ddltrace.experiments.transports.backends.register import backend_of
-from ddltrace.experiments.transports.entries import by_name
+from ddltrace.experiments.transports.entries import read
 from ddltrace.tracer.errors import DdltraceError
 
 _WARMUP: Final = 3
@@ -40,7 +40,7 @@ _MIN_ROUNDS: Final = 5
 def main() -> None:
     """Measures all operations at all sizes."""
     options = _parse_options()
-    transport = by_name(options.transport)
+    _, transport = read(options.transport)
     dist.init_process_group("gloo")
     try:
         everyone = list(range(dist.get_world_size()))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from ddltrace.experiments.grammar import Grammar
 from ddltrace.experiments.technique import Technique
 from ddltrace.experiments.transports.gloo import Gloo
 from ddltrace.experiments.transports.grpc import Grpc
 from ddltrace.experiments.transports.mpi import Mpi
 from ddltrace.experiments.transports.nccl import Nccl
+from ddltrace.experiments.transports.tcp import Tcp
 from ddltrace.experiments.transports.transport import Transport
 from ddltrace.experiments.transports.ucx import Ucx
 from ddltrace.experiments.transports.zeromq import ZeroMq
@@ -22,6 +24,13 @@ TECHNIQUES: Final = (
         "TCP sockets between processes on the CPU; the default there",
         "Gloo, github.com/pytorch/gloo",
         Gloo,
+    ),
+    Technique(
+        _AXIS,
+        "tcp",
+        "TCP sockets without a library, with the protocol's options",
+        "RFC 9293; Nagle: RFC 896",
+        Tcp,
     ),
     Technique(
         _AXIS,
@@ -76,3 +85,24 @@ def by_name(name: str) -> Transport:
     transport = entry.build()
     assert isinstance(transport, Transport)
     return transport
+
+
+_GRAMMAR: Final = Grammar("transport", TECHNIQUES, {})
+
+
+def read(spec: str) -> tuple[str, Transport]:
+    """Reads a transport with its options, such as ``tcp:connections=4``.
+
+    Args:
+        spec: Its name, and options where it has some.
+
+    Returns:
+        The spec in canonical form, and the transport.
+
+    Raises:
+        UsageError: There is no such transport or option.
+    """
+    named = _GRAMMAR.read(spec)[_AXIS]
+    transport = named.value
+    assert isinstance(transport, Transport)
+    return named.text, transport

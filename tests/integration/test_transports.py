@@ -19,6 +19,7 @@ LIBRARIES = [
     )
     for name, extra in (("zmq", "zmq"), ("grpc", "grpc"), ("mpi", "mpi"), ("ucx", "mpi"))
 ]
+LIBRARIES.append(pytest.param("tcp:connections=3"))
 
 
 @pytest.mark.parametrize("name", LIBRARIES)

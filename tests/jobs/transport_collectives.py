@@ -6,14 +6,14 @@ import torch
 import torch.distributed as dist
 
 from ddltrace.experiments.transports.backends.register import backend_of
-from ddltrace.experiments.transports.entries import by_name
+from ddltrace.experiments.transports.entries import read
 
 SIZES = (0, 1, 2, 7, 1000, 100_001)
 
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 everyone = list(range(ranks))
-backend = backend_of(by_name(sys.argv[1]))
+backend = backend_of(read(sys.argv[1])[1])
 group = dist.new_group(everyone, backend=backend)
 other = dist.new_group(everyone, backend=backend)
 generator = torch.Generator().manual_seed(7)

@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 
 from ddltrace.experiments.transports.backends.register import backend_of
-from ddltrace.experiments.transports.entries import by_name
+from ddltrace.experiments.transports.entries import read
 
 dist.init_process_group("gloo")
-group = dist.new_group([0, 1], backend=backend_of(by_name(sys.argv[1])))
+group = dist.new_group([0, 1], backend=backend_of(read(sys.argv[1])[1]))
 numbers = torch.ones(1000)
 dist.all_reduce(numbers, group=group)
 if dist.get_rank() == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
@@ -14,6 +14,7 @@ from ddltrace.experiments.transports.gloo import Gloo
 from ddltrace.experiments.transports.grpc import Grpc
 from ddltrace.experiments.transports.mpi import Mpi
 from ddltrace.experiments.transports.nccl import Nccl
+from ddltrace.experiments.transports.tcp import Tcp
 from ddltrace.experiments.transports.transport import Transport
 from ddltrace.experiments.transports.ucx import Ucx
 from ddltrace.experiments.transports.zeromq import ZeroMq
@@ -39,10 +40,21 @@ def backend_of(transport: Transport) -> str:
         if not dist.is_nccl_available() or not _has_gpu():
             raise MissingCapabilityError("the transport nccl needs a GPU for each rank")
         return transport.backend
-    assert transport.extra is not None
-    require_extra(transport.extra, f"the transport {transport.name}")
-    _register(transport)
+    if isinstance(transport, Tcp):
+        from ddltrace.experiments.transports.backends.tcp_backend import check_options
+
+        check_options(transport)
+    else:
+        assert transport.extra is not None
+        require_extra(transport.extra, f"the transport {transport.name}")
+    _registered[transport.backend] = transport
+    _register(transport.backend, transport.device)
     return transport.backend
+
+
+def registered(backend: str) -> Transport | None:
+    """The transport, with its options, that `backend_of` registered last under a name."""
+    return _registered.get(backend)
 
 
 def _has_gpu() -> bool:
@@ -51,12 +63,15 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-@functools.cache
-def _register(transport: Transport) -> None:
-    def create(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
-        return _create(transport, store, rank, size, timeout)
+_registered: Final[dict[str, Transport]] = {}
 
-    dist.Backend.register_backend(transport.backend, create, devices=[transport.device])
+
+@functools.cache
+def _register(backend: str, device: str) -> None:
+    def create(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+        return _create(_registered[backend], store, rank, size, timeout)
+
+    dist.Backend.register_backend(backend, create, devices=[device])
 
 
 def _create(
@@ -71,6 +86,10 @@ def _create(
         from ddltrace.experiments.transports.backends.grpc_backend import GrpcGroup
 
         return GrpcGroup(store, rank, size, timeout)
+    if isinstance(transport, Tcp):
+        from ddltrace.experiments.transports.backends.tcp_backend import TcpGroup
+
+        return TcpGroup(transport, store, rank, size, timeout)
     assert isinstance(transport, Mpi | Ucx)
     from ddltrace.experiments.transports.backends.mpi_backend import MpiGroup
 

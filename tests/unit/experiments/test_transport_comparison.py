@@ -14,8 +14,10 @@ from ddltrace.experiments.transport_benchmark.comparison import (
 from ddltrace.experiments.transport_benchmark.settings import Settings, sizes_up_to
 from ddltrace.experiments.transport_benchmark.table import render
 from ddltrace.experiments.transports.backends.mailbox import Key, Mailbox, as_bytes
-from ddltrace.experiments.transports.entries import NAMES, by_name
-from ddltrace.tracer.errors import UsageError
+from ddltrace.experiments.transports.backends.tcp_backend import check_options
+from ddltrace.experiments.transports.entries import NAMES, by_name, read
+from ddltrace.experiments.transports.tcp import Tcp
+from ddltrace.tracer.errors import MissingCapabilityError, UsageError
 
 KEY = Key(1, 0, 5)
 
@@ -98,3 +100,19 @@ def test_the_mailbox_fails_what_awaits_a_rank_that_is_gone() -> None:
             future.wait()
     # What had arrived before can still be received.
     assert mailbox.receive(KEY, torch.zeros(1)).wait()[0].item() == 1.0
+
+
+def test_options_of_tcp_are_read_and_checked() -> None:
+    text, transport = read("tcp:nagle=true,connections=4")
+    assert text == "tcp:connections=4,nagle=true"
+    assert transport == Tcp(nagle=True, connections=4)
+    assert parse("ring+tcp:buffer_kb=64").transport == Tcp(buffer_kb=64)
+    for wrong in ("tcp:connections=0", "tcp:buffer_kb=-1", "tcp:window=3", "udp"):
+        with pytest.raises(UsageError):
+            read(wrong)
+
+
+def test_a_congestion_control_that_the_kernel_lacks_is_named() -> None:
+    with pytest.raises(MissingCapabilityError, match="no congestion control 'nope'"):
+        check_options(Tcp(congestion="nope"))
+    check_options(Tcp(nagle=True))
