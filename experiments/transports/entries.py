@@ -27,13 +27,6 @@ TECHNIQUES: Final = (
     ),
     Technique(
         _AXIS,
-        "tcp",
-        "TCP sockets without a library, with the protocol's options",
-        "RFC 9293; Nagle: RFC 896",
-        Tcp,
-    ),
-    Technique(
-        _AXIS,
         "mpi",
         "MPICH over libfabric",
         "MPICH, mpich.org; mpi4py",
@@ -71,6 +64,13 @@ TECHNIQUES: Final = (
         "NCCL, developer.nvidia.com/nccl",
         Nccl,
         needs=("a GPU for each rank",),
+    ),
+    Technique(
+        _AXIS,
+        "tcp",
+        "TCP sockets without a library, with the protocol's options",
+        "RFC 9293; Nagle: RFC 896",
+        Tcp,
     ),
 )
 

@@ -55,7 +55,7 @@ def test_sizes_end_with_the_largest() -> None:
 
 
 def test_each_transport_is_a_technique_of_its_axis() -> None:
-    assert NAMES == ("gloo", "mpi", "zmq", "grpc", "ucx", "nccl")
+    assert NAMES == ("gloo", "mpi", "zmq", "grpc", "ucx", "nccl", "tcp")
     for name in NAMES:
         strategy = parse(f"topk:density=0.01+feedback+{name}")
         assert strategy.transport == by_name(name)
