@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddltrace.experiments.engine.create_exchange import create_message_exchange
@@ -130,6 +131,14 @@ def _check(ddp: Any, strategy: Strategy) -> None:
     for option, used in unsupported.items():
         if used:
             refuse(strategy.spec, f"the job uses DistributedDataParallel with {option}")
+    knows_layers = not isinstance(ddp.module, nn.ParameterList)
+    schedule = strategy.schedule
+    if not knows_layers and (schedule.wait == "layer" or isinstance(schedule, Poseidon)):
+        refuse(
+            strategy.spec,
+            "the job wraps its model with replicate(), which hides the layers from the strategy; "
+            "use DistributedDataParallel",
+        )
 
 
 def _check_transport(ddp: DistributedDataParallel, strategy: Strategy) -> None:

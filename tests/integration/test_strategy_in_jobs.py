@@ -94,6 +94,7 @@ NOT_APPLIED = {
     "delay": "delay_all_reduce_named_params=",
     "mixed": "mixed_precision=",
     "join": "DistributedDataParallel.join()",
+    "replicate": "replicate(), which hides the layers",
     "lbfgs": "LBFGS updates all parameters together",
 }
 

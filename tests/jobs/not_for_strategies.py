@@ -35,6 +35,10 @@ def sharded(case, model):
 
 def in_ddp(case, model):
     """A model in DistributedDataParallel, with an option that strategies do not have."""
+    if case == "replicate":
+        from torch.distributed._composable.replicate import replicate
+
+        return replicate(model)
     options = {}
     if case == "delay":
         options["delay_all_reduce_named_params"] = [("0.weight", model[0].weight)]
