@@ -90,7 +90,7 @@
     // Times of which nothing was read yet look like those outside the trace.
     unread(c, state, block, top) {
       c.fillStyle = this.palette.surface;
-      for (const [start, end] of state.scene.layout.unread[block.rank] || []) {
+      for (const [start, end] of state.scene.layout.unread[block.shut ? block.group.ranks[0] : block.rank] || []) {
         const x0 = Math.max(ns.GUTTER, this.x(state.view, start)), x1 = this.x(state.view, end);
         if (x1 > x0) c.fillRect(x0, block.y - top + 1, Math.min(x1, state.width) - x0, block.height - 1);
       }

@@ -8,9 +8,10 @@ count all events of a rank.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -30,12 +31,12 @@ _ROWS: Final = 400_000
 """Events that are arranged of all ranks together: about a second."""
 
 _RANKS: Final = 128
-"""More ranks than this take too long; the first and the last ones are shown at first."""
+"""More ranks than this take too long: some of each host are read."""
 
 
 def coarse_timelines(trace: Trace) -> dict[int, Timeline]:
     """The timelines of samples of a trace's ranks."""
-    ranks = _some(trace.ranks)
+    ranks = _some(trace)
     batches = max(2, _BATCHES // max(1, len(ranks)))
     rows = max(256, _ROWS // max(1, len(ranks) * batches))
     samples = {rank: _Sample(trace.sample(rank, batches, rows)) for rank in ranks}
@@ -57,6 +58,10 @@ def coarse_timelines(trace: Trace) -> dict[int, Timeline]:
         gaps = samples[rank].gaps
         timeline.unread = {rank: [(begin - origin, end - origin) for begin, end in gaps]}
         found[rank] = timeline
+    span = max((timeline.span_ns for timeline in found.values()), default=0)
+    for rank in trace.ranks:
+        if rank not in found:
+            found[rank] = Timeline(unread={rank: [(0, span)]})
     return found
 
 
@@ -87,11 +92,16 @@ class _Sample:
             yield table
 
 
-def _some(ranks: Sequence[int]) -> list[int]:
-    if len(ranks) <= _RANKS:
-        return list(ranks)
-    half = _RANKS // 2
-    return [*ranks[:half], *ranks[-half:]]
+def _some(trace: Trace) -> list[int]:
+    """So many ranks as can be read at once: of each host the first ones."""
+    if len(trace.ranks) <= _RANKS:
+        return list(trace.ranks)
+    of_host: dict[str, list[int]] = {}
+    for info in sorted(trace.run.ranks, key=lambda info: info.rank):
+        of_host.setdefault(info.host, []).append(info.rank)
+    in_turns = chain.from_iterable(zip_longest(*of_host.values()))
+    wanted = dict.fromkeys(rank for rank in in_turns if rank is not None)
+    return sorted(islice(wanted, _RANKS))
 
 
 def _empty(row: Row) -> Row:

@@ -99,6 +99,17 @@ def test_of_a_trace_too_long_the_last_steps_are_analyzed(synthetic, tmp_path, mo
         trace.analyze(range(50, 60))
 
 
+def test_of_many_ranks_some_of_each_host_are_sampled(synthetic, tmp_path, monkeypatch):
+    shape = synthetic.Shape(ranks=24, steps=1, layers=20, buckets=2)
+    trace = open_trace(synthetic.write_trace(tmp_path / "trace", shape))
+    monkeypatch.setattr(coarse, "_RANKS", 4)
+    found = coarse.coarse_timelines(trace)
+    assert sorted(found) == trace.ranks
+    assert [rank for rank, timeline in found.items() if timeline.rows] == [0, 1, 8, 16]
+    # Nothing is known of the others, from the begin to the end.
+    assert found[5].unread == {5: [(0, found[0].span_ns)]}
+
+
 def test_a_sample_of_a_long_trace_is_evenly_spread(synthetic, tmp_path, monkeypatch):
     shape = synthetic.Shape(ranks=1, steps=1200, layers=200)
     trace = open_trace(synthetic.write_trace(tmp_path / "trace", shape))
