@@ -95,7 +95,7 @@ def create_app(workspace: Workspace, *, loopback: bool = True) -> dash.Dash:
         ),
     )
     app.enable_dev_tools(debug=False, dev_tools_disable_version_check=True)
-    app.layout = _shell(workspace)
+    app.layout = lambda: _shell(workspace)
     _add_shell_callbacks(app, workspace)
     _add_figure_callbacks(app, workspace)
     _add_timeline_callbacks(app, workspace)
@@ -110,8 +110,12 @@ def create_app(workspace: Workspace, *, loopback: bool = True) -> dash.Dash:
     return app
 
 
+def _trace_options(workspace: Workspace) -> list[dict[str, Any]]:
+    return [{"label": opened.title, "value": opened.number} for opened in workspace.traces]
+
+
 def _shell(workspace: Workspace) -> html.Div:
-    options = [{"label": opened.title, "value": opened.number} for opened in workspace.traces]
+    options = _trace_options(workspace)
     return html.Div(
         [
             dcc.Location(id="url", refresh="callback-nav"),
@@ -134,7 +138,7 @@ def _shell(workspace: Workspace) -> html.Div:
                             searchable=False,
                             className="chooser",
                         )
-                        if len(options) > 1
+                        if len(options) > 1 or workspace.may_grow
                         else html.Span(
                             options[0]["label"] if options else "", className="trace-title"
                         ),
@@ -255,8 +259,8 @@ def _add_shell_callbacks(app: dash.Dash, workspace: Workspace) -> None:
         prevent_initial_call=True,
     )(reload)
 
-    if len(workspace.traces) > 1:
-        _add_choice_callbacks(app, len(workspace.traces))
+    if len(workspace.traces) > 1 or workspace.may_grow:
+        _add_choice_callbacks(app, workspace)
 
 
 def _is_offered(workspace: Workspace, page: Page, address: Address) -> bool:
@@ -268,15 +272,19 @@ def _is_offered(workspace: Workspace, page: Page, address: Address) -> bool:
     return True
 
 
-def _add_choice_callbacks(app: dash.Dash, num_traces: int) -> None:
+def _add_choice_callbacks(app: dash.Dash, workspace: Workspace) -> None:
     """Keeps the address and the selection of traces consistent."""
 
-    def show_choice(pathname: str | None, search: str | None) -> tuple[int | None, bool]:
+    def show_choice(
+        pathname: str | None, search: str | None
+    ) -> tuple[list[dict[str, Any]], int | None, bool]:
         number = Address.parse(search).trace
         hidden = pathname in ("/compare", "/experiments", "/traces")
-        return number if number < num_traces else None, hidden
+        options = _trace_options(workspace)
+        return options, number if number < len(options) else None, hidden
 
     app.callback(
+        Output("trace", "options"),
         Output("trace", "value"),
         Output("trace-choice", "hidden"),
         Input("url", "pathname"),

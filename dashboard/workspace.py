@@ -583,9 +583,37 @@ class Workspace:
                 return opened.number
         return None
 
+    def show_trace(self, path: Path, experiment: OpenExperiment) -> int | None:
+        """The number of a trace of an experiment, which is opened if it is not shown yet.
+
+        Returns:
+            None if there is no trace, or it is not in the experiment's directory.
+        """
+        inside = experiment.directory.resolve()
+        with self._adding:
+            number = self.number_of(path)
+            if number is not None:
+                return number
+            if not path.resolve().is_relative_to(inside) or not (path / RUN_FILE).is_file():
+                return None
+            try:
+                trace = open_trace(path)
+            except TraceError:
+                return None
+            title = printable(trace.name)
+            if any(title == opened.title for opened in self.traces):
+                title = f"{experiment.title}/{title}"
+            self.traces.append(OpenTrace(len(self.traces), title, trace))
+            return len(self.traces) - 1
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether traces may come that were not there when the dashboard was started."""
+        return self.runs is not None or bool(self.experiments)
+
     def warm_up(self, report: Callable[[str], None]) -> None:
         """Loads everything, so that the first pages open at once; reports errors."""
-        for opened in self.traces:
+        for opened in list(self.traces):
             with contextlib.suppress(TraceError):
                 opened.stages()  # before the analysis takes processor time
             with ThreadPoolExecutor(2) as pool:

@@ -244,9 +244,10 @@ def _strategies(results: Results, experiment: OpenExperiment, workspace: Workspa
 
 
 def _name(row: Row, experiment: OpenExperiment, workspace: Workspace) -> Component:
-    """The strategy, with a link to its first trace if this dashboard shows it."""
+    """The strategy, with a link to its first trace if there is one."""
     name = printable(label(row))
-    number = workspace.number_of(experiment.directory / row.trace) if row.trace else None
+    path = experiment.directory / row.trace if row.trace else None
+    number = None if path is None else workspace.show_trace(path, experiment)
     text = html.Span(name, title=name)
     return text if number is None else dcc.Link(text, href=f"/?trace={number}")
 

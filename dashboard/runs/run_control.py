@@ -24,6 +24,7 @@ GRACE_SECONDS: Final = 30.0
 """Time that a run gets to write its traces between SIGTERM and SIGKILL."""
 
 _LOG_BYTES: Final = 16_000
+_SUPERVISED: Final = "ddltrace.dashboard.runs.supervised_run"
 
 
 class RunInProgressError(DdltraceError):
@@ -94,14 +95,14 @@ class RunControl:
                 )
             directory = self._new_directory()
             command = [
-                *(sys.executable, "-m", "ddltrace", "experiment", "run"),
+                *(sys.executable, "-m", _SUPERVISED, "experiment", "run"),
                 *("-o", str(directory), *arguments),
             ]
             try:
                 with _log_file(directory).open("wb") as output:
                     self._process = subprocess.Popen(
                         command,
-                        stdin=subprocess.DEVNULL,
+                        stdin=subprocess.PIPE,  # open as long as this process lives
                         stdout=output,
                         stderr=subprocess.STDOUT,
                         start_new_session=True,  # Ctrl-C reaches it once, through `close`
@@ -182,6 +183,8 @@ class RunControl:
                 one.kill()
         psutil.wait_procs(left, timeout=5)
         process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         """Collects the descendant processes of the run: the job's ranks have their own sessions,

@@ -104,7 +104,8 @@ def test_the_token_stands_in_the_page(served):
     assert runs.token in experiments_page_of(url)
 
 
-def test_the_end_of_the_server_ends_the_run(trace_path, tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_the_end_of_the_server_ends_the_run(trace_path, tmp_path, how):
     command = [sys.executable, "-m", "ddltrace", "dashboard", "--no-browser", "--allow-run"]
     with subprocess.Popen(
         [*command, str(trace_path)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
@@ -120,9 +121,9 @@ def test_the_end_of_the_server_ends_the_run(trace_path, tmp_path):
         while not (directory / "results.json").is_file():
             assert server.poll() is None
         below += psutil.Process(server.pid).children(recursive=True)
-        server.send_signal(signal.SIGINT)
-        assert server.wait(60) == 0
-    assert psutil.wait_procs(below, timeout=10)[1] == []
+        server.send_signal(how)
+        assert server.wait(60) == (-how if how == signal.SIGKILL else 0)
+    assert psutil.wait_procs(below, timeout=60)[1] == []
     assert json.loads((directory / "results.json").read_text())["status"] == "interrupted"
 
 

@@ -1,12 +1,14 @@
 """The pages of tensors, communication, the critical path, SQL, experiments and traces."""
 
 import json
+import shutil
 
 import pyarrow as pa
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
 from ddltrace.dashboard.address import Address
+from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.discovery import discover
 from ddltrace.dashboard.experiments import OpenExperiment
 from ddltrace.dashboard.pages import sql_page, tensors_page
@@ -161,3 +163,20 @@ def test_links_do_not_leave_the_folder(tmp_path, trace_path):
     folder.mkdir()
     (folder / "link").symlink_to(trace_path)
     assert discover([str(folder)]).traces == [folder]
+
+
+def test_traces_of_an_experiment_that_grows_are_opened(experiment, trace_path, tmp_path):
+    workspace = Workspace([], [OpenExperiment(0, "experiment", experiment)])
+    shown = workspace.experiments[0]
+    assert workspace.show_trace(experiment / "ddp", shown) is None
+    shutil.copytree(trace_path, experiment / "ddp")
+    shutil.copytree(trace_path, tmp_path / "elsewhere")
+    assert workspace.show_trace(experiment / "ddp", shown) == 0
+    assert workspace.show_trace(experiment / "ddp", shown) == 0
+    # A damaged file of results could name a trace elsewhere.
+    assert workspace.show_trace(experiment / ".." / "elsewhere", shown) is None
+    client = create_app(workspace).server.test_client()
+    assert client.get("/api/0/layout").get_json()["ranks"] == [0, 1]
+    # The choice of traces offers it, also in pages that are open already.
+    layout = json.dumps(client.get("/_dash-layout").get_json())
+    assert '"label": "ddp", "value": 0' in layout
