@@ -54,7 +54,7 @@ class Placement:
         total = sum(self.loads) or 1
         shares = ", ".join(f"{100 * load / total:.1f} %" for load in self.loads)
         return (
-            f"{len(self.keys)} keys on {len(self.loads)} servers, skew {self.skew:.3f} "
+            f"keys: {len(self.keys)}, servers: {len(self.loads)}, skew {self.skew:.3f} "
             f"(largest load / mean); shares of the elements: {shares}"
         )
 

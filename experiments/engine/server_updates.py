@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,8 @@ class ServerUpdates(StepPolicy):
     that clips gradients clips each worker's own. The parameters that a worker has pushed to and
     read from are never averaged between workers.
     """
+
+    ends_before_others: ClassVar[bool] = True
 
     def __init__(self, strategy: Strategy, context: StepContext, backend: str) -> None:
         """Starts the servers. Collective.

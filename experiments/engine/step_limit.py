@@ -7,7 +7,7 @@ import weakref
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from ddltrace.experiments.engine.update_control import install_hooks, on_step
+from ddltrace.experiments.engine.update_control import end_last_step, install_hooks, on_step
 
 
 class StepLimit:
@@ -33,6 +33,7 @@ class StepLimit:
             return
         self._left -= 1
         if self._left == 0:
+            end_last_step(optimizer)
             if dist.is_initialized():
                 # No rank may end while another one needs its part of a message.
                 dist.barrier()

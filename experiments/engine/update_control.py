@@ -61,6 +61,11 @@ class UpdateControl:
         return any(id(p) in self._own for group in optimizer.param_groups for p in group["params"])
 
     @property
+    def ends_before_others(self) -> bool:
+        """Whether other ranks would wait for this rank's next step."""
+        return self._policy.ends_before_others
+
+    @property
     def changes_updates(self) -> bool:
         """Whether optimizer steps must be observed."""
         return (
@@ -177,6 +182,17 @@ def _install() -> None:
         register_optimizer_step_post_hook(_after)
         checkpoint_state.install()
         checkpoint_state.on_load.append(_restore)
+
+
+def end_last_step(optimizer: Optimizer) -> None:
+    """To be called when a rank will make no further step, before it waits for other ranks.
+
+    Args:
+        optimizer: The optimizer of the last step.
+    """
+    for control in _controls_of(optimizer):
+        if control.ends_before_others:
+            control.end()
 
 
 def _controls_of(optimizer: Optimizer) -> list[UpdateControl]:

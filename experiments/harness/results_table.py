@@ -180,7 +180,8 @@ def choice_lines(row: Row) -> list[str]:
     placement, auto = row.choices.get("placement"), row.choices.get("auto")
     if placement:
         lines.append(
-            f"{placement['keys']} keys on {len(placement['loads'])} servers, skew "
+            f"{_counted(placement['keys'], 'key')} on "
+            f"{_counted(len(placement['loads']), 'server')}, skew "
             f"{placement['skew']:.3f} (largest load / mean)."
         )
     if auto:
@@ -189,7 +190,8 @@ def choice_lines(row: Row) -> list[str]:
             for choice in auto["choices"]
         )
         lines.append(
-            f"{len(auto['racks'])} racks, {len(auto['hosts'])} hosts by the measured links; "
+            f"{_counted(len(auto['racks']), 'rack')}, {_counted(len(auto['hosts']), 'host')} by "
+            "the measured links; "
             f"chosen: {chosen}."
         )
     return lines

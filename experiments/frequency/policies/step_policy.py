@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -35,7 +35,13 @@ class StepPolicy(ABC):
 
     All ranks call their policies in the same order, so a policy may launch collectives in
     `before_update` and `after_update`.
+
+    Attributes:
+        ends_before_others: Whether a rank has to call `end` when it has made its last step, since
+            other ranks would wait for its next one.
     """
+
+    ends_before_others: ClassVar[bool] = False
 
     def __init__(self, context: StepContext) -> None:
         self.context = context
