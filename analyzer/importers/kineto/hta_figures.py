@@ -61,6 +61,9 @@ HTA_FIRST_LABEL: Final = "hta_first_events"
 _MOST_COPIES: Final = 4
 """HTA multiplies work whose correlation several calls have; beyond so many events this stops."""
 
+_MOST_INTEGER: Final = float(1 << 63)
+"""From here on, times are no 64-bit integers."""
+
 _COMMUNICATION: Final = re.compile(r"nccl.*Kernel")
 _MEMORY: Final = re.compile(r"Memcpy|Memset|dma")
 _NOT_COMPUTATION: Final = re.compile(r"nccl.*Kernel|.*Memcpy|Memset|.*Sync")
@@ -268,11 +271,13 @@ class _Streams:
         self._events, self._decoded = events, decoded
         # HTA's column is of whole numbers unless an event has no time.
         kind = np.dtype(np.float64)
-        if not decoded.lacks_times:
+        start, end = (np.where(events.wanted, times, 0.0) for times in (start, end))
+        fits = all(np.abs(times).max(initial=0.0) < _MOST_INTEGER for times in (start, end))
+        if not decoded.lacks_times and fits:
             kind = _least_type(np.ceil(events.start[events.wanted]))
         self._first = float(start[events.wanted].min())
         self._start = start.astype(kind)
-        self._end = end.astype(kind) if not np.any(end % 1 != 0) else end
+        self._end = end.astype(kind) if fits and not np.any(end % 1 != 0) else end
         self._work = events.is_work()
         category = column(decoded, "category", np.int32)
         is_work = np.array([name in WORK for name in decoded.categories] or [False])

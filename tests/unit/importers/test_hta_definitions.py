@@ -10,6 +10,7 @@ import logging
 import math
 import random
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -641,3 +642,14 @@ def test_time_series_are_kept_and_checked(tmp_path: Path) -> None:
     described.write_text(json.dumps(run))
     with pytest.raises(TraceError, match="a time series by HTA's definitions cannot be read"):
         series_of(open_trace(tmp_path / "kept"), "hta_queue_length")
+
+
+@pytest.mark.parametrize(("ts", "dur"), [(1e300, 1), (5, 1e300), (1e300, 1e300), (-1e300, 2)])
+def test_times_beyond_64_bits_are_no_warning(tmp_path: Path, ts: float, dur: float) -> None:
+    events = [*device_events("gemm", (100, 10), (ts, dur), correlation=1), LAUNCH]
+    path = tmp_path / "rank-0.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        with contextlib.suppress(TraceError):
+            open_trace(path)
