@@ -54,26 +54,26 @@ SYSTEM_TOOLS = {
 
 
 class SetupError(Exception):
-    """The environment cannot be made; the message names the fix."""
+    """The environment cannot be created; the message names the fix."""
 
 
 def main() -> int:
-    """Runs one chore and returns its exit status."""
+    """Runs one task and returns its exit status."""
     arguments = parser().parse_args()
     # A shell's background job ignores Ctrl-C, and so would the jobs that the tests interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         make_environment()
-        if arguments.chore == "demo":
+        if arguments.task == "demo":
             return demo(serve=not arguments.no_dashboard)
-        if arguments.chore == "test":
+        if arguments.task == "test":
             return test(
                 without_separator(arguments.pytest_args),
                 quick=arguments.quick,
                 all_cases=arguments.all_cases,
                 coverage=arguments.coverage,
             )
-        if arguments.chore == "docs":
+        if arguments.task == "docs":
             return max(run([python(), script]) for script in GENERATORS)
         say(f"ready: . {BIN.relative_to(ROOT) / 'activate'}")
         return 0
@@ -87,29 +87,29 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    chores = top.add_subparsers(dest="chore", required=True)
-    chore = chores.add_parser("demo", help="trace a real two-rank training, explain it, show it")
-    chore.add_argument(
-        "--no-dashboard", action="store_true", help="end after the report, serve nothing"
+    tasks = top.add_subparsers(dest="task", required=True)
+    task = tasks.add_parser("demo", help="trace a two-rank training, show its report and dashboard")
+    task.add_argument(
+        "--no-dashboard", action="store_true", help="end after the report, without the dashboard"
     )
-    chore = chores.add_parser("test", help="check format, lint and types, run the tests")
-    chore.add_argument(
+    task = tasks.add_parser("test", help="check format, lint and types, run the tests")
+    task.add_argument(
         "--quick", action="store_true", help="format, lint and the unit tests only, on all cores"
     )
-    chore.add_argument(
+    task.add_argument(
         "--all",
         dest="all_cases",
         action="store_true",
         help="run every case of the long matrices instead of a random sample",
     )
-    chore.add_argument(
+    task.add_argument(
         "--coverage", action="store_true", help="print line coverage of Python and of C++"
     )
-    chore.add_argument(
+    task.add_argument(
         "pytest_args", nargs=argparse.REMAINDER, help="passed to pytest, as in: test -- -k clocks"
     )
-    chores.add_parser("setup", help="make or refresh the environment only")
-    chores.add_parser("docs", help="write the reference pages of docs/ anew")
+    tasks.add_parser("setup", help="create or update the environment only")
+    tasks.add_parser("docs", help="write the reference pages of docs/")
     return top
 
 
@@ -122,7 +122,7 @@ def without_separator(arguments: Sequence[str]) -> list[str]:
 
 
 def make_environment() -> None:
-    """Makes `.venv` with the pinned versions, or refreshes it; does nothing when it is fresh.
+    """Creates `.venv` with the pinned versions, or updates it; does nothing if it is up to date.
 
     Raises:
         SetupError: Python is too old or lacks `venv`, or the installation failed.
@@ -131,23 +131,24 @@ def make_environment() -> None:
     if STAMP.is_file() and STAMP.read_text(encoding="utf-8") == wanted:
         return
     if not works([python(), "-m", "pip", "--version"]):
-        say("making the environment in .venv")
+        say("creating the environment in .venv")
         require_ensurepip()
         if run([sys.executable, "-m", "venv", "--clear", VENV.name]) != 0:
-            raise SetupError("the environment could not be made, see above")
-    say("installing ddltrace and what it needs (the first time: some minutes)")
+            raise SetupError("the environment could not be created, see above")
+    say("installing ddltrace and its dependencies (some minutes the first time)")
     STAMP.unlink(missing_ok=True)
     command = [python(), "-m", "pip", "install", "--disable-pip-version-check"]
     if not sys.stderr.isatty():
         command += ["--quiet", "--progress-bar", "off"]
     command += ["--constraint", CONSTRAINTS.name, "--editable", ".[all,test]"]
     if run(command) != 0:
-        raise SetupError("the installation failed, see above; it goes on where it stopped")
+        raise SetupError("the installation failed, see above; run the command again to continue")
     STAMP.write_text(wanted, encoding="utf-8")
 
 
 def fingerprint() -> str:
-    """What the environment was made from; another value means: make it again."""
+    """A fingerprint of the environment's sources; if it differs, the environment is created
+    again."""
     digest = hashlib.sha256()
     for part in (ROOT / "pyproject.toml", CONSTRAINTS):
         digest.update(part.read_bytes())
@@ -156,10 +157,10 @@ def fingerprint() -> str:
 
 
 def require_ensurepip() -> None:
-    """Sees to it that `python -m venv` can work: Debian splits it off.
+    """Makes `python -m venv` available, which Debian has in a separate package.
 
     Raises:
-        SetupError: It cannot, and cannot be installed from here.
+        SetupError: It is not available and cannot be installed by this process.
     """
     if importlib.util.find_spec("ensurepip") is not None:
         return
@@ -171,7 +172,7 @@ def require_ensurepip() -> None:
 
 
 def apt_install(packages: Sequence[str]) -> bool:
-    """Installs Debian packages where that is possible: as root, with apt-get.
+    """Installs Debian packages if possible: as root, with apt-get.
 
     Returns:
         Whether they are installed now.
@@ -182,11 +183,11 @@ def apt_install(packages: Sequence[str]) -> bool:
     options = ["-q", "-y", "-o", "Acquire::http::Timeout=20", "-o", "DPkg::Lock::Timeout=120"]
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
     if run([apt, "update", *options], env=quiet) != 0:
-        say("apt-get update failed, trying with the lists that are there")
+        say("apt-get update failed, using the existing lists")
     return run([apt, "install", *options, "--no-install-recommends", *packages], env=quiet) == 0
 
 
-# --- the chores ----------------------------------------------------------------------------
+# --- the tasks -----------------------------------------------------------------------------
 
 
 def demo(*, serve: bool) -> int:
@@ -204,14 +205,14 @@ def demo(*, serve: bool) -> int:
     status = run([ddltrace, "run", "-o", str(trace), "--", *job], env=one_thread)
     if status != 0:
         return status
-    say("2/3 explaining the trace")
+    say("2/3 analyzing the trace")
     status = run([ddltrace, "analyze", str(trace), "--html", str(trace / "report.html")])
     if status != 0 or not serve:
         return status
-    say("3/3 showing it, until Ctrl-C")
+    say("3/3 serving the dashboard, until Ctrl-C")
     command = [ddltrace, "dashboard", str(trace)]
     announce(command)
-    # In place of this process: signals reach the dashboard, its status is ours.
+    # Replaces this process, so that signals reach the dashboard and its status is returned.
     os.chdir(ROOT)
     os.execve(ddltrace, command, environment())
 
@@ -263,7 +264,7 @@ def test(
     status = run([python(), "-m", "pytest", *options, *pytest_args], env=env)
     if coverage:
         report_native_coverage()
-    if failed:  # last, where it is seen
+    if failed:  # last, where it is visible
         say(f"failed: {', '.join(failed)}, see above the tests")
     return status or int(bool(failed))
 
@@ -473,7 +474,7 @@ def run(command: Sequence[str], *, cwd: Path = ROOT, env: Mapping[str, str] | No
                     status = process.wait()
                     break
                 except KeyboardInterrupt:
-                    # Ctrl-C reached the child, too: let it end in its own way.
+                    # Ctrl-C has reached the child, too: wait for its end.
                     continue
         finally:
             signal.signal(signal.SIGTERM, former)

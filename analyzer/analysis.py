@@ -519,12 +519,12 @@ def _unrecorded_notes(scans: Mapping[int, RankScan], *, operations_only: bool) -
     share = sum(missing.values()) / whole if whole else 0.0
     if share < _UNRECORDED_WORTH_SAYING:
         return []
-    told = f"for {share_text(share)} of the time of {len(ranks)} ranks nothing is recorded"
+    missing_text = f"for {share_text(share)} of the time of {len(ranks)} ranks nothing is recorded"
     if operations_only:
-        return [f"{told}: it counts as waiting, since all work is recorded as operations"]
+        return [f"{missing_text}: it counts as waiting, since all work is recorded as operations"]
     return [
-        f"{told}, neither of the device nor of the host: they may have worked then, or waited, so "
-        "savings are known within a range only where that matters"
+        f"{missing_text}, neither of the device nor of the host: they may have worked then, or "
+        "waited, so savings are known within a range only where that matters"
     ]
 
 
@@ -545,11 +545,11 @@ def _trace_facts(
             )
     costs = [info.cost for info in run.ranks if info.cost]
     if costs:
-        dear = max(costs, key=lambda cost: cost["ratio"])
+        worst = max(costs, key=lambda cost: cost["ratio"])
         notes.append(
-            f"{dear['steps']} steps were left unrecorded, to measure what recording costs: a step "
-            f"takes {dear['ratio']:.3f} times as long with it "
-            f"(95 % interval {dear['low']:.3f} to {dear['high']:.3f})"
+            f"{worst['steps']} steps were left unrecorded, to measure what recording costs: a step "
+            f"takes {worst['ratio']:.3f} times as long with it "
+            f"(95 % interval {worst['low']:.3f} to {worst['high']:.3f})"
         )
     notes += _unrecorded_notes(scans, operations_only=WORKERS_LABEL in run.labels)
     partly = steps.number[steps.ranks < steps.ranks.max(initial=0)]

@@ -1,10 +1,10 @@
-"""How fast a trace is analyzed, and in how much memory: ``python benchmarks/analysis.py``.
+"""Measures the speed and memory of the analysis: ``python benchmarks/analysis.py``.
 
-Makes synthetic traces whose critical path is known, analyzes each in a process of its own, and
-checks every step's path against the known one before it prints a time. The goals, on 2 cores:
-10 million events of 2 ranks in 10 s; 1,024 ranks x 20 steps x 1,000 events in 60 s under 4 GB;
-the critical path of such a step in under a second. With ``--growth``, by how many bytes the peak
-of memory grows with each event: of traces of once, twice and four times the steps.
+Creates synthetic traces with a known critical path, analyzes each in a separate process, and checks
+every step's path against the known one before it prints a time. The goals, on 2 cores: 10 million
+events of 2 ranks in 10 s; 1,024 ranks x 20 steps x 1,000 events in 60 s under 4 GB; the critical
+path of such a step in under a second. With ``--growth``, it measures the growth of peak memory per
+event, on traces with one, two and four times the steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How fast codecs encode and decode, beside a memory copy of the same size.
+"""Measures the speed of codecs, compared with a memory copy of the same size.
 
 Prints one row for each codec: GB of float32 input for each second of a core's time, for
 encoding and decoding; the share of a copy's speed that encoding reaches; and input bytes divided

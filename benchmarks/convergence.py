@@ -1,4 +1,4 @@
-"""Held-out accuracy of the digits CNN under every lossy technique, beside plain DDP.
+"""Measures the accuracy of the digits CNN under every lossy technique, compared with plain DDP.
 
 Four simulated ranks (`simulated_ranks.py`) train the same model from the same seeds, each technique
 with the optimizer of its paper. The learning rate of every technique, plain DDP among them, is the
@@ -103,7 +103,7 @@ class Training:
 
     @property
     def key(self) -> tuple[str, str, float, int, int]:
-        """What tells trainings apart."""
+        """A key that identifies the training."""
         return (self.case.spec, self.case.optimizer, self.rate, self.seed, self.steps)
 
 

@@ -1,4 +1,4 @@
-"""How fast the dashboard's timeline is: reducing on the server, painting in the browser.
+"""Measures the dashboard: reducing intervals on the server, drawing in the browser.
 
 Run it from a checkout: ``python benchmarks/dashboard.py [--events 1000000 20000000]``. What
 reducing costs is a ratio of two medians, measured alternately in one run. The rest is the

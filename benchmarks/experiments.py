@@ -1,4 +1,4 @@
-"""Which technique wins where: the catalogue on four emulated hosts at three bandwidths.
+"""Compares the techniques of the catalogue on four emulated hosts at three bandwidths.
 
     sudo python benchmarks/experiments.py              # the small matrix
     sudo python benchmarks/experiments.py --full       # the whole catalogue, five rounds
@@ -61,7 +61,7 @@ class Cell:
 
 
 def main() -> None:
-    """Runs what is missing and writes the page."""
+    """Runs missing experiments and writes the page."""
     options = _parse_options()
     strategies = options.strategy or (_catalogue() if options.full else list(SMALL))
     cells = []

@@ -457,7 +457,7 @@ class Bench:
                 raise Failed(f"exit status {status}: {_tail(output)}")
 
     def part(self, name: str, do: Callable[[], dict[str, Any]]) -> None:
-        """Does one part; whatever comes of it is kept and the next one follows."""
+        """Runs one part and stores its result."""
         print(f"{name} ({self.left_s:.0f} s left)", file=sys.stderr)
         begun = time.monotonic()
         entry: dict[str, Any] = {"part": name, "status": "ok", "detail": "", "figures": {}}
@@ -477,7 +477,7 @@ class Bench:
         self.write()
 
     def write(self) -> None:
-        """Brings the results on disk up to date."""
+        """Updates the results on disk."""
         value = {"environment": self.environment, "parts": self.parts}
         text = json.dumps(value, indent=1)
         (self.output / "results.json").write_text(text + "\n", encoding="utf-8")
@@ -485,7 +485,7 @@ class Bench:
 
     @property
     def num_failed(self) -> int:
-        """How many parts failed."""
+        """Number of failed parts."""
         return sum(part["status"] == "failed" for part in self.parts)
 
 
@@ -602,7 +602,7 @@ def report(value: dict[str, Any]) -> str:
 
 
 def describe_machine(*, dry: bool) -> tuple[dict[str, Any], int]:
-    """What the numbers were taken on, and how many ranks NCCL lets share a GPU.
+    """Describes the machine, and how many ranks NCCL lets share a GPU.
 
     Raises:
         SystemExit: There is no GPU and none is to be done without.

@@ -1,4 +1,4 @@
-"""Load, overlap and breakdown of Kineto files: ours against Holistic Trace Analysis.
+"""Compares the import and breakdown of Kineto files with Holistic Trace Analysis.
 
 Both read the same files and compute the same figures, each run in a process of its own (and in
 those that it starts), one after the other in turns so that a busy machine slows both. Run with:

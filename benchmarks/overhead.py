@@ -129,7 +129,7 @@ def make_step(job: str) -> Callable[[], None]:
 
 
 def work(job: str, address: str, with_profiler: bool) -> None:
-    """The job, on one rank: trains when it is told to."""
+    """The job on one rank: trains on request of the parent."""
     import torch
     import torch.distributed as dist
     from torch.profiler import ProfilerActivity, profile
@@ -446,7 +446,7 @@ def hot_path_costs() -> dict[str, HotPathCost]:
 
 
 def _time_calls(launcher: Connection[float, str], traced: bool) -> None:
-    """One of the two processes: has a turn of each call that it is told, until nobody listens.
+    """One of the two processes: times requested calls until the connection is closed.
 
     What is timed is the calling thread's time on the core. A launch is what the call of an
     asynchronous message takes; its end is waited for before the next one, outside of what is

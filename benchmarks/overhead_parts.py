@@ -1,10 +1,10 @@
-"""Tells what each part of the tracer costs a job.
+"""Measures the cost of each part of the tracer in a job.
 
 Two processes of the same code differ by more than the tracer costs, so here the parts are
 switched off and on inside one job while it trains: a turn of some steps for each setting, in an
 order of its own in every round. Of each setting the mean step is compared with that of the same
 round with everything off; the mean, because the writer's work comes in pieces. So is the processor
-time of both ranks, all their threads together: it does not tell who had to wait for whom, but
+time of both ranks, all their threads together: it does not include waiting between ranks, but
 varies less. Prints the numbers of docs/measurements.md::
 
     python benchmarks/overhead_parts.py                # six minutes

@@ -5,7 +5,7 @@ The tests ship inside the torch wheel (`torch.testing._internal.distributed.dist
 they need the small package `expecttest`. Each test starts its ranks as processes on the Gloo
 backend. The suite runs twice, in the same order: as it is, and below `ddltrace run`. A test
 whose outcomes differ is run some more times both ways, so that a test that is unsteady by
-itself is told apart from one that the tracer changes.
+itself is distinguished from one that the tracer changes.
 
 Examples:
   python benchmarks/pytorch_suite.py                       all of them: about half an hour

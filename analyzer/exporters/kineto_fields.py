@@ -1,7 +1,7 @@
 """Fields of Kineto's JSON that tools for GPU traces look for.
 
-Holistic Trace Analysis tells device work by ``args.stream`` and ``args.correlation``, kernels and
-copies by ``cat``, and a step by a user annotation named ``ProfilerStep#N``.
+Holistic Trace Analysis recognizes device work by ``args.stream`` and ``args.correlation``, kernels
+and copies by ``cat``, and steps by user annotations named ``ProfilerStep#N``.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ def _sum(sizes: list[int | None]) -> int | None:
 
 
 def _row(entry: dict[str, Any], completing: dict[str, Any], groups: dict[str, GroupInfo]) -> Row:
-    """The message of an entry; `completing` is the entry that tells when it was done."""
+    """The message of an entry; `completing` is the entry with its completion time."""
     created = _time(entry["time_created_ns"])
     assert created is not None
     name, group = entry["profiling_name"], _group_of(entry)

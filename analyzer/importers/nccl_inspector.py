@@ -7,7 +7,7 @@ process in the job is its place in the communicator that all processes are in.
 
 `coll_start_ts` and `coll_stop_ts` are when the host handed the operation over; it ran from the
 first `kernel_start_ts` to the last `kernel_stop_ts`. Without NCCL_INSPECTOR_DUMP_VERBOSE=1 a
-record tells its duration only.
+record contains its duration only.
 """
 
 from __future__ import annotations

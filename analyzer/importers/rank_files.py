@@ -48,7 +48,7 @@ def assign_ranks(stated: Sequence[int | None], names: Sequence[str], notes: list
     free = (number for number in range(len(stated) + len(taken)) if number not in taken)
     if len(stated) > 1:
         notes.append(
-            "some files tell no rank, neither inside nor in their names: "
+            "some files state no rank, neither inside nor in their names: "
             "they are numbered in the order of their names"
         )
     return [next(free) if rank is None else rank for rank in stated]

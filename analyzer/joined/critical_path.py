@@ -241,7 +241,8 @@ class PathFinder:
             line = self._timeline(rank)
             block = int(np.searchsorted(line.block_start, now, side="left")) - 1
             if block >= 0 and block == seen.get(rank):
-                # Back in the middle of a wait: its message does not tell why the rank came so late.
+                # Back in the middle of a wait, whose message does not explain the rank's late
+                # arrival.
                 since = max(int(line.block_start[block]), start)
                 found.add(rank, since, now, CATEGORY["wait"])
                 now = since
@@ -260,7 +261,7 @@ class PathFinder:
                 continue
             row = messages.offsets[rank] + int(line.block_message[block])
             released = int(self._joined.released[row])
-            # It was not under way yet where the walk came to this block from another message.
+            # It had not started when the walk came to this block from another message.
             if released == NULL_NS or released >= now:
                 found.add(rank, since, now, CATEGORY["wait"], row)
                 now = since

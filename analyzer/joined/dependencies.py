@@ -172,7 +172,7 @@ def _joins(joined: Joined) -> tuple[IntArray, IntArray, IntArray]:
     join[shared] = np.cumsum(new) - 1
     begins = np.flatnonzero(new)
     # What waits for one other rank only has a join of its own: itself and that rank's message.
-    # So has what waits for nobody: itself.
+    # A message that waits for no other rank has a join of its own, too.
     other = other_sides(joined)
     alone = (joined.releaser == messages.rank) & (joined.released != NULL_NS)
     own = np.flatnonzero((join == NULL) & (alone | (other != NULL)))

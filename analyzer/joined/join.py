@@ -415,7 +415,7 @@ def _pair(messages: AllMessages) -> IntArray:
     new = _changes(*(key[order] for key in keys))
     begins = np.flatnonzero(new)
     counts = np.diff(np.append(begins, len(order)))
-    # A pair is one receive and one send; anything else under a key cannot be told apart.
+    # A pair is one receive and one send; anything else under a key is ambiguous.
     two = begins[counts == 2]
     two = two[~sends[order[two]] & sends[order[two + 1]]]
     receive, send = rows[order[two]], rows[order[two + 1]]

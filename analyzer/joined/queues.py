@@ -51,8 +51,8 @@ def find_formers(joined: Joined) -> IntArray:
     had been enqueued by then.
 
     Returns:
-        One row per message; `NULL` for one that did not have to wait in its queue, or where
-        nobody can tell for what.
+        One row per message; `NULL` for a message that did not wait in its queue, or for unknown
+        reasons.
     """
     messages = joined.messages
     ended = np.flatnonzero(messages.end != NULL_NS)

@@ -42,7 +42,7 @@ class Scenario:
         work: Rank -> the instants of its own work that take no time.
         transfers: For each message, how much of its transfer is taken out, ns; None for nothing.
         balanced: All ranks of a collective come when the first one does.
-        elastic: Ranks are not blocked on what nobody knows the end of.
+        elastic: Ranks are not blocked on messages whose end is unknown.
     """
 
     work: Mapping[int, Spans] = field(default_factory=dict)
@@ -204,7 +204,7 @@ class Replay:
 
     @property
     def has_unexplained(self) -> bool:
-        """Whether a rank is blocked, within the steps, on what nobody knows the end of."""
+        """Whether a rank is blocked, within the steps, on a message whose end is unknown."""
         return bool((self._unexplained[self._block_chunk != NULL] > 0).any())
 
     def saved(self, scenarios: Sequence[Scenario]) -> list[float]:

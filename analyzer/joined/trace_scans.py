@@ -23,14 +23,14 @@ _FEW_RANKS: Final = 16
 def scan_ranks(trace: Trace) -> dict[int, RankScan]:
     """Scans every rank, on as many threads as there are cores.
 
-    Threads do: numpy and Arrow let go of the interpreter lock in all that takes long, and
-    nothing has to be copied between processes.
+    Threads suffice: NumPy and Arrow release the interpreter lock in long operations, and nothing is
+    copied between processes.
     """
     with ThreadPoolExecutor(min(os.cpu_count() or 1, max(len(trace.ranks), 1))) as pool:
         few = len(trace.ranks) <= _FEW_RANKS
         scans = pool.map(lambda rank: _scan(trace, rank, with_timeline=few), trace.ranks)
         found = dict(zip(trace.ranks, scans, strict=True))
-    # Arrow keeps what the windows took for more of them, and there are none.
+    # Arrow keeps the memory of the windows, which is not needed any more.
     pa.default_memory_pool().release_unused()
     return found
 

@@ -65,7 +65,7 @@ class LiveState:
 
     Attributes:
         status: ``running``, ``complete`` or ``partial``, as in ``run.json``.
-        exit_status: The job's exit status; None while it runs, or if nobody noted it.
+        exit_status: The job's exit status; None while it runs, or if it is unknown.
         world_size: Number of ranks of the job; 0 before the first rank has started.
         num_steps: Steps that all ranks have completed.
         rows: One per rank.

@@ -220,7 +220,7 @@ def _medians(
 def _disturbance(scans: Mapping[int, RankScan], joined: Joined) -> npt.NDArray[np.float64]:
     """How much of each collective's transfer runs beside compute: the most on any rank.
 
-    `_SHARED` where another message is under way at the same time.
+    `_SHARED` if another message is in flight at the same time.
     """
     collectives, messages = joined.collectives, joined.messages
     largest = np.zeros(len(collectives))

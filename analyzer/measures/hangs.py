@@ -32,13 +32,14 @@ _MAX_SHOWN: Final = 20
 def find_hangs(
     trace: Trace, scans: Mapping[int, RankScan], joined: Joined, origin_ns: int
 ) -> tuple[Hang, ...]:
-    """Finds the messages that never completed; causes come before messages that wait for them.
+    """Finds messages that never completed, causes first.
 
     A member is *missing* when the trace has events of it and it never entered the collective,
     or never sent what another one waits to receive. While a job runs, some messages are in
     flight at any moment; those only count when they have been so for far too long. One that
     failed after a long wait hung, too, until its rank gave up. What a rank did last is not
-    written if it was killed: then nobody knows whether its last message ended, or a next one began.
+    written if it was killed: then it is unknown whether its last message ended, or a next one
+        began.
     """
     messages, collectives = joined.messages, joined.collectives
     timed = messages.end != NULL_NS
@@ -116,7 +117,7 @@ def find_hangs(
                     waited_us=waited,
                 )
             )
-    # A rank that hangs itself did not come because of that: not it is to be asked first.
+    # A rank that hangs in another message is not the cause, so it comes last.
     stuck = stuck_ranks(hangs)
     hangs.sort(
         key=lambda hang: (

@@ -50,8 +50,8 @@ class JobFacts:
         sharded: Gradients go to the ranks that own them (FSDP, ZeRO): there are reduce_scatters.
         replicated: Every rank has all gradients (DDP): all_reduces carry them, and nothing is
             sharded.
-        shares_update: Ranks tell each other updated parameters in each step (ZeRO): they broadcast
-            or gather a good part of what they reduce.
+        shares_update: Ranks exchange updated parameters in each step (ZeRO): they broadcast or
+            gather a large part of the bytes that they reduce.
         element_bytes: Bytes of one element of the gradients on the wire; None if unknown.
         update_names: Names of what runs in the optimizer, lower case.
         link: For sends and receives, the mean traffic of a link in a step: messages, bytes, and

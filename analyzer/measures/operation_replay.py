@@ -102,8 +102,8 @@ def find_graph(recorded: Sequence[Recorded], stages: int) -> OperationGraph:
     """The dependencies of the operations.
 
     Args:
-        recorded: The operations of one replica in one step: the order of their starts tells the
-            schedule of the pipeline.
+        recorded: The operations of one replica in one step, whose order determines the schedule of
+            the pipeline.
         stages: Number of pipeline stages.
 
     Raises:

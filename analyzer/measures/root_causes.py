@@ -248,7 +248,8 @@ class RootCauseFinder:
     def _as_others(self, index: int) -> Scenario:
         """The run with a rank no longer at an activity than the rank that is fastest at it.
 
-        So what made nobody wait, as the last stage of a pipeline going backward, is shorter, too.
+        This also shortens work for which no rank waited, such as that of a pipeline's last stage in
+        backward.
         """
         rank, cause = int(self._sums.rank[index]), int(self._sums.cause[index])
         if cause == _TRANSFER:

@@ -299,7 +299,7 @@ def _why(analysis: Analysis, row: StragglerRow) -> str:
 def _advice(analysis: Analysis) -> str:
     if not analysis.findings:
         if analysis.summary.step_us.p50 is None:
-            return "To be told what to try, trace a job whose optimizer takes steps."
+            return "For advice, trace a job whose optimizer takes steps."
         return "Nothing stands out that is worth trying."
     # A faster model is proposed only if nothing else is left.
     others = [f for f in analysis.findings if f.kind != "compute" and f.share >= _WORTH_SAYING]

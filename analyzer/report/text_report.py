@@ -261,7 +261,7 @@ def _collectives(analysis: Analysis) -> list[str]:
         *render(header, cells, WIDTH),
     ]
     if any(row.unsure for row in analysis.collectives[:_MAX_ROWS]):
-        lines.append("  ? below what the clocks can tell apart")
+        lines.append("  ? below the error of the aligned clocks")
     return lines + _more(len(analysis.collectives), _MAX_ROWS)
 
 
@@ -317,7 +317,7 @@ def _p2p(analysis: Analysis) -> list[str]:
     lines = ["Point to point (totals; p50, p95 and bandwidth of one)"]
     lines += render(header, cells, WIDTH)
     if any(row.unsure for row in analysis.p2p[:_MAX_ROWS]):
-        lines.append("  ? below what the clocks can tell apart")
+        lines.append("  ? below the error of the aligned clocks")
     return lines + _more(len(analysis.p2p), _MAX_ROWS)
 
 
@@ -626,7 +626,7 @@ def _copies(analysis: Analysis) -> list[str]:
 def _findings(analysis: Analysis) -> list[str]:
     lines: list[str] = []
     for number, finding in enumerate(analysis.findings[:_MAX_ROWS], start=1):
-        unsure = " (unsure: below what the clocks can tell)" if finding.unsure else ""
+        unsure = " (unsure: below the error of the aligned clocks)" if finding.unsure else ""
         saves = (
             f"at most {time_text(finding.saves_us)} a step" if finding.has_saving else finding.kind
         )
@@ -649,7 +649,7 @@ def _clock(analysis: Analysis) -> list[str]:
         return []
     if clock.max_residual_us is None:
         unknown = tuple(row.rank for row in clock.ranks if row.residual_us is None)
-        sure = f"error unknown for {ranks_text(unknown)}: what is told across ranks is unsure"
+        sure = f"error unknown for {ranks_text(unknown)}: comparisons across ranks are unsure"
     elif clock.max_residual_us == 0:
         sure = "no error between ranks"
     else:

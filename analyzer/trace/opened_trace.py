@@ -192,7 +192,7 @@ class Trace:
     def clocks(self) -> dict[str, RankClock]:
         """Segment name -> how that process's times were aligned.
 
-        Reads the events if the trace has several clocks: its messages tell of them, too.
+        Reads the events if the trace has several clocks, because messages bound their offsets.
         """
         notes: list[str] = []
         clocks = align(self.run, self._read_windows, self._generations, notes)

@@ -203,7 +203,7 @@ def _verdict(pair: Pair, step: Difference) -> Component:
         text = f"Too few steady steps to compare step times: each trace needs {MIN_STEPS}."
         return html.Section([html.H1(text), *notes], className="headline")
     if step.verdict == "same":
-        text = "The step times do not tell A and B apart."
+        text = "The step times of A and B do not differ significantly."
     else:
         word = "shorter" if step.verdict == "less" else "longer"
         share = share_text(abs(step.change) / step.before)

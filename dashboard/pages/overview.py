@@ -113,7 +113,9 @@ def _findings(opened: OpenTrace, address: Address | None) -> Component:
             html.Div(printable(finding.evidence), className="quiet"),
         ]
         if finding.unsure:
-            parts.append(html.Div("Unsure: below what the clocks can tell.", className="quiet"))
+            parts.append(
+                html.Div("Unsure: below the error of the aligned clocks.", className="quiet")
+            )
         if finding.command:
             parts.append(html.Div(html.Code(printable(finding.command))))
         if finding.strategies:

@@ -134,7 +134,7 @@ def _parts(details: Details, places: dict[int, dict[str, Any] | None]) -> list[C
     rows = [_part(part, places[part.rank], first, max(1, last - first)) for part in parts]
     keys = {"wait for the last rank": "wait", "transfer": "transfer"}
     if any(_is_whole(part) for part in parts):
-        keys = {"waiting and transfer, not told apart": "whole"}
+        keys = {"waiting and transfer together": "whole"}
     lines: list[Component] = [
         html.Div(rows, className="parts"),
         html.P(

@@ -257,7 +257,7 @@ def _changed(trace: Trace) -> str:
 
 
 def _mapped_bytes() -> int:
-    """Bytes of mapped files that are in this process's memory; 0 where that cannot be told."""
+    """Bytes of mapped files that are in this process's memory; 0 if unknown."""
     try:
         shared = Path("/proc/self/statm").read_text(encoding="ascii").split()[2]
     except OSError:

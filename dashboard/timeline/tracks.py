@@ -218,7 +218,7 @@ def build_timeline(trace: Trace) -> Timeline:
 
 
 def rank_timelines(trace: Trace) -> Iterator[Timeline]:
-    """The timeline of each rank in turn; as many are under way as there are cores."""
+    """The timeline of each rank in order; as many are built at a time as there are cores."""
     origin = trace.origin_ns
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         yield from _ahead(pool, lambda rank: build_rank(trace, rank, origin), trace.ranks)
@@ -239,7 +239,7 @@ def add_rank(timeline: Timeline, trace: Trace, events: RankEvents, origin_ns: in
 def _ahead(
     pool: ThreadPoolExecutor, make: Callable[[int], Timeline], ranks: Sequence[int]
 ) -> Iterator[Timeline]:
-    """The results for all ranks in order, with as many under way as there are threads."""
+    """The results for all ranks in order, with as many in progress as there are threads."""
     under_way: deque[Future[Timeline]] = deque()
     for rank in ranks:
         under_way.append(pool.submit(make, rank))

@@ -129,12 +129,12 @@ class ServerGroup:
             self._keys[key.server].append(Key(key.tensor, key.start, key.stop, dtype, group))
         works = []
         for server, keys in enumerate(self._keys):
-            told = {
+            answer = {
                 "name": name,
                 "optimizer": settings,
                 "keys": [[k.parameter, k.start, k.stop, k.dtype, k.group] for k in keys],
             }
-            text = torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8)
+            text = torch.frombuffer(bytearray(json.dumps(answer).encode()), dtype=torch.uint8)
             values = [as_bytes(self._part(self._parameters[key.parameter], key)) for key in keys]
             body = torch.cat([text, *values])
             header = Header(FIRST, 0, 0, text.numel(), body.numel())

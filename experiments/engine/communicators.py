@@ -75,9 +75,9 @@ class DirectCommunicator(Communicator):
 class ThreadedCommunicator(Communicator):
     """Starts messages on one thread and stores averages on another, both in the agreed order.
 
-    If the ranks follow rank 0, its starting thread tells the others, in a group of its own,
-    what it starts, just before it does. Their starting threads wait for that, and then until
-    their own gradients are ready.
+    If the ranks follow rank 0, its starting thread announces messages to the others, in a separate
+    group, just before it starts them. Their starting threads wait for that, and then until their
+    own gradients are ready.
 
     With one message in flight, the starting thread lands each message itself: a second thread
     would cost two switches of threads for each message.
@@ -198,14 +198,14 @@ class ThreadedCommunicator(Communicator):
         """Sends the next messages, in this order, to the ranks that follow."""
         if self._order_group is None or self._order_group.size() == 1 or not messages:
             return
-        told = [number for message in messages for number in _told_as(message)]
+        announced = [number for message in messages for number in _announcement(message)]
         header = torch.zeros(_HEADER, dtype=torch.int64)
-        header[0] = len(told)
-        first = told[:_AT_ONCE]
+        header[0] = len(announced)
+        first = announced[:_AT_ONCE]
         header[1 : 1 + len(first)] = torch.tensor(first)
         self._broadcast(header)
-        if len(told) > _AT_ONCE:
-            self._broadcast(torch.tensor(told, dtype=torch.int64))
+        if len(announced) > _AT_ONCE:
+            self._broadcast(torch.tensor(announced, dtype=torch.int64))
 
     def _follow(self) -> None:
         while (item := self._starts.get()) is not None:
@@ -226,11 +226,11 @@ class ThreadedCommunicator(Communicator):
         header = torch.zeros(_HEADER, dtype=torch.int64)
         self._broadcast(header)
         count = int(header[0])
-        told = header[1 : 1 + count]
+        announced = header[1 : 1 + count]
         if count > _AT_ONCE:
-            told = torch.zeros(count, dtype=torch.int64)
-            self._broadcast(told)
-        return _messages_of(told.tolist(), step.plan)
+            announced = torch.zeros(count, dtype=torch.int64)
+            self._broadcast(announced)
+        return _messages_of(announced.tolist(), step.plan)
 
     def _broadcast(self, numbers: torch.Tensor) -> None:
         with carrying("order of messages", ()):
@@ -270,18 +270,18 @@ def _has_landed(step: StepInProgress, number: int) -> bool:
     return flight is not None and flight.landed.is_set()
 
 
-def _told_as(message: Message) -> list[int]:
+def _announcement(message: Message) -> list[int]:
     """Encodes a message of rank 0: how many of the plan's messages it fuses, and which."""
     numbers = _numbers(message)
     return [len(numbers), *numbers]
 
 
-def _messages_of(told: list[int], plan: MessagePlan) -> list[Message]:
-    """Undoes `_told_as`."""
+def _messages_of(announced: list[int], plan: MessagePlan) -> list[Message]:
+    """Undoes `_announcement`."""
     messages = []
     at = 0
-    while at < len(told):
-        numbers = told[at + 1 : at + 1 + told[at]]
+    while at < len(announced):
+        numbers = announced[at + 1 : at + 1 + announced[at]]
         messages.append(fuse([plan.messages[number] for number in numbers]))
         at += 1 + len(numbers)
     return messages

@@ -44,7 +44,7 @@ class GradientTiming:
         self._times[-1][index] = (time.perf_counter_ns() - self._begin_ns) / 1e3
 
     def after_step(self, gradients: Sequence[Gradient]) -> tuple[Schedule, list[Gradient]] | None:
-        """To be called between two steps, while no message is under way. Collective.
+        """To be called between two steps, while no message is in flight. Collective.
 
         Args:
             gradients: Those that the schedule plans, the same on all ranks.

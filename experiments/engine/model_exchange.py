@@ -55,8 +55,8 @@ class ModelExchange:
 
     The ranks' gradients may become ready in different orders, but all ranks must start their
     messages in one order. In the first step nothing starts before backward has ended; then
-    rank 0 tells the others the order in which its gradients came, and the plan is made of
-    that. From then on messages go in the order of the plan, or as rank 0 decides.
+    rank 0 sends the order in which its gradients became ready to the others, and the plan follows
+    this order. From then on messages go in the order of the plan, or as rank 0 decides.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ class Payloads:
             if gradient.is_contiguous():
                 return gradient.view(-1)[part.start : part.stop]
         like = gradients[message.slices[0].gradient]
-        # The same number can be fused with others or not: the size tells them apart.
+        # A message with the same number can be fused with others or not; the sizes differ.
         key = (message.number, message.elements)
         buffer = self._buffers.get(key)
         if buffer is None or buffer.dtype != like.dtype or buffer.device != like.device:

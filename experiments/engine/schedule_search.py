@@ -29,7 +29,7 @@ class ScheduleSearch:
         self.over = False
 
     def after_step(self) -> Schedule | None:
-        """To be called between two steps, while no message is under way. Collective.
+        """To be called between two steps, while no message is in flight. Collective.
 
         Returns:
             The next schedule; None to keep the current one.

@@ -70,7 +70,7 @@ class Recommender(Workload):
         return functional.binary_cross_entropy_with_logits(output, target)
 
     def correct(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Whether the sign of the score tells positive pairs from negative ones."""
+        """Whether the sign of the score separates positive pairs from negative ones."""
         return (output > 0) == (target > 0.5)
 
 

@@ -242,7 +242,7 @@ def test_a_job_outlives_its_launcher_and_the_trace_says_so(tmp_path: Path) -> No
         info = read_run(trace)
         assert info.status == "partial"
         assert info.notes == [
-            "the launcher was killed or could not write: nobody noted how the job ended"
+            "the launcher was killed or could not write: it is unknown how the job ended"
         ]
         assert [(r.rank, r.status) for r in info.ranks] == [(0, "complete"), (1, "complete")]
         report = run([*DDLTRACE, "analyze", str(trace)], cwd=tmp_path)
@@ -267,7 +267,7 @@ def test_a_launcher_and_its_job_killed_at_once_leave_a_marked_trace(tmp_path: Pa
     report = run([*DDLTRACE, "analyze", str(trace)], cwd=tmp_path)
     assert report.status == 0, report.stderr
     assert (
-        "the launcher was killed or could not write: nobody noted how the job ended"
+        "the launcher was killed or could not write: it is unknown how the job ended"
         in report.stdout
     )
     for info in read_run(trace).ranks:

@@ -1,6 +1,6 @@
-"""The rule of the floors: imports point down only, and each room keeps off what it must not know.
+"""Imports point down only, and each layer avoids certain libraries.
 
-The table of rooms stands in docs/architecture.md. Every import in the sources counts, also
+The table of packages is in docs/architecture.md. Every import in the sources counts, also
 one inside a function, under TYPE_CHECKING or by `importlib.import_module`.
 """
 
@@ -25,8 +25,8 @@ from ddltrace.tracer.optional_packages import EXTRAS
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# From the ground up. The face is the top floor; its lazy table of commands is its way in.
-FLOORS = ("tracer", "analyzer", "experiments", "dashboard", "face")
+# From the lowest layer up. The top layer, `package-root`, imports the others lazily.
+LAYERS = ("tracer", "analyzer", "experiments", "dashboard", "face")
 
 NEVER = {
     "tracer": {"pandas", "dash", "plotly", "sklearn"},
@@ -37,7 +37,7 @@ NEVER = {
 }
 
 
-# Each is part of the interface of a library that is declared: of Dash, of Jinja.
+# Parts of the interfaces of declared libraries: of Dash and of Jinja.
 WELCOME = {"flask", "werkzeug", "markupsafe"}
 
 
@@ -49,22 +49,22 @@ class Import(NamedTuple):
     at_import: bool
 
 
-def room_files() -> list[tuple[str, Path]]:
-    """Every source file with its room."""
-    rooms = [(room, ROOT / room) for room in FLOORS[:-1]] + [("face", ROOT / "package-root")]
-    return [(room, path) for room, folder in rooms for path in sorted(folder.rglob("*.py"))]
+def layer_files() -> list[tuple[str, Path]]:
+    """Every source file with its layer."""
+    layers = [(layer, ROOT / layer) for layer in LAYERS[:-1]] + [("face", ROOT / "package-root")]
+    return [(layer, path) for layer, folder in layers for path in sorted(folder.rglob("*.py"))]
 
 
 @functools.cache
-def imports_in(room: str, path: Path) -> list[Import]:
+def imports_in(layer: str, path: Path) -> list[Import]:
     """All imports in a source file, read and parsed once for all tests."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    return list(imports_of(tree, package_of(room, path)))
+    return list(imports_of(tree, package_of(layer, path)))
 
 
-def package_of(room: str, path: Path) -> list[str]:
+def package_of(layer: str, path: Path) -> list[str]:
     """The package that holds a file, as Python sees it: ddltrace, tracer, interpose."""
-    if room == "face":
+    if layer == "face":
         return ["ddltrace", *path.parent.relative_to(ROOT / "package-root").parts]
     return ["ddltrace", *path.parent.relative_to(ROOT).parts]
 
@@ -92,7 +92,7 @@ def imports_of(tree: ast.Module, package: list[str]) -> Iterator[Import]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            # `from ddltrace import tracer` imports a room, `from ddltrace.tracer import x`
+            # `from ddltrace import tracer` imports a layer, `from ddltrace.tracer import x`
             # a name in one: both read as MODULE.NAME.
             for alias in node.names:
                 yield Import(f"{module}.{alias.name}", node.lineno, at_import)
@@ -116,42 +116,42 @@ def _called(node: ast.Call) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
-def room_of(module: str) -> str | None:
-    """The room that an import enters, None for a module that is not ours."""
+def layer_of(module: str) -> str | None:
+    """The layer that an import enters, None for a module that is not ours."""
     parts = module.split(".")
     if parts[0] != "ddltrace":
         return None
-    return parts[1] if len(parts) > 1 and parts[1] in FLOORS else "face"
+    return parts[1] if len(parts) > 1 and parts[1] in LAYERS else "face"
 
 
-def violations(room: str, path: Path, imports: Iterable[Import]) -> list[str]:
+def violations(layer: str, path: Path, imports: Iterable[Import]) -> list[str]:
     """The imports of a source file that break the rules, one line each."""
     found = []
     for imported in imports:
         where = f"{path.relative_to(ROOT)}:{imported.line} imports {imported.module}"
-        target = room_of(imported.module)
+        target = layer_of(imported.module)
         if target is not None:
-            up = FLOORS.index(target) > FLOORS.index(room)
-            eager_face = room == "face" and target not in {"face", "tracer"} and imported.at_import
+            up = LAYERS.index(target) > LAYERS.index(layer)
+            eager_face = layer == "face" and target not in {"face", "tracer"} and imported.at_import
             if up or eager_face:
-                found.append(f"{where}: from {room} up to {target}")
-        elif imported.module.split(".")[0] in NEVER[room] and (
-            imported.at_import or room != "face"
+                found.append(f"{where}: from {layer} up to {target}")
+        elif imported.module.split(".")[0] in NEVER[layer] and (
+            imported.at_import or layer != "face"
         ):
-            found.append(f"{where}: never in {room}")
+            found.append(f"{where}: never in {layer}")
     return found
 
 
 def test_imports_point_down_only() -> None:
-    files = room_files()
-    assert {room for room, _ in files} == set(FLOORS)
+    files = layer_files()
+    assert {layer for layer, _ in files} == set(LAYERS)
     found = [
-        line for room, path in files for line in violations(room, path, imports_in(room, path))
+        line for layer, path in files for line in violations(layer, path, imports_in(layer, path))
     ]
     assert not found, "\n".join(found)
 
 
-# The sub-folders and loose modules of each room, from the ground up.
+# The sub-folders and loose modules of each layer, from the ground up.
 ORDER = {
     "tracer": (
         *("errors", "exit_status", "fault_barrier", "optional_packages", "output_directory"),
@@ -208,8 +208,8 @@ FACADE = ("ddltrace.analyzer.trace.opened_trace", "ddltrace.analyzer.analysis")
 def module_files() -> dict[str, Path]:
     """Every module by its full name; a package stands for its ``__init__``."""
     modules = {}
-    for room, path in room_files():
-        package = package_of(room, path)
+    for layer, path in layer_files():
+        package = package_of(layer, path)
         name = package if path.stem == "__init__" else [*package, path.stem]
         modules[".".join(name)] = path
     return modules
@@ -219,10 +219,10 @@ def import_graph(modules: dict[str, Path]) -> dict[str, set[str]]:
     """Module -> the modules of ours that it imports anywhere."""
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
-        room = room_of(name)
-        assert room is not None
+        layer = layer_of(name)
+        assert layer is not None
         graph[name] = set()
-        for imported in imports_in(room, path):
+        for imported in imports_in(layer, path):
             target = imported.module
             while target and target not in modules:
                 target = target.rpartition(".")[0]
@@ -250,20 +250,20 @@ def circle_in(graph: dict[str, set[str]]) -> list[str]:
 
 
 def unit_of(module: str) -> str:
-    """The sub-folder or loose module of its room that a module belongs to."""
+    """The sub-folder or loose module of its layer that a module belongs to."""
     parts = module.split(".")
     return parts[2] if len(parts) > 2 else "__init__"
 
 
-def upward(room: str, graph: dict[str, set[str]]) -> list[str]:
-    """The imports in a room that go up in its `ORDER`, one line each."""
-    place = {unit: number for number, unit in enumerate(ORDER[room])}
+def upward(layer: str, graph: dict[str, set[str]]) -> list[str]:
+    """The imports in a layer that go up in its `ORDER`, one line each."""
+    place = {unit: number for number, unit in enumerate(ORDER[layer])}
     return [
         f"{name} imports {target}: {unit_of(name)} stands below {unit_of(target)}"
         for name, targets in sorted(graph.items())
-        if room_of(name) == room
+        if layer_of(name) == layer
         for target in sorted(targets)
-        if room_of(target) == room and place[unit_of(target)] > place[unit_of(name)]
+        if layer_of(target) == layer and place[unit_of(target)] > place[unit_of(name)]
     ]
 
 
@@ -273,17 +273,17 @@ def graph() -> dict[str, set[str]]:
 
 
 def test_no_modules_import_each_other_in_a_circle(graph: dict[str, set[str]]) -> None:
-    ours = {name: targets for name, targets in graph.items() if room_of(name) in ORDER}
+    ours = {name: targets for name, targets in graph.items() if layer_of(name) in ORDER}
     inside = {name: {t for t in targets if t in ours} for name, targets in ours.items()}
     circle = circle_in(inside)
     assert not circle, " -> ".join(circle)
 
 
-@pytest.mark.parametrize("room", ORDER)
-def test_sub_folders_stand_on_each_other(room: str, graph: dict[str, set[str]]) -> None:
-    units = {unit_of(name) for name in graph if room_of(name) == room}
-    assert units == set(ORDER[room]), "name it in ORDER, where it belongs"
-    found = upward(room, graph)
+@pytest.mark.parametrize("layer", ORDER)
+def test_sub_folders_stand_on_each_other(layer: str, graph: dict[str, set[str]]) -> None:
+    units = {unit_of(name) for name in graph if layer_of(name) == layer}
+    assert units == set(ORDER[layer]), "name it in ORDER, where it belongs"
+    found = upward(layer, graph)
     assert not found, "\n".join(found)
 
 
@@ -323,8 +323,8 @@ def test_every_library_is_declared() -> None:
     optional = {module for packages in EXTRAS.values() for module in packages.values()}
     undeclared = {
         f"{path.relative_to(ROOT)}:{imported.line} imports {name}"
-        for room, path in room_files()
-        for imported in imports_in(room, path)
+        for layer, path in layer_files()
+        for imported in imports_in(layer, path)
         if (name := imported.module.split(".")[0]) not in sys.stdlib_module_names
         and name not in {"ddltrace", "__future__", *WELCOME}
         and not {provider.lower() for provider in providers.get(name, [])} & declared
@@ -333,13 +333,13 @@ def test_every_library_is_declared() -> None:
     assert not undeclared, "\n".join(sorted(undeclared))
 
 
-def violations_in(room: str, path: Path, source: str) -> list[str]:
+def violations_in(layer: str, path: Path, source: str) -> list[str]:
     """The same of a source that is in no file."""
-    return violations(room, path, imports_of(ast.parse(source), package_of(room, path)))
+    return violations(layer, path, imports_of(ast.parse(source), package_of(layer, path)))
 
 
 @pytest.mark.parametrize(
-    ("room", "file", "source"),
+    ("layer", "file", "source"),
     [
         ("tracer", "tracer/x.py", "def f():\n    import ddltrace.analyzer.trace.opened_trace"),
         ("tracer", "tracer/x.py", "from ddltrace import analyzer"),
@@ -359,12 +359,12 @@ def violations_in(room: str, path: Path, source: str) -> list[str]:
         ),
     ],
 )
-def test_a_violation_is_found(room: str, file: str, source: str) -> None:
-    assert violations_in(room, ROOT / file, source)
+def test_a_violation_is_found(layer: str, file: str, source: str) -> None:
+    assert violations_in(layer, ROOT / file, source)
 
 
 @pytest.mark.parametrize(
-    ("room", "file", "source"),
+    ("layer", "file", "source"),
     [
         (
             "face",
@@ -376,8 +376,8 @@ def test_a_violation_is_found(room: str, file: str, source: str) -> None:
         ("experiments", "experiments/x.py", "def f():\n    import torch"),
     ],
 )
-def test_what_is_allowed_is_not_found(room: str, file: str, source: str) -> None:
-    assert not violations_in(room, ROOT / file, source)
+def test_what_is_allowed_is_not_found(layer: str, file: str, source: str) -> None:
+    assert not violations_in(layer, ROOT / file, source)
 
 
 HEAVY = {"torch", "pandas", "dash", "plotly", "numpy", "pyarrow", "flask", "sklearn", "scipy"}
@@ -395,7 +395,7 @@ def modules_after(program: str) -> list[str]:
 
 @pytest.mark.parametrize("arguments", [[], *([name] for name in COMMANDS)], ids=" ".join)
 def test_help_is_quick(arguments: list[str]) -> None:
-    """`--help` loads the room of its command and none of the heavy libraries."""
+    """`--help` loads the layer of its command and none of the heavy libraries."""
     program = (
         "import json, sys\n"
         "from ddltrace.cli import cli\n"
@@ -408,7 +408,7 @@ def test_help_is_quick(arguments: list[str]) -> None:
 
 
 def test_import_in_a_job_costs_nothing() -> None:
-    """`import ddltrace` in a training script must not load torch, nor any room."""
+    """`import ddltrace` in a training script must not load torch, nor any layer."""
     program = "import sys, json, ddltrace; print(json.dumps(sorted(sys.modules)))"
     loaded = modules_after(program)
     assert not {name.split(".")[0] for name in loaded} & (HEAVY | {"click"})

@@ -79,7 +79,7 @@ class GroupSignals:
 
 @contextlib.contextmanager
 def group_signals() -> Iterator[GroupSignals]:
-    """Runs a `GroupSignals`; call it with the signals blocked that it is to tell apart."""
+    """Runs a `GroupSignals`; call it while the signals to distinguish are blocked."""
     signals = GroupSignals()
     try:
         yield signals

@@ -72,23 +72,23 @@ class RankEnds(threading.Thread):
         self._seen: set[str] = set()
         self._watched: dict[int, tuple[str, int]] = {}
         self._poll = select.poll()
-        self._told, self._tell = os.pipe()
-        self._poll.register(self._told, select.POLLIN)
+        self._stop_reader, self._stop_writer = os.pipe()
+        self._poll.register(self._stop_reader, select.POLLIN)
         self.ends: dict[str, End] = {}
 
     def run(self) -> None:
         """Watches until it is stopped. An end that cannot be observed is left out."""
         with contextlib.suppress(Exception):
             self._watch()
-        for descriptor in (*self._watched, self._told):
+        for descriptor in (*self._watched, self._stop_reader):
             os.close(descriptor)
 
     def stop(self) -> None:
         """Stops watching. All ends so far are known then, unless the file system hangs."""
         with contextlib.suppress(OSError, RuntimeError):  # already stopped, or never started
-            os.write(self._tell, b"x")
+            os.write(self._stop_writer, b"x")
             self.join(_PATIENCE_S)
-        os.close(self._tell)
+        os.close(self._stop_writer)
 
     def _watch(self) -> None:
         pause_s, goes_on = _SHORTEST_S, True
@@ -101,7 +101,7 @@ class RankEnds(threading.Thread):
                 eager_until_s = time.monotonic() + _EAGER_S
             is_eager = time.monotonic() < eager_until_s
             pause_s = _SHORTEST_S if is_eager else min(2 * pause_s, _LONGEST_S)
-            goes_on = self._told not in ready
+            goes_on = self._stop_reader not in ready
             for descriptor in ready & self._watched.keys():
                 self._note_end(descriptor)
 
@@ -159,7 +159,7 @@ def _exit_status(pid: int, descriptor: int) -> int | None:
 
 
 def _of_zombie(pid: int) -> int | None:
-    """The status of a process that nobody has waited for yet; None if somebody has."""
+    """The status of a process that has not been waited for; None if it has."""
     if os.geteuid() not in (0, os.stat(f"/proc/{pid}").st_uid):
         return None  # its status would read as 0
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")

@@ -187,7 +187,7 @@ class Registry:
         self._shards.pop(parameter)
         number = self._id_of.pop(parameter)
         if number is not None:
-            self._parameters[number] = _nobody
+            self._parameters[number] = _deleted
             self.frozen.pop(number, None)
         return number
 
@@ -377,7 +377,7 @@ class Registry:
         self.layer_site[key] = self._recorder.site("layer", name or type(module).__name__)
 
 
-def _nobody() -> None:
+def _deleted() -> None:
     """Stands for a deleted parameter."""
 
 

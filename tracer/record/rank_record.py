@@ -92,10 +92,10 @@ class RankRecord:
         """On the writer's thread: saves changes and the number of dropped events."""
         now_s = time.monotonic()
         # A killed rank could not report it later.
-        tells = self._recorder.dropped != self.info.dropped and (
+        has_changed = self._recorder.dropped != self.info.dropped and (
             now_s > self._told_dropped_s + _TELL_DROPPED_S
         )
-        if not self._changed and not tells:
+        if not self._changed and not has_changed:
             return
         self._changed = False
         self._told_dropped_s = now_s

@@ -87,7 +87,7 @@ def _account_without_launcher(directory: Path, run: RunInfo) -> None:
     launcher_gone = run.launcher_pid is not None and is_gone(run.launcher_pid, run)
     if launcher_gone:
         run.notes.append(
-            "the launcher was killed or could not write: nobody noted how the job ended"
+            "the launcher was killed or could not write: it is unknown how the job ended"
         )
     if not any_running and (run.ranks or launcher_gone):
         account_for(directory, run)

@@ -156,7 +156,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
         run.notes.append(f"{world - len(tables)} of {world} ranks have no nodes that can be read")
         run.status = "partial"
     if not any(row.kind == "step" for file in files for row in _spans(file)):
-        run.notes.append("the files tell no training steps")
+        run.notes.append("the files contain no training steps")
     by_segment = {info.segment: info.rank for info in run.ranks}
     return ImportedTrace(run, number_messages(tables, by_segment, run.notes))
 
@@ -360,7 +360,7 @@ def _op_in(name: str | None) -> str:
 
 
 def _place_in_time(files: list[_File], notes: list[str]) -> None:
-    """Lays nodes out by their dependencies if no file tells when they started.
+    """Lays nodes out by their dependencies if no file contains start times.
 
     Raises:
         TraceError: There are no nodes, or they have neither starts nor durations.

@@ -71,7 +71,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
         run.ranks.append(info)
         tables[info.segment] = table_of(rows[rank])
     if not any(row.kind == "step" for mine in rows.values() for row in mine):
-        run.notes.append("a Chrome trace of unknown origin: it tells neither steps nor phases")
+        run.notes.append("a Chrome trace of unknown origin: it contains neither steps nor phases")
     ranks_by_segment = {info.segment: info.rank for info in run.ranks}
     return ImportedTrace(run, number_messages(tables, ranks_by_segment, run.notes))
 

@@ -409,7 +409,7 @@ class EventFile:
         try:
             return _EVENTS.decode(text)
         except msgspec.ValidationError:
-            pass  # valid so far, but a field is of a type that nobody expects
+            pass  # valid so far, but a field is of an unexpected type
         except UNDECODABLE:
             return None
         try:
@@ -476,8 +476,8 @@ def _next_look(size: int) -> int:
 def _first_separator(pending: bytes) -> bytes:
     """The bytes between the first two events, from brace to brace.
 
-    Writers use one style throughout, and its line breaks and spaces tell events from the
-    objects nested in them.
+    Writers use one style throughout, whose line breaks and spaces distinguish events from nested
+    objects.
     """
     for number, match in enumerate(_BETWEEN_EVENTS.finditer(pending)):
         if number > _TRIES:

@@ -59,7 +59,7 @@ class Decoded:
         columns: Buffers of numbers. One for each row: `ts` and `dur` in microseconds (doubles);
             `name`, `category` and `thread`, 32-bit indices into the lists below. One for each
             row that has them: `linked` (row, 64 bits), `correlation` (number that device
-            work shares with the call that launched it, 64 bits; -1 if it is not told) and
+            work shares with the call that launched it, 64 bits; -1 if unknown) and
             `stream` (number of the stream in the arguments, 64 bits; -1 without one);
             `on_device` (row, 64 bits) and `device` (32-bit index); `shaped` (row, 64 bits) and
             `shape` (32-bit index).

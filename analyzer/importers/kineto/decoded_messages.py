@@ -169,7 +169,7 @@ class Describer:
         for _, args in sources:
             if isinstance(args.collective, str) and (op := public_op(args.collective)):
                 return op
-        # The library's span tells an all-to-all from a send; the kernel does not.
+        # The library's span distinguishes an all-to-all from a send; the kernel does not.
         for name, _ in reversed(sources[1:]):
             if (op := public_op(name)) and is_known(op):
                 return op

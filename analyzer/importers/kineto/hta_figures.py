@@ -188,7 +188,7 @@ def hta_file(path: Path, decoded: Decoded) -> HtaFile:
     """Computes the figures of one file.
 
     Args:
-        path: The file, whose text tells whether times are written with a fraction.
+        path: The file, whose text shows whether times are written with a fraction.
         decoded: Its intervals.
     """
     events = _Events(decoded)

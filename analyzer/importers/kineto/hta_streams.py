@@ -91,7 +91,8 @@ def hta_streams(events: HtaEvents) -> tuple[Tables, SeriesTables]:
     Returns:
         ``idle``: stream -> host wait, kernel wait and other, microseconds. ``queue``: stream ->
         count, mean, standard deviation, minimum, quartiles, maximum; empty where HTA fails,
-        because a call and its work cannot be told apart. ``bandwidth``: kind of copy -> the same of
+        because a call and its work cannot be distinguished. ``bandwidth``: kind of copy -> the same
+            of
         GB/s. The series ``queue`` and ``bandwidth`` have the same keys.
     """
     idle: dict[str, list[float | None]] = {}

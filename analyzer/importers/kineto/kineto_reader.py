@@ -103,7 +103,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
         paths: One file per rank, or several for consecutive windows of one rank.
 
     Returns:
-        The trace; times are Unix nanoseconds where the files tell the time of day.
+        The trace; times are Unix nanoseconds if the files contain the time of day.
 
     Raises:
         TraceError: None of the files holds an event.

@@ -1,7 +1,7 @@
 """Reads the Parquet files of ByteDance's StragglerAnalysis: one row per operation and worker.
 
 The operations of one tensor-parallel group are recorded on one of its ranks only. Times are
-seconds from the start of each step; the trace does not tell what is between steps, so they are
+seconds from the start of each step; the trace does not contain the time between steps, so they are
 placed end to end. Bytes are not recorded.
 """
 
@@ -113,7 +113,7 @@ class _Rows:
 
 
 def recognizes(head: bytes) -> bool:
-    """Whether a file that begins so is a Parquet file; only its end tells the columns."""
+    """Whether a file with this head is a Parquet file; its columns are listed at its end."""
     return head.startswith(_MAGIC)
 
 

@@ -101,7 +101,7 @@ class GrpcGroup(MessagingGroup):
             for request in requests:
                 channel, tag = _HEADER.unpack_from(request)
                 self._mailbox.deliver(Key(peer, channel, tag), memoryview(request)[_HEADER.size :])
-        except Exception as error:  # noqa: BLE001 - the stream broke: told to whom waits
+        except Exception as error:  # noqa: BLE001 - the stream broke: raised where the job waits
             reason = f"is not reachable any more: {error}"
         if peer is not None:
             self._mailbox.lose(peer, f"rank {peer} {reason}")

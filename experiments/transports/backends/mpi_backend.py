@@ -41,7 +41,7 @@ class _World(NamedTuple):
         mpi: The module of mpi4py.
         server: The process manager, on rank 0.
         lost: Ranks that are gone.
-        watch: The connection that tells of them.
+        watch: The connection that reports ended ranks.
     """
 
     transport: str
@@ -136,7 +136,7 @@ class MpiGroup(MessagingGroup):
         busy_until = 0.0
         while True:
             try:
-                # Nothing is under way: sleep until something is.
+                # No operation is in progress: sleep until there is one.
                 posted = self._posted.get(block=not pending)
             except queue.Empty:
                 posted = _NOTHING
@@ -162,7 +162,7 @@ class MpiGroup(MessagingGroup):
             fail(posted.done, RuntimeError(str(error)))
 
     def _drop_lost(self, pending: list[_Posted], requests: list[Any]) -> bool:
-        """Fails what is under way with ranks that are gone: MPI itself would wait for ever."""
+        """Fails operations with ranks that have ended, for which MPI itself would wait forever."""
         found = [index for index, posted in enumerate(pending) if posted.peer in self._lost]
         for index in reversed(found):
             del requests[index]
@@ -246,7 +246,7 @@ def _start(name: str, store: Store, rank: int, size: int, environment: Mapping[s
 
 
 def _watch(manager: str, rank: int, lost: set[int]) -> socket.socket:
-    """Notes ranks that are gone, as the process manager tells of them."""
+    """Records ended ranks, as reported by the process manager."""
     address, _, port = manager.rpartition(":")
     connection = socket.create_connection((address, int(port)))
     connection.sendall(f"cmd=watch rank={rank}\n".encode())

@@ -1,4 +1,4 @@
-"""A process manager for MPI: tells ranks of MPICH that were started by others about each other.
+"""A process manager for MPI, which connects ranks of MPICH that it did not start itself.
 
 MPICH asks its process manager for its rank and exchanges addresses through it, in the PMI-1
 protocol: lines of ``key=value`` over TCP. Rank 0 starts this file, so that MPI works under any
@@ -42,7 +42,7 @@ class PmiServer:
     """What the ranks of one job put and get."""
 
     def __init__(self, size: int) -> None:
-        """Waits for nobody yet.
+        """Opens the server's socket.
 
         Args:
             size: Ranks.
@@ -80,7 +80,7 @@ class PmiServer:
         self._at_barrier.abort()
 
     def _watch(self, rank: int, connection: socket.socket, lines: TextIO) -> None:
-        """Tells a rank who is gone until it is gone itself, then tells the others."""
+        """Reports ended ranks to a rank until it ends itself, then reports that to the others."""
         with self._lock:
             self._watching[rank] = connection
             for gone in self._gone:

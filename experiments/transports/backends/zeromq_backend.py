@@ -33,7 +33,7 @@ class ZeroMqGroup(MessagingGroup):
     """A process group over ZeroMQ.
 
     A sending thread for each peer hands tensors to ZeroMQ without a copy, and completes the send
-    when ZeroMQ has let go of the memory. A receiving thread for each peer also sees the
+    when ZeroMQ has released the memory. A receiving thread for each peer also sees the
     connection break.
     """
 

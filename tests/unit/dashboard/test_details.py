@@ -64,7 +64,7 @@ def test_what_a_missing_member_did_to_a_message_is_not_guessed(write_run_of):
     children, _ = event_panel(opened, 0, number)
     shown = texts(children)
     assert "27.0 ms" in shown  # from its arrival to its end
-    assert "waiting and transfer, not told apart" in shown
+    assert "waiting and transfer together" in shown
     assert "Nothing is known of rank 1." in shown
     assert not any("arrived last" in text for text in shown)
 

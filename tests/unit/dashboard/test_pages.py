@@ -220,7 +220,7 @@ def test_a_trace_compared_with_itself_does_not_differ(trace_path):
 @pytest.mark.parametrize(
     ("steps", "step_ms", "says"),
     [
-        (8, 100, "The step times do not tell A and B apart."),
+        (8, 100, "The step times of A and B do not differ significantly."),
         (8, 120, "B's mean step is 20.0 ms (20.0 %) longer."),
         (4, 120, "Too few steady steps to compare step times: each trace needs 5."),
     ],

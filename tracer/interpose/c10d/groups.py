@@ -161,7 +161,7 @@ class Groups:
             ranks = self._ranks_of_outer(process_group)
         former = self._newest.get(name)
         if former is not None and not ranks and not former.ranks:
-            return former  # without the registry, two groups cannot be told apart
+            return former  # without the registry, two groups cannot be distinguished
         # A job that destroys its groups and creates them again reuses the names.
         number = self._names[name] = self._names.get(name, 0) + 1
         shown = name if number == 1 else f"{name}#{number}"
