@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ddltrace.analyzer.events.counter_series import counter_series
 from ddltrace.analyzer.events.event_columns import Columns
 from ddltrace.analyzer.exporters.details import BATCH, details_of
 from ddltrace.analyzer.exporters.flows import FlowFinder, Flows
@@ -30,6 +31,7 @@ from ddltrace.analyzer.exporters.kineto_fields import (
 )
 from ddltrace.analyzer.exporters.output import open_for_writing
 from ddltrace.analyzer.exporters.tracks import Integers, ends_of, tracks_of
+from ddltrace.analyzer.formatting.units import printable
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -110,6 +112,31 @@ def _text_of_rank(
             )
             if arrows := _arrows(rows, starts, lengths, place, flows):
                 yield b",\n".join(arrows)
+    if counters := _counter_events(trace, rank):
+        yield b",\n".join(counters)
+
+
+def _counter_events(trace: Trace, rank: int) -> list[bytes]:
+    """The resource counters of a rank: an event for each value, in the counter's unit."""
+    lines = []
+    for series in counter_series(trace.counters(rank)):
+        name = printable(series.label)
+        since = series.time_ns - trace.origin_ns
+        # Values from before the first event, and those that JSON has no number for, are left out.
+        kept = np.flatnonzero((since >= 0) & np.isfinite(series.value))
+        lines += [
+            _encode(
+                {
+                    "ph": "C",
+                    "name": name,
+                    "pid": rank,
+                    "ts": float(since[i]) / 1e3,
+                    "args": {series.unit: float(series.value[i])},
+                }
+            )
+            for i in kept
+        ]
+    return lines
 
 
 def _text_of_events(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import shutil
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,33 @@ from ddltrace.analyzer.exporters import FOLDER_FORMATS, FORMATS, export
 from ddltrace.analyzer.importers import formats
 from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 from ddltrace.tracer.errors import UsageError
+from ddltrace.tracer.trace.counters import COUNTERS, CounterRows, Reading
 from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
 from ddltrace.tracer.trace.schema import EVENTS
-from ddltrace.tracer.trace.trace_files import segment_name
+from ddltrace.tracer.trace.stream_writer import StreamWriter
+from ddltrace.tracer.trace.trace_files import counters_name, segment_name
 
+SAMPLE = Path(__file__).resolve().parents[3] / "sample_traces" / "straggler"
 FOREIGN = Path(__file__).resolve().parents[2] / "data" / "foreign"
 
 
 @pytest.fixture
 def trace() -> Trace:
     return made_trace()
+
+
+@pytest.fixture
+def trace_with_counters(tmp_path: Path) -> Trace:
+    """A real trace, of whose second rank two counters were read at three times."""
+    directory = Path(shutil.copytree(SAMPLE, tmp_path / "trace"))
+    bare = open_trace(directory)
+    segment = bare.run.ranks[1].segment
+    stream = StreamWriter(directory / f"{counters_name(segment)}.arrows", COUNTERS)
+    for since, memory, cpu in ((-1000, 1e8, 0.1), (1500, 2e8, 0.25), (2500, 3e8, 0.5)):
+        readings = Reading("process_memory", memory), Reading("host_cpu", cpu)
+        stream.write(CounterRows().batch([(bare.origin_ns + since, 0, each) for each in readings]))
+    stream.close()
+    return open_trace(directory)
 
 
 def check_nesting(intervals: list[tuple[int, int]]) -> None:
@@ -290,3 +308,23 @@ def test_a_trace_without_events(tmp_path: Path, to: str) -> None:
     info = RankInfo(rank=0, segment=segment_name(rank=0, attempt=0, pid=0))
     empty = Trace(Path("empty"), RunInfo(ranks=[info]), {info.segment: EVENTS.empty_table()})
     assert export(empty, to, tmp_path / "out") == 0
+
+
+def test_chrome_holds_the_resource_counters(trace_with_counters: Trace, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    trace = trace_with_counters
+    rank = trace.ranks[1]
+    export(trace, "chrome", path)
+    events = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "C"]
+    assert events == [
+        {"ph": "C", "name": name, "pid": rank, "ts": ts, "args": {unit: value}}
+        for name, unit, values in (
+            ("process memory", "bytes", [2e8, 3e8]),
+            ("host cpu", "share", [0.25, 0.5]),
+        )
+        for ts, value in zip((1.5, 2.5), values, strict=True)
+    ]
+    again = formats.read(path)
+    assert sum(table.num_rows for table in again.tables.values()) == sum(
+        trace.events(each).num_rows for each in trace.ranks
+    )
