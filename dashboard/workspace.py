@@ -308,7 +308,8 @@ class OpenTrace:
             window: Time range and width.
             rows: Row numbers.
             query: Adds the matching events as a second layer.
-            stage: Of the timeline; None for the whole. Only the whole can be searched.
+            stage: Stage of the timeline; None for the complete one. Only the complete one can be
+                searched.
 
         Raises:
             ValueError: A row or the stage does not exist.
@@ -465,7 +466,7 @@ class OpenTrace:
 
         Args:
             pixels: Number of columns.
-            stage: Of the timeline; None for the whole.
+            stage: Stage of the timeline; None for the complete one.
 
         Returns:
             Values of 0..255 per column: ``compute`` and ``communication``, one list per rank, in

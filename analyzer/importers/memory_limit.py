@@ -1,4 +1,4 @@
-"""How much memory the import of a file may take.
+"""Limits the memory of the import of a file.
 
 The limit is linear in the file: ten times its decompressed size, at least 256 MB. Readers
 estimate what they need from what they have read so far, and stop before they need more.

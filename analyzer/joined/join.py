@@ -455,7 +455,7 @@ def _release(
     Args:
         messages: All messages.
         collective: Index of each message's collective.
-        posted: Of each send and receive the other side, and when that was posted.
+        posted: For each send and receive, the other side, and when it was posted.
         collectives: All collectives.
         order: Messages by collective.
     """

@@ -1,4 +1,4 @@
-"""Follows a trace that is still being written, at a cost in proportion to what is new."""
+"""Follows a trace that is still being written, at a cost proportional to the new events."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Stored:
         """Builds some parts of the timeline, in as many processes as there are cores.
 
         Args:
-            numbers: Of the parts.
+            numbers: Numbers of the parts.
             came: Called with each part's number and the timelines of its ranks.
 
         Raises:
@@ -195,7 +195,7 @@ class Stored:
         """Builds and writes a part of the timeline; a rank's arrays are written before the next's.
 
         Args:
-            name: Of the part.
+            name: Name of the part.
             ranks: Its ranks.
 
         Raises:

@@ -178,7 +178,8 @@ class _Gathering:
         """The steps by event number.
 
         Args:
-            number: Of each place; -1 for superseded rows. None if places are the numbers.
+            number: Event number of each position; -1 for superseded rows. None if positions equal
+                numbers.
         """
         if not self._steps:
             return np.zeros(0, np.int32), np.zeros(0, np.int32)

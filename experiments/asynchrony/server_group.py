@@ -119,8 +119,8 @@ class ServerGroup:
         """Brings the servers what training begins with.
 
         Args:
-            name: Of the optimizer's class in `torch.optim`.
-            settings: Of its parameter groups.
+            name: Name of the optimizer's class in `torch.optim`.
+            settings: Settings of its parameter groups.
             groups: For each parameter's index, the number of its parameter group.
         """
         for key in self.placement.keys:
@@ -151,7 +151,7 @@ class ServerGroup:
             clock: The step.
             computed_ns: How long the worker computed for it.
             gradients: By the parameter's index; those that there are.
-            settings: Of the optimizer's parameter groups; None if they have not changed.
+            settings: Settings of the optimizer's parameter groups; None if they have not changed.
 
         Raises:
             ServerDiedError: A server has died.

@@ -45,7 +45,8 @@ class ServerOptimizer:
             settings: From `settings_of`.
             values: What is updated, in place.
             groups: For each value, the number of its parameter group.
-            rate_factor: Of the learning rate: a push of one of p workers is an update of 1 / p.
+            rate_factor: Factor of the learning rate: a push of one of p workers is an update of 1 /
+                p.
         """
         self._values = values
         self._rate_factor = rate_factor

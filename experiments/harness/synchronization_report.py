@@ -1,4 +1,4 @@
-"""How far ahead of each other workers ran, and whether their rule was kept: from a trace."""
+"""Reports from a trace how far workers ran ahead of each other, and whether their rule was kept."""
 
 from __future__ import annotations
 

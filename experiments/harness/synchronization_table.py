@@ -1,4 +1,4 @@
-"""How far ahead of each other the workers of each strategy ran, as rows of text."""
+"""Formats the lead of workers over each other, for each strategy, as rows of text."""
 
 from __future__ import annotations
 

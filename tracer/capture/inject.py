@@ -1,4 +1,4 @@
-"""Gets the tracer into a process without a change to its script.
+"""Injects the tracer into a process without a change to its script.
 
 A process below the launcher is armed when Python starts: an import hook waits until
 ``torch.distributed`` has been loaded, wraps ``init_process_group``, and does nothing else.

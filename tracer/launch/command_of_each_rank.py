@@ -1,4 +1,4 @@
-"""What one rank executes of a command that starts ranks with torchrun."""
+"""Extracts the command of one rank from a command that starts ranks with torchrun."""
 
 from __future__ import annotations
 

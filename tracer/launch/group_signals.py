@@ -1,4 +1,5 @@
-"""Tells signals to the launcher's whole process group from those sent to the launcher alone."""
+"""Distinguishes signals to the launcher's whole process group from signals to the launcher
+alone."""
 
 from __future__ import annotations
 

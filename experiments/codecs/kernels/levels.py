@@ -1,4 +1,4 @@
-"""Whole numbers of 1 to 16 bits as packed planes of bits."""
+"""Packs integers of 1 to 16 bits into planes of bits."""
 
 from __future__ import annotations
 
