@@ -26,7 +26,7 @@ _SILENT_S: Final = 3.5
 
 
 @dataclass(frozen=True)
-class Signs:
+class ProcessSigns:
     """Observations of the processes besides their events.
 
     Attributes:
@@ -42,12 +42,14 @@ class Signs:
     now_ns: Mapping[str, int]
 
 
-def find_alerts(ranks: Sequence[LiveRank], signs: Signs, *, running: bool) -> tuple[Alert, ...]:
+def find_alerts(
+    ranks: Sequence[LiveRank], signs: ProcessSigns, *, running: bool
+) -> tuple[Alert, ...]:
     """All alerts, the most likely cause first.
 
     Args:
         ranks: The newest process of each rank.
-        signs: See `Signs`.
+        signs: See `ProcessSigns`.
         running: Whether the job still runs.
     """
     dead = find_dead([rank.info for rank in ranks], signs)
@@ -58,7 +60,7 @@ def find_alerts(ranks: Sequence[LiveRank], signs: Signs, *, running: bool) -> tu
     return (hang,) if hang is not None else _find_standstill(ranks, signs)
 
 
-def find_dead(infos: Sequence[RankInfo], signs: Signs) -> tuple[Alert, ...]:
+def find_dead(infos: Sequence[RankInfo], signs: ProcessSigns) -> tuple[Alert, ...]:
     """The ranks whose processes have ended without success, in the order of their ends."""
     failed = [info for info in infos if _has_failed(info, signs.ends.get(info.segment))]
 
@@ -103,7 +105,7 @@ def _has_failed(info: RankInfo, end: End | None) -> bool:
     return info.status == "killed" or (end is not None and info.status == "running")
 
 
-def _find_hang(ranks: Sequence[LiveRank], signs: Signs) -> Alert | None:
+def _find_hang(ranks: Sequence[LiveRank], signs: ProcessSigns) -> Alert | None:
     """The message that has hung for longest, and the ranks that do not take part in it."""
     longest_ns = max((rank.longest_ns for rank in ranks), default=0)
     patience_ns = max(_SHORTEST_HANG_NS, _TIMES_LONGER * longest_ns)
@@ -163,7 +165,7 @@ def _missing(rank: LiveRank, message: OpenMessage, by_rank: Mapping[int, LiveRan
     ]
 
 
-def _find_standstill(ranks: Sequence[LiveRank], signs: Signs) -> tuple[Alert, ...]:
+def _find_standstill(ranks: Sequence[LiveRank], signs: ProcessSigns) -> tuple[Alert, ...]:
     """An alert if every rank is silent and none waits for a message."""
     silent_ns = []
     for rank in ranks:

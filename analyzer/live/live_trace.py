@@ -22,7 +22,7 @@ from ddltrace.analyzer.events.interval_sets import (
 from ddltrace.analyzer.events.rank_activity import Activity, measure_activity
 from ddltrace.analyzer.events.rank_messages import Messages, read_messages, read_waits
 from ddltrace.analyzer.live.counter_tail import CounterTail
-from ddltrace.analyzer.live.live_alerts import Signs, find_alerts
+from ddltrace.analyzer.live.live_alerts import ProcessSigns, find_alerts
 from ddltrace.analyzer.live.live_rank import LiveRank
 from ddltrace.analyzer.live.live_state import LiveLane, LiveRow, LiveState
 from ddltrace.analyzer.trace.align import RankClock, align
@@ -101,7 +101,7 @@ class LiveTrace:
             self._follow(info)
         ranks = self._newest(run)
         self._align(run)
-        signs = Signs(ends, self._silence_of(run), self._now())
+        signs = ProcessSigns(ends, self._silence_of(run), self._now())
         return LiveState(
             status=run.status,
             exit_status=run.exit_status,
@@ -198,7 +198,7 @@ class LiveTrace:
             unheard[info.segment] = time.monotonic() - since_s
         return unheard
 
-    def _measures(self, ranks: list[LiveRank], signs: Signs) -> dict[str, Any]:
+    def _measures(self, ranks: list[LiveRank], signs: ProcessSigns) -> dict[str, Any]:
         windows = [rank.window() for rank in ranks]
         messages = [read_messages(columns) for columns in windows]
         activities = [
@@ -230,7 +230,7 @@ class LiveTrace:
         rank: LiveRank,
         columns: Columns,
         activity: Activity,
-        signs: Signs,
+        signs: ProcessSigns,
         late: tuple[float, float] | None,
     ) -> LiveRow:
         in_window = columns.rows("step")

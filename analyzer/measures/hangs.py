@@ -46,10 +46,10 @@ def find_hangs(
     gave_up = messages.failed & timed & (messages.end - messages.start >= _MIN_WAIT_NS)
     is_open = messages.unfinished | gave_up
     found = np.unique(joined.collective[is_open & (joined.collective != NULL)])
-    lonely = np.flatnonzero(
+    unmatched = np.flatnonzero(
         is_open & messages.is_p2p & (joined.partner == NULL) & (messages.peer != NULL)
     )
-    if not len(found) and not len(lonely):
+    if not len(found) and not len(unmatched):
         return ()
     now = end_of_trace(trace, scans)
     worked = timed & ~gave_up
@@ -102,7 +102,7 @@ def find_hangs(
                 called=dict(sorted(called.items())) if len(set(called.values())) > 1 else {},
             )
         )
-    for row in lonely.tolist():
+    for row in unmatched.tolist():
         start, rank = int(messages.start[row]), int(messages.rank[row])
         waited, peer = waited_us([row], start), int(messages.peer[row])
         if is_hang(waited) and not known.may_have_come([peer], start):

@@ -23,11 +23,11 @@ IntArray = npt.NDArray[np.int64]
 MAX_DRIFT: Final = 1e-3
 """NTP corrects a clock by 500 ppm at most: two clocks differ by 1,000 at most."""
 
-WANDER: Final = 1e-6
-"""How much the rate of a clock changes between two looks at it: temperature, corrections."""
+MAX_RATE_CHANGE: Final = 1e-6
+"""Maximum change of a clock's rate between two observations, by temperature and corrections."""
 
 MAX_CONTRADICTING: Final = 0.1
-"""Where more of the bounds contradict the others, it is not known which of them are right."""
+"""Maximum share of contradicting bounds; beyond it, the correct ones cannot be determined."""
 
 _ROUNDING_NS: Final = 0.5
 """Bounds are whole nanoseconds: a line that misses one by less than this touches it."""
@@ -118,7 +118,9 @@ def fit_line(bounds: Bounds, first: int, last: int) -> Fit | None:
     if not len(polygon):
         return None
     low, high = polygon.min(axis=0), polygon.max(axis=0)
-    residual = float((high - low).max() / 2) + WANDER * _largest_distance(bounds, first, last)
+    residual = float((high - low).max() / 2) + MAX_RATE_CHANGE * _largest_distance(
+        bounds, first, last
+    )
     return Fit(np.array([first, last], np.int64), (low + high) / 2, bounds.base, residual)
 
 
@@ -141,7 +143,7 @@ def fit_constant(bounds: Bounds, first: int, last: int, offset: int) -> Fit | No
     if not len(polygon):
         return None
     farthest = float(np.abs(polygon - at).max())
-    residual = farthest + WANDER * _largest_distance(bounds, first, last)
+    residual = farthest + MAX_RATE_CHANGE * _largest_distance(bounds, first, last)
     return Fit(np.array([first, last], np.int64), np.zeros(2), offset, residual)
 
 
@@ -266,7 +268,7 @@ def fit_broken_line(bounds: Bounds, first: int, last: int) -> Fit:
         begin = max(int(bounds.x[min(start, len(bounds) - 1)]), end)
     low_at, high_at = np.array(ranges, np.float64).T
     half = float((high_at - low_at).max() / 2)
-    residual = float(max(half, jump)) + WANDER * _largest_distance(bounds, first, last)
+    residual = float(max(half, jump)) + MAX_RATE_CHANGE * _largest_distance(bounds, first, last)
     return Fit(np.array(x, np.int64), (low_at + high_at) / 2, bounds.base, residual)
 
 

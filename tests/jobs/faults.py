@@ -99,9 +99,9 @@ LEFT_OUT = (
     *(
         "record.writer:WriterThread.run",
         "interpose.c10d.reaper:_GroupReapers._run",
-        "timing.clock_exchange:Responder.run",
+        "timing.clock_exchange:ClockServer.run",
     ),
-    *("timing.clock_exchange:Asker.run", "interpose.operators:OperatorWindow._fold"),
+    *("timing.clock_exchange:ClockClient.run", "interpose.operators:OperatorWindow._fold"),
     "interpose.c10d.waits:Waits._follows",
     # Of the launcher, or of a process that records without one.
     *("config:CaptureConfig.in_code", "config:CaptureConfig.to_environment"),

@@ -69,7 +69,7 @@ def _put_aside(context: PatchContext, tensor: torch.Tensor) -> _PutAside:
     registry = context.registry
     watched = [] if registry.native is None else registry.native.forget(tensor)
     is_shard = registry.is_shard(tensor)
-    return _PutAside(tensor, registry.let_go(tensor), is_shard, watched)
+    return _PutAside(tensor, registry.drop_reference(tensor), is_shard, watched)
 
 
 def _take_back(context: PatchContext, aside: list[_PutAside], *, swapped: bool) -> None:

@@ -178,7 +178,7 @@ class Registry:
         """The id of a registered parameter."""
         return self._id_of.get(parameter)
 
-    def let_go(self, parameter: torch.Tensor) -> int | None:
+    def drop_reference(self, parameter: torch.Tensor) -> int | None:
         """Drops the weak reference to a parameter until `refer_to`.
 
         Returns:

@@ -24,7 +24,7 @@ _LOOKS_PER_INTERVAL: Final = 4
 _MOST_FILLED: Final = 0.25
 """Used share of a buffer from which the writer does not wait for the end of the interval."""
 
-_BALLAST_BYTES: Final = 32 << 20
+_RESERVE_BYTES: Final = 32 << 20
 """Address space reserved for the last writes of a rank that runs out of memory."""
 
 
@@ -77,7 +77,7 @@ class WriterThread(threading.Thread):
         self._writing = threading.RLock()
         self._broken = False
         self._is_short = False  # out of memory, for the newest batch
-        self._ballast = _set_aside(_BALLAST_BYTES)
+        self._reserve = _set_aside(_RESERVE_BYTES)
         self.rows = 0
         self.busy_ns = 0
 
@@ -170,8 +170,8 @@ class WriterThread(threading.Thread):
         self._on_fault(where, error)
 
     def _release(self) -> None:
-        if self._ballast is not None:
-            self._ballast.close()
+        if self._reserve is not None:
+            self._reserve.close()
 
     def _collect(self) -> None:
         for collect in self._recorder.collectors:

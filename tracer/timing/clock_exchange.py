@@ -86,17 +86,21 @@ def start(info: RankInfo, save: Save, fault: Fault) -> Callable[[float], object]
         store = _own_client()
         if store is None:
             return None
-        party: Responder | Asker
-        party = Responder(info, store, fault) if info.rank == 0 else Asker(info, store, save, fault)
-        os.register_at_fork(after_in_child=quiet(party.close_after_fork, fault))
-        party.start()
+        exchanger: ClockServer | ClockClient
+        exchanger = (
+            ClockServer(info, store, fault)
+            if info.rank == 0
+            else ClockClient(info, store, save, fault)
+        )
+        os.register_at_fork(after_in_child=quiet(exchanger.close_after_fork, fault))
+        exchanger.start()
     except Exception as error:  # noqa: BLE001 - the job goes on; clocks stay uncertain
         fault("clock exchange", error)
         return None
-    return party.stop
+    return exchanger.stop
 
 
-class Responder(threading.Thread):
+class ClockServer(threading.Thread):
     """Rank 0: answers with its time.
 
     Args:
@@ -114,8 +118,8 @@ class Responder(threading.Thread):
         self._listener = _listen()
         self._wake, self._waker = socket.socketpair()
         self._selector = selectors.DefaultSelector()
-        self._strangers: set[socket.socket] = set()
-        self._askers: set[socket.socket] = set()
+        self._unverified: set[socket.socket] = set()
+        self._clients: set[socket.socket] = set()
         self._deadline: float | None = None
 
     def run(self) -> None:
@@ -125,7 +129,7 @@ class Responder(threading.Thread):
                 self._publish()
                 self._serve()
             finally:
-                for connection in (*self._askers, *self._strangers):
+                for connection in (*self._clients, *self._unverified):
                     _shut(connection)
                 self._listener.close()
         except Exception as error:  # noqa: BLE001 - the job goes on; clocks stay uncertain
@@ -142,7 +146,7 @@ class Responder(threading.Thread):
 
     def close_after_fork(self) -> None:
         """In a forked child: closes its copies of the sockets, which belong to the parent."""
-        for open_socket in (self._listener, self._wake, self._waker, *self._askers):
+        for open_socket in (self._listener, self._wake, self._waker, *self._clients):
             with contextlib.suppress(OSError):
                 open_socket.close()
 
@@ -166,9 +170,9 @@ class Responder(threading.Thread):
             for key, _ in selector.select():
                 self._attend(key.fileobj)  # type: ignore[arg-type]
         selector.unregister(self._wake)
-        for asker in list(self._askers):
+        for asker in list(self._clients):
             self._send(asker, _ANSWER.pack(_LAST_CALL, 0, 0))
-        while self._askers and (left := self._deadline - time.monotonic()) > 0:
+        while self._clients and (left := self._deadline - time.monotonic()) > 0:
             for key, _ in selector.select(left):
                 self._attend(key.fileobj)  # type: ignore[arg-type]
 
@@ -178,15 +182,15 @@ class Responder(threading.Thread):
                 connection, _ = ready.accept()
                 connection.settimeout(_ANSWER_TIMEOUT_S)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._strangers.add(connection)
+                self._unverified.add(connection)
                 self._selector.register(connection, selectors.EVENT_READ)
-        elif ready in self._askers:
+        elif ready in self._clients:
             self._answer(ready)
-        elif ready in self._strangers:
-            self._strangers.discard(ready)
+        elif ready in self._unverified:
+            self._unverified.discard(ready)
             # A request is sent in one piece: anything shorter is not a request.
             if secrets.compare_digest(_receive(ready, _TOKEN_BYTES), self._token):
-                self._askers.add(ready)
+                self._clients.add(ready)
             else:
                 self._drop(ready)
 
@@ -206,13 +210,13 @@ class Responder(threading.Thread):
             self._drop(asker)
 
     def _drop(self, connection: socket.socket) -> None:
-        self._askers.discard(connection)
-        self._strangers.discard(connection)
+        self._clients.discard(connection)
+        self._unverified.discard(connection)
         self._selector.unregister(connection)
         _shut(connection)
 
 
-class Asker(threading.Thread):
+class ClockClient(threading.Thread):
     """Every other rank: asks rank 0 for its time, frequently at first, then every ten seconds.
 
     Args:

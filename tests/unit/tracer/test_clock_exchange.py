@@ -8,7 +8,7 @@ import time
 
 import torch.distributed as dist
 
-from ddltrace.tracer.timing.clock_exchange import Asker, Responder
+from ddltrace.tracer.timing.clock_exchange import ClockClient, ClockServer
 from ddltrace.tracer.timing.clocks import clock_domain
 from ddltrace.tracer.trace.run_info import RankInfo
 
@@ -32,7 +32,9 @@ def test_a_store_that_ended_is_no_fault() -> None:
     port = int(server.stdout.readline())
     store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     faults: list[tuple[str, Exception]] = []
-    asker = Asker(_rank(1), store, lambda: None, lambda place, error: faults.append((place, error)))
+    asker = ClockClient(
+        _rank(1), store, lambda: None, lambda place, error: faults.append((place, error))
+    )
     asker.start()
     time.sleep(0.2)  # it asks the store now where rank 0 is
     server.kill()
@@ -50,8 +52,8 @@ def test_two_ranks_exchange_times() -> None:
     def fault(place: str, error: Exception) -> None:
         faults.append((place, error))
 
-    responder = Responder(_rank(0), store, fault)
-    asker = Asker(_rank(1), store, lambda: None, fault)
+    responder = ClockServer(_rank(0), store, fault)
+    asker = ClockClient(_rank(1), store, lambda: None, fault)
     responder.start()
     asker.start()
     deadline = time.monotonic() + 10

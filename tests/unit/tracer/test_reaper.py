@@ -84,10 +84,10 @@ def test_little_memory_is_held_to_the_end(followed: Followed) -> None:
     first = message(0, reaper._MAX_HELD_BYTES)
     work = Work()
     followed.reapers.follow(work, first, poll=True)
-    assert not followed.reapers.let_go(first)
+    assert not followed.reapers.drop(first)
     work.completed = True
     until(lambda: 0 in followed.ended)
-    assert not followed.reapers.let_go(first)
+    assert not followed.reapers.drop(first)
 
 
 def test_no_more_memory_of_the_job_is_held_than_some(followed: Followed) -> None:
@@ -100,7 +100,7 @@ def test_no_more_memory_of_the_job_is_held_than_some(followed: Followed) -> None
     works.clear()  # the job drops them
     del work
     # Until no more than allowed is held, whatever the reapers are at.
-    assert [followed.reapers.let_go(each) for each in messages] == [True] * 4 + [False] * 2
+    assert [followed.reapers.drop(each) for each in messages] == [True] * 4 + [False] * 2
     until(lambda: [reference() is None for reference in held] == [True] * 4 + [False] * 2)
     for reference in held[4:]:
         kept = reference()
@@ -113,6 +113,6 @@ def test_no_more_memory_of_the_job_is_held_than_some(followed: Followed) -> None
 def test_what_the_job_keeps_anyway_is_never_let_go(followed: Followed) -> None:
     work, large = Work(), message(0, 4 * reaper._MAX_HELD_BYTES)
     followed.reapers.follow(work, large, poll=True, memory_lasts=True)
-    assert not followed.reapers.let_go(large)
+    assert not followed.reapers.drop(large)
     work.completed = True
     until(lambda: 0 in followed.ended)

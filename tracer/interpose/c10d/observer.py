@@ -453,7 +453,7 @@ class Observer:
     def _ordered(self, message: Message) -> None:
         """Called when the current stream has been made to wait for a message."""
         # The start is known only for messages on the timed device.
-        if message.settle is not None and self._reapers.let_go(message):
+        if message.settle is not None and self._reapers.drop(message):
             self._timer.end_here(message)
 
     def _received(self, message: Message, work: Any) -> None:

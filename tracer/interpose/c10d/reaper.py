@@ -105,7 +105,7 @@ class Reapers:
                 self._held_bytes += followed.num_bytes
         group.queue.put(followed)
 
-    def let_go(self, message: Message) -> bool:
+    def drop(self, message: Message) -> bool:
         """Drops a message that the job no longer holds, if the tracer holds too much memory.
 
         Args:
@@ -116,7 +116,7 @@ class Reapers:
         """
         if self._held_bytes <= _MAX_HELD_BYTES:
             return False
-        followed = self._drop(message)
+        followed = self._remove(message)
         if followed is None:
             return False
         followed.work = None
@@ -145,7 +145,7 @@ class Reapers:
                 self._wait(followed.work)
         except Exception:  # noqa: BLE001 - the job sees the same error at its own wait
             failed = True
-        self._drop(followed.message)
+        self._remove(followed.message)
         if followed.work is not None:
             self._completed(followed.message, time.monotonic_ns(), failed)
 
@@ -154,7 +154,7 @@ class Reapers:
         work = followed.work
         return work is None or self._is_completed(work)
 
-    def _drop(self, message: Message) -> _Followed | None:
+    def _remove(self, message: Message) -> _Followed | None:
         """Subtracts the memory that a message holds from the total."""
         with self._lock:
             followed = self._held.pop(message.id, None)
