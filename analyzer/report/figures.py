@@ -217,7 +217,10 @@ def wait_against_transfer(analysis: Analysis) -> go.Figure | None:
 
 
 def bandwidth_against_size(analysis: Analysis) -> go.Figure | None:
-    """Bus bandwidth reached against message size, one colour per operation (Gbit/s)."""
+    """Bus bandwidth reached against message size, one color per operation (Gbit/s).
+
+    A dashed line is the bandwidth of the fitted model for large sizes: the limit of the links.
+    """
     rows = [row for row in analysis.collectives if row.busbw_gbps and row.bytes]
     if not rows:
         return None
@@ -245,6 +248,18 @@ def bandwidth_against_size(analysis: Analysis) -> go.Figure | None:
             "<br>%{y:.3f} Gbit/s, transfer %{customdata[3]}",
         )
     sizes = [row.bytes or 0 for row in rows]
+    ops = sorted({row.op for row in rows})
+    limits = [fit for fit in analysis.cost_fits if fit.op in ops and fit.busbw_gbps]
+    for fit in limits[:_MAX_FITS]:
+        figure.add_scatter(
+            x=[min(sizes), max(sizes)],
+            y=[fit.busbw_gbps] * 2,
+            name=f"limit, {_fit_name(fit)}",
+            meta={"role": f"series-{ops.index(fit.op) % 6}"},
+            mode="lines",
+            line={"dash": "dash", "width": 1.5},
+            hovertemplate="%{y:.3f} Gbit/s, fitted for large sizes",
+        )
     figure.update_xaxes(
         title="input of one rank", type="log", **_byte_ticks(min(sizes), max(sizes))
     )

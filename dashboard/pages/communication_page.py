@@ -104,7 +104,11 @@ _CARDS: Final = (
         "Time against size",
         "Points: medians of one size. Lines: latency + size / bandwidth, fitted.",
     ),
-    ("comm-bandwidth", "Bandwidth against size", "Bus bandwidth that each collective reaches."),
+    (
+        "comm-bandwidth",
+        "Bandwidth against size",
+        "Bus bandwidth that each collective reaches. Dashed: the fitted limit of the links.",
+    ),
     ("comm-waits", "Waiting and transfer", "Time until the last rank arrives, and after it."),
     ("comm-sizes", "Sizes", "Number of messages by size."),
     ("comm-arrivals", "Arrival order", "Ranks that arrive last, and by how much."),

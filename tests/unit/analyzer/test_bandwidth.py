@@ -4,7 +4,7 @@ import pytest
 
 from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.measures.collectives import bus_factor
-from ddltrace.analyzer.report.figures import cost_fits
+from ddltrace.analyzer.report.figures import bandwidth_against_size, cost_fits
 from ddltrace.analyzer.report.html_report import render
 
 
@@ -142,6 +142,17 @@ def test_the_fit_is_drawn_through_its_points(build):
     page = render(analyze_in_full(trace), trace)
     assert 'data-figure="cost_fits"' in page
     assert "<td>60.0 µs</td><td>10.0 µs</td><td>8.00 Gbit/s</td>" in page
+
+
+def test_the_limit_of_the_links_is_drawn_above_what_collectives_reach(build):
+    built = build(4)
+    _collectives(built, [1 << power for power in range(10, 22, 2)], 60.0, 0.001)
+    points, limit = bandwidth_against_size(built.trace().analyze()).data
+    assert (points.mode, limit.mode, limit.line.dash) == ("markers", "lines", "dash")
+    assert (limit.x[0], limit.x[-1]) == (1 << 10, 1 << 20)
+    # 8 Gbit/s of data, of which a ring of 4 sends each bit 1.5 times.
+    assert list(limit.y) == pytest.approx([12.0, 12.0], rel=1e-3)
+    assert max(points.y) < limit.y[0]
 
 
 def test_without_a_fit_there_are_points_and_the_reason(build):
