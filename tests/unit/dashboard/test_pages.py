@@ -122,7 +122,7 @@ def test_text_is_read_on_what_it_stands_on(theme, opened):
 @pytest.mark.parametrize("asset", [STYLE, ASSETS / "report.css", ASSETS / "report.html.jinja"])
 def test_every_colour_of_a_style_sheet_is_in_the_palette(asset):
     used = set(re.findall(r"var\(--([a-z0-9-]+)\)", asset.read_text()))
-    assert used - {"font", "swatch"} <= SURFACES["light"].keys() | ROLES["light"].keys()
+    assert used - {"font", "swatch", "top"} <= SURFACES["light"].keys() | ROLES["light"].keys()
 
 
 def test_a_trace_without_events_has_a_page(tmp_path):
