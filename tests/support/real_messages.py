@@ -8,6 +8,7 @@ way until the peer takes part in it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import threading
 import time
@@ -105,6 +106,9 @@ class Pair:
         cpu, gloo = torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO
         self.own._register_backend(cpu, gloo, sides[0])
         self.peer: Any = sides[1]
+        # Never destroyed: with PyTorch 2.6, that can hang while threads of Gloo end.
+        for side in (self.own, sides[0]):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(side))
 
 
 class Ended:
@@ -137,6 +141,12 @@ class Flight:
         """The peer takes part; returns when Gloo's thread has recorded the end."""
         self.take_part().wait()
         self.until_ended()
+
+    def complete(self) -> None:
+        """The peer takes part, and the handle is waited for."""
+        other = self.take_part()
+        self.work.wait()
+        other.wait()
 
     def until_ended(self) -> None:
         """Waits until the library knows that the message has ended."""
