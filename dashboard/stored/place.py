@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
 
 FOLDER: Final = ".ddltrace-cache"
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Format version of the stored records; files of another format or ddltrace version are rebuilt."""
 
 _SECRET_BYTES: Final = 32
