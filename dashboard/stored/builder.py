@@ -16,10 +16,16 @@ from ddltrace.dashboard.stored.stored_trace import ANALYSIS, Stored
 from ddltrace.tracer.errors import DdltraceError
 
 
+def report(line: str) -> None:
+    """Prints a line in one call: several threads read, and `print` writes line ends separately."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def main(path: str, *wanted: str) -> None:
     """Builds some of them."""
     trace = open_trace(Path(path))
-    trace.on_read = lambda count: print(count, flush=True)
+    trace.on_read = lambda count: report(str(count))
     stored = Stored(trace)
     if wanted == (ANALYSIS,):
         os.nice(5)  # the timeline is shown first
@@ -29,7 +35,7 @@ def main(path: str, *wanted: str) -> None:
         name, _, ranks = part.rpartition(":")
         first, _, last = ranks.partition("-")
         stored.write_part(name, [r for r in trace.ranks if int(first) <= r <= int(last)])
-        print(f"part {name}", flush=True)
+        report(f"part {name}")
 
 
 if __name__ == "__main__":

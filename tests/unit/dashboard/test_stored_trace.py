@@ -10,6 +10,7 @@ import pytest
 
 from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard.app import create_app
+from ddltrace.dashboard.stored import builder
 from ddltrace.dashboard.stored import stored_trace as stored
 from ddltrace.dashboard.stored.container import ArrayReader, ArrayWriter, InvalidCacheError
 from ddltrace.dashboard.stored.place import FOLDER
@@ -149,3 +150,16 @@ def test_a_timeline_grows_from_a_sample_to_the_whole(large, monkeypatch):
     assert client.get("/api/0/layout?stage=9").status_code == 400
     assert client.get("/api/0/stages").get_json()["whole"]
     assert len(list((large / FOLDER).glob("timeline-*.bin"))) == 2
+
+
+def test_lines_of_several_threads_are_written_whole(monkeypatch):
+    """Otherwise the dashboard reads an empty line now and then, and fails."""
+    written = []
+
+    class Output:
+        write = written.append
+        flush = staticmethod(lambda: None)
+
+    monkeypatch.setattr(builder.sys, "stdout", Output)
+    builder.report("12")
+    assert written == ["12\n"]
