@@ -107,5 +107,6 @@ def _column(
 
 @functools.cache
 def _numpy_type(kind: pa.DataType) -> np.dtype[Any]:
-    found: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
+    # Integer types have the same names in Arrow and NumPy. `to_pandas_dtype` may import pandas.
+    found: np.dtype[Any] = np.dtype(str(kind))
     return found
