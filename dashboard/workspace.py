@@ -56,6 +56,10 @@ _KEPT_TENSORS: Final = 100_000
 _STEP_QUERY: Final = re.compile(r"step\s*(\d{1,9})\Z")
 
 
+NOTHING_UNDER_WAY: Final[dict[str, Any]] = {"reading": None, "measuring": None}
+"""The progress of a trace for which nothing is built."""
+
+
 @dataclass(frozen=True)
 class Search:
     """The result of a search.
@@ -172,7 +176,7 @@ class OpenTrace:
         found = self._stored.value
         stored = None if found is None else found[0]
         if stored is None:
-            return {"reading": None, "measuring": None}
+            return NOTHING_UNDER_WAY
         return {"reading": stored.reading.to_json(), "measuring": stored.measuring.to_json()}
 
     @property

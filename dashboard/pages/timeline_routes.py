@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.dashboard.timeline.counter_tracks import counter_tracks
 from ddltrace.dashboard.timeline.frame import Window
+from ddltrace.dashboard.workspace import NOTHING_UNDER_WAY
 from ddltrace.tracer.errors import TraceError
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ def add_routes(server: Flask, workspace: Workspace) -> None:
         server.add_url_rule(f"/api/<number>/{name}", f"api_{name}", view)
 
     route("stages", lambda opened, _: opened.stages())
-    route("progress", lambda opened, _: opened.progress())
     route("layout", lambda opened, args: opened.layout(_stage(args)))
     route("path", lambda opened, _: opened.path_layout())
     route("notes", lambda opened, _: {"notes": opened.notes})
@@ -59,6 +59,13 @@ def add_routes(server: Flask, workspace: Workspace) -> None:
     route("minimap", _minimap)
     route("search", _search)
     route("neighbor", _neighbor)
+
+    # Pages ask for it while they load, also pages that show no trace.
+    def progress(number: int) -> Response:
+        known = number < len(workspace.traces)
+        return jsonify(workspace.get(number).progress() if known else NOTHING_UNDER_WAY)
+
+    server.add_url_rule("/api/<int:number>/progress", "api_progress", progress)
 
 
 def parse_int(text: str | None, what: str) -> int:

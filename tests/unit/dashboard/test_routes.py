@@ -25,6 +25,13 @@ def test_layout_tells_tracks_and_roles(client):
     assert "kernel" not in layout["used"]
 
 
+def test_progress_is_told_of_pages_without_a_trace_too(client):
+    nothing = {"reading": None, "measuring": None}
+    assert client.get("/api/0/progress").get_json() == nothing
+    assert client.get("/api/9/progress").get_json() == nothing
+    assert client.get("/api/x/progress").status_code == 404
+
+
 def test_a_frame_holds_the_events_of_its_window(client, opened):
     rows = len(opened.timeline.rows)
     body = client.get(f"/api/0/frame?t0=0&t1={405 * MS}&px=4000&rows=0-{rows - 1}").data
