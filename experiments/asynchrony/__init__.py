@@ -1,1 +1,1 @@
-"""Servers that apply each worker's updates as their synchronization rule says."""
+"""Servers that apply the updates of each worker according to a synchronization rule."""

@@ -32,7 +32,7 @@ from ddltrace.experiments.synchronization.marks import mark_name
 from ddltrace.experiments.transports.backends.register import backend_of
 
 LONGEST_WAIT: Final = timedelta(days=30)
-"""A worker may wait for a straggler for as long as it takes; lifelines tell who has died."""
+"""A worker may wait for a straggler for as long as it takes; lifelines report dead workers."""
 _DRAIN_SECONDS: Final = 10.0
 
 
@@ -80,15 +80,15 @@ def main() -> None:
         )
     )
     outlive_parent()
-    ended.tell(server)
+    ended.set_server(server)
     server.run()
-    # What was sent last is under way until the workers have closed their lines.
+    # The last messages are in flight until the workers have closed their lines.
     ended.all.wait(_DRAIN_SECONDS)
     lines.close()
 
 
 class _Ended:
-    """Keeps which lifelines have ended until there is a server to tell."""
+    """Stores which lifelines have ended until a server can receive the information."""
 
     def __init__(self, workers: int) -> None:
         self.all = threading.Event()
@@ -107,7 +107,7 @@ class _Ended:
             if not self._left:
                 self.all.set()
 
-    def tell(self, server: UpdateServer) -> None:
+    def set_server(self, server: UpdateServer) -> None:
         with self._lock:
             self._server = server
             for worker, said_goodbye in self._kept:

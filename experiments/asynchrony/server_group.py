@@ -1,4 +1,4 @@
-"""The servers of a group of workers, seen from a worker: starts, joins, asks and leaves them.
+"""A worker's side of the servers: starts and joins them, pushes and reads, leaves.
 
 The first server keeps the store at which all meet, so that no worker's death takes it along.
 """
@@ -58,7 +58,7 @@ class ServerDiedError(SystemExit):
 
 @dataclass(frozen=True)
 class Answered:
-    """What a worker goes on with.
+    """The answer with which a worker continues.
 
     Attributes:
         clock: The step that it begins.
@@ -93,9 +93,9 @@ class ServerGroup:
         Args:
             workers: The ranks that have gradients.
             parameters: The parameters with their names, the same on all ranks.
-            servers: How many servers to start.
+            servers: Number of servers to start.
             spec: The strategy, from which servers take rule and codec.
-            backend: What carries the messages.
+            backend: Backend that carries the messages.
             codec: Encodes gradients; None sends them as they are.
 
         Raises:
@@ -116,7 +116,7 @@ class ServerGroup:
         self._join(workers, spec, backend)
 
     def fill(self, name: str, settings: Any, groups: Mapping[int, int]) -> None:
-        """Brings the servers what training begins with.
+        """Sends the initial parameters and the optimizer's settings to the servers.
 
         Args:
             name: Name of the optimizer's class in `torch.optim`.
@@ -149,8 +149,8 @@ class ServerGroup:
 
         Args:
             clock: The step.
-            computed_ns: How long the worker computed for it.
-            gradients: By the parameter's index; those that there are.
+            computed_ns: Time that the worker computed for the step.
+            gradients: Gradients by the index of the parameter; missing ones are left out.
             settings: Settings of the optimizer's parameter groups; None if they have not changed.
 
         Raises:
@@ -237,7 +237,7 @@ class ServerGroup:
             backend=backend,
             timeout=LONGEST_WAIT,
         )
-        # From here on the death of a worker is no longer the end of all.
+        # From now on, the training survives the death of a worker.
         dist.barrier(workers)
 
     def _encode(
@@ -356,6 +356,6 @@ def _start(options: dict[str, Any], pass_fds: Sequence[int] = ()) -> subprocess.
         stdin=subprocess.DEVNULL,
         env={**os.environ, "RANK": str(rank)},
         pass_fds=pass_fds,
-        # A worker's death must not take its session's server along.
+        # A server must survive the death of the worker that started it.
         start_new_session=True,
     )

@@ -43,7 +43,7 @@ class ServerOptimizer:
         Args:
             name: One of `OPTIMIZERS`.
             settings: From `settings_of`.
-            values: What is updated, in place.
+            values: Flat tensors to update in place.
             groups: For each value, the number of its parameter group.
             rate_factor: Factor of the learning rate: a push of one of p workers is an update of 1 /
                 p.
@@ -74,7 +74,7 @@ class ServerOptimizer:
         """One step.
 
         Args:
-            gradients: Of each value; a value without one stays as it is.
+            gradients: Gradient of each value; None leaves the value unchanged.
         """
         if self._optimizer is None:
             return

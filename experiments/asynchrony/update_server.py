@@ -35,14 +35,14 @@ from ddltrace.experiments.synchronization.server_state import Answer, Apply, Dec
 
 @dataclass
 class _Worker:
-    """What the server keeps of a worker.
+    """The server's state of one worker.
 
     Attributes:
         gone: Whether it has finished or died.
         died: Whether it has died.
         filled: Whether it has brought the first parameters, and so knows the keys.
         final: Whether it waits for the parameters at the end of the training.
-        asked_ns: When it asked for what it now waits for.
+        asked_ns: Time of the request that it waits for.
         sent: The last answer, until the worker has taken it.
         pushed: Its gradients that are not yet applied, by clock.
     """
@@ -69,9 +69,9 @@ class UpdateServer:
         """Makes a server without parameters: the first push of any worker brings them.
 
         Args:
-            rule: What to follow.
+            rule: The synchronization rule.
             codec: Decodes gradients; None if they are not encoded.
-            group: Workers, then servers.
+            group: The group of all workers, followed by all servers.
             names: Global ranks of the workers.
         """
         self._rule = rule
@@ -88,7 +88,7 @@ class UpdateServer:
         self._updates = 0
 
     def run(self) -> None:
-        """Serves until no worker trains any more and all have what they asked for."""
+        """Serves until no worker trains any more and all requests are answered."""
         for worker in range(len(self._workers)):
             threading.Thread(
                 target=self._serve, args=(worker,), name=f"worker-{worker}", daemon=True
@@ -112,7 +112,7 @@ class UpdateServer:
             while True:
                 header = Header.read(self._receive(worker, Header.empty(), HEADER_TAG, "header"))
                 own = self._workers[worker]
-                if own.sent is not None:  # the worker would not push before it had its answer
+                if own.sent is not None:  # the worker has received its answer, or it would not send
                     _wait(own.sent[0])
                     own.sent = None
                 if header.kind == FINISH:
@@ -131,10 +131,10 @@ class UpdateServer:
                     self._receive(worker, body, BODY_TAG, f"push {header.clock}")
                     self._take(worker, header, body)
         except RuntimeError:
-            return  # the worker has died, which its lifeline tells, too
+            return  # the worker has died; its lifeline reports that, too
 
     def _take(self, worker: int, header: Header, body: torch.Tensor) -> None:
-        """Takes a push."""
+        """Handles a push."""
         settings, gradients = read_body(body, header.settings_bytes, self._keys, self._codec)
         with self._lock:
             if settings is not None and self._optimizer is not None:
@@ -146,7 +146,7 @@ class UpdateServer:
             self._carry_out(self._state.read(worker, header.clock + 1))
 
     def _fill(self, body: torch.Tensor, settings_bytes: int) -> None:
-        """Takes the parameters of the worker that comes first; all workers have the same."""
+        """Stores the parameters of the first worker; those of all workers are equal."""
         with self._lock:
             if self._values:
                 return
@@ -172,7 +172,7 @@ class UpdateServer:
         return self._state.clock(worker)
 
     def _conclude(self) -> None:
-        """Answers those that have finished when nobody trains any more."""
+        """Answers the workers that have finished once no worker trains any more."""
         if self._state.active:
             return
         for worker, own in enumerate(self._workers):
@@ -222,7 +222,7 @@ class UpdateServer:
             try:
                 work = dist.isend(data, group=self._group, group_dst=worker, tag=REPLY_TAG)
             except RuntimeError:
-                return  # the worker has died, which its lifeline tells, too
+                return  # the worker has died; its lifeline reports that, too
         self._workers[worker].sent = (work, data)
 
     def _receive(self, worker: int, tensor: torch.Tensor, tag: int, name: str) -> torch.Tensor:
@@ -239,7 +239,7 @@ class UpdateServer:
 
 
 def _mean(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    """The mean of one key's gradients; who has none counts as zero."""
+    """The mean of the gradients of one key; a missing gradient counts as zero."""
     present = [gradient for gradient in gradients if gradient is not None]
     if not present:
         return None
@@ -253,4 +253,4 @@ def _wait(work: dist.Work | None) -> None:
         try:
             work.wait()
         except RuntimeError:
-            return  # the worker has died, which its lifeline tells, too
+            return  # the worker has died; its lifeline reports that, too

@@ -1,4 +1,4 @@
-"""What workers and servers send each other.
+"""The messages between workers and servers.
 
 A push is two messages: a `Header`, and a body of the length that it states. Its answer, when the
 worker may go on, is one message: a `Reply` and the server's parameters behind it. A body begins
@@ -34,12 +34,12 @@ _REPLY_FIELDS: Final = 4
 
 @dataclass(frozen=True)
 class Header:
-    """What comes before a body.
+    """The header of a message from a worker.
 
     Attributes:
         kind: `FIRST`, `PUSH` or `FINISH`.
         clock: The worker's step.
-        computed_ns: How long it computed for the step.
+        computed_ns: Time that the worker computed for the step.
         settings_bytes: Length of the body's settings.
         body_bytes: Length of the whole body.
     """
@@ -69,7 +69,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Key:
-    """What a server keeps of one parameter.
+    """A part of a parameter that a server holds.
 
     Attributes:
         parameter: Index of the parameter.
@@ -104,12 +104,12 @@ class Key:
 
 @dataclass(frozen=True)
 class Reply:
-    """What comes before a server's parameters.
+    """The header of a message from a server.
 
     Attributes:
         clock: The step that the worker may begin; by rounds, the server's round.
         slowest: The smallest number of updates of an active worker that the parameters hold.
-        blocked_ns: How long the server kept the answer back.
+        blocked_ns: Time for which the server delayed the answer.
         filled: Whether the server has parameters.
     """
 
@@ -143,7 +143,7 @@ def write_body(
     """The body of a push.
 
     Args:
-        settings: What JSON can hold; None for nothing.
+        settings: Settings as JSON values; None for no change.
         gradients: For each key its gradient, flat or encoded; None where there is none.
 
     Returns:
@@ -167,7 +167,7 @@ def write_body(
 def read_body(
     data: torch.Tensor, settings_bytes: int, keys: Sequence[Key], codec: Codec | None
 ) -> tuple[Any, list[torch.Tensor | None]]:
-    """What a body says.
+    """Decodes the body of a push.
 
     Args:
         data: The body.

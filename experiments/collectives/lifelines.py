@@ -42,8 +42,8 @@ class ServerEnd:
         """Waits until all workers are connected.
 
         Args:
-            workers: How many there are.
-            timeout_s: Longest time to wait for one.
+            workers: Number of workers.
+            timeout_s: Longest time to wait for a worker, in seconds.
 
         Raises:
             OSError: A worker did not come, or went away.
@@ -118,11 +118,11 @@ class WorkerEnd:
 
 
 def say_server_died(server: int, servers: int) -> None:
-    """Says in one line that the training ends.
+    """Prints one line that says why the training ends.
 
     Args:
         server: Number of the server that has died.
-        servers: How many there were.
+        servers: Number of servers.
     """
     print(
         f"ddltrace: server {server} of {servers} {SERVER_DIED}; "
@@ -136,9 +136,9 @@ def connect(store: Store, worker: int, servers: int, timeout_s: float) -> Worker
     """Connects a worker with all servers.
 
     Args:
-        store: Where servers say their addresses.
+        store: Store that holds the addresses of the servers.
         worker: The worker's number.
-        servers: How many servers there are.
+        servers: Number of servers.
         timeout_s: Longest time to wait for an address.
 
     Raises:
@@ -158,10 +158,10 @@ def listen(store: Store, server: int, workers: int, timeout_s: float) -> ServerE
     """Waits until all workers are connected with a server.
 
     Args:
-        store: Where the server says its address.
+        store: Store in which the server sets its address.
         server: The server's number.
-        workers: How many workers there are.
-        timeout_s: Longest time to wait for one.
+        workers: Number of workers.
+        timeout_s: Longest time to wait for a worker, in seconds.
 
     Raises:
         OSError: A worker did not come, or went away.

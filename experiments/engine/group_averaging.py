@@ -22,8 +22,8 @@ class GroupAveraging(EveryStep):
         """Makes the exchange of all ranks. Collective.
 
         Args:
-            rule: Says when.
-            context: What to work on; its exchange is that of all ranks.
+            rule: The rule, which decides when ranks average.
+            context: The job; its exchange spans all ranks.
         """
         super().__init__(context)
         self._rule = rule
@@ -53,7 +53,7 @@ class ClockedSteps(EveryStep):
         """Begins at clock 0.
 
         Args:
-            context: What is trained.
+            context: The job.
         """
         super().__init__(context)
         self._clock = 0

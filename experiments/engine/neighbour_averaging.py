@@ -31,8 +31,8 @@ class _Peers(StepPolicy):
 
         Args:
             spec: The strategy.
-            context: What to work on.
-            group: Carries the messages.
+            context: The job.
+            group: Process group that carries the messages.
         """
         super().__init__(context)
         self._parameters = [parameter for _, parameter in context.parameters]
@@ -95,9 +95,9 @@ class NeighbourMean(_Peers):
 
         Args:
             spec: The strategy.
-            rule: Says who the neighbours are.
-            context: What to work on.
-            group: Carries the messages.
+            rule: The rule, which gives the neighbours.
+            context: The job.
+            group: Process group that carries the messages.
         """
         super().__init__(spec, context, group)
         self._neighbours = rule.neighbours(self._me, self._ranks)
@@ -155,9 +155,9 @@ class PairMean(_Peers):
 
         Args:
             spec: The strategy.
-            rule: Says who averages with whom.
-            context: What to work on.
-            group: Carries the messages.
+            rule: The rule, which pairs the ranks.
+            context: The job.
+            group: Process group that carries the messages.
         """
         super().__init__(spec, context, group)
         self._rule = rule

@@ -24,7 +24,7 @@ from ddltrace.experiments.synchronization.marks import mark_name
 
 
 class ServerUpdates(StepPolicy):
-    """Pushes the gradients that the optimizer would see, and goes on with the servers' parameters.
+    """Pushes the gradients that the optimizer would see; continues with the servers' parameters.
 
     The optimizer's arithmetic runs on the servers; the job's own optimizer updates nothing. A job
     that clips gradients clips each worker's own. The parameters that a worker has pushed to and
@@ -37,9 +37,9 @@ class ServerUpdates(StepPolicy):
         """Starts the servers. Collective.
 
         Args:
-            strategy: Its architecture has servers of their own.
-            context: What to work on.
-            backend: What carries the messages.
+            strategy: A strategy with dedicated servers.
+            context: The job.
+            backend: Backend that carries the messages.
         """
         super().__init__(context)
         assert isinstance(strategy.architecture, ParameterServer)

@@ -1,4 +1,4 @@
-"""Runs a command as the ranks of one job on this machine, and goes on when a rank dies.
+"""Runs a command as the ranks of one job on this machine; other ranks survive a rank that dies.
 
 torchrun ends a job when one rank dies. A job whose workers do not wait for each other can lose
 one of them::
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 subprocess.Popen(
                     [sys.executable, *options.command],
                     env={**os.environ, **environment, **own},
-                    # Signals reach the ranks through us, once; when we are killed, they die.
+                    # This process forwards signals once; if it is killed, the ranks die with it.
                     start_new_session=True,
                     preexec_fn=_die_with_launcher,  # noqa: PLW1509 - no threads
                 )

@@ -31,7 +31,7 @@ _SHOWN: Final = 3
 
 
 def synchronization_of(trace: Trace) -> dict[str, Any] | None:
-    """What the marks of a trace say.
+    """The synchronization of a run, read from the marks of its trace.
 
     Args:
         trace: Any trace.

@@ -29,7 +29,7 @@ def cells(row: Row, baseline: Row | None) -> list[str]:
 
     Args:
         row: A row of `clocked`.
-        baseline: The row with whose loss it is compared.
+        baseline: The row to whose loss it is compared.
     """
     found = row.synchronization or {}
     staleness, updates = found["staleness"], found["updates"]

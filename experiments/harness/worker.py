@@ -134,7 +134,7 @@ class StrategyTraining(SplitTraining):
 
         Args:
             workload: What to train.
-            learning_rate: Of its optimizer.
+            learning_rate: Learning rate of its optimizer.
             strategy: What to attach.
         """
         super().__init__(workload)

@@ -17,14 +17,14 @@ def create(how: Parallelism, workload: Workload, learning_rate: float) -> SplitT
     """Splits a workload over all ranks. Collective.
 
     Args:
-        how: The way.
-        workload: One that the way can split.
-        learning_rate: Of its optimizer.
+        how: The kind of parallelism.
+        workload: A workload that `how` can split.
+        learning_rate: Learning rate of the workload's optimizer.
 
     Raises:
         ValueError: The model cannot be split over so many ranks.
     """
-    # Each loads another part of PyTorch.
+    # Imported here, since each module loads another part of PyTorch.
     if isinstance(how, TensorParallel):
         from ddltrace.experiments.parallelism.tensor_parallel import TensorParallelTraining
 

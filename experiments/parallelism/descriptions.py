@@ -11,7 +11,7 @@ _DENSE = ("digits", "vgg", "resnet", "gpt", "moe")
 
 @dataclass(frozen=True)
 class Parallelism:
-    """One way. The model, the examples of a step and the loss are those of data parallelism.
+    """A kind of parallelism. Model, examples of a step and loss are those of data parallelism.
 
     Attributes:
         workloads: The built-in workloads that it can split; None for all.

@@ -22,8 +22,8 @@ class ExpertParallelTraining(SplitTraining):
         """Divides the experts.
 
         Args:
-            workload: Its model is a `MoeModel`.
-            learning_rate: Of its optimizer.
+            workload: A workload whose model is a `MoeModel`.
+            learning_rate: Learning rate of the workload's optimizer.
 
         Raises:
             ValueError: The experts cannot be divided evenly.

@@ -24,8 +24,8 @@ class PipelineTraining(SplitTraining):
         """Divides the layers.
 
         Args:
-            workload: Its model is a `GptModel`.
-            learning_rate: Of its optimizer.
+            workload: A workload whose model is a `GptModel`.
+            learning_rate: Learning rate of the workload's optimizer.
             how: The schedule.
 
         Raises:

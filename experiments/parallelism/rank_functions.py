@@ -59,9 +59,9 @@ def exchange_rows(rows: torch.Tensor, sent: list[int], received: list[int]) -> t
     """Sends each rank some rows and receives some of each.
 
     Args:
-        rows: Those for rank 0, then those for rank 1, and so on.
-        sent: How many go to each rank.
-        received: How many come from each rank.
+        rows: The rows for rank 0, then the rows for rank 1, and so on.
+        sent: Number of rows to send to each rank.
+        received: Number of rows to receive from each rank.
     """
     result: torch.Tensor = _Exchanged.apply(rows, sent, received)  # type: ignore[no-untyped-call]
     return result

@@ -22,8 +22,8 @@ class ZeroTraining(SplitTraining):
         """Divides the optimizer's state.
 
         Args:
-            workload: Any.
-            learning_rate: Of its optimizer.
+            workload: The workload to train.
+            learning_rate: Learning rate of the workload's optimizer.
         """
         super().__init__(workload)
         like = workload.optimizer(learning_rate)
@@ -52,8 +52,8 @@ class FsdpTraining(SplitTraining):
         """Divides the parameters.
 
         Args:
-            workload: Any.
-            learning_rate: Of its optimizer.
+            workload: The workload to train.
+            learning_rate: Learning rate of the workload's optimizer.
         """
         super().__init__(workload)
         self._whole = copy.deepcopy(workload.model)

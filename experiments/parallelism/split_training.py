@@ -15,8 +15,8 @@ class SplitTraining(ABC):
     """Trains a workload's model, split over all ranks.
 
     Attributes:
-        workload: Its model is whole again after `join`.
-        needs_all_examples: Whether each rank's batch has to be that of all ranks, in their order.
+        workload: The workload; `join` gathers its whole model.
+        needs_all_examples: Whether each rank needs the examples of all ranks, in rank order.
     """
 
     needs_all_examples = False
@@ -38,8 +38,8 @@ class SplitTraining(ABC):
         """One training step.
 
         Args:
-            inputs: This rank's batch, or that of all ranks.
-            targets: Its targets.
+            inputs: The batch of this rank or of all ranks.
+            targets: The targets of the batch.
 
         Returns:
             The mean loss of the batch; None on a rank that does not know it.

@@ -27,8 +27,8 @@ class TensorParallelTraining(SplitTraining):
         """Divides the blocks.
 
         Args:
-            workload: Its model is a `GptModel`.
-            learning_rate: Of its optimizer.
+            workload: A workload whose model is a `GptModel`.
+            learning_rate: Learning rate of the workload's optimizer.
 
         Raises:
             ValueError: The heads cannot be divided evenly.

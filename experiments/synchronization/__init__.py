@@ -1,1 +1,1 @@
-"""The synchronization axis as pure rules: who waits for whom, whose update is applied when."""
+"""The rules of the synchronization axis: which worker waits, which update is applied when."""

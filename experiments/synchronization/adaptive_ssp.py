@@ -31,7 +31,7 @@ class AdaptiveSsp(ServerRule):
     Attributes:
         lowest: The bound never gets smaller.
         highest: The bound never gets larger.
-        window: How many of each worker's last steps count.
+        window: Number of each worker's last steps to measure.
     """
 
     lowest: int = 1

@@ -12,7 +12,7 @@ from ddltrace.experiments.synchronization.rule import Place, Synchronization
 
 @dataclass(frozen=True)
 class AdPsgd(Synchronization):
-    """Active ranks average with one passive rank at a time, and nobody waits for a computation.
+    """Active ranks average with one passive rank at a time, and no rank waits for a computation.
 
     Ranks of even number are active: in each step one sends its parameters to a passive rank of
     its choice, and both go on with the mean. Passive ranks answer at any time, also while they

@@ -16,7 +16,7 @@ class Backup(ServerRule):
     A worker whose push came too late goes on with the round that the servers have reached.
 
     Attributes:
-        workers: How many workers a round does not wait for.
+        workers: Number of workers that a round does not wait for.
     """
 
     by_rounds: ClassVar[bool] = True

@@ -14,7 +14,7 @@ from ddltrace.experiments.synchronization.rule import Place, Synchronization
 
 @dataclass(frozen=True)
 class Grouped(Synchronization):
-    """Gradients are averaged within groups in each step; parameters over all ranks, sometimes.
+    """Averages gradients within groups in each step, and parameters over all ranks periodically.
 
     Attributes:
         size: Consecutive ranks in a group; the last group may be smaller.

@@ -1,4 +1,4 @@
-"""Checks that a run kept the promises of its rule, from the marks of its processes alone.
+"""Checks that a run satisfied the invariants of its rule, from the marks of its processes alone.
 
 Nothing is taken from the code that decides: what servers applied and answered is replayed in the
 order of their marks, and compared with what workers pushed.
@@ -190,7 +190,7 @@ def check_pairs(ranks: Marks) -> list[str]:
 
 
 def check_groups(rule: Grouped, ranks: Marks) -> list[str]:
-    """Checks grouped synchronization: who averaged when.
+    """Checks grouped synchronization: which ranks averaged after which steps.
 
     Args:
         rule: The rule.

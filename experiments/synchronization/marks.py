@@ -2,7 +2,7 @@
 
 | mark | on | meaning |
 |---|---|---|
-| ``rule spec= workers= servers=`` | server, worker | what is followed, at the start |
+| ``rule spec= workers= servers=`` | server, worker | the rule, at the start |
 | ``apply worker= clock= update=`` | server | a push is part of an update |
 | ``drop worker= clock=`` | server | a push came too late and is not applied |
 | ``read worker= clock= held= bound= active=`` | server | from a read's request to its answer |
@@ -12,7 +12,7 @@
 | ``average worker= clock= peer= peer_clock=`` | peer | a mean of two peers |
 | ``group worker= clock=``, ``all worker= clock=`` | rank | a mean of a group, of all ranks |
 
-Workers are called by their global ranks.
+Workers are identified by their global ranks.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Mark:
     """One mark.
 
     Attributes:
-        what: Its kind.
-        worker: The worker that it is about; -1 if it is about none.
+        what: The kind of mark.
+        worker: Global rank of the worker; -1 if the mark concerns no worker.
         clock: The worker's clock; -1 if it has none.
         numbers: Lists of integers by key.
         texts: Other values by key.
-        start_ns: When it began, on the clock of its process.
-        end_ns: When it ended.
+        start_ns: Start time, on the clock of its process.
+        end_ns: End time.
     """
 
     what: str
@@ -57,7 +57,7 @@ def mark_name(what: str, **values: int | str | Sequence[int] | None) -> str:
     """The name of a mark.
 
     Args:
-        what: Its kind.
+        what: The kind of mark.
         values: Its keys; a list of integers is joined by commas, None is a dash.
     """
     return PREFIX + " ".join([what, *(f"{key}={_text(value)}" for key, value in values.items())])
@@ -67,9 +67,9 @@ def read_mark(name: str, start_ns: int = 0, end_ns: int = 0) -> Mark | None:
     """The mark of a name; None if the name is not that of a mark.
 
     Args:
-        name: Of a marker.
-        start_ns: When the marker began.
-        end_ns: When it ended.
+        name: The name of a marker.
+        start_ns: Start time of the marker.
+        end_ns: End time.
     """
     if not name.startswith(PREFIX):
         return None

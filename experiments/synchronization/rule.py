@@ -1,8 +1,9 @@
 """The interfaces of the rules of synchronization.
 
 A worker's clock is the number of steps that it has pushed. In step c, from 0, its clock is c:
-it reads parameters, computes a gradient and pushes it as its update c. Nothing here knows torch,
-processes or time: a server asks the rule what it may do with the pushes and reads that have come.
+it reads parameters, computes a gradient and pushes it as its update c. The rules are independent of
+torch, processes and time: a server asks its rule which of the received pushes and reads it may
+process.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class ServerRule(Synchronization):
         """How many steps a worker may be ahead of the slowest one; None: any number.
 
         Args:
-            seconds: For each worker that still trains, how long it computed in each of its last
-                steps, without the time for which it waited.
+            seconds: For each worker that still trains, the computing time of each of its last
+                steps, without the time that it waited.
         """
 
     def round_is_complete(self, pushed: int, active: int) -> bool:
@@ -57,5 +58,5 @@ class ServerRule(Synchronization):
         return pushed >= active
 
     def history(self) -> int:
-        """How many of a worker's last steps `bound_for` looks at."""
+        """The number of last steps of a worker that `bound_for` needs."""
         return 1

@@ -1,4 +1,4 @@
-"""What a server decides: which push is applied when, which read is answered when.
+"""The decisions of a server: which push is applied when, which read is answered when.
 
 A pure state machine: pushes, reads and departures go in, decisions come out. The server's process
 carries them out on tensors; a test drives the same object with random schedules.
@@ -73,8 +73,8 @@ class ServerState:
         """Begins with nothing applied.
 
         Args:
-            rule: What to follow.
-            workers: Number of workers; they are called 0, 1, ...
+            rule: The synchronization rule.
+            workers: Number of workers; they are numbered from 0.
         """
         self._rule = rule
         self._workers = [_Worker(seconds=deque(maxlen=rule.history())) for _ in range(workers)]
@@ -102,7 +102,7 @@ class ServerState:
         Args:
             worker: The worker.
             clock: The step that it belongs to.
-            seconds: How long the worker computed for it.
+            seconds: Time that the worker computed for the step.
         """
         own = self._workers[worker]
         own.clock = clock + 1
@@ -115,12 +115,12 @@ class ServerState:
         return [*self._complete_rounds(), *self._answers()]
 
     def read(self, worker: int, clock: int) -> list[Decision]:
-        """A worker wants to begin a step."""
+        """A worker requests to begin a step."""
         self._reads[worker] = clock
         return self._answers()
 
     def leave(self, worker: int) -> list[Decision]:
-        """A worker has finished or died: from now on nobody waits for it."""
+        """A worker has finished or died: from now on no worker waits for it."""
         self._workers[worker].active = False
         self._reads.pop(worker, None)
         return [*self._complete_rounds(), *self._answers()]
