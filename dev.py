@@ -39,7 +39,7 @@ GENERATORS = (
 )
 TYPED_SCRIPTS = ("dev.py", *GENERATORS, "docs/examples/train_digits.py")
 
-# Constraints for older Pythons pin older stubs, which tell other types.
+# Constraints for older Pythons pin older stubs, which declare other types.
 TYPES_SINCE = (3, 11)
 
 # Programs that some tests need -> the Debian package that provides them. Without a program its

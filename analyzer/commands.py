@@ -236,7 +236,7 @@ Examples:
     "repeat it for more.",
 )
 def compare(before: Path, after: Path, as_json: bool, fail_on: tuple[str, ...]) -> None:
-    """Compare two traces, and tell differences from noise.
+    """Compare two traces, and distinguish differences from noise.
 
     Differences are computed over the steady steps of each trace, with a confidence interval.
     The interval does not cover variation between runs, such as that of another node.

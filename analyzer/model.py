@@ -875,7 +875,7 @@ class Savings:
     changes. Communication that compute hides completely stays hidden in a replay without that
     compute: in this case a bound is too high. No bound is more than `step_us`.
 
-    Time that nothing explains (unrecorded time where the trace tells nothing of the host, and
+    Time that nothing explains (unrecorded time where the trace records nothing of the host, and
     waiting for messages that could not be joined) is replayed once as work and once as waiting,
     which is in neither run then; a bound is the larger of both. In a job of which all dependencies
     are known (StragglerAnalysis), all of it is waiting, as in `IdealJob`.
@@ -957,7 +957,7 @@ class RootCause:
     Attributes:
         rank: The rank on which the waiting began.
         activity: ``compute``, ``update``, ``data``, ``copy``, ``host``, or ``transfer``: a message
-            to that rank took longer; ``unrecorded`` where the trace tells nothing of the host:
+            to that rank took longer; ``unrecorded`` where the trace records nothing of the host:
             that rank may have worked then, or waited.
         peer: The sending rank, for a transfer between two ranks; else None.
         name: Layer, operation or kernel with the largest extra time compared with other ranks; None
@@ -1297,7 +1297,7 @@ class Finding:
     Attributes:
         kind: Its subject: ``communication``, ``pipeline``, ``straggler``, ``data``, ``copy``,
             ``host``, ``update``, ``compute``, ``memory``, ``device`` or ``processors``.
-        saves_us: Upper bound on what a step could get shorter; 0 if the trace does not tell, for
+        saves_us: Upper bound on what a step could get shorter; 0 if the trace does not show, for
             the last three kinds.
         share: The same as a share of the step.
         evidence: The measurement, one sentence.

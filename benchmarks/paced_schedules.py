@@ -43,7 +43,7 @@ class Fixture:
     """One step computed by hand.
 
     Attributes:
-        name: What tells it apart.
+        name: The name that identifies it.
         spec: The schedule.
         forward: Time of the forward pass of each layer, in units.
         backward: Time of the backward pass of each layer, in units.

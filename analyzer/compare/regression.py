@@ -89,7 +89,7 @@ def check_limit(comparison: Comparison, limit: Limit) -> None:
     found = _difference(comparison, limit.key)
     if found.change is None or found.verdict == "unknown":
         raise DdltraceError(
-            f"--fail-on {limit.text}: the traces do not tell how {limit.key} differs "
+            f"--fail-on {limit.text}: the traces do not show how {limit.key} differs "
             "(too few steady steps, or not recorded)"
         )
     if limit.relative and not found.before:

@@ -5,7 +5,7 @@ its first and its last event. If the timeline of the rank is available, they are
 critical path. In a trace of very many ranks it is not available; then an instant with several
 activities counts as the first of: on a CPU rank update, compute, data, copy; on a rank with
 recorded device work update (the optimizer's kernels), compute, copy, data. The rest is host, or
-unrecorded where the trace tells nothing of the host (`Activity.unrecorded`).
+unrecorded where the trace records nothing of the host (`Activity.unrecorded`).
 """
 
 from __future__ import annotations

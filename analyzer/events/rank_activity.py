@@ -47,7 +47,7 @@ class Activity:
         host: A host thread is inside of a step, a phase, a marker or an imported operation.
         both: C n M.
         work: All device work: C, M and copies.
-        unrecorded: Nothing is recorded, and the trace tells nothing of the host: it may have
+        unrecorded: Nothing is recorded, and the trace records nothing of the host: it may have
             worked, or waited. Empty where the host is recorded.
     """
 

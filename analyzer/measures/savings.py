@@ -7,7 +7,7 @@ Some time of a rank may be neither work nor waiting that the trace explains: tim
 where only the device was recorded, and waiting for messages that could not be joined. Kept as work,
 it hides what is saved on other ranks; if it was waiting, it goes when its cause goes. So every
 scenario is replayed both ways: with that time kept, and without it, compared with a replay without
-it as well. The difference between both is what the trace does not tell. In a job of which all
+it as well. The difference between both is what the trace does not show. In a job of which all
 dependencies are known (StragglerAnalysis), all such time is waiting, as in
 `ddltrace.analyzer.measures.ideal_job`.
 """

@@ -218,7 +218,7 @@ def tensors_table(analyzed: Analyzed) -> pa.Table:
 
 
 def rank_steps_table(analyzed: Analyzed) -> pa.Table:
-    """One row per rank and step: where its time went; null where the trace does not tell."""
+    """One row per rank and step: where its time went; null where the trace does not show."""
     columns = {}
     for name, values in analyzed.analysis.rank_steps.items():
         if name == "start_ns" or not name.endswith("_ns"):

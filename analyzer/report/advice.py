@@ -85,8 +85,8 @@ _FIX_OF: Final = {
 } | {"transfer": "network"}
 _LINK_FIX: Final = "look at the link between these ranks: its port, its route, what else uses it"
 _RECORD_ALL: Final = (
-    "record all ranks: where no message has all its ranks, nobody can tell transfer from waiting "
-    "for another rank"
+    "record all ranks: without all ranks of a message, its transfer cannot be separated from "
+    "waiting for another rank"
 )
 _SHOWN_CAUSES: Final = 2
 _MOST: Final = 0.5

@@ -207,7 +207,7 @@ def _none_pays(analysis: Analysis, facts: JobFacts, exposed_us: float) -> Propos
         return Proposal("no change of this job's messages pays; a faster link would", exposed_us)
     if not main.bytes:
         return Proposal(
-            "a faster link: the trace does not tell the messages' sizes, so that nothing else can "
+            "a faster link: the trace does not have the messages' sizes, so that nothing else can "
             "be judged",
             exposed_us,
         )

@@ -203,7 +203,7 @@ def _least_violating(bounds: Bounds, first: int, last: int) -> Fit:
     """The line with the least sum of violations; its residual is not set.
 
     The sum is convex. For a given rise over the whole time the best start of the line has as many
-    upper bounds below it as lower bounds above it, which the order of all bounds tells; the rise
+    upper bounds below it as lower bounds above it, as the order of all bounds shows; the rise
     is found by ternary search.
     """
     span = max(last - first, 1)

@@ -18,7 +18,7 @@ from ddltrace.experiments.architectures.transfers import (
 
 MAX_SERVERS = 64
 SERVER_DIED = "of the parameter server has died"
-"""Stands in the line that tells of a dead server."""
+"""Part of the line that reports a dead server."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ def tcp_bytes_sent() -> int | None:
     """Bytes sent so far over all open TCP sockets of this process.
 
     Returns:
-        The sum; None where the kernel does not tell.
+        The sum; None where the kernel does not report it.
     """
     if not sys.platform.startswith("linux"):
         return None

@@ -119,5 +119,9 @@ def test_lanes_arrows_and_details_are_shown(to: str, browser: Any, tmp_path: Pat
         ]
     )
     assert set(nested) == {("phase", "step"), ("layer", "phase")}
-    told = {key.rpartition(".")[2]: value for key, value in details}
-    assert (told["bytes"], told["op"], told["tensors"]) == ("16", "all_reduce", "layer1.weight")
+    reported = {key.rpartition(".")[2]: value for key, value in details}
+    assert (reported["bytes"], reported["op"], reported["tensors"]) == (
+        "16",
+        "all_reduce",
+        "layer1.weight",
+    )

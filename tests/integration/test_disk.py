@@ -1,4 +1,4 @@
-"""A disk that is full, read-only or gone: the job is as untraced, and the loss is told."""
+"""A disk that is full, read-only or gone: the job runs as untraced, and the loss is reported."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_directory_that_vanishes_before_the_job_records(tmp_path: Path, status
     assert "Traceback" not in done.stderr
 
 
-# It trains on when it is told to: a busy machine may take long to remove the directory.
+# It waits for a signal to continue: a busy machine may take long to remove the directory.
 WAITS = """
 import os, sys, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")

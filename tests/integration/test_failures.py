@@ -38,20 +38,20 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize(
-    ("way", "told"),
+    ("way", "reported"),
     [
         ("raises", ["Rank 1 ended with exit status 1,"]),
         ("is_killed", [f"Rank 1 {how}," for how in KILLED]),
         ("never_comes", ["all_reduce number 20 of group 0 hangs: rank 0 entered it for "]),
     ],
 )
-def test_the_report_leads_with_the_cause(tmp_path: Path, way: str, told: list[str]) -> None:
+def test_the_report_leads_with_the_cause(tmp_path: Path, way: str, reported: list[str]) -> None:
     (tmp_path / "job.py").write_text(JOB)
     trace = tmp_path / "trace"
     done = run(traced(trace, torchrun(tmp_path / "job.py", way)), cwd=tmp_path)
     assert done.status == 1, done.stderr
     report = run([*DDLTRACE, "analyze", str(trace)], cwd=tmp_path)
-    assert report.stdout.startswith(tuple(told)), report.stdout[:400]
+    assert report.stdout.startswith(tuple(reported)), report.stdout[:400]
 
 
 UNSEEN = """

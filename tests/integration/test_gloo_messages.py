@@ -1,4 +1,4 @@
-"""The times of Gloo's messages: told by Gloo where that can be compiled, else by reapers."""
+"""The times of Gloo's messages: noted by Gloo where the hook can be compiled, else by reapers."""
 
 from __future__ import annotations
 

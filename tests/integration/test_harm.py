@@ -129,10 +129,10 @@ def test_a_fault_in_the_tracer_never_reaches_the_job(tmp_path: Path) -> None:
     broken = cases[2 * kinds :]
     reached = [case for case in broken if case["reached"] > case["after"]]
     assert len(reached) > 10
-    told = [case for case in reached if case["told"]]
+    reported = [case for case in reached if case["reported"]]
     # A sample may hold more than its share of the functions whose fault leaves no report.
     least = 0.7 if all_cases() else 0.5
-    assert len(told) > least * len(reached), [c["point"] for c in reached if not c["told"]]
+    assert len(reported) > least * len(reached), [c["point"] for c in reached if not c["reported"]]
 
 
 def test_a_writer_that_gets_no_time_costs_events_all_counted(tmp_path: Path) -> None:

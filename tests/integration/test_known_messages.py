@@ -63,7 +63,7 @@ def test_the_same_is_recorded_as_by_python(tmp_path: Path, way: str, steps: int)
         lambda: record(tmp_path, way, steps, native=False),
     )
     assert plain.without_python() == []
-    # Most messages of C++, from where PyTorch has told of the buckets; or all that fit.
+    # Most messages of C++, from the moment PyTorch has reported the buckets; or all that fit.
     assert min(native.without_python()) > (4096 if way == "full" else steps)
     assert native.done.losses() == plain.done.losses()
     # Recording never pauses unless --measure-cost asks for it.

@@ -378,7 +378,7 @@ def test_ctrl_c_twice_on_a_terminal(tmp_path: Path) -> None:
 
 
 def test_output_into_a_pipe_that_closes_early(tmp_path: Path) -> None:
-    """`ddltrace run ... | head -1`: the trace is finished and told of on stderr."""
+    """`ddltrace run ... | head -1`: the trace is finished and named on stderr."""
     job = " ".join(
         map(
             shlex.quote,

@@ -1,4 +1,4 @@
-"""`pip install ddltrace` without extras: what works, and what each missing extra is told."""
+"""`pip install ddltrace` without extras: what works, and the message for each missing extra."""
 
 from __future__ import annotations
 

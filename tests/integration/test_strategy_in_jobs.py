@@ -75,11 +75,11 @@ def test_frameworks_train_to_the_same_losses(script: str, tmp_path: Path) -> Non
 def test_what_cannot_be_applied_ends_the_job_with_one_line(tmp_path: Path) -> None:
     command = on_ranks("not_for_strategies.py", "hook", ranks=2)
     done = run(traced(tmp_path / "t", command, "--strategy", "ddp"), cwd=tmp_path)
-    told = [line for line in done.stderr.splitlines() if "cannot be applied" in line]
+    reported = [line for line in done.stderr.splitlines() if "cannot be applied" in line]
     assert done.status == 1
-    assert len(told) == 1, done.stderr[-3000:]
-    assert told[0].startswith("ddltrace: strategy ddp cannot be applied: ")
-    assert "communication hook of its own" in told[0]
+    assert len(reported) == 1, done.stderr[-3000:]
+    assert reported[0].startswith("ddltrace: strategy ddp cannot be applied: ")
+    assert "communication hook of its own" in reported[0]
     assert "Traceback" not in done.stderr
     assert "trained" not in done.stdout
 
@@ -102,9 +102,9 @@ NOT_APPLIED = {
 def test_each_reason_is_told_before_the_first_step(tmp_path: Path) -> None:
     command = on_ranks("not_for_strategies.py", *NOT_APPLIED, ranks=1)
     done = run(traced(tmp_path / "t", command, "--strategy", "p3"), cwd=tmp_path)
-    told = [line for line in done.stderr.splitlines() if "cannot be applied" in line]
-    assert len(told) == len(NOT_APPLIED), done.stderr[-3000:]
-    for line, says in zip(told, NOT_APPLIED.values(), strict=True):
+    reported = [line for line in done.stderr.splitlines() if "cannot be applied" in line]
+    assert len(reported) == len(NOT_APPLIED), done.stderr[-3000:]
+    for line, says in zip(reported, NOT_APPLIED.values(), strict=True):
         assert line.startswith("ddltrace: strategy p3 cannot be applied: ")
         assert says in line
     assert done.stdout.splitlines() == [f"ended with 1: {case}" for case in NOT_APPLIED]

@@ -32,7 +32,7 @@ def test_collectives_agree_with_gloos(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_a_rank_that_is_gone_is_an_error_where_it_is_awaited(name: str, tmp_path: Path) -> None:
     done = run(on_ranks("transport_death.py", name), cwd=tmp_path)
-    assert "told: " in done.stdout, done.stderr[-3000:]
+    assert "reported: " in done.stdout, done.stderr[-3000:]
     assert "rank 1" in done.stdout
 
 

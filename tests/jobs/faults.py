@@ -395,9 +395,9 @@ def case(job, point, after, trace):
     printed = "".join(Path(f"output-{rank}").read_text() for rank in range(2))
     os.chdir("/")
     shutil.rmtree(scratch)
-    told = ""
+    reported = ""
     if trace is not None:
-        told = "".join(p.read_text() for p in trace.iterdir() if p.suffix in (".json", ".txt"))
+        reported = "".join(p.read_text() for p in trace.iterdir() if p.suffix in (".json", ".txt"))
     line = {
         "job": job,
         "point": point,
@@ -407,8 +407,8 @@ def case(job, point, after, trace):
         "losses": [losses for losses, _ in results],
         "printed": printed[-2000:],
         "seconds": round(time.monotonic() - began, 2),
-        "told": "InjectedError" in told,
-        "errors": told.count("InjectedError"),
+        "reported": "InjectedError" in reported,
+        "errors": reported.count("InjectedError"),
     }
     print(json.dumps(line), flush=True)
 

@@ -18,6 +18,6 @@ if dist.get_rank() == 1:
 try:
     dist.recv(numbers, group=group, group_src=1)
 except RuntimeError as error:
-    sys.stdout.write(f"told: {error}\n")
+    sys.stdout.write(f"reported: {error}\n")
 sys.stdout.flush()
 os._exit(0)

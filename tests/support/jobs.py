@@ -23,7 +23,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 # A job of one rank without a launcher. The only process of a job can take any free port.
 ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 _RELEASE = tuple(int(number) for number in re.findall(r"\d+", platform.release())[:2])
-# Whether the kernel still tells how a process ended when its parent has been told.
+# Whether the kernel still reports how a process ended after its parent has read the status.
 STATUS_REMAINS = _RELEASE >= (6, 15)
 
 

@@ -29,9 +29,9 @@ def main() -> int:
         )
         for rank in range(count)
     ]
-    told: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
-    while not told:
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
+    while not signals:
         statuses = [rank.poll() for rank in ranks]
         failed = [status for status in statuses if status]
         if failed or None not in statuses:
@@ -40,7 +40,7 @@ def main() -> int:
     for rank in ranks:
         rank.terminate()
         rank.wait()
-    return 128 + told[0] if told else abs(failed[0]) if failed else 0
+    return 128 + signals[0] if signals else abs(failed[0]) if failed else 0
 
 
 sys.exit(main())

@@ -154,7 +154,7 @@ class Flight:
             self.work.wait()
         deadline = time.monotonic() + PATIENCE_S
         while self._library.state(self.place) == OPEN:
-            assert time.monotonic() < deadline, "nobody told the end"
+            assert time.monotonic() < deadline, "no end was reported"
             time.sleep(0)
 
 

@@ -386,7 +386,7 @@ def _place_in_time(files: list[_File], notes: list[str]) -> None:
         left_out += len(file.nodes) - len(placed)
         file.nodes = placed
     notes.append(
-        "the files tell durations, but no start times: nodes are laid out by their dependencies, "
+        "the files have durations, but no start times: nodes are laid out by their dependencies, "
         "each rank on its own; positions in time and waits between ranks are not measured"
     )
     if left_out:

@@ -86,7 +86,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
         _add_activities(operation, tensors[operation.tensor], rows[0], recording.epoch_ns)
     run = RunInfo(status="complete", level="comm", source=NAME)
     run.notes += [
-        "only rank 0 writes a Horovod timeline: of other ranks it tells when they were ready, "
+        "only rank 0 writes a Horovod timeline: of other ranks it records when they were ready, "
         "as rank 0 heard of it; the ends of their messages are rank 0's",
         f"{world} ranks were heard of; steps, phases and computation are not in the timeline",
     ]

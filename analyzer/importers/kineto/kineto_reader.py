@@ -257,7 +257,7 @@ def _complete_run(run: RunInfo, files: list[RankFile]) -> None:
         run.notes.append(f"{missing} of {world_size} ranks have no file")
     if not one_host and not all(info.host for info in run.ranks) and len(run.ranks) > 1:
         run.notes.append(
-            "the files do not tell whether the ranks share a clock: "
+            "the files do not show whether the ranks share a clock: "
             "times of different ranks may not be comparable"
         )
     if not any(file.steps for file in files):

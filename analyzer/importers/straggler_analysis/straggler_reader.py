@@ -271,7 +271,7 @@ def _check_workers(path: Path, rows: _Rows) -> None:
 
 
 def _unpaired_calls(rows: _Rows, notes: list[str]) -> set[Operation]:
-    """The sends and receives that move nothing, as the first replica's first step tells."""
+    """The sends and receives that move nothing in the first step of the first replica."""
     mine = rows.take(
         np.flatnonzero((rows.replica == rows.replica.min()) & (rows.step == rows.step.min()))
     )

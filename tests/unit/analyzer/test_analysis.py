@@ -277,7 +277,7 @@ def test_the_cause_of_a_hang_comes_before_what_waits_behind_it(build):
     first, second = built.trace().analyze().hangs
     assert (first.group, first.entered, first.missing) == ("1", (0, 1), (2,))
     assert (second.op, second.missing) == ("barrier", (0, 1, 2))
-    # The rank that is in no message of its own is told of first.
+    # The rank that is in no message of its own is named first.
     assert list(second.doing) == [2, 0, 1, 3]
 
 
@@ -305,7 +305,7 @@ def _ended(build, statuses, *, hangs_us=0):
 
 
 @pytest.mark.parametrize(
-    ("statuses", "told"),
+    ("statuses", "reported"),
     [
         (
             (143, 137),
@@ -316,13 +316,13 @@ def _ended(build, statuses, *, hangs_us=0):
         ((0, 0), None),
     ],
 )
-def test_the_rank_that_ended_first_in_a_job_that_failed_is_told(build, statuses, told):
+def test_the_rank_that_ended_first_in_a_job_that_failed_is_named(build, statuses, reported):
     analysis = _ended(build, statuses)
-    if told is None:
+    if reported is None:
         assert analysis.failure is None
     else:
         assert analysis.failure.at_us == pytest.approx(2e6 if statuses[1] else 3e6, rel=1e-3)
-        assert sentences(analysis)[0].startswith(told)
+        assert sentences(analysis)[0].startswith(reported)
         assert sentences(analysis)[0].endswith("s before its end.")
 
 
@@ -588,10 +588,10 @@ def test_device_copies_are_a_category_by_direction_and_no_data_loading(build):
 )
 def test_advice_on_copies_is_on_their_direction_and_never_on_the_data_loader(build, name, advice):
     analysis = _copying_step(build, [name] * 10).analyze()
-    told = {finding.kind: finding for finding in analysis.findings}
-    assert "data" not in told
-    assert advice in told["copy"].advice
-    assert told["copy"].saves_us == pytest.approx(50)
+    reported = {finding.kind: finding for finding in analysis.findings}
+    assert "data" not in reported
+    assert advice in reported["copy"].advice
+    assert reported["copy"].saves_us == pytest.approx(50)
     assert "device copies" in " ".join(sentences(analysis))
 
 
@@ -625,5 +625,5 @@ def test_files_that_are_not_as_they_were_written_are_told(build, how):
         first.write_bytes(content)
     facts = open_trace(path).analyze().trace
     assert facts.status == "partial"
-    told = [note for note in facts.notes if "is not what was recorded" in note]
-    assert len(told) == (2 if how == "swapped" else 1)
+    reported = [note for note in facts.notes if "is not what was recorded" in note]
+    assert len(reported) == (2 if how == "swapped" else 1)

@@ -1,4 +1,4 @@
-"""Colours that stand beside each other are told apart, by people who see fewer of them, too."""
+"""Adjacent colours are distinguishable, also with colour vision deficiencies."""
 
 import itertools
 

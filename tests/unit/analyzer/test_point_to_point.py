@@ -64,13 +64,13 @@ def test_rows_of_pairs_have_medians_and_bandwidth(build):
 
 def test_a_ring_by_hand_gets_a_communication_finding_that_fits_it(build):
     _, analysis = _traced(build(3), _ring_of_sizes(200, 0.0001))
-    told = {finding.kind: finding for finding in analysis.findings}
-    finding = told["communication"]
+    reported = {finding.kind: finding for finding in analysis.findings}
+    finding = reported["communication"]
     assert 0 < finding.saves_us <= analysis.savings.transfer_us
     for word in ("bucket", "DDP", "all_reduce", "FSDP"):
         assert word not in finding.advice
     assert analysis.pipelines == ()
-    assert "pipeline" not in told
+    assert "pipeline" not in reported
 
 
 def test_rounds_of_a_ring_cannot_be_merged(build):

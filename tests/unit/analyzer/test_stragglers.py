@@ -102,10 +102,10 @@ def test_what_holds_a_rank_up_at_the_end_of_its_step_makes_it_late_in_the_next(b
 
 
 @pytest.mark.parametrize(
-    ("hosts", "told", "advice"),
+    ("hosts", "reported", "advice"),
     [(1, "own transfer", "takes its core"), (2, "own network", "own link")],
 )
-def test_a_rank_that_is_late_because_of_its_own_network(build, hosts, told, advice):
+def test_a_rank_that_is_late_because_of_its_own_network(build, hosts, reported, advice):
     network = frozenset((number, 3) for number in range(STEPS))
     built = build(RANKS)
     for rank in range(RANKS):
@@ -115,7 +115,7 @@ def test_a_rank_that_is_late_because_of_its_own_network(build, hosts, told, advi
     assert (row.rank, row.cause, row.sometimes) == (3, "network", False)
     assert row.cause_us == pytest.approx(LATE, abs=2)
     text = " ".join(render_report(analysis).split())
-    assert f"because its {told} takes 5" in text
+    assert f"because its {reported} takes 5" in text
     finding = next(finding for finding in analysis.findings if finding.kind == "straggler")
     assert advice in finding.advice
 

@@ -92,12 +92,12 @@ def test_every_piece_leads_to_an_event_of_its_rank_around_it(opened):
 def test_the_lane_is_served_after_the_rows_of_the_timeline(workspace, opened):
     client = create_app(workspace).server.test_client()
     assert client.get("/api/0/layout").get_json()["path"] is True
-    told = client.get("/api/0/path").get_json()
-    assert (told["row"], told["rows"]) == (len(opened.timeline.rows), 1)
-    assert {"compute", "transfer"} <= set(told["used"])
-    url = f"/api/0/frame?t0=0&t1={opened.timeline.span_ns}&px=1000&rows={told['row']}"
+    reported = client.get("/api/0/path").get_json()
+    assert (reported["row"], reported["rows"]) == (len(opened.timeline.rows), 1)
+    assert {"compute", "transfer"} <= set(reported["used"])
+    url = f"/api/0/frame?t0=0&t1={opened.timeline.span_ns}&px=1000&rows={reported['row']}"
     assert client.get(url + "&q=conv").status_code == 200
-    beyond = client.get(f"/api/0/frame?t0=0&t1=100&px=10&rows={told['row'] + 1}")
+    beyond = client.get(f"/api/0/frame?t0=0&t1=100&px=10&rows={reported['row'] + 1}")
     assert beyond.status_code == 400
-    first = client.get(f"/api/0/neighbor?row={told['row']}&event=0&direction=1").get_json()
+    first = client.get(f"/api/0/neighbor?row={reported['row']}&event=0&direction=1").get_json()
     assert first["event"] == 1

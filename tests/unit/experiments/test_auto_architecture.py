@@ -61,9 +61,9 @@ def test_hosts_are_grouped_into_racks(shape: tuple[int, int, int]) -> None:
     assert chosen.name.count("=") == 3
     flat = found.cost_us(found.plan("ring", 1 << 20), 4)
     assert chosen.cost_us < flat
-    told = found.to_json()
-    assert told["racks"] == found.racks
-    assert told["choices"][-1]["name"] == found.choose(1 << 24, 4).name
+    reported = found.to_json()
+    assert reported["racks"] == found.racks
+    assert reported["choices"][-1]["name"] == found.choose(1 << 24, 4).name
     assert " | " in found.describe()
 
 

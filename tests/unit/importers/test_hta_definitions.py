@@ -594,7 +594,7 @@ def check_series(folder: Path) -> None:
     ):
         expected: dict[int, Any] = {}
         for rank in trace.ranks:
-            # HTA fails where a call and its work cannot be told apart.
+            # HTA fails where a call and its work cannot be distinguished.
             with contextlib.suppress(AssertionError):
                 expected |= compute(ranks=[rank])
         found = series_of(trace, table)

@@ -280,7 +280,7 @@ def test_kernels_of_unknown_class_are_shown(tmp_path: Path) -> None:
     }
     assert trace.run.labels["kernels_of_unknown_class"] == {"my_allreduce_kernel<float>": 1}
     assert any("my_allreduce_kernel" in note for note in trace.run.notes)
-    # Counted, told, and still there.
+    # Counted, reported, and still there.
     assert len(of_kind(next(iter(trace.tables.values())), "kernel")) == 2
 
 

@@ -77,10 +77,10 @@ def test_one_that_is_under_way_is_shown_and_told_again_at_its_end(rank: Rank) ->
     assert times(shown) == (flight.enqueue_ns, None, "open")
     rank.pairs[0].peer = None  # the peer is gone
     flight.until_ended()
-    (told,) = rank.rows()
-    assert (told["enqueue_ns"], told["status"]) == (flight.enqueue_ns, "failed")
-    assert told["end_ns"] > flight.enqueue_ns
-    assert (told["id"], told["tensors"]) == (shown["id"], [7, 8])
+    (reported,) = rank.rows()
+    assert (reported["enqueue_ns"], reported["status"]) == (flight.enqueue_ns, "failed")
+    assert reported["end_ns"] > flight.enqueue_ns
+    assert (reported["id"], reported["tensors"]) == (shown["id"], [7, 8])
 
 
 @pytest.mark.parametrize("looks_before", [False, True])
@@ -162,25 +162,25 @@ def test_python_says_the_rest_of_what_was_launched_for_it(rank: Rank) -> None:
     assert (row["seq"], shown["seq"], row["peer"], shown["peer"]) == (0, 1, 6, None)
     assert [(r["bytes"], r["out_bytes"]) for r in (row, shown)] == [(400, 400)] * 2
     under_way.end()
-    (told,) = rank.rows()
-    assert (told["id"], told["enqueue_ns"]) == (shown["id"], under_way.enqueue_ns)
-    assert told["status"] == "ok"
+    (reported,) = rank.rows()
+    assert (reported["id"], reported["enqueue_ns"]) == (shown["id"], under_way.enqueue_ns)
+    assert reported["status"] == "ok"
 
 
 def test_a_signal_handler_may_send_one_of_a_new_kind_while_another_is_added(rank: Rank) -> None:
     first, second = rank.reduce(), rank.reduce()
-    told: list[Launched | None] = []
+    reported: list[Launched | None] = []
 
     class Interrupted(list[Message]):
         def append(self, message: Message, /) -> None:
-            if not told:
-                told.append(None)
-                told.append(rank.say(second, ("gather", "of a handler", None, None, None)))
+            if not reported:
+                reported.append(None)
+                reported.append(rank.say(second, ("gather", "of a handler", None, None, None)))
             super().append(message)
 
     rank.recorder.patterns = Interrupted(rank.recorder.patterns)
     assert rank.say(first, LIKE) is not None
-    assert told == [None, None]  # the handler's is recorded without the ring
+    assert reported == [None, None]  # the handler's is recorded without the ring
     first.end()
     (row,) = rank.rows()
     assert (row["op"], row["name"], row["status"]) == (LIKE[0], LIKE[1], "ok")

@@ -18,7 +18,7 @@ from ddltrace.tracer.record.recorder import Message
 
 
 class Work:
-    """A handle that completes when it is told to."""
+    """A handle that completes on request."""
 
     def __init__(self) -> None:
         self.completed = False

@@ -152,7 +152,7 @@ def test_recording_does_not_import_pandas(tmp_path: Path) -> None:
 
 
 class GatedStream:
-    """A disk that answers when it is told to, and can be full."""
+    """A disk that answers on request, and can be full."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
