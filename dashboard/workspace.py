@@ -17,6 +17,7 @@ import pyarrow as pa
 from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.formatting.units import printable
 from ddltrace.analyzer.live.live_trace import LiveTrace
+from ddltrace.analyzer.measures.slack_rows import slack_rows
 from ddltrace.analyzer.query.result_tables import OF_ANALYSIS, OF_TRACE, EventStream
 from ddltrace.analyzer.query.sql import QueryLimits, run_query
 from ddltrace.analyzer.recent_cache import RecentCache
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from ddltrace.analyzer.joined.analyzed import Analyzed
+    from ddltrace.analyzer.measures.slack_rows import SlackRow
     from ddltrace.analyzer.model import Analysis, TensorRow
     from ddltrace.analyzer.trace.opened_trace import Trace
     from ddltrace.dashboard.runs.allowed_runs import AllowedRuns
@@ -118,6 +120,7 @@ class OpenTrace:
         self._analyzed = Lazy(self._make_analysis)
         self._path_lane = Lazy(self._make_path_lane)
         self._breakdowns = Lazy(lambda: rank_breakdowns(self.analyzed))
+        self._slack = Lazy(lambda: slack_rows(shortened(trace), self.analyzed))
         self._figures: dict[str, go.Figure | None] = {}
         self._searches: OrderedDict[str, Search] = OrderedDict()
         self._search_lock = threading.Lock()
@@ -188,6 +191,11 @@ class OpenTrace:
     def analysis(self) -> Analysis:
         """The analysis."""
         return self.analyzed.analysis
+
+    @property
+    def slack(self) -> tuple[SlackRow, ...] | None:
+        """Slack over the steady steps; None for a large trace, whose events are not in memory."""
+        return self._slack.get() if self._stored.get()[0] is None else None
 
     @property
     def analysis_if_made(self) -> Analysis | None:

@@ -18,6 +18,7 @@ from ddltrace.dashboard.widgets import card, empty, notes_box, table
 if TYPE_CHECKING:
     from dash.development.base_component import Component
 
+    from ddltrace.analyzer.measures.slack_rows import SlackRow
     from ddltrace.analyzer.model import Analysis, PathPart, StepRow
     from ddltrace.dashboard.address import Address
     from ddltrace.dashboard.workspace import OpenTrace
@@ -38,6 +39,22 @@ _PART_COLUMNS: Final[tuple[Column[PathPart], ...]] = (
     Column("us", "time a step", lambda row: time_text(row.us), lambda row: row.us),
     Column("share", "share", lambda row: share_text(row.share), lambda row: row.share),
     Column("alone", "saves at most", lambda row: time_text(row.alone_us), lambda row: row.alone_us),
+)
+
+# Keys of their own, since both tables of the page are sorted by the same key of the address. The
+# least slack comes first.
+_SLACK_COLUMNS: Final[tuple[Column[SlackRow], ...]] = (
+    Column("slack-kind", "kind", lambda row: row.kind, lambda row: row.kind),
+    Column("slack-name", "name", lambda row: _name(row.name), lambda row: row.name),
+    Column("slack-rank", "rank", lambda row: str(row.rank), lambda row: row.rank),
+    Column("slack-us", "time a step", lambda row: time_text(row.us), lambda row: row.us),
+    Column("slack", "slack", lambda row: time_text(row.slack_us), lambda row: -row.slack_us),
+    Column(
+        "slack-smallest",
+        "smallest slack",
+        lambda row: time_text(row.smallest_us),
+        lambda row: -row.smallest_us,
+    ),
 )
 
 _CARDS: Final = (
@@ -82,6 +99,23 @@ def critical_path_page(opened: OpenTrace, address: Address) -> Component:
             "this rank only. Then another rank, or another part, holds the step up.",
         ),
     ]
+    slack = opened.slack
+    if slack is not None:
+        cards.append(
+            card(
+                "Slack",
+                sorted_table(
+                    slack,
+                    _SLACK_COLUMNS,
+                    address,
+                    PATH,
+                    limit=_MAX_PARTS,
+                    text_columns=2,
+                ),
+                hint="How much later it could end in a step without a later end of the step; a "
+                "lower bound. Without slack, each delay makes the step longer.",
+            )
+        )
     head: list[Any] = [
         html.H1("Critical path over all ranks"),
         html.P(

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import statistics
+
 import pytest
 
 from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.joined.slack import event_slack
+from ddltrace.analyzer.measures.slack_rows import slack_rows
 
 
 @pytest.fixture
@@ -68,3 +71,29 @@ def test_a_part_alone_saves_no_more_than_its_lead(lagging):
     assert update.us == pytest.approx(10)
     assert update.alone_us == pytest.approx(3)
     assert parts[0, "all_reduce"].alone_us == pytest.approx(10)
+
+
+def test_the_slack_of_a_name_is_the_smallest_of_a_step_and_the_median_over_steps(build):
+    """The later of two forward passes in a step has the smaller slack."""
+    built = build(2)
+    for step, late in enumerate((30, 20, 10, 10)):
+        begin = 100 * step
+        for rank, ready in ((0, begin + 10), (1, begin + 10 + late)):
+            one = built[rank]
+            one.step = step
+            one.add("phase", begin, begin + 4, name="forward")
+            one.add("phase", begin + 4, ready, name="forward")
+            meet = begin + 10 + late
+            one.wait(ready, meet + 5, one.message("all_reduce", ready, meet + 5, seq=step, bytes=4))
+            one.whole_step(step, begin, begin + 90)
+    trace = built.trace()
+    analyzed = analyze_in_full(trace)
+    steady = [row.step for row in analyzed.analysis.steps if row.steady]
+    rows = {(row.rank, row.kind, row.name): row for row in slack_rows(trace, analyzed)}
+    expected = [(30, 20, 10, 10)[step] for step in steady]
+    forward = rows[0, "phase", "forward"]
+    assert forward.steps == len(steady)
+    assert forward.slack_us == pytest.approx(statistics.median(expected))
+    assert forward.smallest_us == pytest.approx(min(expected))
+    assert forward.us == pytest.approx(10)
+    assert rows[1, "phase", "forward"].slack_us == 0
