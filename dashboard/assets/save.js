@@ -89,7 +89,7 @@
       copy.replaceWith(Object.assign(document.createElement("code"), { textContent: field.value }));
     }
     for (const [field, copy] of pairs(".chooser")) {
-      copy.replaceWith(Object.assign(document.createElement("span"), { textContent: field.innerText }));
+      copy.replaceWith(Object.assign(document.createElement("span"), { textContent: field.textContent }));
     }
     for (const [plot, copy] of graphs) {
       copy.replaceWith(plot.data?.length ? image(await imageOf(plot, "svg"), title(plot)) : "");

@@ -80,6 +80,7 @@ def test_ranks_are_put_together(tmp_path: Path) -> None:
         "losses": pytest.approx([2.0, 3.0]),
         "wire_bytes_per_step": [0, 1],
         "notes": [],
+        "choices": {},
     }
     observed_ranks.remove_ranks(prefix)
     assert observed_ranks.read_ranks(prefix) == {}
