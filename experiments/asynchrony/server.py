@@ -63,6 +63,7 @@ def main() -> None:
         backend=options["backend"],
         timeout=LONGEST_WAIT,
     )
+    outlive_parent()  # all workers are connected, so lifelines replace the parent
     be_a_rank(rank=names[rank], ranks=max(names) + 1)
     description = compose(strategy.codec, strategy.feedback)
     server = UpdateServer(
@@ -79,7 +80,6 @@ def main() -> None:
             servers=len(names) - workers,
         )
     )
-    outlive_parent()
     ended.set_server(server)
     server.run()
     # The last messages are in flight until the workers have closed their lines.
