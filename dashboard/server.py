@@ -11,7 +11,6 @@ import threading
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.tracer.errors import DdltraceError, UsageError
@@ -125,19 +124,41 @@ def serve(app: Flask, listening: socket.socket, ready: Callable[[str], None]) ->
         listening: A listening socket, see `bind`.
         ready: Called with the address once requests are served.
     """
-    # Not an event: a handler that interrupts the event's own wait would deadlock.
-    stopping: SimpleQueue[int] = SimpleQueue()
-    former = {
-        number: signal.signal(number, lambda number, _: stopping.put(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        with running(app, listening) as url:
-            ready(url)
-            stopping.get()
-    finally:
-        for number, handler in former.items():
+    with closing(_StopSignals()) as signals, running(app, listening) as url:
+        ready(url)
+        signals.wait()
+
+
+class _StopSignals:
+    """SIGINT and SIGTERM, from the creation of the object to its `close`. For the main thread.
+
+    The interpreter's C handler writes each signal to a socket. A lock or a queue would not do: the
+    main thread that waits for one is not woken up if the system delivers the signal to another
+    thread, or just before the wait begins.
+    """
+
+    def __init__(self) -> None:
+        self._receiving, self._sending = socket.socketpair()
+        self._sending.setblocking(False)
+        self._former_descriptor = signal.set_wakeup_fd(self._sending.fileno())
+        # Without a handler in Python, nothing is written.
+        self._former = {
+            number: signal.signal(number, lambda *_: None)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+
+    def wait(self) -> None:
+        """Waits for one of the signals; others that the process handles are skipped."""
+        while self._receiving.recv(1)[0] not in self._former:
+            pass
+
+    def close(self) -> None:
+        """Restores the former handlers."""
+        signal.set_wakeup_fd(self._former_descriptor)
+        for number, handler in self._former.items():
             signal.signal(number, handler)
+        self._receiving.close()
+        self._sending.close()
 
 
 def open_browser(url: str) -> None:

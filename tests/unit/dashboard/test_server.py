@@ -80,6 +80,31 @@ def test_the_command_prints_its_address_serves_and_ends_with_0(trace_path, numbe
     assert "Traceback" not in errors
 
 
+def test_a_signal_that_another_thread_receives_ends_the_server():
+    """The system chooses the thread; the main thread waits meanwhile."""
+    code = """
+import signal, threading, time
+from flask import Flask
+from ddltrace.dashboard.server import bind, serve
+
+def ready(url):
+    threading.Thread(target=receive, daemon=True).start()
+
+def receive():
+    time.sleep(0.2)  # the main thread waits by then; if not, the test passes as well
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    time.sleep(600)
+
+with bind("127.0.0.1", None) as listening:
+    serve(Flask("server"), listening, ready)
+print("ended")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
+
+
 def test_the_command_names_what_is_wrong(tmp_path, trace_path):
     nothing = tmp_path / "nothing"
     nothing.mkdir()
