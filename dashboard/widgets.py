@@ -50,6 +50,29 @@ def graph(name: str, height: float) -> Component:
     )
 
 
+def step_field(name: str, label: str, step: int | None, *, placeholder: str) -> list[Component]:
+    """A label and a field for the number of a step.
+
+    Args:
+        name: The id of the field, by which callbacks find it.
+        label: The text of the label.
+        step: The present value; None for an empty field.
+        placeholder: The text in an empty field.
+    """
+    return [
+        html.Label(label, htmlFor=name),
+        dcc.Input(
+            id=name,
+            type="number",
+            min=0,
+            step=1,
+            value=step,
+            debounce=True,
+            placeholder=placeholder,
+        ),
+    ]
+
+
 def save_buttons() -> Component:
     """The buttons that save the figure beside them; `assets/save.js` handles the clicks."""
     return html.Div([_save_figure("PNG"), _save_figure("SVG")], className="save-figures")

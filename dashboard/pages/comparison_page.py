@@ -20,7 +20,7 @@ from ddltrace.analyzer.formatting.units import (
 from ddltrace.dashboard import charts
 from ddltrace.dashboard.pages.comparison_matrix import differences_card, matrix_cards
 from ddltrace.dashboard.timeline.component import Timeline
-from ddltrace.dashboard.widgets import card, empty, graph, notes_box, table
+from ddltrace.dashboard.widgets import card, empty, graph, notes_box, step_field, table
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -155,16 +155,7 @@ def _alignment(address: Address, step: int | None, shifts: Sequence[int | None])
         html.P(text, className="hint"),
         html.Div(
             [
-                html.Label("Align at step", htmlFor="compare-step"),
-                dcc.Input(
-                    id="compare-step",
-                    type="number",
-                    min=0,
-                    step=1,
-                    value=step,
-                    debounce=True,
-                    placeholder="first event",
-                ),
+                *step_field("compare-step", "Align at step", step, placeholder="first event"),
                 dcc.Link("Align at the first event", href=address.link("/compare", step=None))
                 if step is not None
                 else None,

@@ -12,7 +12,7 @@ from ddltrace.analyzer.report.figures import base_figure, label
 from ddltrace.dashboard.pages.sorted_table import Column, sort_rows, sorted_table
 from ddltrace.dashboard.pages.tensor_messages import messages_of, usual_step
 from ddltrace.dashboard.timeline.links import timeline_link
-from ddltrace.dashboard.widgets import card, empty, graph, notes_box, table
+from ddltrace.dashboard.widgets import card, empty, graph, notes_box, step_field, table
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -187,16 +187,7 @@ def _step_choice(analysis: Analysis, address: Address, step: int | None) -> Comp
         beside.append(dcc.Link("Median of the steady steps", href=address.link(PATH, step=None)))
     return html.Div(
         [
-            html.Label("Step", htmlFor="tensor-step"),
-            dcc.Input(
-                id="tensor-step",
-                type="number",
-                min=0,
-                step=1,
-                value=step,
-                debounce=True,
-                placeholder="median",
-            ),
+            *step_field("tensor-step", "Step", step, placeholder="median"),
             *beside,
         ],
         className="step-choice",

@@ -16,18 +16,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
 
 from ddltrace.experiments.network.rank_processes import end, supervise
+from ddltrace.experiments.network.stop_signals import Stopped, raise_on_stop_signals
 from ddltrace.experiments.parent_process import end_with_parent
-
-
-class _Stopped(BaseException):
-    """A signal asks for the end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,8 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         As `supervise`; 128 + n if signal n ended the job.
     """
     options = _parse_options(arguments)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _stop)
+    raise_on_stop_signals()
     environment = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
@@ -60,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 )
             )
         return supervise(ranks, tolerant_from=options.started)
-    except _Stopped as stopped:
+    except Stopped as stopped:
         return 128 + stopped.number
     finally:
         end(ranks)
@@ -76,12 +67,6 @@ def _free_port() -> int:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
         return port
-
-
-def _stop(number: int, frame: Any) -> NoReturn:
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)
-    raise _Stopped(number)
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -34,7 +34,7 @@ from ddltrace.experiments.pacing.paced_layers import PacedLayers
 from ddltrace.experiments.pacing.profile import read_profile
 from ddltrace.experiments.pacing.straggler import Straggler
 from ddltrace.experiments.parallelism.create import create as create_split
-from ddltrace.experiments.parallelism.split_training import SplitTraining
+from ddltrace.experiments.parallelism.split_training import SplitTraining, train_step
 from ddltrace.experiments.parent_process import end_with_parent
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.experiments.strategy.strategy import Strategy
@@ -143,11 +143,7 @@ class StrategyTraining(SplitTraining):
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """A step with this rank's examples."""
-        self._optimizer.zero_grad()
-        loss = self.workload.loss(self._exchange.model(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step()
-        return loss.detach()
+        return train_step(self.workload, self._exchange.model, self._optimizer, inputs, targets)
 
     def join(self) -> None:
         """Applies what is under way."""

@@ -24,27 +24,23 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final
 
 from ddltrace.experiments.network.emulated import INTERFACE, EmulatedNetwork
 from ddltrace.experiments.network.link_check import check_links, check_round_trip
 from ddltrace.experiments.network.rank_processes import end, supervise
+from ddltrace.experiments.network.stop_signals import (
+    Stopped,
+    ignore_stop_signals,
+    raise_on_stop_signals,
+)
 from ddltrace.experiments.network.topology import Topology, topology
+from ddltrace.experiments.parent_process import end_with_parent
 from ddltrace.tracer.errors import DdltraceError
 
 _PORT: Final = "29500"  # the hosts' network is their own: no port is taken
-_STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_PR_SET_PDEATHSIG: Final = 1
 _CLONE_NEWUTS: Final = 0x04000000
 _LIBC: Final = ctypes.CDLL(None)
-
-
-class _Stopped(BaseException):
-    """A signal requests the end; the network must be removed first."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,16 +51,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else 0.
     """
     options = _parse_options(arguments)
-    for number in _STOPPING:
-        signal.signal(number, _stop)
+    raise_on_stop_signals()
     try:
         with EmulatedNetwork(_topology(options)) as network:
             try:
                 _prepare(network)
                 return _run_ranks(network, options.command, options.started)
             finally:
-                _ignore_signals()
-    except _Stopped as stopped:
+                ignore_stop_signals()  # the network is removed in any case
+    except Stopped as stopped:
         return 128 + stopped.number
     except DdltraceError as error:
         print(f"ddltrace: {error}", file=sys.stderr)
@@ -139,21 +134,10 @@ def _environment(network: EmulatedNetwork, rank: int) -> dict[str, str]:
 
 def _become_host(number: int) -> None:
     """Before `exec`: lets the child end with this process, and sets its host name."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    end_with_parent(number=signal.SIGKILL)
     # Only in a separate namespace; otherwise the machine itself would be renamed.
     if _LIBC.unshare(_CLONE_NEWUTS) == 0:
         socket.sethostname(f"host{number}")
-
-
-def _ignore_signals() -> None:
-    """Ignores further signals, so that the network is removed."""
-    for number in _STOPPING:
-        signal.signal(number, signal.SIG_IGN)
-
-
-def _stop(number: int, frame: Any) -> NoReturn:
-    _ignore_signals()
-    raise _Stopped(number)
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:

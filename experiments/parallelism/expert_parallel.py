@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddltrace.experiments.parallelism.rank_functions import exchange_rows
-from ddltrace.experiments.parallelism.split_training import SplitTraining, gather_states
+from ddltrace.experiments.parallelism.split_training import SplitTraining, gather_states, train_step
 from ddltrace.experiments.workloads.base import Workload
 from ddltrace.experiments.workloads.moe import EXPERTS, Experts, MoeModel
 
@@ -50,14 +50,19 @@ class ExpertParallelTraining(SplitTraining):
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """A step; an expert's gradient has the tokens of all ranks in it already."""
-        self._optimizer.zero_grad()
-        loss = self.workload.loss(self._ddp(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        return train_step(
+            self.workload,
+            self._ddp,
+            self._optimizer,
+            inputs,
+            targets,
+            before_update=self._average_gradients,
+        )
+
+    def _average_gradients(self) -> None:
         for parameter in self._divided:
             if parameter.grad is not None:
                 parameter.grad.div_(self.ranks)
-        self._optimizer.step()
-        return loss.detach()
 
     def join(self) -> None:
         """Brings all experts to all ranks."""

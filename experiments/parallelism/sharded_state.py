@@ -11,7 +11,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ddltrace.experiments.parallelism.split_training import SplitTraining
+from ddltrace.experiments.parallelism.split_training import SplitTraining, train_step
 from ddltrace.experiments.workloads.base import Workload
 
 
@@ -35,11 +35,7 @@ class ZeroTraining(SplitTraining):
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """A step as with DDP."""
-        self._optimizer.zero_grad()
-        loss = self.workload.loss(self._ddp(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step()
-        return loss.detach()
+        return train_step(self.workload, self._ddp, self._optimizer, inputs, targets)
 
     def join(self) -> None:
         """Every rank has the whole model."""
@@ -67,11 +63,7 @@ class FsdpTraining(SplitTraining):
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """A step as without FSDP."""
-        self._optimizer.zero_grad()
-        loss = self.workload.loss(self.workload.model(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step()
-        return loss.detach()
+        return train_step(self.workload, self.workload.model, self._optimizer, inputs, targets)
 
     def join(self) -> None:
         """Gathers every parameter, into a model that is not divided."""

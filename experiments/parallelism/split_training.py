@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
 
 from ddltrace.experiments.workloads.base import Workload
 
@@ -48,6 +51,36 @@ class SplitTraining(ABC):
     @abstractmethod
     def join(self) -> None:
         """Makes the workload's model whole on rank 0. Collective."""
+
+
+def train_step(
+    workload: Workload,
+    model: nn.Module,
+    optimizer: Optimizer,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    before_update: Callable[[], None] = lambda: None,
+) -> torch.Tensor:
+    """Forward, backward and update, once.
+
+    Args:
+        workload: The workload, which gives the loss.
+        model: Its model, or a wrapper around it.
+        optimizer: The optimizer of the model's parameters.
+        inputs: The batch.
+        targets: The targets of the batch.
+        before_update: Called after the backward pass.
+
+    Returns:
+        The mean loss of the batch.
+    """
+    optimizer.zero_grad()
+    loss = workload.loss(model(inputs), targets)
+    loss.backward()  # type: ignore[no-untyped-call]
+    before_update()
+    optimizer.step()
+    return loss.detach()
 
 
 def gather_states(state: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from ddltrace.experiments.parallelism.rank_functions import copy_to_ranks, sum_over_ranks
-from ddltrace.experiments.parallelism.split_training import SplitTraining, gather_states
+from ddltrace.experiments.parallelism.split_training import SplitTraining, gather_states, train_step
 from ddltrace.experiments.workloads.base import Workload
 from ddltrace.experiments.workloads.gpt import HEADS, Block, GptModel, attend
 
@@ -46,11 +46,7 @@ class TensorParallelTraining(SplitTraining):
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """A step like that of one rank with all examples."""
-        self._optimizer.zero_grad()
-        loss = self.workload.loss(self.workload.model(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step()
-        return loss.detach()
+        return train_step(self.workload, self.workload.model, self._optimizer, inputs, targets)
 
     def join(self) -> None:
         """Puts the parts of each block together, on all ranks."""

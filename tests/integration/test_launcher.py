@@ -20,7 +20,6 @@ from support.jobs import (
     JOBS,
     ONE_RANK,
     Done,
-    environment,
     on_ranks,
     run,
     start,
@@ -108,12 +107,10 @@ def test_a_signal_to_the_launcher_reaches_the_job(tmp_path: Path, number: signal
         "print('ready', flush=True)\n"
         "time.sleep(60)\n"
     )
-    process = subprocess.Popen(
+    process = start(
         traced(tmp_path / "trace", [sys.executable, "-c", code]),
-        stdout=subprocess.PIPE,
+        cwd=tmp_path,
         stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
         start_new_session=True,
     )
     assert process.stdout is not None
@@ -143,12 +140,10 @@ def test_a_signal_to_the_whole_group_reaches_the_job_once(
     tmp_path: Path, to_launcher: bool
 ) -> None:
     """As `timeout` sends it: to its child, then to its process group."""
-    process = subprocess.Popen(
+    process = start(
         traced(tmp_path / "trace", [sys.executable, "-c", COUNTS]),
-        stdout=subprocess.PIPE,
+        cwd=tmp_path,
         stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
         start_new_session=True,
     )
     assert process.stdout is not None
