@@ -41,10 +41,9 @@ from ddltrace.experiments.asynchrony.wire_format import (
 from ddltrace.experiments.codecs.forms.base import Coding
 from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, as_bytes
 from ddltrace.experiments.collectives.lifelines import connect, say_server_died
-from ddltrace.experiments.collectives.server_processes import JOIN_SECONDS, join_group
+from ddltrace.experiments.collectives.server_processes import JOIN_SECONDS, join_group, wait_or_kill
 from ddltrace.experiments.messages.trace_marks import carrying
 
-_GRACE_SECONDS: Final = 10.0
 _PATIENCE_SECONDS: Final = 4.0
 """What the training thread gets to notice a dead server, before the process is ended."""
 
@@ -192,12 +191,7 @@ class ServerGroup:
             return
         self._closed = True
         self._lines.close()
-        for process in self._processes:
-            try:
-                process.wait(_GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        wait_or_kill(self._processes)
 
     def _join(self, workers: dist.ProcessGroup, spec: str, backend: str) -> None:
         worker_ranks = dist.get_process_group_ranks(workers)

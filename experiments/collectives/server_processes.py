@@ -15,7 +15,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, Final
@@ -83,6 +83,16 @@ def join_group(
     }
     world.pg_map[group] = (own, store)
     return group
+
+
+def wait_or_kill(servers: Iterable[subprocess.Popen[bytes]]) -> None:
+    """Waits until servers have ended, and kills those that take too long."""
+    for process in servers:
+        try:
+            process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 class ServerProcesses:
@@ -168,12 +178,7 @@ class ServerProcesses:
         self._lines.close()
         if self._leads:
             self._tell(next(self._numbers), END)
-        for process in self._processes:
-            try:
-                process.wait(_GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        wait_or_kill(self._processes)
         # The store of the first worker must exist until all servers have ended.
         ended = f"ended/{self.group.rank()}"
         self._store.set(ended, "1")

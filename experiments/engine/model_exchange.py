@@ -31,7 +31,7 @@ from ddltrace.experiments.engine.parameter_access import (
     wait_no_more,
     wait_when_read,
 )
-from ddltrace.experiments.engine.payloads import Payloads, describe_gradient
+from ddltrace.experiments.engine.payloads import Payloads
 from ddltrace.experiments.engine.schedule_search import ScheduleSearch
 from ddltrace.experiments.engine.step_in_progress import (
     Flight,
@@ -40,6 +40,7 @@ from ddltrace.experiments.engine.step_in_progress import (
     Usage,
 )
 from ddltrace.experiments.frequency.policies.step_policy import StepPolicy
+from ddltrace.experiments.messages.gradient_description import describe_gradient
 from ddltrace.experiments.messages.message_exchange import MessageExchange
 from ddltrace.experiments.messages.message_plan import Gradient, Message, MessagePlan
 from ddltrace.experiments.messages.trace_marks import carrying, optimizer_phase, region

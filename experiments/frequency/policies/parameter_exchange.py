@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ddltrace.experiments.messages.gradient_description import describe_gradient
 from ddltrace.experiments.messages.message_exchange import Handle, MessageExchange
 from ddltrace.experiments.messages.message_plan import Gradient, Message, MessagePlan, whole
 from ddltrace.experiments.messages.trace_marks import carrying
@@ -39,14 +40,7 @@ class ParameterExchange:
         self._parameters = [parameter for _, parameter in parameters]
         self._exchange = exchange
         gradients = [
-            Gradient(
-                index=index,
-                name=name,
-                elements=parameter.numel(),
-                element_bytes=parameter.element_size(),
-                dtype=str(parameter.dtype).removeprefix("torch."),
-                shape=tuple(parameter.shape),
-            )
+            describe_gradient(index, name, parameter)
             for index, (name, parameter) in enumerate(parameters)
         ]
         self._plan = MessagePlan(gradients, [[whole(g) for g in part] for part in _cut(gradients)])
