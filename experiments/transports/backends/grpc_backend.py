@@ -5,8 +5,9 @@ from __future__ import annotations
 import queue
 import struct
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from concurrent.futures import Future as Result
 from datetime import timedelta
 from typing import Any, Final
 
@@ -31,6 +32,27 @@ _OPTIONS: Final = (
 )
 
 
+class _DaemonThreads(Executor):
+    """Runs each call on a daemon thread: one reads the messages of each other rank.
+
+    The interpreter waits at exit for the threads of a `ThreadPoolExecutor`, so a process that has
+    not closed its group, after an error for example, would never end.
+    """
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Result[Any]:
+        """Starts a thread."""
+        result: Result[Any] = Result()
+
+        def run() -> None:
+            try:
+                result.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - raised where the result is read
+                result.set_exception(error)
+
+        threading.Thread(target=run, name="ddltrace-grpc", daemon=True).start()
+        return result
+
+
 class GrpcGroup(MessagingGroup):
     """A process group over gRPC.
 
@@ -43,9 +65,7 @@ class GrpcGroup(MessagingGroup):
         super().__init__("grpc", rank, size, timeout)
         self._mailbox = Mailbox()
         self._said_bye = threading.Semaphore(0)
-        self._server = grpc.server(
-            ThreadPoolExecutor(max(1, size), thread_name_prefix="ddltrace-grpc"), options=_OPTIONS
-        )
+        self._server = grpc.server(_DaemonThreads(), options=_OPTIONS)
         handler = grpc.stream_unary_rpc_method_handler(self._deliver)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler}),)
