@@ -7,8 +7,8 @@ Runs one experiment for each workload and bandwidth, then writes docs/experiment
 plots. Experiments that are already in the directory are resumed, so that it can be interrupted,
 and get the strategies that they lack. With `--rerun-above CORES`, runs beside which other processes
 kept more cores busy are made again.
-What people wrote into docs/experiments.md between its two marks is kept. Needs root, iproute2 and
-an otherwise idle machine.
+What people wrote into docs/experiments.md between its two marks is kept, and so are the sections of
+the other scripts. Needs root, iproute2 and an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
+
+from page_section import sections
 
 from ddltrace.analyzer.formatting.units import NOT_KNOWN
 from ddltrace.experiments.harness.results import Results, Row
@@ -145,6 +147,7 @@ def _write_page(cells: Sequence[Cell], page: Path) -> None:
         plot.write_text(_plot(workload, own), encoding="utf-8")
         parts.append(f"## {workload}\n\n![Speed-up over tuned DDP](images/{plot.name})")
         parts += [_table(cell) for cell in own]
+    parts += sections(page)
     page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 

@@ -1,17 +1,16 @@
-"""Synchronization against stragglers, and architectures against bandwidth and size.
+"""Compares synchronization rules with and without stragglers: time to a loss.
 
-    python benchmarks/synchronization.py                    # synchronization x straggler
-    sudo python benchmarks/synchronization.py --hosts       # and architecture x bandwidth x size
+    python benchmarks/synchronization.py                  # about 10 minutes
+    python benchmarks/synchronization.py --report-only    # only write the section again
 
-Runs one experiment for each cell and writes docs/synchronization.md. Experiments that are already
-in the directory are resumed, so that the script can be interrupted. The second part needs root and
-iproute2. Use an otherwise idle machine: ranks and servers share its processors.
+Runs one experiment for each kind of straggler and writes its section of docs/experiments.md.
+Experiments that are already in the directory are resumed, so that the script can be interrupted.
+Use an otherwise idle machine: ranks and servers share its processors.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,35 +18,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from page_section import PAGE, write_image, write_section
+from svg_plots import bars
+
 from ddltrace.analyzer.formatting.units import NOT_KNOWN
 from ddltrace.experiments.harness.results import Results, Row
 from ddltrace.experiments.harness.results_file import RESULTS_FILE, read
 from ddltrace.experiments.harness.synchronization_table import cells, distribution_text
 
-ROOT: Final = Path(__file__).resolve().parent.parent
 STRAGGLERS: Final = {
     "no straggler": "",
-    "rank 2 computes 2 times as long": "rank=2,factor=2",
-    "rank 2 computes 8 times as long in the last 3 of each 15 steps": (
-        "rank=2,factor=8,burst=3,every=15"
+    "rank 2 computes 4 times as long": "rank=2,factor=4",
+    "rank 2 computes 12 times as long in the last 3 of each 15 steps": (
+        "rank=2,factor=12,burst=3,every=15"
     ),
 }
 RULES: Final = (
     *("ps:servers=1", "ssp:bound=1", "ssp:bound=4", "adaptive_ssp", "asp", "backup:workers=1"),
     *("grouped:size=2,every=4", "gossip", "adpsgd"),
 )
-ARCHITECTURES: Final = (
-    *("ddp", "ring", "halving_doubling", "tree", "double_tree", "mesh"),
-    *("hierarchical:ranks_per_host=2", "ps:servers=1", "ps:servers=2", "ps:sharded=true", "auto"),
-)
-WIDTHS: Final = (8, 32)
-NETWORKS: Final = {
-    "100mbit": ("--bandwidth", "100mbit"),
-    "400mbit": ("--bandwidth", "400mbit"),
-    "400mbit, 4:1 between racks of 2": (
-        *("--bandwidth", "400mbit", "--hosts-per-rack", "2", "--bandwidth-between", "200mbit"),
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -57,55 +46,34 @@ class Cell:
     Attributes:
         title: The heading of its table.
         name: The name of its directory.
-        options: Options of ``ddltrace experiment run``.
-        strategies: The rows.
+        slow: Its straggler, as for ``--slow``; empty for none.
     """
 
     title: str
     name: str
-    options: tuple[str, ...]
-    strategies: Sequence[str]
+    slow: str
+
+
+CELLS: Final = tuple(
+    Cell(title, f"straggler-{number}", slow)
+    for number, (title, slow) in enumerate(STRAGGLERS.items())
+)
 
 
 def main() -> None:
-    """Runs the missing experiments and writes the page."""
+    """Runs the missing experiments and writes the section."""
     options = _parse_options()
-    stragglers = [
-        Cell(
-            title,
-            f"straggler-{number}",
-            (
-                *("--ranks", "4", "--width", "8", "--steps", str(options.steps)),
-                *("--target-loss", str(options.target_loss)),
-                *(("--slow", slow) if slow else ()),
-            ),
-            RULES,
-        )
-        for number, (title, slow) in enumerate(STRAGGLERS.items())
+    if not options.report_only:
+        for cell in CELLS:
+            _run(cell, options)
+    found = [
+        (cell, read(options.directory / cell.name / RESULTS_FILE))
+        for cell in CELLS
+        if (options.directory / cell.name / RESULTS_FILE).is_file()
     ]
-    networks = [
-        Cell(
-            f"width {width} at {title}",
-            f"network-{number}-{width}",
-            ("--hosts", "4", *network, "--width", str(width), "--steps", "30"),
-            ARCHITECTURES,
-        )
-        for number, (title, network) in enumerate(NETWORKS.items())
-        for width in WIDTHS
-        if options.hosts
-    ]
-    for cell in () if options.report_only else (*stragglers, *networks):
-        _run(cell, options)
-    page = [_heading(options)]
-    for cell in stragglers:
-        if (found := _results(cell, options)) is not None:
-            page.append(_synchronization_table(cell, found))
-    if any(_results(cell, options) is not None for cell in networks):
-        page.append("## Architecture, bandwidth and size\n")
-    for cell in networks:
-        if (found := _results(cell, options)) is not None:
-            page.append(_architecture_table(cell, found))
-    options.page.write_text("\n".join(page), encoding="utf-8")
+    if not found:
+        sys.exit(f"there is no experiment in {options.directory}")
+    write_section("synchronization", _section(found, options.page), options.page)
     print(f"wrote {options.page}")
 
 
@@ -116,8 +84,10 @@ def _run(cell: Cell, options: argparse.Namespace) -> None:
         command += ["resume", str(directory)]
     else:
         command += ["run", "-o", str(directory), "--repeats", str(options.repeats)]
-        command += ["--workload", "digits", *cell.options]
-        for strategy in cell.strategies:
+        command += ["--workload", "digits", "--ranks", "4", "--width", str(options.width)]
+        command += ["--steps", str(options.steps), "--target-loss", str(options.target_loss)]
+        command += ["--slow", cell.slow] if cell.slow else []
+        for strategy in options.strategy or RULES:
             command += ["--strategy", strategy]
     print(f"== {cell.title}", flush=True)
     # If a strategy failed, its row says so and the exit status is 1.
@@ -126,28 +96,34 @@ def _run(cell: Cell, options: argparse.Namespace) -> None:
         sys.exit(done.returncode)
 
 
-def _results(cell: Cell, options: argparse.Namespace) -> Results | None:
-    file = options.directory / cell.name / RESULTS_FILE
-    return read(file) if file.is_file() else None
+def _section(found: Sequence[tuple[Cell, Results]], page: Path) -> str:
+    settings = found[0][1].settings
+    target = settings.get("target_loss")
+    rounds = settings.get("repeats", 1)
+    image = write_image("synchronization", _plot(found), page)
+    parts = [
+        "## Synchronization and stragglers",
+        f"`benchmarks/synchronization.py` with ddltrace {settings.get('ddltrace')} and torch "
+        f"{settings.get('torch')}: {settings.get('ranks')} workers and the rules' servers share "
+        f"{settings.get('cpus')} cores; workload `digits` of width {settings.get('width')}, "
+        f"{settings.get('steps')} steps, {rounds} round{'' if rounds == 1 else 's'}. Time to loss: "
+        "seconds from the start of the first step until the mean training loss of five steps is at "
+        f"most {target}; none if that loss was not reached. Where workers run ahead of each other, "
+        "the step time is the mean over workers. The [guide](experiment-guide.md) explains the "
+        "rules and columns.",
+        f"![Seconds to a loss of {target}]({image})",
+    ]
+    for cell, results in found:
+        parts += [_table(cell, results), _conclusion(results)]
+    return "\n\n".join(part for part in parts if part)
 
 
-def _heading(options: argparse.Namespace) -> str:
-    return (
-        "# Synchronization and architectures, measured\n\n"
-        "Written by `benchmarks/synchronization.py` "
-        f"({options.repeats} round(s), {os.cpu_count()} processors, which all ranks and servers "
-        "share). The workload is `digits`. The [guide](experiment-guide.md) explains the columns.\n"
-        "\n## Synchronization and stragglers\n\n"
-        "Time to loss: seconds from the first step's start until the mean training loss of five "
-        f"steps is at most {options.target_loss:g}.\n"
-    )
-
-
-def _synchronization_table(cell: Cell, results: Results) -> str:
+def _table(cell: Cell, results: Results) -> str:
     lines = [
-        f"### {cell.title}\n",
-        "| strategy | step (ms) | time to loss (s) | loss at the end | staleness: mean | max | "
-        "blocked (ms a step) | updates dropped |",
+        f"### {cell.title[0].upper()}{cell.title[1:]}",
+        "",
+        "| strategy | step ms | s to loss | loss at the end | staleness: mean | max | "
+        "blocked ms a step | updates dropped |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in results.rows:
@@ -156,34 +132,38 @@ def _synchronization_table(cell: Cell, results: Results) -> str:
             mean, largest, _, blocked, dropped, _ = cells(row, None)
             marks = [mean, largest, blocked, dropped]
         lines.append("| " + " | ".join([*_speed(row), *marks]) + " |")
+    failed = [
+        f"- `{row.strategy}` {row.status}: {row.reason}"
+        for row in results.rows
+        if row.status not in ("complete", "incomplete")
+    ]
     shown = [
         f"- `{row.strategy}`: {distribution_text(row.synchronization['staleness'])}"
         for row in results.rows
         if row.synchronization is not None and row.synchronization["staleness"]
     ]
-    return "\n".join(
-        [*lines, "", "Staleness in steps, with its share of the reads:", "", *shown, ""]
-    )
+    staleness = ["", "Staleness in steps, with its share of the reads:", "", *shown]
+    return "\n".join([*lines, *(["", *failed] if failed else []), *(staleness if shown else [])])
 
 
-def _architecture_table(cell: Cell, results: Results) -> str:
-    lines = [
-        f"### {cell.title}, {results.settings.get('gradient_bytes', 0) / 1e6:.1f} MB\n",
-        "| strategy | step (ms) | exposed (ms) | wire (MB) | skew | chosen |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in results.rows:
-        placement, auto = row.choices.get("placement"), row.choices.get("auto")
-        chosen = "; ".join(choice["name"] for choice in auto["choices"]) if auto else NOT_KNOWN
-        skew = f"{placement['skew']:.3f}" if placement else NOT_KNOWN
-        values = [
-            *(_speed(row)[:2]),
-            _number(row.exposed_us, 1e-3, 2),
-            _number(row.wire_bytes, 1e-6, 3),
-            *(skew, chosen),
-        ]
-        lines.append("| " + " | ".join(values) + " |")
-    return "\n".join([*lines, ""])
+def _conclusion(results: Results) -> str:
+    """Who reached the loss first, compared with the first row."""
+    reached = {
+        row.strategy: row.time_to_loss_us for row in results.rows if row.time_to_loss_us is not None
+    }
+    base = results.rows[0].strategy
+    if base not in reached or len(reached) < 2:
+        return ""
+    ratios = {name: reached[base] / us for name, us in reached.items() if name != base}
+    best = max(ratios, key=lambda name: ratios[name])
+    slower = sorted(name for name, ratio in ratios.items() if ratio < 1)
+    text = f"First at the loss: `{best}`, {ratios[best]:.2f} times as fast as `{base}`."
+    if slower:
+        text += f" Slower than `{base}`: {', '.join(f'`{name}`' for name in slower)}."
+    missing = [row.strategy for row in results.rows if row.strategy not in reached]
+    if missing:
+        text += f" Not reached: {', '.join(f'`{name}`' for name in missing)}."
+    return text
 
 
 def _speed(row: Row) -> list[str]:
@@ -201,19 +181,33 @@ def _speed(row: Row) -> list[str]:
     ]
 
 
+def _plot(found: Sequence[tuple[Cell, Results]]) -> str:
+    series = {
+        cell.title: {
+            row.strategy: None if row.time_to_loss_us is None else row.time_to_loss_us / 1e6
+            for row in results.rows
+        }
+        for cell, results in found
+    }
+    return bars("Seconds to the loss", series, "s")
+
+
 def _number(value: float | None, scale: float, digits: int) -> str:
     return NOT_KNOWN if value is None else f"{value * scale:.{digits}f}"
 
 
 def _parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="synchronization x straggler")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--directory", type=Path, default=Path("synchronization-benchmark"))
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "synchronization.md")
+    parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--width", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--target-loss", type=float, default=1.0)
-    parser.add_argument("--hosts", action="store_true", help="also architectures on four hosts")
-    parser.add_argument("--report-only", action="store_true", help="only write the page again")
+    parser.add_argument("--strategy", action="append", help="repeat it; default: all rules")
+    parser.add_argument("--report-only", action="store_true", help="run nothing")
     return parser.parse_args()
 
 

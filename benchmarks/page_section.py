@@ -1,0 +1,55 @@
+"""Sections of docs/experiments.md that scripts write, each between two marks of its own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "experiments.md"
+_BEGIN: Final = "<!-- {name}: written by benchmarks/{name}.py -->"
+_END: Final = "<!-- end of {name} -->"
+_SECTION: Final = re.compile(
+    r"<!-- (?P<name>\w+): written by benchmarks/(?P=name)\.py -->\n.*?<!-- end of (?P=name) -->",
+    re.DOTALL,
+)
+
+
+def write_section(name: str, text: str, page: Path = PAGE) -> None:
+    """Replaces a section of the page, or appends it.
+
+    Args:
+        name: The script's name without its ending; its marks contain it.
+        text: The section, in Markdown.
+        page: The page.
+    """
+    section = f"{_BEGIN.format(name=name)}\n{text.strip()}\n{_END.format(name=name)}"
+    old = page.read_text(encoding="utf-8") if page.is_file() else ""
+    for match in _SECTION.finditer(old):
+        if match["name"] == name:
+            page.write_text(old[: match.start()] + section + old[match.end() :], encoding="utf-8")
+            return
+    page.write_text(f"{old.rstrip()}\n\n{section}\n".lstrip(), encoding="utf-8")
+
+
+def sections(page: Path = PAGE) -> list[str]:
+    """All sections of the page with their marks, in their order."""
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    return [match.group(0) for match in _SECTION.finditer(text)]
+
+
+def write_image(name: str, svg: str, page: Path = PAGE) -> str:
+    """Writes a plot beside the page.
+
+    Args:
+        name: Name of the file without its ending.
+        svg: The plot.
+        page: The page.
+
+    Returns:
+        The path to use in the page.
+    """
+    images = page.parent / "images"
+    images.mkdir(exist_ok=True)
+    (images / f"{name}.svg").write_text(svg, encoding="utf-8")
+    return f"images/{name}.svg"

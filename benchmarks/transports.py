@@ -1,0 +1,141 @@
+"""Compares message libraries on one link: time, bandwidth and processor time against size.
+
+    sudo python benchmarks/transports.py                  # about 5 minutes
+    python benchmarks/transports.py --report-only         # only write the section again
+
+Runs `ddltrace experiment transports` on two emulated hosts for each bandwidth, and writes its
+section of docs/experiments.md. A bandwidth that is already in the directory is not measured again.
+Needs root, iproute2, the extras `mpi`, `zmq` and `grpc`, and an otherwise idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from page_section import PAGE, write_image, write_section
+from svg_plots import curves
+
+from ddltrace.analyzer.formatting.units import NOT_KNOWN
+
+BANDWIDTHS: Final = ("100mbit", "1gbit")
+TRANSPORTS: Final = ("gloo", "tcp", "tcp:connections=4", "zmq", "grpc", "mpi", "ucx")
+_OPERATIONS: Final = ("ping_pong", "push_pull", "all_reduce")
+
+
+def main() -> None:
+    """Measures the missing bandwidths and writes the section."""
+    options = _parse_options()
+    options.directory.mkdir(parents=True, exist_ok=True)
+    found = []
+    for bandwidth in options.bandwidth or BANDWIDTHS:
+        file = options.directory / f"{bandwidth}.json"
+        if not file.is_file() and not options.report_only:
+            _measure(bandwidth, file, options)
+        if file.is_file():
+            found.append((bandwidth, json.loads(file.read_text(encoding="utf-8"))))
+    if not found:
+        sys.exit(f"no bandwidth was measured; see {options.directory}")
+    write_section("transports", _section(found, options.page), options.page)
+    print(f"wrote {options.page}")
+
+
+def _measure(bandwidth: str, file: Path, options: argparse.Namespace) -> None:
+    command = [sys.executable, "-m", "ddltrace", "experiment", "transports", "--json"]
+    command += ["--hosts", "2", "--bandwidth", bandwidth, "--max-bytes", str(options.max_bytes)]
+    command += ["--rounds", str(options.rounds)]
+    for transport in options.transport or TRANSPORTS:
+        command += ["--transport", transport]
+    print(f"== {bandwidth}", flush=True)
+    # If a library is missing, its row says so and the exit status is 1.
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    if not done.stdout:
+        sys.exit(done.returncode or 1)
+    measured = json.loads(done.stdout) | {"date": datetime.date.today().isoformat()}
+    file.write_text(json.dumps(measured), encoding="utf-8")
+
+
+def _section(found: Sequence[tuple[str, dict[str, Any]]], page: Path) -> str:
+    first = found[0][1]
+    parts = [
+        "## Transports on one link",
+        f"`benchmarks/transports.py` on {first['date']} with ddltrace {version('ddltrace')}, "
+        f"{os.cpu_count()} cores: two ranks, each on an emulated host. *Latency* and *bandwidth*: "
+        "time = latency + bytes / bandwidth, fitted over all sizes with relative errors. "
+        "*Processor*: time of both ranks, with all threads of the library, for each byte of the "
+        "largest message. [The operations](experiment-guide.md#transports).",
+    ]
+    for bandwidth, measured in found:
+        lines = [
+            f"### {bandwidth}",
+            "",
+            "| transport | "
+            + " | ".join(
+                f"{name.replace('_', '-')}: latency us | Mbit/s | processor ns/byte"
+                for name in _OPERATIONS
+            )
+            + " |",
+            "|---|" + "---|" * (3 * len(_OPERATIONS)),
+        ]
+        for row in measured["transports"]:
+            values = [part for name in _OPERATIONS for part in _cells(row, name)]
+            lines.append(f"| `{row['transport']}` | {' | '.join(values)} |")
+        missing = [
+            f"- `{row['transport']}` {row['status']}: {row['reason'].partition(chr(10))[0]}"
+            for row in measured["transports"]
+            if row["status"] != "complete"
+        ]
+        image = write_image(f"transports-{bandwidth}", _plot(bandwidth, measured), page)
+        plot = f"![One-way time of a message at {bandwidth}]({image})"
+        parts.append("\n".join([*lines, *(["", *missing] if missing else []), "", plot]))
+    return "\n\n".join(parts)
+
+
+def _cells(row: dict[str, Any], operation: str) -> list[str]:
+    points = [point for point in row["points"] if point["operation"] == operation]
+    fit = row["fits"].get(operation)
+    if not points or fit is None:
+        return [NOT_KNOWN] * 3
+    largest = max(points, key=lambda point: point["bytes"])
+    rate = NOT_KNOWN if fit["gbit_s"] is None else f"{fit['gbit_s'] * 1e3:.0f}"
+    processor = largest["cpu_us"] * 1e3 / largest["bytes"]
+    return [f"{fit['latency_us']:.0f}", rate, f"{processor:.2f}"]
+
+
+def _plot(bandwidth: str, measured: dict[str, Any]) -> str:
+    series = {
+        row["transport"]: [
+            (float(point["bytes"]), point["us"] / 2)
+            for point in row["points"]
+            if point["operation"] == "ping_pong"
+        ]
+        for row in measured["transports"]
+        if row["points"]
+    }
+    return curves(f"One-way time of a message at {bandwidth}", series, "bytes", "us")
+
+
+def _parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--directory", type=Path, default=Path("transports-benchmark"))
+    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--bandwidth", action="append", help="repeat it; default: two")
+    parser.add_argument("--transport", action="append", help="repeat it; default: all on the CPU")
+    parser.add_argument("--max-bytes", type=int, default=4 << 20)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--report-only", action="store_true", help="measure nothing")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
