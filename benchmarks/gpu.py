@@ -4,7 +4,7 @@
 Real training of a ResNet-50-sized CNN and a GPT-2-sized transformer on synthetic inputs: two ranks
 that share the GPU over Gloo, and one over NCCL (two where NCCL allows it). Step time at each level
 against untraced and against torch.profiler, in interleaved rounds. A part that fails is reported
-and the others go on; `results.json` and `report.txt` are updated after every part.
+and the others continue; `results.json` and `report.txt` are updated after every part.
 
 tests/gpu checks that the same jobs are recorded correctly.
 

@@ -57,7 +57,7 @@ class SimulatedRanks:
         waiting = list(range(self.size))
         while waiting:
             for rank in waiting:
-                # A rank that has begun takes no argument: it goes on in `wait`.
+                # A rank that has begun takes no argument: it continues in `wait`.
                 self._ranks[rank].switch(*(() if self._ranks[rank] else (rank,)))
             waiting = [rank for rank in waiting if not self._ranks[rank].dead]
         return results

@@ -35,5 +35,5 @@ def _region(session: Session, name: str) -> Iterator[None]:
     finally:
         try:
             session.recorder.record("marker", str(name), start, time.monotonic_ns())
-        except Exception as error:  # noqa: BLE001 - the job goes on
+        except Exception as error:  # noqa: BLE001 - the job continues
             session.fault("annotate", error)

@@ -28,5 +28,5 @@ def record_codec(
         recorder = session.recorder
         site = recorder.site("codec", direction, size=bytes_in, out_size=bytes_out)
         recorder.add(site, start_ns, time.monotonic_ns(), threading.get_ident())
-    except Exception as error:  # noqa: BLE001 - the job goes on
+    except Exception as error:  # noqa: BLE001 - the job continues
         session.fault("codec", error)

@@ -44,7 +44,7 @@ class RankScan:
         waits: When its host was blocked on them.
         activity: The activity of the rank.
         block_start: When it begins to be blocked on a message, see `blocked_times`.
-        block_end: When it goes on.
+        block_end: When it continues.
         block_message: Index of the message it is blocked on; `NULL` if that is not known.
         step: Numbers of its completed steps, ascending.
         step_start: Their starts, ns.

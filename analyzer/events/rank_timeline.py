@@ -70,7 +70,7 @@ class Timeline:
         segments: Its time without holes, from the beginning of time.
         names: Names by code.
         block_start: Where the rank begins to be blocked: ascending; blocks are disjoint.
-        block_end: Where it goes on.
+        block_end: When it continues.
         block_message: Index of the message it is blocked on; `NULL` if unknown.
         gradient_time: When gradients became ready, ascending.
         gradient_tensor: Tensor ids of the gradients.

@@ -218,7 +218,7 @@ class _TokenAligner:
         return length
 
     def _resumed(self, i: int, j: int) -> tuple[int, int]:
-        """The nearest place behind a disagreement from which both go on alike; else the ends."""
+        """The nearest place behind a disagreement from which both agree again; else the ends."""
         reach = _FIRST_REACH
         longest = max(len(self._left) - i, len(self._right) - j)
         best = (np.inf, len(self._left), len(self._right))

@@ -1,12 +1,12 @@
 """Chrome's trace format: opens in Perfetto's viewer, in chrome://tracing and many others.
 
-https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU tells the
-format. A rank is a process, a lane a thread. Complete events of a thread must nest; lanes in
-which they do not get further threads. Lines are put together by Arrow, a column at a time.
+The format is described in
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 
-Events of ranks with a device carry the fields of Kineto's files too, so that tools for those
-(Holistic Trace Analysis) can read them. These tools want one file for each rank, with the rank
-at its head.
+A rank is a process, a lane a thread. Complete events of a thread must nest; lanes in which they do
+not get further threads. Lines are put together by Arrow, a column at a time. Events of ranks with a
+device carry the fields of Kineto's files too, so that tools for those (Holistic Trace Analysis) can
+read them. These tools want one file for each rank, with the rank at its head.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def find_delays(
     theirs[:, _TRANSFER] += messages.start[cause_row] - came
     excess = np.maximum(theirs - own, 0)
     total = excess.sum(axis=1)
-    # Where nothing took longer the times do not tell: then it is what lies between the activities.
+    # Where nothing took longer, the cause is the time between the activities.
     between = _between(work, blocks.ranks)[cause_place]
     unclear = np.flatnonzero(total == 0)
     excess[unclear, between[unclear]] = 1

@@ -40,7 +40,7 @@ class Blocks:
         first: Where each rank's blocks begin; one more than there are ranks.
         place: Index of each block's rank in `ranks`.
         start: When the rank begins to be blocked, ns.
-        end: When it goes on.
+        end: When it continues.
         message: Row in `Joined.messages`; `NULL` if unknown.
     """
 

@@ -65,7 +65,7 @@ def _scan(trace: Trace, rank: int, *, with_timeline: bool) -> RankScan:
 
 
 def _operations_only(trace: Trace) -> bool | None:
-    """Whether the trace records operations and nothing between them; None if only ranks tell."""
+    """Whether the trace has operations only; None where only the ranks' files show it."""
     return True if trace.run.labels.get(WORKERS_LABEL) else None
 
 

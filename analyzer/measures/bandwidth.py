@@ -48,7 +48,7 @@ def cost_fits(
     """One fit per operation, number of ranks and backend, the most frequent first.
 
     Args:
-        trace: Tells the backends of groups.
+        trace: The source of the groups' backends.
         scans: Rank -> its scan.
         joined: All messages.
         chosen: Which collectives are in the analyzed window.
@@ -95,7 +95,7 @@ def link_fits(
     The transfer of a message is the end of its receive minus the later of both starts.
 
     Args:
-        trace: Tells the backends of groups.
+        trace: The source of the groups' backends.
         scans: Rank -> its scan.
         joined: All messages.
         chosen: Which messages are in the analyzed window.

@@ -80,7 +80,7 @@ def job_facts(
     """Derives the properties of a job from its steady steps.
 
     Args:
-        trace: Tells the types of tensors.
+        trace: The source of the tensors' types.
         scans: Rank -> its scan.
         joined: All messages.
         steady: Numbers of the steady steps.

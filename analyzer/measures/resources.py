@@ -111,7 +111,7 @@ def memory_growth(series: CounterSeries) -> MemoryGrowth | None:
 
     The slope is Theil's and Sen's: the median of the slopes between all pairs of samples, which
     single peaks do not change (P. K. Sen, Journal of the American Statistical Association 63,
-    1968). The growth counts if Kendall's rank correlation exceeds chance, if it goes on in the
+    1968). The growth counts if Kendall's rank correlation exceeds chance, if it continues in the
     second half, and if it is more than 8 MB and 2 % of the memory. The first third of the samples
     is left out.
 

@@ -117,7 +117,6 @@ class RootCauseFinder:
         """Returns the causes, most expensive first.
 
         Args:
-            parts: Tell what the activity is, of each rank.
             finder: Replays the steps without a cause; None without steps.
         """
         sums = self._sums

@@ -99,7 +99,7 @@ class Trace:
 
     A rank that was restarted, or whose job made several processes of the same rank one after
     the other, has several *generations*. Their events stand in one table; from the second
-    generation on, steps go on counting where the former stopped on any rank, and the names of
+    generation on, steps continue counting where the former stopped on any rank, and the names of
     process groups carry ``@2``, ``@3``, so that a step number or a (group, sequence number)
     means one thing only.
 

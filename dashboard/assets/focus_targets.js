@@ -1,4 +1,4 @@
-// Corrects what Dash's components tell screen readers and the Tab key.
+// Corrects the roles and tab order that Dash's components give screen readers and the keyboard.
 (() => {
   "use strict";
 

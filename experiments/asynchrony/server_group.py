@@ -144,7 +144,7 @@ class ServerGroup:
     def push(
         self, clock: int, computed_ns: int, gradients: Mapping[int, torch.Tensor], settings: Any
     ) -> Answered:
-        """Pushes a step's gradients, and waits until the worker may go on.
+        """Pushes a step's gradients, and waits until the worker may continue.
 
         Args:
             clock: The step.

@@ -1,7 +1,7 @@
 """The messages between workers and servers.
 
 A push is two messages: a `Header`, and a body of the length that it states. Its answer, when the
-worker may go on, is one message: a `Reply` and the server's parameters behind it. A body begins
+worker may continue, is one message: a `Reply` and the server's parameters behind it. A body begins
 with settings as JSON (none if they have not changed), then has two integers for each key, its
 payload's length (-1: there is no gradient) and its codec's draw, then the payloads. Once, before
 its first push, a worker sends a header and a body with the keys and the values of all parameters.

@@ -1,8 +1,8 @@
 """Servers of a parameter server: processes beside the workers, and the group of both.
 
 Worker s starts server s (modulo the number of workers), so servers are spread over the hosts.
-Workers and servers meet at a store of the first worker. It also tells the servers what the
-workers push next; the data itself is sends and receives in a group of its own, in which the
+Workers and servers meet at a store of the first worker. It also announces to the servers what
+the workers push next; the data itself is sends and receives in a group of its own, in which the
 servers come after the workers.
 """
 

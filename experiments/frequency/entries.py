@@ -47,7 +47,7 @@ TECHNIQUES: Final = (
     Technique(
         _AXIS,
         "streaming_diloco",
-        "DiLoCo by fragments, each exchanged while training goes on",
+        "DiLoCo by fragments, each exchanged while training continues",
         "Streaming DiLoCo, arXiv 2501.18512",
         StreamingDiLoCo,
         needs=("memory for a copy of the parameters",),

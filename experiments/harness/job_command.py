@@ -48,7 +48,7 @@ def job_command(planned: PlannedRun, settings: Settings, directory: Path) -> lis
 
 
 def survives_deaths(spec: str) -> bool:
-    """Whether a strategy's job goes on when one of its workers dies."""
+    """Whether a strategy's job continues when one of its workers dies."""
     rule = parse(spec).synchronization
     return rule is not None and rule.place == "servers"
 

@@ -48,7 +48,7 @@ def run_experiment(settings: Settings, directory: Path, progress: Progress) -> R
     Args:
         settings: The experiment's; its first strategy is the baseline.
         directory: An existing, empty directory for results and traces.
-        progress: Told of every run.
+        progress: Called for every run.
 
     Returns:
         The results, as they stand in the directory. A run that failed, diverged or hung is
@@ -69,7 +69,7 @@ def resume_experiment(directory: Path, progress: Progress) -> Results:
 
     Args:
         directory: The experiment's.
-        progress: Told of every run.
+        progress: Called for every run.
 
     Raises:
         TraceError: The directory holds no experiment, or one that is damaged.

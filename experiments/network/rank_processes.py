@@ -77,5 +77,7 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 def _say(rank: int, state: int) -> None:
     ended = status_text(shell_status(state))
     print(
-        f"ddltrace: rank {rank} ended with {ended}; the others go on", file=sys.stderr, flush=True
+        f"ddltrace: rank {rank} ended with {ended}; the others continue",
+        file=sys.stderr,
+        flush=True,
     )

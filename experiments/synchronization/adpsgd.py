@@ -15,7 +15,7 @@ class AdPsgd(Synchronization):
     """Active ranks average with one passive rank at a time, and no rank waits for a computation.
 
     Ranks of even number are active: in each step one sends its parameters to a passive rank of
-    its choice, and both go on with the mean. Passive ranks answer at any time, also while they
+    its choice, and both continue with the mean. Passive ranks answer at any time, also while they
     compute. No two ranks of a kind average, so that they cannot wait for each other in a circle.
     The gradient of a step is taken where its forward pass read the parameters, and applied to what
     they are by then.

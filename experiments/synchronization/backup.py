@@ -13,7 +13,7 @@ from ddltrace.experiments.synchronization.rule import ServerRule
 class Backup(ServerRule):
     """Each update is the mean of the first pushes of its round; those of the last are dropped.
 
-    A worker whose push came too late goes on with the round that the servers have reached.
+    A worker whose push came too late continues with the round that the servers have reached.
 
     Attributes:
         workers: Number of workers that a round does not wait for.

@@ -531,7 +531,7 @@ def test_comparison(browser: Any, address: str, width: int) -> None:
         assert visit.page.locator(f"#timeline-{key} .tl-legend").is_visible()
         keys = visit.page.locator(f"#timeline-{key} .tl-keys").text_content()
         assert "Zoom" in keys
-        assert "Measure" not in keys  # nothing here would tell of it
+        assert "Measure" not in keys  # no event of this trace carries it
     assert visit.figures() >= 3
     assert visit.fits()
     assert visit.troubles == []

@@ -80,7 +80,7 @@ def test_the_same_is_recorded_as_by_python(tmp_path: Path, way: str, steps: int)
 
 
 def test_what_is_not_to_be_recorded_is_counted(tmp_path: Path) -> None:
-    """Where a step is left out to measure the cost, the numbers go on."""
+    """Where a step is left out to measure the cost, numbering continues."""
     recorded = record(tmp_path, "alone", 260, "--measure-cost", "40")
     assert min(recorded.without_python()) > 3 * 200
     first, second = (recorded.messages(rank)[SAME_OF_MESSAGES] for rank in (0, 1))

@@ -251,7 +251,7 @@ def main():
     rank, world = dist.get_rank(), dist.group.WORLD
     other = dist.new_group(group_desc="other")
     torch.manual_seed(0)
-    dist.barrier()  # the first message tells that Gloo blocks
+    dist.barrier()  # the first message shows that Gloo blocks
     for section in (plain, between_two, functional, by_method, strange, in_backward):
         section(rank, world)
     plain(rank, other)

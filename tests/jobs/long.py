@@ -1,4 +1,4 @@
-"""Trains STEPS steps on two ranks; rank 0 prints memory and living objects as it goes on.
+"""Trains STEPS steps on two ranks; rank 0 prints memory and living objects while it trains.
 
 Each step also does what could make a tracer grow: it sends and receives under a new tag, polls,
 copies the model and wraps the copy, makes an optimizer.

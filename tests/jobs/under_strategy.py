@@ -87,7 +87,7 @@ def train(kind):
             model.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
             digests.append(digest(state["model"]))
-    # Only one rank evaluates, while the others go on.
+    # Only one rank evaluates, while the others continue.
     model.eval()
     if dist.get_rank() == 0:
         with torch.no_grad():

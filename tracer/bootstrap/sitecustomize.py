@@ -31,7 +31,7 @@ def _arm() -> None:
         from ddltrace.tracer.capture.inject import arm
 
         arm()
-    except BaseException as error:  # noqa: BLE001 - the job must go on
+    except BaseException as error:  # noqa: BLE001 - the job must continue
         _report_failure(error)
 
 

@@ -69,7 +69,7 @@ def _wrap_init_rpc(module: ModuleType, config: CaptureConfig) -> None:
         _start(config)
         try:
             _join_rpc()
-        except Exception as error:  # noqa: BLE001 - the job goes on
+        except Exception as error:  # noqa: BLE001 - the job continues
             config.report_failure(error)
         return result
 
@@ -97,7 +97,7 @@ def _load_plugin(config: CaptureConfig) -> None:
 
 
 def _start(config: CaptureConfig) -> None:
-    """Begins to record; the job goes on whatever happens, even if the tracer cannot load."""
+    """Begins to record; the job continues whatever happens, even if the tracer cannot load."""
     try:
         from ddltrace.tracer.capture.session import start_session
 

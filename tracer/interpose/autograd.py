@@ -56,7 +56,7 @@ def _watch_without_python(context: PatchContext, gradients: NativeGradients) -> 
         try:
             for tensor in gradients.forget(self):
                 _watch_with_python(context, tensor, self)
-        except Exception as error:  # noqa: BLE001 - the job goes on
+        except Exception as error:  # noqa: BLE001 - the job continues
             context.fault("gradient hook", error)
         return original(self, hook)
 
@@ -127,7 +127,7 @@ def _timed(
         start = _now()
         try:
             begin(start)
-        except Exception as error:  # noqa: BLE001 - the job goes on
+        except Exception as error:  # noqa: BLE001 - the job continues
             context.fault("begin backward", error)
         try:
             return original(*args, **kwargs)
@@ -135,7 +135,7 @@ def _timed(
             state.depth = 0
             try:
                 end(start, _now())
-            except Exception as error:  # noqa: BLE001 - the job goes on
+            except Exception as error:  # noqa: BLE001 - the job continues
                 context.fault("end backward", error)
 
     return backward
@@ -155,7 +155,7 @@ def _time_on_device(context: PatchContext, gradient_site: int, device: torch.dev
         _, name, tensor, *_ = recorder.sites[gradient_site]
         timer.interval(recorder.site("kernel", f"{name}.grad", tensor), state.device_mark)
         state.device_mark = timer.mark()
-    except Exception as error:  # noqa: BLE001 - the job goes on
+    except Exception as error:  # noqa: BLE001 - the job continues
         state.device_mark = None
         context.fault("device gradient", error)
 

@@ -88,7 +88,7 @@ class MessageTimer:
         def settle(message: Message) -> None:
             try:
                 arrival = timer.passed_ns(mark)
-            except Exception as error:  # noqa: BLE001 - the job goes on without device times
+            except Exception as error:  # noqa: BLE001 - the job continues without device times
                 self._context.fault("message arrival", error)
                 return
             if arrival is not None and message.end_ns is not None:

@@ -45,7 +45,7 @@ def install(context: PatchContext) -> None:
         start = _now()
         try:
             begin(start)
-        except Exception as error:  # noqa: BLE001 - the job goes on
+        except Exception as error:  # noqa: BLE001 - the job continues
             context.fault("begin data", error)
         fetched = False
         try:
@@ -55,7 +55,7 @@ def install(context: PatchContext) -> None:
         finally:
             try:
                 end(start, _now(), fetched=fetched)
-            except Exception as error:  # noqa: BLE001 - the job goes on
+            except Exception as error:  # noqa: BLE001 - the job continues
                 context.fault("end data", error)
 
     iterator_class.__next__ = __next__

@@ -47,7 +47,7 @@ def _registering(
             original(self, *args, **kwargs)
         try:
             _register(context, self, initial)
-        except Exception as error:  # noqa: BLE001 - the job goes on
+        except Exception as error:  # noqa: BLE001 - the job continues
             context.fault("DDP", error)
 
     return build
@@ -74,7 +74,7 @@ def _observed(context: PatchContext, original: Callable[..., Any]) -> Callable[.
                 context.backward.bucket_messages += 1
                 name = f"{BUCKET}{bucket.index()}"
                 ids = [registry.tensor_id(p) for p in bucket.parameters()]
-            except Exception as error:  # noqa: BLE001 - the job goes on
+            except Exception as error:  # noqa: BLE001 - the job continues
                 context.fault("communication hook", error)
             with context.carrying(name, ids):
                 return hook(state, bucket)
@@ -96,7 +96,7 @@ def _waited(context: PatchContext, original: Callable[..., Any]) -> Callable[...
             here.now = (None, None)
             if context.known is not None:
                 context.known.begin_broadcasts()
-        except Exception as error:  # noqa: BLE001 - the job goes on
+        except Exception as error:  # noqa: BLE001 - the job continues
             context.fault("broadcast_coalesced", error)
 
     def end(start: int, end_ns: int, carried: Any) -> None:
@@ -106,7 +106,7 @@ def _waited(context: PatchContext, original: Callable[..., Any]) -> Callable[...
                 context.known.end_broadcasts(end_ns)
             if not context.recorder.paused:
                 context.recorder.add(site, start, end_ns, threading.get_ident())
-        except Exception as error:  # noqa: BLE001 - the job goes on
+        except Exception as error:  # noqa: BLE001 - the job continues
             context.fault("broadcast_coalesced", error)
 
     @functools.wraps(original)

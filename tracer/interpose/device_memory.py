@@ -40,7 +40,7 @@ class DeviceMemory:
             return
         try:
             self._record(step)
-        except Exception as error:  # noqa: BLE001 - the job goes on without these counters
+        except Exception as error:  # noqa: BLE001 - the job continues without these counters
             self._failed = True
             self._context.fault("device memory", error)
 

@@ -69,7 +69,7 @@ def _patch_fsdp2(context: PatchContext, module: Any) -> None:
                 tensor = registry.tensor_id(self.sharded_param)
                 if tensor is not None:
                     watch_gradients(context, [(tensor, self._unsharded_param)])
-        except Exception as error:  # noqa: BLE001 - the job goes on
+        except Exception as error:  # noqa: BLE001 - the job continues
             context.fault("unshard", error)
 
     parameter_class.__init__ = __init__
@@ -113,7 +113,7 @@ def _named(
         tensors: list[int | None] = [None]
         try:
             tensors = carried(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - the job goes on
+        except Exception as error:  # noqa: BLE001 - the job continues
             context.fault(original.__name__, error)
         with context.carrying(None, tensors):
             return original(*args, **kwargs)

@@ -111,7 +111,7 @@ def _recording_phase(
             pretends = outermost.pretends()
             if not pretends:
                 evaluates = outermost.begin(module, start)
-        except Exception as error:  # noqa: BLE001 - the job goes on
+        except Exception as error:  # noqa: BLE001 - the job continues
             context.fault("begin forward", error)
         if pretends:
             return original(module, *args, **kwargs)
@@ -123,7 +123,7 @@ def _recording_phase(
             outermost.running = outermost.records = outermost.device_running = False
             try:
                 outermost.end(module, start, _now(), evaluates)
-            except Exception as error:  # noqa: BLE001 - the job goes on
+            except Exception as error:  # noqa: BLE001 - the job continues
                 context.fault("end forward", error)
 
     return call_outermost
@@ -141,7 +141,7 @@ def _recording_device(
         try:
             if timer is not None and is_timed(timer, args, kwargs):
                 begun = timer.mark()
-        except Exception as error:  # noqa: BLE001 - the job goes on
+        except Exception as error:  # noqa: BLE001 - the job continues
             context.fault("device mark", error)
         start = _now()
         result = original(module, *args, **kwargs)
@@ -150,7 +150,7 @@ def _recording_device(
         try:
             if timer is not None and begun is not None:
                 timer.interval(recorder.site("kernel", recorder.sites[site][1]), begun)
-        except Exception as error:  # noqa: BLE001 - the job goes on
+        except Exception as error:  # noqa: BLE001 - the job continues
             context.fault("device interval", error)
         return result
 
@@ -213,7 +213,7 @@ class _Outermost:
         try:
             self._context.registry.add_model(module)
             return self._context.registry.layer_site[id(module)]
-        except Exception as error:  # noqa: BLE001 - the job goes on
+        except Exception as error:  # noqa: BLE001 - the job continues
             self._context.fault("register module", error)
             return self._unnamed_site
 

@@ -57,7 +57,7 @@ class OperatorWindow:
                     self._start()
             elif self._profiler is not None and following >= self._stop:
                 self._fold_in_background()
-        except Exception as error:  # noqa: BLE001 - the job goes on
+        except Exception as error:  # noqa: BLE001 - the job continues
             self._profiler = None
             self._context.fault("operators", error)
 
@@ -110,7 +110,7 @@ class OperatorWindow:
                 recorder.add(recorder.site(kind, event.name()), start, end, lane)
                 if count % _ROWS_AT_ONCE == _ROWS_AT_ONCE - 1:
                     time.sleep(_PAUSE_S)  # leave the interpreter lock to the job's threads
-        except Exception as error:  # noqa: BLE001 - the job goes on
+        except Exception as error:  # noqa: BLE001 - the job continues
             self._context.fault("operators", error)
 
 

@@ -44,7 +44,7 @@ def _guarded(context: PatchContext, hook: Callable[[Any], None]) -> Callable[...
     def guarded(optimizer: Any, args: Any, kwargs: Any) -> None:
         try:
             hook(optimizer)
-        except Exception as error:  # noqa: BLE001 - the job goes on
+        except Exception as error:  # noqa: BLE001 - the job continues
             context.fault("optimizer hook", error)
 
     return guarded

@@ -81,7 +81,7 @@ class PatchContext:
         try:
             former = self.registry.carried.now
             self.registry.carried.now = self.registry.carry(name, tensors)
-        except Exception as error:  # noqa: BLE001 - the job goes on, its messages unnamed
+        except Exception as error:  # noqa: BLE001 - the job continues, its messages unnamed
             self.fault("carried", error)
         try:
             yield

@@ -83,13 +83,13 @@ class _Calls:
                 else:
                     # Only the C++ pickler knows the size of the request.
                     message.name = str(args[0])
-            except Exception as error:  # noqa: BLE001 - the job goes on
+            except Exception as error:  # noqa: BLE001 - the job continues
                 self._context.fault(name, error)
             result = original(destination, *args, **kwargs)
             if message is not None:
                 try:
                     self._follow(message, result._get_future() if remote else result)
-                except Exception as error:  # noqa: BLE001 - the job goes on
+                except Exception as error:  # noqa: BLE001 - the job continues
                     self._context.fault(name, error)
             return result
 
@@ -105,7 +105,7 @@ class _Calls:
                 if not reference.is_owner():
                     message = self._begin(reference.owner())
                     message.name = "to_here"
-            except Exception as error:  # noqa: BLE001 - the job goes on
+            except Exception as error:  # noqa: BLE001 - the job continues
                 self._context.fault("to_here", error)
             status = "failed"
             try:
@@ -116,7 +116,7 @@ class _Calls:
                 if message is not None:
                     try:
                         self._fetched(message, _now(), status)
-                    except Exception as error:  # noqa: BLE001 - the job goes on
+                    except Exception as error:  # noqa: BLE001 - the job continues
                         self._context.fault("to_here", error)
 
         return to_here
@@ -146,7 +146,7 @@ class _Calls:
                 status = "failed"
             try:
                 recorder.complete(message, end, status)
-            except Exception as error:  # noqa: BLE001 - the job goes on
+            except Exception as error:  # noqa: BLE001 - the job continues
                 self._context.fault("rpc", error)
 
         future.add_done_callback(done)

@@ -50,7 +50,7 @@ def install(context: PatchContext) -> None:
         swapped = False
         try:
             aside += [_put_aside(context, tensor) for tensor in (t1, t2)]
-        except Exception as error:  # noqa: BLE001 - the job goes on
+        except Exception as error:  # noqa: BLE001 - the job continues
             context.fault("swap tensors", error)
         try:
             result = original(t1, t2)
@@ -59,7 +59,7 @@ def install(context: PatchContext) -> None:
         finally:
             try:
                 _take_back(context, aside, swapped=swapped)
-            except Exception as error:  # noqa: BLE001 - the job goes on
+            except Exception as error:  # noqa: BLE001 - the job continues
                 context.fault("swap tensors", error)
 
     torch.utils.swap_tensors = swap_tensors

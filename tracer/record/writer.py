@@ -160,7 +160,7 @@ class WriterThread(threading.Thread):
                 self._beat()
                 self._watchdog.tick(active=taken.rows > 0 or self._recorder.paused)
                 self._write(taken, last=last)
-            except Exception as error:  # noqa: BLE001 - the job goes on, the fault is recorded
+            except Exception as error:  # noqa: BLE001 - the job continues, the fault is recorded
                 self._fault("flush", error)
         self.busy_ns = time.thread_time_ns()
 
@@ -216,7 +216,7 @@ class WriterThread(threading.Thread):
         try:
             if batch is not None:
                 self._stream.write(batch)
-        except Exception as error:  # noqa: BLE001 - the job goes on, the fault is recorded
+        except Exception as error:  # noqa: BLE001 - the job continues, the fault is recorded
             self._broken = True
             self._fault("write", error)
             self._stream.cut()

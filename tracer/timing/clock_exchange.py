@@ -94,7 +94,7 @@ def start(info: RankInfo, save: Save, fault: Fault) -> Callable[[float], object]
         )
         os.register_at_fork(after_in_child=quiet(exchanger.close_after_fork, fault))
         exchanger.start()
-    except Exception as error:  # noqa: BLE001 - the job goes on; clocks stay uncertain
+    except Exception as error:  # noqa: BLE001 - the job continues; clocks stay uncertain
         fault("clock exchange", error)
         return None
     return exchanger.stop
@@ -132,7 +132,7 @@ class ClockServer(threading.Thread):
                 for connection in (*self._clients, *self._unverified):
                     _shut(connection)
                 self._listener.close()
-        except Exception as error:  # noqa: BLE001 - the job goes on; clocks stay uncertain
+        except Exception as error:  # noqa: BLE001 - the job continues; clocks stay uncertain
             if not _is_of_ended_store(error):
                 self._fault("clock responder", error)
 
@@ -249,7 +249,7 @@ class ClockClient(threading.Thread):
             finally:
                 if self._connection is not None:
                     _shut(self._connection)
-        except Exception as error:  # noqa: BLE001 - the job goes on; clocks stay uncertain
+        except Exception as error:  # noqa: BLE001 - the job continues; clocks stay uncertain
             if not _is_of_ended_store(error):
                 self._fault("clock exchange", error)
 

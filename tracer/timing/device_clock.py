@@ -333,7 +333,7 @@ class ResolverThread(threading.Thread):
             self._prepare()
             while not self._stop_requested.wait(_POLL_S):
                 self._timer.resolve()
-        except Exception as error:  # noqa: BLE001 - the job goes on without device times
+        except Exception as error:  # noqa: BLE001 - the job continues without device times
             self._on_fault("device clock", error)
             self._timer.abandon(lost_at_ns=time.monotonic_ns())
 

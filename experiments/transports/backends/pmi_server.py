@@ -6,7 +6,7 @@ launcher of the job, such as torchrun::
 
     python pmi_server.py ADDRESS RANKS
 
-It prints its port, and ends when all ranks have, or with its parent. Beside PMI it tells each rank
+It prints its port, and ends when all ranks have, or with its parent. It also reports to each rank
 which others are gone: a rank opens a second connection, sends ``cmd=watch rank=N``, and reads a
 line with a rank's number when that rank's own second connection ends. It is a process of its own
 because ranks hold Python's interpreter lock while MPI initializes.

@@ -159,7 +159,7 @@ class TcpGroup(MessagingGroup):
         return self._mailbox.receive(Key(peer, channel, tag), tensor)
 
     def close(self) -> None:
-        """Tells all peers, waits until they have said the same, and closes the connections."""
+        """Sends a goodbye to all peers, waits for theirs, and closes the connections."""
         for queues in self._outgoing.values():
             for waiting in queues:
                 waiting.put(None)

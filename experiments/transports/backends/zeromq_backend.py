@@ -79,7 +79,7 @@ class ZeroMqGroup(MessagingGroup):
         return self._mailbox.receive(Key(peer, channel, tag), tensor)
 
     def close(self) -> None:
-        """Tells all peers, waits until they have said the same, and closes the sockets."""
+        """Sends a goodbye to all peers, waits for theirs, and closes the sockets."""
         for waiting in self._outgoing.values():
             waiting.put(None)
         for thread in self._threads:

@@ -223,7 +223,7 @@ def test_a_job_without_steps_is_one_window(build):
     assert analysis.trace.steps == 0
     assert analysis.steps == ()
     assert analysis.summary.step_us.p50 is None
-    # Nothing tells what the ranks computed.
+    # The trace does not record what the ranks computed.
     assert analysis.summary.compute_share is None
     assert analysis.summary.overlap_ratio is None
     assert analysis.ranks[0].idle_us is None

@@ -100,7 +100,7 @@ def test_a_message_that_stands_in_a_queue_waits_for_those_before_it(build, names
 
 
 def test_a_wait_in_whose_middle_the_path_comes_is_not_taken_for_compute(build):
-    """Nothing tells why rank 1, which was blocked, began its message only then."""
+    """The trace does not show why rank 1, which was blocked, began its message only then."""
     built = build(2)
     for rank, start in ((0, 20), (1, 40)):
         one = built[rank]

@@ -91,7 +91,7 @@ def test_a_device_waits_for_a_message_that_has_not_started(build):
     built[0].wait(80, 100, 1)
     first, second = built.trace().analyze().idle
     # Idle from 90 to 120. Until rank 1 came at 95 rank 0 is blocked for it, then for the
-    # messages only; after 110 nothing tells.
+    # messages only; after 110 nothing is recorded.
     assert first.idle_us == pytest.approx(30)
     assert first.other_rank_us == pytest.approx(5)
     assert first.message_us == pytest.approx(15)
@@ -103,7 +103,7 @@ def test_who_hangs_is_idle_for_a_message(build):
     built = build(2)
     built[0].add("phase", 0, 10, name="forward")
     built[0].message("all_reduce", 10, None, seq=0, bytes=4)
-    built[0].add("phase", 500, 510, name="forward")  # another thread may go on
+    built[0].add("phase", 500, 510, name="forward")  # another thread may continue
     built[1].add("phase", 0, 10, name="forward")
     first = built.trace().analyze().idle[0]
     assert (first.idle_us, first.message_us) == (pytest.approx(490), pytest.approx(490))

@@ -27,7 +27,7 @@ def _training(built, late, *, jitter=1.0, network=frozenset()):
         late: (step, rank) -> what takes `LATE` longer: data, compute, host or update.
         jitter: Everything varies by so much (us), so that somebody is last in every collective.
         network: (step, rank): this rank gets the result of the first bucket `LATE` later than
-            the others, who go on, and so comes late to the second.
+            the others, which continue, and so comes late to the second.
     """
     random = np.random.default_rng(7)
     begin = np.zeros(RANKS)

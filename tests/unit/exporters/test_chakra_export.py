@@ -119,7 +119,7 @@ def test_overlap_and_open_messages(tmp_path: Path) -> None:
     before = made_trace()
     export(before, "chakra", tmp_path / "out")
     nodes = nodes_of(tmp_path / "out" / "trace.0.et")
-    # The layer is cut where buckets 0 and 1 are handed over; the phase goes on behind it.
+    # The layer is cut where buckets 0 and 1 are handed over; the phase continues after it.
     assert [(node.name, list(node.data_deps)) for node in nodes if node.type != 4] == [
         ("bucket 0", [0]),
         ("bucket 1", [1]),

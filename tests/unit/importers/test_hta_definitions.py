@@ -503,7 +503,7 @@ def tables_of_hta(folder: Path, rank: int) -> tuple[dict[Any, Any], dict[Any, An
     ):
         try:
             found = summary(ranks=[rank])
-        except AssertionError:  # a call and its work that HTA cannot tell apart
+        except AssertionError:  # a call and its work that HTA cannot distinguish
             found = None
         rows = [] if found is None else found[column].iterrows()
         described.append({key[1]: [row[name] for name in DESCRIBED] for key, row in rows})

@@ -117,7 +117,7 @@ def test_real_gpu_job(dlrm: Path) -> None:
     assert [info.rank for info in trace.run.ranks] == list(range(8))
     assert {info.clock_domain for info in trace.run.ranks} == {"one host"}
     sides = messages(trace)
-    # The kernels of an all-to-all are named SendRecv; the library's span tells what it was.
+    # The kernels of an all-to-all are named SendRecv; the library's span has the operation's name.
     expected = ["all_to_all"] * 4 + ["all_reduce", "all_to_all", "all_reduce", "all_reduce"]
     for side in sides:
         assert [row["op"] for row in side] == expected

@@ -126,7 +126,7 @@ def test_horovod_timeline(tmp_path: Path, closed: bool) -> None:
 
 
 def test_horovod_operations_that_change_shape(tmp_path: Path) -> None:
-    """A timeline tells the shape of what comes out, and operations may end within a microsecond."""
+    """A timeline gives the output's shape, and operations may end within a microsecond."""
     events: list[dict[str, Any]] = []
     for pid, op in enumerate(("ALLGATHER", "ADASUM", "BARRIER"), start=1):
         events.append({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": f"{op}.1"}})
@@ -491,7 +491,7 @@ def test_nccl_inspector_with_several_communicators(tmp_path: Path) -> None:
 
 
 def test_nccl_inspector_whose_records_share_a_header(tmp_path: Path) -> None:
-    """From version 4.3 on a line in front of a communicator's records tells whose they are."""
+    """From version 4.3 on a line in front of a communicator's records names its rank."""
     files: list[list[Any]] = []
     for rank in (0, 1):
         lost = {"coll_records": 2, "coll_dropped_total": 40 * rank, "p2p_dropped_total": 0}

@@ -123,7 +123,7 @@ def test_a_bucket_that_a_hook_in_python_launches_is_over_when_its_pass_is(
 
 
 def sent_and_dropped(rank: Rank) -> Flight:
-    """A send whose handle is gone: nobody will tell its end."""
+    """A send whose handle is gone: its end will not be reported."""
     flight = rank.send()
     flight.work = None
     return flight

@@ -152,7 +152,7 @@ class _Pending:
             if messages:
                 try:
                     self._remember(result, messages)
-                except Exception as error:  # noqa: BLE001 - the job goes on
+                except Exception as error:  # noqa: BLE001 - the job continues
                     self._context.fault("functional collective", error)
             return result
 
@@ -190,7 +190,7 @@ class _Pending:
             if message is not None:
                 try:
                     self._observer.waits.waited(message, start, _now())
-                except Exception as error:  # noqa: BLE001 - the job goes on
+                except Exception as error:  # noqa: BLE001 - the job continues
                     self._context.fault(_WAIT, error)
 
     def remember(self, result: torch.Tensor, message: Message | Launched) -> None:

@@ -149,7 +149,7 @@ class Observer:
             try:
                 if not keyset.has(meta):  # nothing is sent of tensors without elements
                     launch = self._begin(operator, args, start)
-            except Exception as error:  # noqa: BLE001 - the job goes on
+            except Exception as error:  # noqa: BLE001 - the job continues
                 fault(f"time {name}", error)
             try:
                 result = redispatch(keyset & below, *args, **kwargs)
@@ -159,7 +159,7 @@ class Observer:
             if launch is not None:
                 try:
                     self._record(operator, args, kwargs, result, launch)
-                except Exception as error:  # noqa: BLE001 - the job goes on
+                except Exception as error:  # noqa: BLE001 - the job continues
                     fault(f"record {name}", error)
             return result
 
@@ -171,7 +171,7 @@ class Observer:
                         # Before the call, so that a message that hangs is in the trace.
                         group = self._groups.of(self._unbox_group(args[operator.group]))
                         message = self.describe(operator, args, group, _now())
-                except Exception as error:  # noqa: BLE001 - the job goes on
+                except Exception as error:  # noqa: BLE001 - the job continues
                     fault(f"record {name}", error)
             status = "failed"
             try:
@@ -184,7 +184,7 @@ class Observer:
                     try:
                         self._recorder.complete(message, end, status)
                         self.waits.record(message, message.name, message.start_ns, end)
-                    except Exception as error:  # noqa: BLE001 - the job goes on
+                    except Exception as error:  # noqa: BLE001 - the job continues
                         fault(f"record {name}", error)
 
         return blocking_kernel if operator.blocks else kernel
@@ -392,7 +392,7 @@ class Observer:
                 self.coalescing.messages = None
             try:
                 self._launched_together(work, messages)
-            except Exception as error:  # noqa: BLE001 - the job goes on
+            except Exception as error:  # noqa: BLE001 - the job continues
                 self._context.fault("coalesced messages", error)
             return work
 

@@ -72,7 +72,7 @@ def _patch_subclasses(context: PatchContext, base: Any, patch: Callable[[Any], N
     def patch_safely(made: Any) -> None:
         try:
             patch(made)
-        except Exception as error:  # noqa: BLE001 - the job goes on
+        except Exception as error:  # noqa: BLE001 - the job continues
             context.fault("patch a class of the job's", error)
 
     def made_one(cls: Any, /, **kwargs: Any) -> None:
@@ -96,7 +96,7 @@ def _around(
         call = None
         try:
             call = calls.begin(process_group, original, operator, args, kwargs)
-        except Exception as error:  # noqa: BLE001 - the job goes on
+        except Exception as error:  # noqa: BLE001 - the job continues
             context.fault("begin a message of a group in Python", error)
         if call is None:
             return original(process_group, *args, **kwargs)
@@ -108,7 +108,7 @@ def _around(
         finally:
             try:
                 calls.end(call, work, status)
-            except Exception as error:  # noqa: BLE001 - the job goes on
+            except Exception as error:  # noqa: BLE001 - the job continues
                 context.fault("end a message of a group in Python", error)
 
     # As in `python_launches.py`: a call of the base class is recognized by the caller's name.

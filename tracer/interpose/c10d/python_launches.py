@@ -255,7 +255,7 @@ class Offering:
                 if not kwargs and len(args) >= num_args and type(args[-1]) is last_type:
                     group = group_to_offer(first if group_of is None else group_of(first, args))
                     cell = offered.cell
-            except Exception as error:  # noqa: BLE001 - the job goes on
+            except Exception as error:  # noqa: BLE001 - the job continues
                 fault("offer a launch", error)
             if group is None or cell is None:
                 if first is _ABSENT:  # all arguments are keyword arguments, or the call is invalid
@@ -281,7 +281,7 @@ class Offering:
             if known[0] < unrecorded:
                 try:
                     launched(first, args, group, result, known)
-                except Exception as error:  # noqa: BLE001 - the job goes on
+                except Exception as error:  # noqa: BLE001 - the job continues
                     fault("record a launch", error)
             return result
 

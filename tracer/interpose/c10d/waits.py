@@ -181,7 +181,7 @@ class Waits:
             message = None
             try:
                 message = message_of(work)
-            except Exception as error:  # noqa: BLE001 - the job goes on
+            except Exception as error:  # noqa: BLE001 - the job continues
                 fault("wait", error)
             if message is None:
                 return original(work, *args, **kwargs)
@@ -194,7 +194,7 @@ class Waits:
             finally:
                 try:
                     self._waited(message, work, start, _now(), failed=failed)
-                except Exception as error:  # noqa: BLE001 - the job goes on
+                except Exception as error:  # noqa: BLE001 - the job continues
                     fault("wait", error)
 
         return _like(wait, original)
@@ -217,7 +217,7 @@ class Waits:
             if completed:
                 try:
                     self._seen_completed(work)
-                except Exception as error:  # noqa: BLE001 - the job goes on
+                except Exception as error:  # noqa: BLE001 - the job continues
                     self._context.fault("is_completed", error)
             return completed
 
@@ -241,7 +241,7 @@ class Waits:
                     self.futures.add(future, message)
                     if isinstance(message, Message) and self.is_in_python(work):
                         self._complete_with(message, future)
-            except Exception as error:  # noqa: BLE001 - the job goes on
+            except Exception as error:  # noqa: BLE001 - the job continues
                 self._context.fault("get_future", error)
             return future
 
@@ -253,7 +253,7 @@ class Waits:
         def complete(_: Any) -> None:
             try:
                 self._recorder.complete(message, _now())
-            except Exception as error:  # noqa: BLE001 - the job goes on
+            except Exception as error:  # noqa: BLE001 - the job continues
                 self._context.fault("future of a group in Python", error)
 
         future.add_done_callback(complete)
@@ -265,7 +265,7 @@ class Waits:
             message = None
             try:
                 message = message_of(future)
-            except Exception as error:  # noqa: BLE001 - the job goes on
+            except Exception as error:  # noqa: BLE001 - the job continues
                 fault("future wait", error)
             if message is None:
                 return original(future, *args, **kwargs)
@@ -275,7 +275,7 @@ class Waits:
             finally:
                 try:
                     self.record(message, message.name, start, _now())
-                except Exception as error:  # noqa: BLE001 - the job goes on
+                except Exception as error:  # noqa: BLE001 - the job continues
                     fault("future wait", error)
 
         return _like(wait, original)
@@ -286,7 +286,7 @@ class Waits:
                 carried = self._context.registry.carried.now
                 if carried is not None:
                     callback = self._carrying(*carried, callback)
-            except Exception as error:  # noqa: BLE001 - the job goes on
+            except Exception as error:  # noqa: BLE001 - the job continues
                 self._context.fault("then", error)
             result = original(future, callback)
             self._follows(result, [future])
@@ -321,7 +321,7 @@ class Waits:
             messages = [m for f in former if (m := self.futures.get(f)) is not None]
             if messages:
                 self.futures.add(future, max(messages, key=lambda m: m.id))
-        except Exception as error:  # noqa: BLE001 - the job goes on
+        except Exception as error:  # noqa: BLE001 - the job continues
             self._context.fault("future", error)
 
 
