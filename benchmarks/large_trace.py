@@ -184,7 +184,7 @@ def _dictionaries(source: Path, info: RankInfo) -> dict[str, pa.Array]:
 def _moved(
     batch: pa.RecordBatch, times: int, period: dict[str, int], words: dict[str, pa.Array]
 ) -> pa.RecordBatch:
-    """A batch as it would have been recorded so many periods later."""
+    """A batch as it would have been recorded a number of periods later."""
     columns = []
     for field, column in zip(EVENTS, batch.columns, strict=True):
         if field.name in period:

@@ -12,7 +12,7 @@ from ddltrace.analyzer.model import KernelRow, OperatorRow
 _OTHER_PART: Final = 0.02
 _OTHER_PART_OF_MANY: Final = 0.5
 _MANY: Final = 16
-"""A row keeps at most so many shapes; of one that has more, some may differ by chance."""
+"""The most shapes that a row keeps; of one that has more, some may differ by chance."""
 
 
 def shapes_per_run(row: KernelRow | OperatorRow) -> dict[str, float]:

@@ -8,7 +8,7 @@ rank. Two records are aligned in two ways, and the one that finds more calls is 
   the difference between the ranks' times is the offset of their clocks, whatever its value;
 - by tokens alone, like two versions of a text: where tokens disagree, the alignment resumes at
   the nearest place from which they agree again. Training repeats its calls, so tokens often
-  fit at several places; hence time goes first.
+  fit at several places; so time is compared first.
 
 Memory is linear in the number of calls. Each disagreement takes time in proportion to the
 calls that are skipped there, so the whole takes nearly linear time.
@@ -236,7 +236,7 @@ class _TokenAligner:
             reach *= 8
 
     def _candidates(self, i: int, j: int, reach: int, gram: int) -> Pairs:
-        """The nearest places at which so many calls in a row agree."""
+        """The nearest places at which enough calls in a row agree."""
         if gram not in self._grams:
             self._grams[gram] = _grams_of(self._left, self._right, gram)
         left, right = self._grams[gram]
@@ -271,7 +271,7 @@ class _Grams:
 
 
 def _grams_of(left: IntArray, right: IntArray, length: int) -> tuple[_Grams, _Grams]:
-    """Numbers the runs of so many calls in two records; at the ends they are shorter."""
+    """Numbers the runs of a given number of calls in two records; at the ends they are shorter."""
     hashes = []
     for tokens in (left, right):
         padded = np.append(tokens, np.full(length - 1, -1)).astype(np.uint64) + np.uint64(2)

@@ -31,7 +31,7 @@ _NUMBERS_AT_ONCE: Final = 1 << 22
 _MIN_STEPS: Final = 8
 _UNBOUNDED: Final = 1 << 61
 _LEVELS: Final = 4096
-"""Chunks are made so long that about so many levels are walked one by one."""
+"""The approximate number of levels in a chunk, which are walked one by one."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ddltrace.analyzer.model import CATEGORIES, CopyTimes, PathPart, PathTotals
 
 _SHOWN: Final = 100
 _DENSE: Final = 1 << 20
-"""Up to so many combinations of rank, category and name are counted in one array."""
+"""The most combinations of rank, category and name that are counted in one array."""
 _PATHS_AT_ONCE: Final = 4096
 _PIECES_AT_ONCE: Final = 1 << 18
 

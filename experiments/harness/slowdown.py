@@ -17,7 +17,7 @@ class Slowdown:
         rank: The rank.
         factor: How many times as long it computes for a step, at least 1.
         burst: How many steps in a row are slow; None: all of them.
-        every: Each so many steps have one burst, at their end; None without bursts.
+        every: Steps from one burst to the next, with the burst at the end; None without bursts.
     """
 
     rank: int

@@ -22,7 +22,7 @@ def create(how: Parallelism, workload: Workload, learning_rate: float) -> SplitT
         learning_rate: Learning rate of the workload's optimizer.
 
     Raises:
-        ValueError: The model cannot be split over so many ranks.
+        ValueError: The model cannot be split over this number of ranks.
     """
     # Imported here, since each module loads another part of PyTorch.
     if isinstance(how, TensorParallel):

@@ -31,7 +31,7 @@ class SplitTraining(ABC):
             workload: The same on all ranks.
 
         Raises:
-            ValueError: The model cannot be split over so many ranks.
+            ValueError: The model cannot be split over this number of ranks.
         """
         self.workload = workload
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()

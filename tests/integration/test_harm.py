@@ -170,7 +170,7 @@ if sys.argv[1] == "killed":
 
 
 def test_forks_in_the_middle_of_writes(tmp_path: Path) -> None:
-    """Children that train on neither reach the trace nor keep what nobody will write."""
+    """Children that train on neither reach the trace nor keep events that no writer will write."""
     trace = tmp_path / "trace"
     trace.mkdir()
     write_run(trace, RunInfo())
@@ -255,7 +255,7 @@ def test_nothing_is_kept_alive_and_memory_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("native", ["1", "0"])
 def test_parameters_can_be_swapped(tmp_path: Path, native: str) -> None:
-    """PyTorch swaps no tensor that somebody refers to, even weakly."""
+    """PyTorch swaps no tensor that has other references, even weak ones."""
     (tmp_path / "train.py").write_text(SWAPS)
     command = on_ranks(tmp_path / "train.py")
     untraced = run(command, cwd=tmp_path)

@@ -72,7 +72,7 @@ def waits(rank):
     polled = dist.all_reduce(torch.ones(24), async_op=True)
     while not polled.is_completed():
         pass
-    dist.all_reduce(torch.ones(25), async_op=True)  # nobody ever waits for it
+    dist.all_reduce(torch.ones(25), async_op=True)  # no wait follows
     torch.futures.wait_all([dist.all_reduce(torch.ones(26), async_op=True).get_future()])
 
 

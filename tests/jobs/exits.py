@@ -40,7 +40,7 @@ def start():
 
 
 def launched():
-    """An all-reduce that nobody waits for."""
+    """An all-reduce without a wait."""
     return dist.all_reduce(torch.ones(1 << 20), async_op=True)
 
 

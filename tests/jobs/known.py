@@ -1,4 +1,4 @@
-"""DDP for so many steps that its messages are recorded without Python, in several ways."""
+"""DDP with enough steps that its messages are recorded without Python, in several ways."""
 
 import os
 import signal
@@ -60,7 +60,7 @@ def communicate(models, other, step):
     if step % 3 == 0:
         dist.barrier()
         dist.broadcast(torch.ones(2), src=1)
-    if step == 25:  # whatever was known of groups may be wrong now
+    if step == 25:  # what was known of groups may be wrong now
         dist.all_reduce(torch.ones(1), group=dist.new_group())
     if step % 4 == 0:
         dist.all_reduce(torch.ones(5), group=other)

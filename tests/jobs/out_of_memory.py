@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 TOGETHER = 20
 BYTES_A_STEP = 1 << 19
-MOST_STEPS = 2000  # 1 GB: where nobody kills, this ends
+MOST_STEPS = 2000  # 1 GB: the job ends here where no memory killer runs
 
 
 def train(rank, world, store, shared, turn):

@@ -59,7 +59,7 @@ HTA_FIRST_LABEL: Final = "hta_first_events"
 """The entry of a run's labels with the ranks whose file begins with an interval: the first row."""
 
 _MOST_COPIES: Final = 4
-"""HTA multiplies work whose correlation several calls have; beyond so many events this stops."""
+"""HTA multiplies work whose correlation several calls have; the most events that this may give."""
 
 _MOST_INTEGER: Final = float(1 << 63)
 """From here on, times are no 64-bit integers."""

@@ -62,7 +62,7 @@ _CONTENT_BYTES: Final = 40
 """What a row takes decompressed."""
 
 _MOST_COMPRESSED: Final = 64
-"""Files that decompress to more than so many times their size hold no recording."""
+"""The largest ratio of decompressed to compressed size; a recording stays below it."""
 
 _ROW_BYTES: Final = 320
 """Memory that one row takes while it is read and as an event."""

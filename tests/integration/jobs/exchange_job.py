@@ -211,7 +211,7 @@ def order(report: dict[str, Any]) -> None:
 
 
 def unused(report: dict[str, Any]) -> None:
-    """Rank 1 leaves out a branch in one step; nobody ever uses `unused`."""
+    """Rank 1 leaves out a branch in one step; `unused` is never used."""
 
     def run(strategy: Strategy) -> Any:
         torch.manual_seed(1)

@@ -87,7 +87,7 @@ def test_the_summary_is_over_steady_steps_and_its_shares_sum_to_one(ddp):
     assert summary.compute_share == pytest.approx(0.80)
     assert summary.exposed_comm_share == pytest.approx(0.10)
     assert summary.idle_share == pytest.approx(0.10)
-    # Rank 0 waits for rank 1 while it computes: nobody is held up.
+    # Rank 0 waits for rank 1 while it computes: no rank is blocked.
     assert summary.sync_overhead_share == 0
     assert summary.update_overhead_share == pytest.approx(0.10)
     assert summary.data_share == pytest.approx(0.10)

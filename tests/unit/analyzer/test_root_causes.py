@@ -26,7 +26,7 @@ def _analyzed(build_class, program):
 
 
 def _check_sums(analysis):
-    """All waiting is somebody's, direct or propagated."""
+    """All waiting has a cause on a rank, direct or propagated."""
     waiting, causes = analysis.waiting, analysis.root_causes
     due = sum(cause.direct_us + cause.propagated_us for cause in causes)
     assert due == pytest.approx(waiting.total_us)

@@ -37,7 +37,7 @@ def scanned(trace):
 
 
 def cut(trace, rows):
-    """The same trace, read in windows of so many rows."""
+    """The same trace, read in windows of a given number of rows."""
     windows = trace.windows
 
     def small(rank):

@@ -54,7 +54,7 @@ class Job:
 
 
 def check(records, *, share: float) -> None:
-    """Of the calls that two ranks have, so many have one number; hardly any other pair has."""
+    """The share of common calls that get the same number; other pairs hardly ever do."""
     numbers = common_numbers([calls for calls, _ in records])
     for right in range(1, len(records)):
         for left in range(right):

@@ -25,7 +25,7 @@ def _training(built, late, *, jitter=1.0, network=frozenset()):
     Args:
         built: The trace.
         late: (step, rank) -> what takes `LATE` longer: data, compute, host or update.
-        jitter: Everything varies by so much (us), so that somebody is last in every collective.
+        jitter: Random variation of every time (us), so that every collective has a last rank.
         network: (step, rank): this rank gets the result of the first bucket `LATE` later than
             the others, which continue, and so comes late to the second.
     """

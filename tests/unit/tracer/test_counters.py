@@ -269,7 +269,7 @@ class Allocator:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_peaks_of_steps_do_not_change_what_the_job_reads(seed: int) -> None:
-    """Random use, beside an allocator that nobody traces."""
+    """Random use, beside an allocator that is not traced."""
     choose = random.Random(seed)
     traced, plain = Allocator(), Allocator()
     peaks = patch(traced)

@@ -32,7 +32,7 @@ class Worker:
 
 def test_only_the_one_that_trains_may_look() -> None:
     access, other = GradientAccess(), Worker()
-    assert access.may_read()  # nobody has trained: the main thread will
+    assert access.may_read()  # no thread has trained: the main thread will
     assert not other.call(access.may_read)
     other.call(access.note_pass)
     assert other.call(access.may_read)
