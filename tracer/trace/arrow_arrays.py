@@ -45,6 +45,11 @@ def integers(
     return _column(values, kind, bitmap, int(np.count_nonzero(missing)))
 
 
+def floats(values: npt.NDArray[Any]) -> pa.Array:
+    """A column of double-precision numbers without nulls."""
+    return _column(values, pa.float64())
+
+
 def integer_columns(values: Integers, types: Sequence[pa.DataType]) -> list[pa.Array]:
     """Columns of integers in which a negative value stands for null.
 
@@ -93,7 +98,7 @@ def lists(
 def _column(
     values: npt.NDArray[Any], kind: pa.DataType, bitmap: pa.Buffer | None = None, nulls: int = 0
 ) -> pa.Array:
-    """A column of integers.
+    """A column of numbers.
 
     Args:
         values: One per row.
@@ -107,6 +112,6 @@ def _column(
 
 @functools.cache
 def _numpy_type(kind: pa.DataType) -> np.dtype[Any]:
-    # Integer types have the same names in Arrow and NumPy. `to_pandas_dtype` may import pandas.
+    # Types of numbers have the same names in Arrow and NumPy. `to_pandas_dtype` may import pandas.
     found: np.dtype[Any] = np.dtype(str(kind))
     return found

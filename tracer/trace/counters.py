@@ -8,8 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
+from ddltrace.tracer.trace.arrow_arrays import floats, integer_columns, integers, strings
 from ddltrace.tracer.trace.event_reader import ArrowReader, read_table
 from ddltrace.tracer.trace.schema import SCHEMA_NAME
 from ddltrace.tracer.trace.trace_files import counters_path
@@ -93,7 +95,7 @@ class CounterRows:
 
     def __init__(self) -> None:
         self._instances: dict[str, int] = {}
-        self._names = pa.array([counter.name for counter in COUNTER_LIST])
+        self._names = strings([counter.name for counter in COUNTER_LIST])
 
     def batch(self, rows: list[tuple[int, int | None, Reading]]) -> pa.RecordBatch:
         """A batch of schema `COUNTERS`.
@@ -101,23 +103,29 @@ class CounterRows:
         Args:
             rows: Time in ns, step, and reading of each row.
         """
-        names = [_CODE_OF_NAME[reading.name] for _, _, reading in rows]
+        codes = [_CODE_OF_NAME[reading.name] for _, _, reading in rows]
         instances = [
-            None
+            -1
             if reading.instance is None
             else self._instances.setdefault(reading.instance, len(self._instances))
             for _, _, reading in rows
         ]
+        steps = [-1 if step is None else step for _, step, _ in rows]
         columns = [
-            pa.array([time_ns for time_ns, _, _ in rows], pa.int64()),
-            pa.DictionaryArray.from_arrays(pa.array(names, pa.int8()), self._names),
+            integers(np.array([time_ns for time_ns, _, _ in rows])),
+            pa.DictionaryArray.from_arrays(integers(np.array(codes), kind=pa.int8()), self._names),
             pa.DictionaryArray.from_arrays(
-                pa.array(instances, pa.int16()), pa.array(list(self._instances), pa.string())
+                _non_negative(instances, pa.int16()), strings(list(self._instances))
             ),
-            pa.array([step for _, step, _ in rows], pa.int32()),
-            pa.array([reading.value for _, _, reading in rows], pa.float64()),
+            _non_negative(steps, pa.int32()),
+            floats(np.array([reading.value for _, _, reading in rows])),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=COUNTERS)
+
+
+def _non_negative(values: list[int], kind: pa.DataType) -> pa.Array:
+    """A column of integers in which a negative value stands for null."""
+    return integer_columns(np.array([values]), [kind])[0]
 
 
 def read_counters(directory: Path, segment: str) -> tuple[pa.Table, int]:

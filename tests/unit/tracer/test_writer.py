@@ -137,6 +137,7 @@ def test_recording_does_not_import_pandas(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from ddltrace.tracer.record.recorder import Recorder\n"
         "from ddltrace.tracer.record.batches import BatchBuilder\n"
+        "from ddltrace.tracer.trace.counters import CounterRows, Reading\n"
         "from ddltrace.tracer.trace.stream_writer import StreamWriter\n"
         "recorder = Recorder(10)\n"
         "recorder.record('layer', 'x', 1, 2)\n"
@@ -144,6 +145,7 @@ def test_recording_does_not_import_pandas(tmp_path: Path) -> None:
         f"stream = StreamWriter(Path({str(tmp_path / (SEGMENT + '.arrows'))!r}))\n"
         "stream.write(BatchBuilder(recorder.sites).build(recorder.take()))\n"
         "stream.close()\n"
+        "CounterRows().batch([(1, None, Reading('process_memory', 1.0))])\n"
         "assert 'pandas' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
