@@ -15,6 +15,8 @@ import click
 from ddltrace.experiments.pacing.builtin import PROFILES
 from ddltrace.experiments.transports.entries import NAMES as TRANSPORTS
 from ddltrace.experiments.transports.entries import read
+from ddltrace.experiments.transports.protocols import NAMES as PROTOCOLS
+from ddltrace.experiments.transports.protocols import read_protocol
 from ddltrace.experiments.workloads import WORKLOADS
 from ddltrace.tracer.launch.emulated_hosts import (
     NAMES,
@@ -39,6 +41,7 @@ _OF_WORKLOADS = (
     "seed",
     "target_loss",
     "pace",
+    "protocol",
     "slow",
 )
 _WORKLOAD_HELP = "; ".join(f"{name}: {info.summary}" for name, info in WORKLOADS.items()) + "."
@@ -186,6 +189,13 @@ Examples:
     "is a quarter.",
 )
 @click.option(
+    "--protocol",
+    metavar="NAME[:slowdown=N]",
+    help=f"Let messages take the times of a protocol's profile ({', '.join(PROTOCOLS)}). With a "
+    "slowdown, messages and the layers of --pace take N times as long, so that this machine can "
+    "keep up. Rows are labelled; see: ddltrace experiment list.",
+)
+@click.option(
     "--slow",
     multiple=True,
     metavar="rank=R,factor=F[,burst=B,every=E]",
@@ -218,6 +228,7 @@ def run_command(
     target_loss: float | None,
     timeout: float,
     pace: str | None,
+    protocol: str | None,
     slow: tuple[str, ...],
     output: Path | None,
     force: bool,
@@ -272,6 +283,8 @@ def run_command(
     else:
         info = WORKLOADS[workload]
         _check_splits(specs or _DEFAULT_STRATEGIES, workload)
+        if protocol is not None:
+            _check_paceable(specs or _DEFAULT_STRATEGIES)
         if info.needs_sklearn:
             require_extra("experiments", f"the workload {workload}")
         settings = dataclasses.replace(
@@ -281,6 +294,7 @@ def run_command(
             batch_size=batch_size or max(1, info.batch_size // (1 if pace is None else 4)),
             learning_rate=learning_rate or info.learning_rate,
             pace=pace,
+            protocol=None if protocol is None else read_protocol(protocol).spec,
             slow=list(slow),
         )
         for text in slow:
@@ -375,6 +389,14 @@ Examples:
     help=f"A message library ({', '.join(TRANSPORTS)}), with options as in tcp:connections=4; "
     "repeat it.  [default: all]",
 )
+@click.option(
+    "--protocol",
+    "protocols",
+    multiple=True,
+    metavar="NAME[:slowdown=N]",
+    help=f"Measure TCP paced by a protocol's profile ({', '.join(PROTOCOLS)}) as well; repeat it. "
+    "Without --transport, measure nothing else.",
+)
 @_RANKS
 @click.option(
     "--max-bytes",
@@ -397,6 +419,7 @@ Examples:
 def transports_command(
     *,
     names: tuple[str, ...],
+    protocols: tuple[str, ...],
     ranks: int | None,
     max_bytes: int,
     rounds: int,
@@ -423,7 +446,9 @@ def transports_command(
     _check_html(html)
     _ranks_on_hosts(ranks, dict.fromkeys(NAMES) | {"hosts": hosts, "bandwidth": bandwidth})
     settings = Settings(
-        transports=tuple(dict.fromkeys(read(name)[0] for name in names)) or TRANSPORTS,
+        transports=tuple(dict.fromkeys(read(name)[0] for name in names))
+        or (() if protocols else TRANSPORTS),
+        protocols=tuple(dict.fromkeys(read_protocol(spec).spec for spec in protocols)),
         ranks=hosts or ranks or 2,
         sizes=sizes_up_to(max_bytes),
         rounds=rounds,
@@ -440,7 +465,7 @@ def transports_command(
         click.echo(f"ddltrace: report in {html}", err=True)
     states = [result.status for result in found.results]
     if "failed" in states or "complete" not in states:
-        failed = [result.transport for result in found.results if result.status != "complete"]
+        failed = [result.name for result in found.results if result.status != "complete"]
         raise DdltraceError(f"not measured: {', '.join(failed)}")
 
 
@@ -555,6 +580,21 @@ def _check_splits(specs: Sequence[str], workload: str) -> None:
             raise UsageError(
                 f"strategy {spec!r:.80} cannot split the workload {workload}; "
                 f"use --workload {way.workloads[0]}"
+            )
+
+
+def _check_paceable(specs: Sequence[str]) -> None:
+    """Refuses strategies whose messages no profile can pace."""
+    from ddltrace.experiments.strategy.spec import parse
+    from ddltrace.tracer.errors import UsageError
+
+    for spec in specs:
+        strategy = parse(spec)
+        library = strategy.transport.name if strategy.transport is not None else ""
+        if strategy.parallelism is not None or library in ("gloo", "nccl"):
+            raise UsageError(
+                f"--protocol cannot pace the messages of strategy {spec!r:.80}: leave out its "
+                "transport, or take tcp, zmq, grpc, mpi or ucx; models cannot be split"
             )
 
 

@@ -192,10 +192,9 @@ def _group_for_messages(strategy: Strategy, group: dist.ProcessGroup) -> dist.Pr
     """A group for messages that other threads launch, else the model's own."""
     if strategy.transport is not None:
         try:
-            backend = backend_of(strategy.transport)
+            return new_group_like(group, "exchange", backend_of(strategy.transport))
         except MissingCapabilityError as error:
             refuse(strategy.spec, str(error))
-        return new_group_like(group, "exchange", backend)
     if (
         strategy.schedule.agreement == "plan"
         and strategy.codec is None

@@ -44,6 +44,8 @@ def job_command(planned: PlannedRun, settings: Settings, directory: Path) -> lis
     worker = _worker(planned, settings, outcome)
     if settings.pace is not None:
         worker += ["--pace", str(directory / PROFILE_FILE)]
+    if settings.protocol is not None:
+        worker += ["--protocol", settings.protocol]
     return [*record, "--", *_launch(planned, settings, worker, outcome)]
 
 

@@ -75,6 +75,8 @@ class Row:
         status: The worst status of the runs.
         reason: Why a run did not complete.
         paced: Whether the layers waited out given device times in place of computing.
+        protocol: The protocol of ``--protocol``, whose profile paced the messages unless it is
+            ``tcp``; None without the option.
         runs: Every run, round by round.
         choices: Those of the last finished run.
         synchronization: As that of `Run`, over all finished runs.
@@ -103,6 +105,7 @@ class Row:
     status: RowStatus = "complete"
     reason: str | None = None
     paced: bool = False
+    protocol: str | None = None
     synchronization: dict[str, Any] | None = None
     choices: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -218,6 +221,7 @@ def summarize(
     repeats: int | None = None,
     target_loss: float | None = None,
     paced: bool = False,
+    protocol: str | None = None,
 ) -> Row:
     """The row of a strategy from its runs.
 
@@ -227,6 +231,7 @@ def summarize(
         repeats: Planned number of runs; None for the number of `runs`.
         target_loss: The training loss for `Row.time_to_loss_us`.
         paced: Whether the layers waited out given device times.
+        protocol: As of `Row`.
     """
     finished = [run for run in runs if run.is_finished]
     steps = [wall for run in finished for wall in run.step_us]
@@ -249,6 +254,7 @@ def summarize(
         status=status,
         reason=reason,
         paced=paced,
+        protocol=protocol,
         choices=finished[-1].choices if finished else {},
         synchronization=merged([r.synchronization for r in finished if r.synchronization]),
         notes=list(dict.fromkeys(note for run in runs for note in run.notes)),

@@ -17,6 +17,7 @@ from ddltrace.experiments.harness import synchronization_table
 from ddltrace.experiments.harness.loss_curves import SMOOTHING
 from ddltrace.experiments.harness.results import Results, Row
 from ddltrace.experiments.harness.step_intervals import Difference, Speedup
+from ddltrace.experiments.transports.protocols import Protocol, read_protocol
 
 _COLUMNS = 100
 _SPEED_HEADS = (
@@ -85,8 +86,14 @@ def _synchronization(results: Results) -> list[str]:
 
 
 def label(row: Row) -> str:
-    """A row's name: the strategy, marked if its layers were paced."""
-    return f"{row.strategy} (paced)" if row.paced else row.strategy
+    """A row's name: the strategy, marked if its layers or messages were paced."""
+    marks = []
+    protocol = None if row.protocol is None else read_protocol(row.protocol)
+    if row.paced or (protocol is not None and protocol.is_paced):
+        marks.append("paced")
+    if protocol is not None:
+        marks.append(f"{'profile' if protocol.is_paced else 'protocol'} {protocol.name}")
+    return f"{row.strategy} ({', '.join(marks)})" if marks else row.strategy
 
 
 def _network(settings: Mapping[str, Any]) -> str:
@@ -124,7 +131,38 @@ def setting_lines(results: Results) -> list[str]:
     ]
     if settings.get("pace"):
         lines.append(f"paced: layers wait out the times of {settings['pace']}")
+    if settings.get("protocol"):
+        lines += describe(read_protocol(settings["protocol"]), layers=bool(settings.get("pace")))
     return [printable(line) for line in lines]
+
+
+def describe(protocol: Protocol, *, layers: bool) -> list[str]:
+    """A protocol's profile in a few lines.
+
+    Args:
+        protocol: The protocol.
+        layers: Whether layers are paced, too.
+    """
+    if not protocol.is_paced:
+        return [f"protocol {protocol.name}: {protocol.summary}; messages are not paced"]
+    processor = [
+        f"{number.value:.3g} {unit}" if number.value is not None else f"{unit} not modelled"
+        for number, unit in (
+            (protocol.processor_us_per_message, "us/message"),
+            (protocol.processor_ns_per_byte, "ns/byte"),
+        )
+    ]
+    lines = [
+        f"paced: messages take the times of the profile {protocol.name}: "
+        f"{protocol.latency_us.value:g} us + bytes at {protocol.gbit_s.value:g} Gbit/s; "
+        f"processor {', '.join(processor)} (sources: experiment list)"
+    ]
+    if protocol.slowdown != 1:
+        also = "and layers " if layers else "(not computation) "
+        lines.append(
+            f"messages {also}take {protocol.slowdown:g} times as long as in their profiles"
+        )
+    return lines
 
 
 def explanations(results: Results) -> list[str]:
@@ -178,6 +216,7 @@ def choice_lines(row: Row) -> list[str]:
     """What a strategy chose by sizes or measurements, one line each."""
     lines = []
     placement, auto = row.choices.get("placement"), row.choices.get("auto")
+    paced = row.choices.get("protocol")
     if placement:
         lines.append(
             f"{_counted(placement['keys'], 'key')} on "
@@ -193,6 +232,12 @@ def choice_lines(row: Row) -> list[str]:
             f"{_counted(len(auto['racks']), 'rack')}, {_counted(len(auto['hosts']), 'host')} by "
             "the measured links; "
             f"chosen: {chosen}."
+        )
+    if paced and paced["messages"]:
+        lines.append(
+            f"{paced['messages']} paced messages to rank 0 took "
+            f"{paced['taken_us'] / paced['planned_us']:.3f} times as long as planned; "
+            f"{paced['late']} took over 5 % longer."
         )
     return lines
 

@@ -167,6 +167,7 @@ class _Experiment:
             repeats=self._settings.repeats,
             target_loss=self._settings.target_loss,
             paced=self._settings.pace is not None,
+            protocol=self._settings.protocol,
         )
 
 

@@ -27,6 +27,8 @@ class Settings:
         target_loss: Training loss whose time is reported; None for none.
         pace: Trace or built-in profile whose layer times the layers wait out; None if they
             compute.
+        protocol: Protocol whose profile paces the messages, such as ``rdma:slowdown=200``; None
+            for messages that are as fast as they are.
         slow: Ranks that compute more slowly, each as ``rank=2,factor=1.5``.
         hosts: Hosts of an emulated network; None for this machine's own.
         bandwidth: Rate of each of its links, such as ``400mbit``.
@@ -53,6 +55,7 @@ class Settings:
     timeout_s: float = 3600.0
     target_loss: float | None = None
     pace: str | None = None
+    protocol: str | None = None
     slow: list[str] = field(default_factory=list)
     hosts: int | None = None
     bandwidth: str | None = None

@@ -13,8 +13,9 @@ import gc
 import hashlib
 import json
 import math
+import os
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ from ddltrace.experiments.parallelism.split_training import SplitTraining, train
 from ddltrace.experiments.parent_process import end_with_parent
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.experiments.strategy.strategy import Strategy
+from ddltrace.experiments.transports import protocols
+from ddltrace.experiments.transports.tcp import Tcp
 from ddltrace.experiments.workloads import WORKLOADS, create
 from ddltrace.experiments.workloads.base import Workload
 
@@ -47,6 +50,8 @@ def main() -> None:
     # A launcher that is killed cannot end its ranks.
     end_with_parent()
     options = _parse_options()
+    if options.protocol is not None:
+        os.environ[protocols.ENVIRONMENT] = options.protocol
     dist.init_process_group("gloo")
     try:
         _train(options)
@@ -63,6 +68,8 @@ def _train(options: argparse.Namespace) -> None:
         options.workload, width=options.width, batch_size=options.batch_size, seed=options.seed
     )
     strategy = parse(options.strategy)
+    if options.protocol is not None and strategy.transport is None:
+        strategy = replace(strategy, transport=Tcp())
     training: SplitTraining
     if strategy.parallelism is None:
         training = StrategyTraining(workload, options.learning_rate, strategy)
@@ -73,7 +80,9 @@ def _train(options: argparse.Namespace) -> None:
         outcomes.started_path(options.outcome).touch()
     straggler = _straggler(options, workload.model, rank, world_size)
     if options.pace is not None:
-        PacedLayers(workload.model, read_profile(options.pace))
+        protocol = protocols.protocol_of_job()
+        slowdown = 1.0 if protocol is None else protocol.slowdown
+        PacedLayers(workload.model, read_profile(options.pace).slowed(slowdown))
     batches = [
         workload.batches(each, world_size)
         for each in (range(world_size) if training.needs_all_examples else [rank])
@@ -109,7 +118,7 @@ def _train(options: argparse.Namespace) -> None:
         "digest": _digest(workload.model) if strategy.parallelism is None else None,
         "peak_memory": peak,
         "notes": reported_restrictions(),
-        "choices": reported_choices(),
+        "choices": reported_choices() | _paced_messages(),
         "step_us": [(end - begin) / 1e3 for begin, end in pairwise(ends)],
         "torch": torch.__version__,
     }
@@ -150,6 +159,17 @@ class StrategyTraining(SplitTraining):
         self._exchange.close()
 
 
+def _paced_messages() -> dict[str, Any]:
+    """The times of the messages that a profile paced on this rank."""
+    protocol = protocols.protocol_of_job()
+    if protocol is None:
+        return {}
+    # Only a paced job needs the paced groups.
+    from ddltrace.experiments.transports.backends.paced_group import received
+
+    return {"protocol": protocol.to_json() | received.to_json()}
+
+
 def _straggler(
     options: argparse.Namespace, model: nn.Module, rank: int, ranks: int
 ) -> Straggler | None:
@@ -182,6 +202,7 @@ def _parse_options() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pace", type=Path)
+    parser.add_argument("--protocol")
     parser.add_argument("--slow", action="append", default=[])
     return parser.parse_args()
 

@@ -48,6 +48,15 @@ class PaceProfile:
             _resampled(self.backward_us, count),
         )
 
+    def slowed(self, factor: float) -> PaceProfile:
+        """The same times, each `factor` times as long."""
+        return PaceProfile(
+            self.name,
+            self.source,
+            tuple(time * factor for time in self.forward_us),
+            tuple(time * factor for time in self.backward_us),
+        )
+
     def write(self, path: Path) -> None:
         """Writes the profile as JSON."""
         write_json_atomically(path, asdict(self))

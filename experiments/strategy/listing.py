@@ -8,6 +8,7 @@ from ddltrace.experiments.grammar import parameters_of
 from ddltrace.experiments.strategy.catalogue import AXES, TECHNIQUES
 from ddltrace.experiments.strategy.presets import PRESETS
 from ddltrace.experiments.technique import Technique
+from ddltrace.experiments.transports.protocols import PROTOCOLS, Protocol
 
 
 def as_json() -> dict[str, Any]:
@@ -24,6 +25,7 @@ def as_json() -> dict[str, Any]:
             }
             for entry in PRESETS
         ],
+        "protocols": [protocol.to_json() for protocol in PROTOCOLS],
     }
 
 
@@ -41,10 +43,27 @@ def as_text() -> str:
     for row in listing["presets"]:
         lines.append(f"  * {row['name']:<16} {row['expands_to']}")
         lines.append(f"      {row['summary']} ({row['source']})")
+    lines.append("protocols (--protocol)")
+    for protocol in PROTOCOLS:
+        lines += _protocol_lines(protocol)
     lines.append("")
     lines.append("* can be named: ddltrace experiment run --strategy NAME[:KEY=VALUE,...]")
     lines.append("techniques of different axes are joined by +; + marks a modifier of its axis")
     return "\n".join(lines)
+
+
+def _protocol_lines(protocol: Protocol) -> list[str]:
+    lines = [f"  * {protocol.name:<16} {protocol.summary}"]
+    numbers = (
+        ("latency", protocol.latency_us, "us"),
+        ("bandwidth", protocol.gbit_s, "Gbit/s"),
+        ("processor per message", protocol.processor_us_per_message, "us"),
+        ("processor per byte", protocol.processor_ns_per_byte, "ns"),
+    )
+    for name, number, unit in numbers if protocol.is_paced else ():
+        value = "none" if number.value is None else f"{number.value:.4g} {unit}"
+        lines.append(f"      {name}: {value} ({number.source})")
+    return lines
 
 
 def _row(entry: Technique) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,9 +14,12 @@ import numpy as np
 
 from ddltrace.experiments.harness.job_process import run_job
 from ddltrace.experiments.transport_benchmark.settings import Settings
+from ddltrace.experiments.transports.protocols import ENVIRONMENT, read_protocol
 
 SCHEMA: Final = "ddltrace.transports/1"
 _LAST_LINES: Final = 3
+_PACED: Final = "tcp"
+"""The transport that profiles pace."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,27 @@ class TransportResult:
         status: ``complete``, ``unavailable`` or ``failed``.
         reason: Reason for a status other than complete.
         points: One for each operation and size.
+        protocol: Protocol of ``--protocol``; None for the transport as it is.
+        profile: The protocol's numbers and sources; None without one.
+        planned: Of rank 0: ``messages`` that the profile paced, their ``planned_us`` and
+            ``taken_us`` in all, and how many were ``late``; None without a paced protocol.
     """
 
     transport: str
     status: str
     reason: str
     points: tuple[Point, ...] = ()
+    protocol: str | None = None
+    profile: dict[str, Any] | None = None
+    planned: dict[str, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in tables and plots."""
+        if self.protocol is None:
+            return self.transport
+        kind = "paced, profile" if read_protocol(self.protocol).is_paced else "protocol"
+        return f"{self.transport} ({kind} {self.protocol})"
 
     def of(self, operation: str) -> list[Point]:
         """The points of one operation, by size."""
@@ -127,24 +145,36 @@ def compare(settings: Settings, tell: Callable[[str], None]) -> Comparison:
         for name in settings.transports:
             tell(name)
             results.append(_run(name, settings, Path(folder)))
+        for protocol in settings.protocols:
+            tell(f"{_PACED}, protocol {protocol}")
+            result = _run(_PACED, settings, Path(folder), protocol)
+            profile = read_protocol(protocol).to_json()
+            results.append(replace(result, protocol=protocol, profile=profile))
     return Comparison(settings, tuple(results))
 
 
-def _run(name: str, settings: Settings, folder: Path) -> TransportResult:
-    output, log = folder / f"{name}.json", folder / f"{name}.log"
+def _run(
+    name: str, settings: Settings, folder: Path, protocol: str | None = None
+) -> TransportResult:
+    file = name if protocol is None else f"{name}-{protocol}"
+    output, log = folder / f"{file}.json", folder / f"{file}.log"
     end = run_job(
-        _command(name, settings, output), log, timeout_s=settings.timeout_s, environment={}
+        _command(name, settings, output),
+        log,
+        timeout_s=settings.timeout_s,
+        environment={} if protocol is None else {ENVIRONMENT: protocol},
     )
     if end.timed_out:
         return TransportResult(name, "failed", f"did not end within {settings.timeout_s:g} s")
     found: Any = json.loads(output.read_text(encoding="utf-8")) if output.exists() else None
-    if isinstance(found, dict):
+    if isinstance(found, dict) and "error" in found:
         return TransportResult(name, "unavailable", str(found["error"]))
     if end.status != 0 or found is None:
         lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
         last = " / ".join([line.strip() for line in lines if line.strip()][-_LAST_LINES:])
         return TransportResult(name, "failed", f"exit status {end.status}: {last:.300}")
-    return TransportResult(name, "complete", "", tuple(Point(**point) for point in found))
+    points = tuple(Point(**point) for point in found["points"])
+    return TransportResult(name, "complete", "", points, planned=found["planned"])
 
 
 def _command(name: str, settings: Settings, output: Path) -> list[str]:

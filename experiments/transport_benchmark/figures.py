@@ -45,7 +45,7 @@ def _curves(
                 x=[point.bytes for point in points],
                 y=[value(point) for point in points],
                 mode="lines+markers",
-                name=result.transport,
+                name=result.name,
                 meta={"role": f"series-{number % _SERIES}"},
                 hovertemplate=f"%{{x}} bytes: %{{y:.4g}} {unit}",
             )

@@ -15,7 +15,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ from ddltrace.experiments.plan_execution import (
 )
 from ddltrace.experiments.transports.backends.register import backend_of
 from ddltrace.experiments.transports.entries import read
+from ddltrace.experiments.transports.protocols import protocol_of_job
 from ddltrace.tracer.errors import DdltraceError
 
 _WARMUP: Final = 3
@@ -60,12 +61,22 @@ def main() -> None:
                     }
                 )
         if dist.get_rank() == 0:
-            options.output.write_text(json.dumps(rows), encoding="utf-8")
+            measured = {"points": rows, "planned": _planned()}
+            options.output.write_text(json.dumps(measured), encoding="utf-8")
     except DdltraceError as error:
         if dist.get_rank() == 0:
             options.output.write_text(json.dumps({"error": str(error)}), encoding="utf-8")
     finally:
         dist.destroy_process_group()
+
+
+def _planned() -> dict[str, Any] | None:
+    """The planned and measured times of the messages that a profile paced."""
+    if protocol_of_job() is None:
+        return None
+    from ddltrace.experiments.transports.backends.paced_group import received
+
+    return received.to_json()
 
 
 def ping_pong(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:

@@ -25,6 +25,7 @@ class Settings:
         hosts: Hosts of an emulated network with one rank each; None for this machine's own.
         bandwidth: Rate of each host's link, such as ``400mbit``.
         timeout_s: Seconds after which a transport is ended and reported as hung.
+        protocols: Protocols whose profiles pace the transport ``tcp``, each in a row of its own.
     """
 
     transports: tuple[str, ...]
@@ -34,6 +35,7 @@ class Settings:
     hosts: int | None
     bandwidth: str | None
     timeout_s: float
+    protocols: tuple[str, ...] = ()
 
 
 def sizes_up_to(largest: int) -> tuple[int, ...]:

@@ -35,9 +35,16 @@ def render(comparison: Comparison) -> str:
                 + "\n".join(aligned([*zip(*_HEADS, strict=True), *rows], _COLUMNS))
             )
     parts += [
-        f"\n{result.transport}: {result.status}: {result.reason}"
+        f"\n{result.name}: {result.status}: {result.reason}"
         for result in comparison.results
         if result.status != "complete"
+    ]
+    parts += [
+        f"\n{result.name}: {result.planned['messages']} messages to rank 0 took "
+        f"{result.planned['taken_us'] / result.planned['planned_us']:.3f} times as long as "
+        f"planned, {result.planned['late']} over 5 % longer"
+        for result in comparison.results
+        if result.planned is not None and result.planned["messages"]
     ]
     parts.append(
         "\nus: median round of the smallest message. Gbit/s: bytes of the largest message over its"
@@ -52,7 +59,7 @@ def _row(result: TransportResult, operation: str) -> tuple[str, ...]:
     fit = result.fit(operation)
     large = points[-1]
     return (
-        result.transport,
+        result.name,
         f"{points[0].one_way_us:.1f}",
         f"{large.bytes * 8e-3 / large.one_way_us:.2f}",
         NOT_KNOWN if fit is None else f"{fit.latency_us:.1f}",

@@ -68,3 +68,20 @@ def test_the_comparison_reports_each_library(tmp_path: Path) -> None:
     assert all(point["us"] > 0 for point in gloo["points"])
     assert set(gloo["fits"]) == {"ping_pong", "push_pull", "all_reduce"}
     assert (nccl["status"], "GPU" in nccl["reason"]) in {("unavailable", True), ("complete", False)}
+
+
+def test_a_profile_paces_real_messages_or_is_refused(tmp_path: Path) -> None:
+    # With 4 ms and more a message, this machine can keep the profile; with 1.2 us it cannot.
+    profiles = ["--protocol", "rdma", "--protocol", "ipoib:slowdown=200"]
+    command = [*DDLTRACE, "experiment", "transports", *profiles, "--json"]
+    done = run([*command, "--max-bytes", "65536", "--rounds", "5"], cwd=tmp_path)
+    rdma, ipoib = json.loads(done.stdout)["transports"]
+    assert (rdma["status"], rdma["protocol"]) == ("unavailable", "rdma")
+    assert "use --protocol rdma:slowdown=" in rdma["reason"]
+    assert ipoib["status"] == "complete", ipoib
+    one_way = {p["bytes"]: p["us"] / 2 for p in ipoib["points"] if p["operation"] == "ping_pong"}
+    for size, us in one_way.items():
+        assert us >= 200 * (19.8 + size * 8e-3 / 5.608), size
+    planned = ipoib["planned"]
+    assert planned["messages"] >= 8 * len(one_way)
+    assert planned["taken_us"] >= planned["planned_us"] >= planned["messages"] * 200 * 19.8

@@ -14,6 +14,7 @@ from ddltrace.experiments.transports.gloo import Gloo
 from ddltrace.experiments.transports.grpc import Grpc
 from ddltrace.experiments.transports.mpi import Mpi
 from ddltrace.experiments.transports.nccl import Nccl
+from ddltrace.experiments.transports.protocols import protocol_of_job
 from ddltrace.experiments.transports.tcp import Tcp
 from ddltrace.experiments.transports.transport import Transport
 from ddltrace.experiments.transports.ucx import Ucx
@@ -74,9 +75,19 @@ def _register(backend: str, device: str) -> None:
     dist.Backend.register_backend(backend, create, devices=[device])
 
 
-def _create(
+def _create(transport: Transport, store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+    group = _create_unpaced(transport, store, rank, size, timeout)
+    protocol = protocol_of_job()
+    if protocol is None:
+        return group
+    from ddltrace.experiments.transports.backends.paced_group import PacedGroup
+
+    return PacedGroup(group, protocol, store, rank=rank, size=size, timeout=timeout)
+
+
+def _create_unpaced(
     transport: Transport, store: Store, rank: int, size: int, timeout: timedelta
-) -> dist.ProcessGroup:
+) -> Any:
     # Each library is loaded only where it is used.
     if isinstance(transport, ZeroMq):
         from ddltrace.experiments.transports.backends.zeromq_backend import ZeroMqGroup
