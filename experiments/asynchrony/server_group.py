@@ -31,12 +31,17 @@ from ddltrace.experiments.asynchrony.wire_format import (
     HEADER_TAG,
     PUSH,
     REPLY_TAG,
+    STATE,
+    STATE_TAG,
     Header,
     Key,
+    KeyState,
     Reply,
     read_reply,
+    read_states,
     reply_bytes,
     write_body,
+    write_states,
 )
 from ddltrace.experiments.codecs.forms.base import Coding
 from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, as_bytes
@@ -44,6 +49,8 @@ from ddltrace.experiments.collectives.lifelines import connect, say_server_died
 from ddltrace.experiments.collectives.server_processes import JOIN_SECONDS, join_group, wait_or_kill
 from ddltrace.experiments.messages.trace_marks import carrying
 
+_OF_ALL: Final = frozenset({"step", "mu_product", "eta", "ax"})
+"""State of optimizers that is one number for a whole tensor."""
 _PATIENCE_SECONDS: Final = 4.0
 """What the training thread gets to notice a dead server, before the process is ended."""
 
@@ -114,13 +121,21 @@ class ServerGroup:
         self._main = threading.get_ident()
         self._join(workers, spec, backend)
 
-    def fill(self, name: str, settings: Any, groups: Mapping[int, int]) -> None:
-        """Sends the initial parameters and the optimizer's settings to the servers.
+    def fill(
+        self,
+        name: str,
+        settings: Any,
+        groups: Mapping[int, int],
+        states: Mapping[int, Mapping[str, Any]],
+    ) -> None:
+        """Sends the initial parameters and the optimizer's settings and state to the servers.
 
         Args:
             name: Name of the optimizer's class in `torch.optim`.
             settings: Settings of its parameter groups.
             groups: For each parameter's index, the number of its parameter group.
+            states: For each parameter's index, the state of a checkpoint that the job's optimizer
+                has loaded; empty without one.
         """
         for key in self.placement.keys:
             dtype = str(self._parameters[key.tensor].dtype).removeprefix("torch.")
@@ -128,14 +143,16 @@ class ServerGroup:
             self._keys[key.server].append(Key(key.tensor, key.start, key.stop, dtype, group))
         works = []
         for server, keys in enumerate(self._keys):
+            state = write_states([self._cut(states.get(k.parameter, {}), k) for k in keys])
             answer = {
                 "name": name,
+                "state_bytes": state.numel(),
                 "optimizer": settings,
                 "keys": [[k.parameter, k.start, k.stop, k.dtype, k.group] for k in keys],
             }
             text = torch.frombuffer(bytearray(json.dumps(answer).encode()), dtype=torch.uint8)
             values = [as_bytes(self._part(self._parameters[key.parameter], key)) for key in keys]
-            body = torch.cat([text, *values])
+            body = torch.cat([text, *values, state])
             header = Header(FIRST, 0, 0, text.numel(), body.numel())
             with self._carrying("first parameters", keys):
                 works += self._send(server, header, body)
@@ -167,6 +184,33 @@ class ServerGroup:
                 replies.append(self._receive(server, works))
         self._wait(works)
         return self._answered(replies)
+
+    def state(self) -> dict[int, KeyState]:
+        """The state of the servers' optimizer by the index of the parameter, in its shape.
+
+        Raises:
+            ServerDiedError: A server has died.
+        """
+        pieces: dict[int, dict[str, dict[int, torch.Tensor]]] = {}
+        for server, keys in enumerate(self._keys):
+            with carrying("request for the state of the optimizer", ()):
+                self._wait(self._send(server, Header(STATE, 0), None))
+            size = torch.empty(1, dtype=torch.int64)
+            self._wait([self._launch(dist.irecv, size, server, STATE_TAG)])
+            data = torch.empty(int(size), dtype=torch.uint8)
+            if data.numel():
+                self._wait([self._launch(dist.irecv, data, server, STATE_TAG)])
+            for key, state in zip(keys, read_states(data), strict=False):
+                for name, values in state.items():
+                    of_key = pieces.setdefault(key.parameter, {}).setdefault(name, {})
+                    of_key[key.start] = values
+        return {
+            index: {
+                name: self._whole(index, [parts[start] for start in sorted(parts)])
+                for name, parts in of_parameter.items()
+            }
+            for index, of_parameter in pieces.items()
+        }
 
     def finish(self, clock: int) -> Answered:
         """Pushes no more, and waits for the parameters at the end of all workers' training.
@@ -247,6 +291,23 @@ class ServerGroup:
             payload = self._codec.encode(part, key=(key.parameter, key.start, key.stop))
             coding.bytes_out = payload.nbytes
         return payload
+
+    def _whole(self, index: int, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        if not parts[0].dim():
+            return parts[0]  # one number for a whole tensor is the same for each of its keys
+        parameter = self._parameters[index]
+        return torch.cat(list(parts)).view(parameter.shape).to(parameter.device)
+
+    def _cut(self, state: Mapping[str, Any], key: Key) -> KeyState:
+        """The part of a parameter's state that belongs to a key."""
+        found = {}
+        for name, value in state.items():
+            if value is None:
+                continue
+            entry = torch.as_tensor(value)
+            whole = entry.shape == self._parameters[key.parameter].shape
+            found[name] = self._part(entry, key) if whole and name not in _OF_ALL else entry
+        return found
 
     @staticmethod
     def _part(tensor: torch.Tensor, key: Key) -> torch.Tensor:

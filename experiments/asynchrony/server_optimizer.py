@@ -9,6 +9,8 @@ from typing import Any, Final
 import torch
 from torch.optim import Optimizer
 
+from ddltrace.experiments.asynchrony.wire_format import KeyState
+
 OPTIMIZERS: Final = (
     *("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam"),
 )
@@ -69,6 +71,27 @@ class ServerOptimizer:
         if self._optimizer is not None:
             for group, number in zip(self._optimizer.param_groups, self._used, strict=True):
                 group.update(self._scaled(settings[number]))
+
+    def state(self) -> list[KeyState]:
+        """The state of each value; empty where there is none yet."""
+        own = {} if self._optimizer is None else self._optimizer.state
+        return [
+            {
+                name: torch.as_tensor(entry)
+                for name, entry in own[value].items()
+                if entry is not None
+            }
+            if value in own
+            else {}
+            for value in self._values
+        ]
+
+    def load(self, states: Sequence[KeyState]) -> None:
+        """Takes over the state of each value, as `state` returns it."""
+        if self._optimizer is not None:
+            for value, state in zip(self._values, states, strict=True):
+                if state:
+                    self._optimizer.state[value] = dict(state)
 
     def update(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """One step.

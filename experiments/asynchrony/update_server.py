@@ -18,13 +18,17 @@ from ddltrace.experiments.asynchrony.wire_format import (
     FIRST,
     HEADER_TAG,
     REPLY_TAG,
+    STATE,
+    STATE_TAG,
     Header,
     Key,
     Reply,
     read_body,
     read_settings,
+    read_states,
     read_values,
     write_reply,
+    write_states,
 )
 from ddltrace.experiments.codecs.kernels.codec import Codec
 from ddltrace.experiments.messages.trace_marks import carrying, mark
@@ -122,6 +126,9 @@ class UpdateServer:
                         self._leave(worker, "finished")
                         self._conclude()
                     return
+                if header.kind == STATE:
+                    self._send_state(worker)
+                    continue
                 body = torch.empty(header.body_bytes, dtype=torch.uint8)
                 if header.kind == FIRST:
                     self._receive(worker, body, BODY_TAG, "first parameters")
@@ -162,6 +169,24 @@ class UpdateServer:
                 [key.group for key in self._keys],
                 rate_factor=1.0 if self._rule.by_rounds else 1.0 / len(self._workers),
             )
+            states = read_states(body[body.numel() - settings["state_bytes"] :])
+            if states:
+                self._optimizer.load(states)
+
+    def _send_state(self, worker: int) -> None:
+        """Sends the state of the optimizer, for a checkpoint."""
+        with self._lock:
+            assert self._optimizer is not None  # a worker brings parameters before it asks
+            data = write_states(self._optimizer.state())
+        works = []
+        for tensor in (torch.tensor([data.numel()]), data):
+            if tensor.numel():
+                with carrying("state of the optimizer", ()):
+                    works.append(
+                        dist.isend(tensor, group=self._group, group_dst=worker, tag=STATE_TAG)
+                    )
+        for work in works:
+            _wait(work)
 
     def _leave(self, worker: int, how: str) -> None:
         self._workers[worker].gone = True

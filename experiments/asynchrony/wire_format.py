@@ -4,11 +4,14 @@ A push is two messages: a `Header`, and a body of the length that it states. Its
 worker may continue, is one message: a `Reply` and the server's parameters behind it. A body begins
 with settings as JSON (none if they have not changed), then has two integers for each key, its
 payload's length (-1: there is no gradient) and its codec's draw, then the payloads. Once, before
-its first push, a worker sends a header and a body with the keys and the values of all parameters.
+its first push, a worker sends a header and a body with the keys and the values of all parameters,
+and behind them the optimizer's state of a loaded checkpoint. A worker that saves a checkpoint asks
+for the optimizer's state with a header; the answer is two messages, its length and the state.
 """
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,12 +24,18 @@ from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, as_bytes, 
 HEADER_TAG: Final = 1
 BODY_TAG: Final = 2
 REPLY_TAG: Final = 3
+STATE_TAG: Final = 4
 
 FIRST: Final = 0
 """Brings the parameters with which training begins; it is not answered."""
 PUSH: Final = 1
 FINISH: Final = 2
 """The worker pushes no more; it is answered when no worker does."""
+STATE: Final = 3
+"""Asks for the optimizer's state."""
+
+KeyState = dict[str, torch.Tensor]
+"""State of the optimizer for one key: flat tensors of its elements, and 0-d tensors."""
 
 _HEADER_FIELDS: Final = 5
 _REPLY_FIELDS: Final = 4
@@ -37,7 +46,7 @@ class Header:
     """The header of a message from a worker.
 
     Attributes:
-        kind: `FIRST`, `PUSH` or `FINISH`.
+        kind: `FIRST`, `PUSH`, `FINISH` or `STATE`.
         clock: The worker's step.
         computed_ns: Time that the worker computed for the step.
         settings_bytes: Length of the body's settings.
@@ -211,3 +220,21 @@ def read_values(data: torch.Tensor, keys: Sequence[Key]) -> list[torch.Tensor]:
         values.append(view_as(data[at : at + key.nbytes], key.type))
         at += key.nbytes
     return values
+
+
+def write_states(states: Sequence[KeyState]) -> torch.Tensor:
+    """The optimizer's state of some keys as it travels: bytes; empty if no key has any."""
+    if not any(states):
+        return torch.empty(0, dtype=torch.uint8)
+    data = io.BytesIO()
+    # Views would be saved with the whole tensor behind them.
+    torch.save([{name: t.clone() for name, t in state.items()} for state in states], data)
+    return torch.frombuffer(bytearray(data.getvalue()), dtype=torch.uint8)
+
+
+def read_states(data: torch.Tensor) -> list[KeyState]:
+    """What `write_states` wrote; an empty list for no bytes."""
+    if not data.numel():
+        return []
+    found: list[KeyState] = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
+    return found

@@ -19,6 +19,7 @@ from ddltrace.experiments.engine.refusal import refuse
 from ddltrace.experiments.frequency.policies.step_policy import StepContext, StepPolicy
 from ddltrace.experiments.messages.trace_marks import mark, region
 from ddltrace.experiments.observation.choices import report_choice
+from ddltrace.experiments.observation.restrictions import report_restriction
 from ddltrace.experiments.strategy.strategy import Strategy
 from ddltrace.experiments.synchronization.marks import mark_name
 
@@ -95,6 +96,21 @@ class ServerUpdates(StepPolicy):
         self._begun_ns = time.monotonic_ns()
         return False
 
+    def complete_checkpoint(self, optimizer: Optimizer) -> None:
+        """Puts the state of the servers' optimizer into the job's own."""
+        if self._ended:
+            report_restriction(
+                self._spec,
+                "a checkpoint that is saved after the end of the training lacks the optimizer's "
+                "state, because the servers have ended",
+            )
+            return
+        with region("wait", "the state of the servers' optimizer"):
+            states = self.servers.state()
+        for index, parameter in enumerate(self._parameters):
+            if states.get(index):
+                optimizer.state[parameter] = states[index]
+
     def end(self) -> None:
         """Takes over the parameters at the end of all workers' training, and leaves the servers."""
         if self._ended:
@@ -123,8 +139,22 @@ class ServerUpdates(StepPolicy):
         }
         self._optimizer = optimizer
         self._settings = settings_of(optimizer)
-        self.servers.fill(name, self._settings, groups)
+        states = {
+            index: optimizer.state[parameter]
+            for index, parameter in enumerate(self._parameters)
+            if parameter in optimizer.state
+        }
+        optimizer.register_load_state_dict_post_hook(self._refuse_late_load)
+        self.servers.fill(name, self._settings, groups, states)
         self._begun_ns = time.monotonic_ns()
+
+    def _refuse_late_load(self, optimizer: Optimizer) -> None:
+        del optimizer
+        refuse(
+            self._spec,
+            "the job loads a checkpoint after its first step, when the servers have the "
+            "parameters; load it before",
+        )
 
     @torch.no_grad()
     def _take(self, answered: Answered) -> None:

@@ -82,7 +82,7 @@ class UpdateControl:
         if optimizer not in self._seen:
             self._seen.add(optimizer)
             self._check(optimizer)
-            optimizer.register_state_dict_pre_hook(lambda _: self.settle())
+            optimizer.register_state_dict_pre_hook(self._complete_checkpoint)
             checkpoint_state.save_with(optimizer, self._policy.state)
         self.restore(optimizer)
         if self._takes_momentum:
@@ -130,6 +130,10 @@ class UpdateControl:
     def close(self) -> None:
         """Stops observing optimizers."""
         _controls.discard(self)
+
+    def _complete_checkpoint(self, optimizer: Optimizer) -> None:
+        self.settle()
+        self._policy.complete_checkpoint(optimizer)
 
     def _hide(self, optimizer: Optimizer) -> None:
         """Removes the gradients during the step, so that nothing is updated."""

@@ -27,7 +27,8 @@ def test_a_run_from_a_checkpoint_ends_as_the_run_that_went_on(
     for rank in ran[0]:
         assert len(rank["resumed"]) == 6
         for spec, found in rank["resumed"].items():
-            assert found == {"equal": True, "keys_of_plain_model": True}, spec
+            assert found["equal"], spec
+            assert found["keys_of_plain_model"], spec
 
 
 def test_sparse_gradients_travel_as_such_and_that_is_said_once(
@@ -43,3 +44,13 @@ def test_sparse_gradients_travel_as_such_and_that_is_said_once(
     assert reported[0].startswith(
         "ddltrace: strategy topk:density=0.1: the gradients of '0.weight'"
     )
+
+
+def test_a_checkpoint_contains_the_servers_optimizer_state(tmp_path: Path) -> None:
+    # The servers of "ps:servers=1" only sum: there, the job's own optimizer has the state.
+    specs = ["ps:servers=2+asp@adamw", "ps:servers=1@momentum"]
+    done = run([sys.executable, str(LAUNCH_RANKS), "1", str(JOB), "report", *specs], cwd=tmp_path)
+    assert done.status == 0, done.stderr[-4000:]
+    found = json.loads((tmp_path / "report").read_text())
+    expected = {"equal": True, "keys_of_plain_model": True, "optimizer_state": True}
+    assert found == dict.fromkeys(specs, expected)

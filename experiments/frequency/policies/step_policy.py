@@ -88,6 +88,14 @@ class StepPolicy(ABC):
         """Waits for pending messages, at the end of the job on all ranks."""
         return
 
+    def complete_checkpoint(self, optimizer: Optimizer) -> None:
+        """Called before a checkpoint of the optimizer is made, on any rank: may add to its state.
+
+        Args:
+            optimizer: The optimizer whose `state_dict` is about to be returned.
+        """
+        del optimizer
+
     def state(self) -> dict[str, Any] | None:
         """The state that a checkpoint must contain; None if there is none.
 

@@ -1,6 +1,7 @@
 """Two ranks resume strategies from checkpoints, and train on sparse gradients.
 
-Started by test_strategy_checkpoints.py: checkpoint_job.py OUTPUT
+Started by test_strategy_checkpoints.py: checkpoint_job.py OUTPUT [SPEC@OPTIMIZER...], with specs on
+one rank, where the order of updates on a server is known.
 """
 
 import copy
@@ -33,14 +34,20 @@ def network(seed: int) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 9), nn.Tanh(), nn.Linear(9, 3))
 
 
-def resumed(spec: str) -> dict[str, bool]:
+OPTIMIZERS = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
+}
+
+
+def resumed(spec: str, optimizer_name: str = "adamw") -> dict[str, bool]:
     """Whether a run from a checkpoint ends as the run that went on."""
 
     def begin(seed: int) -> tuple[Any, Any, Any]:
         model = network(seed)
         # A job wraps its model first and loads the checkpoint of this rank then.
         exchange = attach(model, parse(spec))
-        return model, exchange, torch.optim.AdamW(model.parameters(), lr=0.01)
+        return model, exchange, OPTIMIZERS[optimizer_name](model.parameters())
 
     def train(exchange: Any, optimizer: Any, steps: range) -> None:
         for step in steps:
@@ -60,7 +67,12 @@ def resumed(spec: str) -> dict[str, bool]:
     train(exchange, optimizer, range(SAVED, STEPS))
     exchange.close()
     pairs = zip(model.parameters(), other.parameters(), strict=True)
+    plain = OPTIMIZERS[optimizer_name](network(1).parameters())
+    plain.load_state_dict(saved[1])
     return {
+        "optimizer_state": all(
+            plain.state[p] for group in plain.param_groups for p in group["params"]
+        ),
         "equal": all(torch.equal(a, b) for a, b in pairs),
         "keys_of_plain_model": list(saved[0]) == list(network(1).state_dict()),
     }
@@ -80,6 +92,11 @@ def sparse(spec: str | None) -> tuple[torch.Tensor, list[str]]:
 
 def main() -> None:
     dist.init_process_group("gloo")
+    if sys.argv[2:]:
+        found = {spec: resumed(*spec.split("@")) for spec in sys.argv[2:]}
+        Path(sys.argv[1]).write_text(json.dumps(found))
+        dist.destroy_process_group()
+        return
     report: dict[str, Any] = {"resumed": {spec: resumed(spec) for spec in SPECS}}
     said_before = reported_restrictions()
     plain, _ = sparse(None)
