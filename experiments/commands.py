@@ -42,7 +42,6 @@ _OF_WORKLOADS = (
     "target_loss",
     "pace",
     "protocol",
-    "slow",
 )
 _WORKLOAD_HELP = "; ".join(f"{name}: {info.summary}" for name, info in WORKLOADS.items()) + "."
 
@@ -254,8 +253,8 @@ def run_command(
     from ddltrace.experiments.harness.results_file import RESULTS_FILE
     from ddltrace.experiments.harness.runner import run_experiment
     from ddltrace.experiments.harness.settings import Settings
-    from ddltrace.experiments.harness.slowdown import read_slowdown
     from ddltrace.experiments.pacing.profile import PROFILE_FILE
+    from ddltrace.experiments.pacing.slowdown import read_slowdown
     from ddltrace.experiments.strategy.spec import parse, refuse_repeated
     from ddltrace.tracer.optional_packages import require_extra, require_torch
     from ddltrace.tracer.output_directory import make_empty
@@ -274,6 +273,7 @@ def run_command(
         seed=seed,
         timeout_s=timeout,
         target_loss=target_loss,
+        slow=list(slow),
         **cluster,
         command=list(command),
     )
@@ -295,10 +295,9 @@ def run_command(
             learning_rate=learning_rate or info.learning_rate,
             pace=pace,
             protocol=None if protocol is None else read_protocol(protocol).spec,
-            slow=list(slow),
         )
-        for text in slow:
-            read_slowdown(text, settings.ranks or 2)
+    for text in slow:
+        read_slowdown(text, settings.ranks)
     profile = None if pace is None else _profile(pace)
     directory = output or Path(time.strftime("ddltrace-experiment-%Y%m%d-%H%M%S"))
     make_empty(directory, marker=RESULTS_FILE, kind="experiment", force=force)

@@ -99,6 +99,13 @@ The exit status is the job's own; 1 if the job succeeded but nothing could be re
     help="End the job, with status 0, after N optimizer steps.",
 )
 @click.option(
+    "--slow",
+    multiple=True,
+    metavar="rank=R,factor=F[,burst=B,every=E]",
+    help="Let a rank compute F times as long; repeat it. With burst and every, in the last B of "
+    "each E steps only. Needs DistributedDataParallel.",
+)
+@click.option(
     "--dashboard",
     is_flag=True,
     help="Serve the dashboard beside the job and open its live page. The server ends with the "
@@ -121,6 +128,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     counters: bool,
     strategy: str | None,
     steps: int | None,
+    slow: tuple[str, ...],
     dashboard: bool,
     force: bool,
     part: str | None,
@@ -149,8 +157,8 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     check_options(cluster)
     if cluster["hosts"] is not None:
         command = tuple(on_hosts(cluster, command))
-    plugin_options = {"strategy": strategy, "steps": steps}
-    uses_plugin = strategy is not None or steps is not None
+    plugin_options = {"strategy": strategy, "steps": steps, "slow": list(slow)}
+    uses_plugin = strategy is not None or steps is not None or bool(slow)
     if uses_plugin:
         importlib.import_module(_STRATEGY_PLUGIN).check(plugin_options)
     found = Part(part_name(part), None) if part else part_of_job(command, dict(os.environ))

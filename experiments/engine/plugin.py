@@ -14,14 +14,18 @@ def check(options: dict[str, Any]) -> None:
 
     Args:
         options: ``strategy``: a spec, or None to leave communication as it is; ``steps``: after
-            how many optimizer steps the job ends, or None.
+            how many optimizer steps the job ends, or None; ``slow``: ranks that compute more
+            slowly.
 
     Raises:
-        ddltrace.tracer.errors.UsageError: The strategy's spec is wrong.
+        ddltrace.tracer.errors.UsageError: The strategy's spec or a slow rank is wrong.
     """
+    from ddltrace.experiments.pacing.slowdown import read_slowdown
     from ddltrace.experiments.strategy.spec import parse
     from ddltrace.tracer.errors import UsageError
 
+    for text in options.get("slow", ()):
+        read_slowdown(text, None)
     if options.get("strategy") and parse(options["strategy"]).parallelism is not None:
         raise UsageError(
             f"strategy {options['strategy']!r:.80}: only built-in workloads can be split over "
@@ -44,5 +48,9 @@ def install(options: dict[str, Any]) -> None:
     install_if_asked()
     if options.get("strategy"):
         JobStrategy(parse(options["strategy"])).install()
+    if options.get("slow"):
+        from ddltrace.experiments.engine.slow_rank import SlowRank
+
+        SlowRank(options["slow"]).install()
     if options.get("steps"):
         StepLimit(int(options["steps"])).install()

@@ -1,4 +1,4 @@
-"""Ends a job whose strategy cannot be applied: one line, and an error status."""
+"""Ends a job that cannot run as it was started: one line, and an error status."""
 
 from __future__ import annotations
 
@@ -35,9 +35,22 @@ def refuse(spec: str, reason: str) -> NoReturn:
     Raises:
         StrategyRefusedError: Always.
     """
+    end_job(f"strategy {spec} cannot be applied: {reason}", reason)
+
+
+def end_job(line: str, reason: str | None = None) -> NoReturn:
+    """Prints a line on rank 0, and ends this process.
+
+    Args:
+        line: Why the job cannot run as it was started.
+        reason: `StrategyRefusedError.reason`; by default the line.
+
+    Raises:
+        StrategyRefusedError: Always.
+    """
     initialized = dist.is_available() and dist.is_initialized()
     if not initialized or dist.get_rank() == 0:
-        print(f"ddltrace: strategy {spec} cannot be applied: {reason}", file=sys.stderr, flush=True)
+        print(f"ddltrace: {line}", file=sys.stderr, flush=True)
     # A launcher ends all ranks when the first one fails, so rank 0 must print first.
     if initialized:
         with contextlib.suppress(Exception):
@@ -46,4 +59,4 @@ def refuse(spec: str, reason: str) -> NoReturn:
                 store.set(_KEY, "1")
             else:
                 store.wait([_KEY], _PATIENCE)
-    raise StrategyRefusedError(reason)
+    raise StrategyRefusedError(line if reason is None else reason)

@@ -37,6 +37,7 @@ def job_command(planned: PlannedRun, settings: Settings, directory: Path) -> lis
         return [
             *record,
             *strategy,
+            *_slow(settings),
             *("--steps", str(settings.steps), "--"),
             *command_on_hosts(asdict(settings), settings.command),
         ]
@@ -108,5 +109,9 @@ def _worker(planned: PlannedRun, settings: Settings, outcome: Path) -> list[str]
         *("--steps", str(settings.steps), "--warmup", str(settings.warmup)),
         *("--batch-size", str(settings.batch_size)),
         *("--learning-rate", str(settings.learning_rate), "--seed", str(planned.seed)),
-        *(part for slow in settings.slow for part in ("--slow", slow)),
+        *_slow(settings),
     ]
+
+
+def _slow(settings: Settings) -> list[str]:
+    return [part for slow in settings.slow for part in ("--slow", slow)]

@@ -131,6 +131,7 @@ def setting_lines(results: Results) -> list[str]:
     ]
     if settings.get("pace"):
         lines.append(f"paced: layers wait out the times of {settings['pace']}")
+    lines += [f"slowed on purpose (--slow): {slow}" for slow in settings.get("slow") or ()]
     if settings.get("protocol"):
         lines += describe(read_protocol(settings["protocol"]), layers=bool(settings.get("pace")))
     return [printable(line) for line in lines]

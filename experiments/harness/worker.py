@@ -12,7 +12,6 @@ import argparse
 import gc
 import hashlib
 import json
-import math
 import os
 import time
 from dataclasses import asdict, replace
@@ -26,13 +25,13 @@ from torch import nn
 
 from ddltrace.experiments.engine.attach import attach
 from ddltrace.experiments.harness import outcomes
-from ddltrace.experiments.harness.slowdown import read_slowdown
 from ddltrace.experiments.observation.choices import reported_choices
 from ddltrace.experiments.observation.peak_memory import peak_memory_bytes
 from ddltrace.experiments.observation.restrictions import reported_restrictions
 from ddltrace.experiments.observation.wire_bytes import tcp_bytes_sent
 from ddltrace.experiments.pacing.paced_layers import PacedLayers
 from ddltrace.experiments.pacing.profile import read_profile
+from ddltrace.experiments.pacing.slowdown import factor_of, read_slowdown
 from ddltrace.experiments.pacing.straggler import Straggler
 from ddltrace.experiments.parallelism.create import create as create_split
 from ddltrace.experiments.parallelism.split_training import SplitTraining, train_step
@@ -177,9 +176,7 @@ def _straggler(
     own = [s for text in options.slow if (s := read_slowdown(text, ranks)).rank == rank]
     if not own:
         return None
-    return Straggler(
-        model, lambda step: math.prod(each.factor for each in own if each.is_slow(step))
-    )
+    return Straggler(model, lambda step: factor_of(own, step))
 
 
 def _digest(model: nn.Module) -> str:

@@ -6,7 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
+
+from ddltrace.experiments.messages.trace_marks import region
 
 
 class Straggler:
@@ -44,12 +47,13 @@ class Straggler:
         self._step = step
 
     def _forward_ended(self, *_: Any) -> None:
-        if self._step is None:
-            return  # an evaluation
+        if self._step is None or not torch.is_grad_enabled():
+            return  # an evaluation, or a further forward pass of the step
         factor, self._step = self._factor_of(self._step), None
         self._waited = (factor - 1.0) * self._computed
         if self._waited > 0.0:
-            time.sleep(self._waited)
+            with region("marker", f"slowed by --slow: computes {factor:g} times as long"):
+                time.sleep(self._waited)
 
     def _gradient_ready(self, _: Any) -> None:
         self._last = time.monotonic()

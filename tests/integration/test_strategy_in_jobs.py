@@ -25,12 +25,12 @@ LOSSLESS = [
 ]
 
 
-def trained(directory: Path, spec: str | None) -> list[object]:
+def trained(directory: Path, spec: str | None, *options: str) -> list[object]:
     """What both ranks of the job found: losses, norms and checkpoints to the last bit."""
     directory.mkdir()
     command = on_ranks("under_strategy.py", str(directory / "found"))
     if spec is not None:
-        command = traced(directory / "trace", command, "--strategy", spec)
+        command = traced(directory / "trace", command, "--strategy", spec, *options)
     done = run(command, cwd=directory, timeout=150)
     assert done.status == 0, done.stderr[-3000:]
     return [json.loads((directory / f"found.{rank}").read_text()) for rank in (0, 1)]
@@ -42,9 +42,20 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
 
 
 def test_slices_by_priority_train_to_plain_ddps_bits(plain: list[object], tmp_path: Path) -> None:
-    assert trained(tmp_path / "job", "p3:slice=50") == plain
+    slow = "rank=1,factor=1.5,burst=1,every=2"
+    assert trained(tmp_path / "job", "p3:slice=50", "--slow", slow) == plain
+    trace = open_trace(tmp_path / "job" / "trace")
+    # Every other of the 20 steps of the job's first model waits, on rank 1 only.
+    waits = [
+        sum(
+            "slowed by --slow" in str(name)
+            for name in trace.events(rank).column("name").to_pylist()
+        )
+        for rank in (0, 1)
+    ]
+    assert waits == [0, 10]
     # Slices and their priorities can be read in the trace.
-    table = open_trace(tmp_path / "job" / "trace").events(0)
+    table = trace.events(0)
     names = {str(name) for name in table.column("name").to_pylist()}
     assert any("embedding.weight[0:50] priority 0" in name for name in names), names
     assert any(name.startswith("before ") for name in names)

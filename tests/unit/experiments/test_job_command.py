@@ -33,8 +33,11 @@ def test_the_own_job_runs_unchanged_and_with_each_strategy() -> None:
 
 
 def test_on_hosts_the_networks_launcher_stands_before_the_script() -> None:
-    settings = replace(OWN, command=["python", "t.py"], hosts=4, bandwidth="1gbit", ranks=4)
+    command = ["python", "t.py"]
+    slow = ["rank=2,factor=1.5"]
+    settings = replace(OWN, command=command, hosts=4, bandwidth="1gbit", ranks=4, slow=slow)
     command = job_command(plan_runs(settings)[0], settings, Path("out"))
+    assert command[command.index("--slow") : command.index("--slow") + 2] == ["--slow", *slow]
     launch = [sys.executable, "-m", "ddltrace.experiments.network.launch"]
     assert command[command.index("--") + 1 :] == [
         *launch,

@@ -16,8 +16,9 @@ from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.experiments.pacing import builtin, paced_layers
 from ddltrace.experiments.pacing.paced_layers import PacedLayers
 from ddltrace.experiments.pacing.profile import PaceProfile, read_profile
+from ddltrace.experiments.pacing.slowdown import factor_of, read_slowdown
 from ddltrace.experiments.pacing.trace_profile import profile_of_trace
-from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.errors import TraceError, UsageError
 
 ROOT = Path(__file__).resolve().parents[3]
 SAMPLE = ROOT / "sample_traces" / "ddp-4-hosts-400mbit"
@@ -162,3 +163,17 @@ def test_a_sleep_that_was_too_long_shortens_the_next(monkeypatch: pytest.MonkeyP
     assert asked == pytest.approx([1.0, 0.6, 0.6, 0.6, 0.6])
     assert all(later <= earlier for earlier, later in pairwise(asked))
     assert clock[0] == pytest.approx(5.4)
+
+
+def test_slowdowns_of_a_rank_multiply_in_their_steps() -> None:
+    slow = [
+        read_slowdown("rank=1,factor=2", 2),
+        read_slowdown("rank=1,factor=3,burst=1,every=4", None),
+    ]
+    assert [factor_of(slow, step) for step in range(5)] == [2, 2, 2, 6, 2]
+
+
+@pytest.mark.parametrize("text", ["rank=2,factor=2", "rank=-1,factor=2", "factor=2", "rank=0"])
+def test_a_wrong_slowdown_is_one_line(text: str) -> None:
+    with pytest.raises(UsageError, match="--slow"):
+        read_slowdown(text, 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddltrace.tracer.errors import UsageError
@@ -32,12 +34,22 @@ class Slowdown:
         return step % self.every >= self.every - self.burst
 
 
-def read_slowdown(text: str, ranks: int) -> Slowdown:
+def factor_of(slow: Sequence[Slowdown], step: int) -> float:
+    """How many times as long a rank computes in a step, with all its slowdowns.
+
+    Args:
+        slow: The slowdowns of one rank.
+        step: The step, from 0.
+    """
+    return math.prod(each.factor for each in slow if each.is_slow(step))
+
+
+def read_slowdown(text: str, ranks: int | None) -> Slowdown:
     """Reads ``rank=R,factor=F[,burst=B,every=E]``.
 
     Args:
         text: The option's value.
-        ranks: Number of ranks.
+        ranks: Number of ranks; None if it is not known yet.
 
     Raises:
         UsageError: The text says no slowdown of one of the ranks.
@@ -52,8 +64,9 @@ def read_slowdown(text: str, ranks: int) -> Slowdown:
         burst, every = (int(values[key]) if key in values else None for key in ("burst", "every"))
     except ValueError:
         raise wrong from None
-    if not 0 <= rank < ranks:
-        raise UsageError(f"--slow {text!r:.60}: there is no rank {rank}, only 0 to {ranks - 1}")
+    if rank < 0 or (ranks is not None and rank >= ranks):
+        known = "" if ranks is None else f", only 0 to {ranks - 1}"
+        raise UsageError(f"--slow {text!r:.60}: there is no rank {rank}{known}")
     if not 1 <= factor <= _LARGEST:
         raise UsageError(f"--slow {text!r:.60}: factor must be 1 to {_LARGEST}")
     if (burst is None) != (every is None):
