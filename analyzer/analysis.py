@@ -436,7 +436,7 @@ def _window(trace: Trace, scan: RankScan, chosen: Mapping[str, FloatArray] | Non
 
 def _left_out(trace: Trace, scan: RankScan) -> Spans:
     """The steps that a rank left unrecorded between others, to measure the overhead."""
-    if not any(info.rank == scan.rank and info.cost for info in trace.run.ranks):
+    if not any(info.cost for info in trace.infos(scan.rank)):
         return EMPTY
     jumps = np.flatnonzero(np.diff(scan.step) > 1)
     return union(scan.step_end[jumps], scan.step_start[jumps + 1])

@@ -35,3 +35,7 @@ class ThresholdError(DdltraceError):
 
 class MissingCapabilityError(DdltraceError):
     """This machine lacks a package, a privilege or a program."""
+
+
+class EngineError(DdltraceError):
+    """The cluster that executes an analysis cannot be reached, or cannot go on."""

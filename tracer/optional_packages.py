@@ -29,6 +29,7 @@ EXTRAS: Final[Mapping[str, Mapping[str, str]]] = {
     "mpi": {"mpi4py": "mpi4py", "mpich": "mpi4py"},
     "zmq": {"pyzmq": "zmq"},
     "grpc": {"grpcio": "grpc"},
+    "dask": {"dask[distributed]": "distributed"},
 }
 """Extra -> the packages that it installs -> the module that each provides."""
 
@@ -51,6 +52,7 @@ USES: Final[Mapping[str, str]] = {
     "mpi": "the transports mpi and ucx of experiments",
     "zmq": "the transport zmq of experiments",
     "grpc": "the transport grpc of experiments",
+    "dask": "analyze --engine dask",
 }
 """Extra -> the commands that need it."""
 

@@ -6,7 +6,9 @@ its *device* time is the time of the kernels and copies launched in it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -80,27 +82,18 @@ def find_executions(trace: Trace, steps: IntArray | None = None) -> Executions:
     names: dict[str, int] = {}
     shapes: dict[str, int] = {}
     parts: dict[str, list[IntArray]] = {column: [] for column in _COLUMNS}
-    for rank in trace.ranks if trace.run.level == "op" else ():
-        for table in trace.event_tables(rank):
-            columns = Columns(table)
-            found = _of_rank(columns)
-            rows = found.pop("row")
-            codes = [names.setdefault(name, len(names)) for name in columns.names]
-            found["name"] = np.array([*codes, NULL], dtype=np.int64)[columns.name[rows]]
-            codes = [shapes.setdefault(each, len(shapes)) for each in columns.codes("shapes")[1]]
-            found["shape"] = np.array([*codes, NULL], dtype=np.int64)[found["shape"]]
-            found["rank"] = np.full(len(rows), rank)
-            found["step"] = columns.step[rows]
-            kept = found["name"] != NULL
-            if steps is not None:
-                kept &= np.isin(found["step"], steps)
-            for column, values in found.items():
-                parts[column].append(values[kept].astype(np.int64))
-    joined = {
-        column: np.concatenate(values) if values else np.empty(0, dtype=np.int64)
-        for column, values in parts.items()
-    }
-    return Executions(names=list(names), shapes=list(shapes), **joined)
+    task = partial(_of_rank, steps=steps)
+    doing = "collecting operations"
+    of_ranks = () if trace.run.level != "op" else trace.map_ranks(task, doing, one_at_a_time=True)
+    for found in of_ranks:
+        codes = [names.setdefault(name, len(names)) for name in found.names]
+        name = np.array([*codes, NULL], dtype=np.int64)[found.name]
+        codes = [shapes.setdefault(each, len(shapes)) for each in found.shapes]
+        shape = np.array([*codes, NULL], dtype=np.int64)[found.shape]
+        for column, values in {**vars(found), "name": name, "shape": shape}.items():
+            if column in parts:
+                parts[column].append(values)
+    return Executions(names=list(names), shapes=list(shapes), **_concatenated(parts))
 
 
 def device_rows(columns: Columns) -> IntArray:
@@ -111,7 +104,38 @@ def device_rows(columns: Columns) -> IntArray:
     return np.flatnonzero(work & (columns.end != NULL_NS))
 
 
-def _of_rank(columns: Columns) -> dict[str, IntArray]:
+def _of_rank(trace: Trace, steps: IntArray | None) -> Executions:
+    """The operations of a trace of one rank; see `find_executions`."""
+    (rank,) = trace.ranks
+    names: dict[str, int] = {}
+    shapes: dict[str, int] = {}
+    parts: dict[str, list[IntArray]] = {column: [] for column in _COLUMNS}
+    for table in trace.event_tables(rank):
+        columns = Columns(table)
+        found = _of_events(columns)
+        rows = found.pop("row")
+        codes = [names.setdefault(name, len(names)) for name in columns.names]
+        found["name"] = np.array([*codes, NULL], dtype=np.int64)[columns.name[rows]]
+        codes = [shapes.setdefault(each, len(shapes)) for each in columns.codes("shapes")[1]]
+        found["shape"] = np.array([*codes, NULL], dtype=np.int64)[found["shape"]]
+        found["rank"] = np.full(len(rows), rank)
+        found["step"] = columns.step[rows]
+        kept = found["name"] != NULL
+        if steps is not None:
+            kept &= np.isin(found["step"], steps)
+        for column, values in found.items():
+            parts[column].append(values[kept].astype(np.int64))
+    return Executions(names=list(names), shapes=list(shapes), **_concatenated(parts))
+
+
+def _concatenated(parts: Mapping[str, Sequence[IntArray]]) -> dict[str, IntArray]:
+    return {
+        column: np.concatenate(values) if values else np.empty(0, dtype=np.int64)
+        for column, values in parts.items()
+    }
+
+
+def _of_events(columns: Columns) -> dict[str, IntArray]:
     work = device_rows(columns)
     kind = columns.kind[work]
     work_kind = np.where(kind == KIND["copy"], 2, np.where(kind == KIND["message"], 1, 0))

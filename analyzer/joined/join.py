@@ -13,6 +13,7 @@ wait for the last rank to arrive and is released by itself.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -182,7 +183,7 @@ class Joined:
     def rows(self, rank: int) -> slice:
         """The rows of a rank's messages, in the order of its `Messages`."""
         ranks = self.messages.ranks
-        place = ranks.index(rank)
+        place = bisect_left(ranks, rank)
         end = (
             self.messages.offsets[ranks[place + 1]]
             if place + 1 < len(ranks)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -21,15 +20,9 @@ _FEW_RANKS: Final = 16
 
 
 def scan_ranks(trace: Trace) -> dict[int, RankScan]:
-    """Scans every rank, on as many threads as there are cores.
-
-    Threads suffice: NumPy and Arrow release the interpreter lock in long operations, and nothing is
-    copied between processes.
-    """
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, max(len(trace.ranks), 1))) as pool:
-        few = len(trace.ranks) <= _FEW_RANKS
-        scans = pool.map(lambda rank: _scan(trace, rank, with_timeline=few), trace.ranks)
-        found = dict(zip(trace.ranks, scans, strict=True))
+    """Scans every rank, on the engine of the trace."""
+    task = partial(_scan, with_timeline=len(trace.ranks) <= _FEW_RANKS)
+    found = {scan.rank: scan for scan in trace.map_ranks(task, "reading ranks")}
     # Arrow keeps the memory of the windows, which is not needed any more.
     pa.default_memory_pool().release_unused()
     return found
@@ -51,7 +44,8 @@ def timeline_of(trace: Trace, scan: RankScan) -> Timeline:
     return line
 
 
-def _scan(trace: Trace, rank: int, *, with_timeline: bool) -> RankScan:
+def _scan(trace: Trace, *, with_timeline: bool) -> RankScan:
+    (rank,) = trace.ranks
     scanner = RankScanner(rank, operations_only=_operations_only(trace))
     builder = TimelineBuilder() if with_timeline else None
     for table in trace.windows(rank):

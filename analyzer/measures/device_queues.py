@@ -9,6 +9,7 @@ HTA's own values in both cases.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -56,22 +57,40 @@ def device_queues(trace: Trace, steps: IntArray | None = None) -> DeviceQueues:
     label = trace.run.labels.get(HTA_FIRST_LABEL)
     begun = set(label) if isinstance(label, list) else set()
     whole = trace.run.level == "op" and trace.step_selection is None
-    for rank in trace.ranks if whole else ():
-        # In the order of the file, on which HTA's order of equal times depends.
-        columns = Columns(pa.concat_tables(list(trace.windows(rank))).unify_dictionaries())
-        work = device_rows(columns)
-        if steps is not None:
-            work = work[np.isin(columns.step[work], steps)]
-        if not len(work):
-            continue
-        call = launches_of(columns)[work]
-        launched = call != NULL
-        if launched.any():
-            launches.append(_launch_row(rank, columns, work[launched], call[launched]))
-        unseen = int(columns.start[0]) if rank in begun else None
-        streams += _stream_rows(rank, columns, work, call, unseen)
-        copies += _copy_rows(rank, columns, work[columns.kind[work] == KIND["copy"]])
+    task = partial(_of_rank, begun=begun, steps=steps)
+    doing = "measuring device queues"
+    for found in trace.map_ranks(task, doing, one_at_a_time=True) if whole else ():
+        launches += found.launches
+        streams += found.streams
+        copies += found.copies
     return DeviceQueues(tuple(launches), tuple(streams), tuple(copies))
+
+
+def _of_rank(trace: Trace, begun: set[int], steps: IntArray | None) -> DeviceQueues:
+    """The rows of a trace of one rank.
+
+    Args:
+        trace: The trace.
+        begun: The ranks of which HTA takes work without a recorded launch as launched at the begin.
+        steps: Numbers of the steps wanted; by default everything.
+    """
+    (rank,) = trace.ranks
+    # In the order of the file, on which HTA's order of equal times depends.
+    columns = Columns(pa.concat_tables(list(trace.windows(rank))).unify_dictionaries())
+    work = device_rows(columns)
+    if steps is not None:
+        work = work[np.isin(columns.step[work], steps)]
+    if not len(work):
+        return DeviceQueues((), (), ())
+    call = launches_of(columns)[work]
+    launched = call != NULL
+    launches = (
+        (_launch_row(rank, columns, work[launched], call[launched]),) if launched.any() else ()
+    )
+    unseen = int(columns.start[0]) if rank in begun else None
+    streams = _stream_rows(rank, columns, work, call, unseen)
+    copies = _copy_rows(rank, columns, work[columns.kind[work] == KIND["copy"]])
+    return DeviceQueues(launches, tuple(streams), tuple(copies))
 
 
 def _launch_row(rank: int, columns: Columns, work: IntArray, call: IntArray) -> LaunchRow:

@@ -8,8 +8,9 @@ replica and one ideal replica beside it suffice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -116,10 +117,16 @@ def _workers(trace: Trace, layout: dict[str, object], steps: IntArray) -> list[_
             f"{len(places)} of {replicas * stages} workers are recorded "
             f"({replicas} replicas of {stages} stages)"
         )
-    return [_worker(trace, rank, at, steps) for at, rank in sorted(places.items())]
+    place_of = {rank: at for at, rank in places.items()}
+    task, doing = partial(_worker, place_of=place_of, steps=steps), "reading operations of workers"
+    found = list(trace.map_ranks(task, doing, list(place_of), one_at_a_time=True))
+    return sorted(found, key=lambda each: (each.replica, each.stage))
 
 
-def _worker(trace: Trace, rank: int, at: tuple[int, int], steps: IntArray) -> _Worker:
+def _worker(trace: Trace, place_of: Mapping[int, tuple[int, int]], steps: IntArray) -> _Worker:
+    """The operations of a trace of one worker."""
+    (rank,) = trace.ranks
+    at = place_of[rank]
     columns = trace.columns(rank)
     codes = np.array([*(_CODE.get(name, -1) for name in columns.names), -1])[columns.name]
     chunk_of = [

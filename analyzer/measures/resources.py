@@ -46,8 +46,10 @@ def resource_rows(trace: Trace) -> tuple[ResourceRow, ...]:
     """One row per rank with counters, in the steps of the rank; all samples if it has no steps."""
     found = []
     host_rows: dict[str, dict[str, CounterSeries]] = {}
-    series_of = {rank: counter_series(trace.counters(rank)) for rank in trace.ranks}
-    hosts = {rank: trace.infos(rank)[-1].host for rank in trace.ranks}
+    ranks = [rank for rank in trace.ranks if trace.has_counters(rank)]
+    found_series = trace.map_ranks(_series, "reading counters", ranks)
+    series_of = dict(zip(ranks, found_series, strict=True))
+    hosts = {rank: trace.infos(rank)[-1].host for rank in ranks}
     for rank, series in series_of.items():
         for one in series:
             if one.name.startswith("host_"):
@@ -57,6 +59,12 @@ def resource_rows(trace: Trace) -> tuple[ResourceRow, ...]:
             named = {one.name: one for one in series}
             found.append(_row(rank, hosts[rank], host_rows.get(hosts[rank], {}) | named))
     return tuple(found)
+
+
+def _series(trace: Trace) -> list[CounterSeries]:
+    """The counters of a trace of one rank."""
+    (rank,) = trace.ranks
+    return counter_series(trace.counters(rank))
 
 
 def _row(rank: int, host: str, series: dict[str, CounterSeries]) -> ResourceRow:

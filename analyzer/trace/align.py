@@ -9,17 +9,18 @@ as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.compute as pc
 
 from ddltrace.analyzer.trace.clock_bounds import (
-    EventReader,
+    MAX_PROCESSES,
     MessageTimes,
+    ProcessTimes,
     message_bounds,
     message_times,
 )
@@ -34,6 +35,9 @@ from ddltrace.analyzer.trace.clock_fit import (
 from ddltrace.analyzer.trace.run_validation import is_number
 from ddltrace.tracer.trace.completeness import listed
 from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
+
+ReadTimes = Callable[[Sequence[RankInfo]], Iterable[ProcessTimes]]
+"""Reads the times of some processes, each on its own clock, in their order."""
 
 SHARED: Final = "shared clock"
 EXCHANGED: Final = "exchanges with rank 0"
@@ -85,17 +89,15 @@ class RankClock:
 
 def align(
     run: RunInfo,
-    read: EventReader | None = None,
-    generations: Mapping[str, int] | None = None,
+    read: ReadTimes | None = None,
     notes: list[str] | None = None,
 ) -> dict[str, RankClock]:
     """Finds the clock correction of every rank process.
 
     Args:
         run: The run, with each rank's clock domain and samples.
-        read: Gives a process's events, on its own clock, some at a time; called only if there
-            are several clocks. Without it, messages are not looked at.
-        generations: Segment name -> generation of the process, by default its restart attempt.
+        read: Reads the times of processes; called once, and only if there are several clocks.
+            Without it, messages are not looked at.
         notes: Receives a note on each clock whose messages contradict each other.
 
     Returns:
@@ -107,7 +109,7 @@ def align(
         if len({info.clock_domain for info in run.ranks}) < 2:
             return {info.segment: RankClock(info.rank) for info in run.ranks}
         zeros = _in_place_of_rank_0(run.ranks)
-    return _Aligner(run, zeros, read, generations or {}, [] if notes is None else notes).clocks()
+    return _Aligner(run, zeros, read, [] if notes is None else notes).clocks()
 
 
 def _in_place_of_rank_0(infos: Sequence[RankInfo]) -> dict[int, RankInfo]:
@@ -128,15 +130,13 @@ class _Aligner:
         self,
         run: RunInfo,
         zeros: dict[int, RankInfo],
-        read: EventReader | None,
-        generations: Mapping[str, int],
+        read: ReadTimes | None,
         notes: list[str],
     ) -> None:
         self._infos = run.ranks
         self._zeros = zeros
         self._zero = zeros[min(zeros)]
         self._read = read
-        self._generations = generations
         self._notes = notes
         self._samples = {info.segment: _samples(info.clock.get("samples")) for info in run.ranks}
         self._domain = {info.segment: info.clock_domain for info in [*zeros.values(), *run.ranks]}
@@ -280,8 +280,21 @@ class _Aligner:
             return None
         if domain not in self._times:
             infos = [info for info in self._infos if self._domain[info.segment] == domain]
-            self._times[domain] = message_times(infos, self._read, self._generations)
+            known = self._process_times
+            used = [known[info.segment] for info in infos[:MAX_PROCESSES]]
+            self._times[domain] = message_times(used)
         return self._times[domain]
+
+    @cached_property
+    def _process_times(self) -> Mapping[str, ProcessTimes]:
+        """Segment name -> the times of the process, for all whose times may be asked for."""
+        assert self._read is not None, "messages are not looked at without a reader"
+        home = self._domain[self._zero.segment]
+        at_home = [info for info in self._infos if self._domain[info.segment] == home]
+        others = [info for info in self._infos if self._domain[info.segment] != home]
+        infos = at_home[:MAX_PROCESSES] + others
+        found = zip(infos, self._read(infos), strict=True)
+        return {info.segment: times for info, times in found}
 
     def _time_range(self, domain: str, bounds: Bounds) -> tuple[int, int]:
         """The times between which the clock's offset is wanted."""
@@ -289,11 +302,9 @@ class _Aligner:
         for info in self._infos:
             if self._domain[info.segment] != domain or self._read is None:
                 continue
-            for events in self._read(info):
-                if events.num_rows:
-                    start, end = events["start_ns"], events["end_ns"]
-                    first = min(first, pc.min(start).as_py())
-                    last = max(last, pc.max(pc.coalesce(end, start)).as_py())
+            times = self._process_times[info.segment]
+            if times.first is not None and times.last is not None:
+                first, last = min(first, times.first), max(last, times.last)
         return first, max(last, first + 1)
 
 

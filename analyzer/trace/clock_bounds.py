@@ -8,7 +8,7 @@ clocks from one side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,17 +21,15 @@ from ddltrace.analyzer.trace.clock_fit import Bounds, IntArray
 from ddltrace.tracer.trace.arrow_arrays import integers, scalar, strings
 from ddltrace.tracer.trace.run_info import RankInfo
 
-EventReader = Callable[[RankInfo], Iterable[pa.Table]]
-"""Gives a process's events, on its own clock, some at a time."""
-
 _FROM_ALL_TO_ALL: Final = ("all_reduce", "all_gather", "reduce_scatter", "barrier")
 """Each rank's result needs every rank's part. (In an all_to_all a part may be empty.)"""
 _FROM_ROOT: Final = ("broadcast", "scatter")
 _TO_ROOT: Final = ("reduce", "gather")
 
 _KEY: Final = ["generation", "members", "group", "op", "seq", "source", "destination", "tag"]
-_MAX_SEGMENTS: Final = 16
-"""Maximum number of processes per clock that are read, since all of them give the same bounds."""
+MAX_PROCESSES: Final = 16
+"""Maximum number of processes per clock whose messages are used: all of them give the same
+bounds."""
 
 _MAX_BOUNDS: Final = 2048
 """Maximum number of bounds of one side, the tightest one per period of time."""
@@ -59,32 +57,60 @@ class MessageTimes:
     ends: pa.Table
 
 
-def message_times(
-    infos: Sequence[RankInfo], read: EventReader, generations: Mapping[str, int]
-) -> MessageTimes | None:
-    """Gathers the messages of the processes of one clock.
+@dataclass(frozen=True)
+class ProcessTimes:
+    """Times of one process, on its own clock.
+
+    Attributes:
+        messages: Its messages; None if there are none.
+        first: Start of its first event, ns; None without events.
+        last: End of its last event.
+    """
+
+    messages: MessageTimes | None
+    first: int | None
+    last: int | None
+
+
+def process_times(info: RankInfo, tables: Iterable[pa.Table], generation: int) -> ProcessTimes:
+    """Gathers the messages of one process, and the time that its events span.
 
     Args:
-        infos: The processes.
-        read: Gives a process's events, on its own clock.
-        generations: Segment name -> generation of the process; message numbers restart in each
-            generation.
-
-    Returns:
-        Their messages; None if there are none.
+        info: The process.
+        tables: Its events on its own clock, some at a time.
+        generation: Generation of the process; message numbers restart in each generation.
     """
-    tables = [
-        _messages(info, events, generations.get(info.segment, info.attempt))
-        for info in infos[:_MAX_SEGMENTS]
-        for events in read(info)
-    ]
-    tables = [table for table in tables if table.num_rows]
-    if not tables:
-        return None
-    rows = pa.concat_tables(tables)
-    return MessageTimes(
+    found, first, last = [], None, None
+    for events in tables:
+        if not events.num_rows:
+            continue
+        start, end = events["start_ns"], events["end_ns"]
+        begin, until = pc.min(start).as_py(), pc.max(pc.coalesce(end, start)).as_py()
+        first = begin if first is None else min(first, begin)
+        last = until if last is None else max(last, until)
+        rows = _messages(info, events, generation)
+        if rows.num_rows:
+            found.append(rows)
+    if not found:
+        return ProcessTimes(None, first, last)
+    rows = pa.concat_tables(found)
+    messages = MessageTimes(
         starts=_one_of_each(rows.filter(rows["gives"]), "start", np.maximum),
         ends=_one_of_each(rows.filter(rows["takes"]), "end", np.minimum),
+    )
+    return ProcessTimes(messages, first, last)
+
+
+def message_times(processes: Iterable[ProcessTimes]) -> MessageTimes | None:
+    """Combines the messages of the processes of one clock; None if there are none."""
+    parts = [each.messages for each in processes if each.messages is not None]
+    if not parts:
+        return None
+    starts = pa.concat_tables([part.starts for part in parts])
+    ends = pa.concat_tables([part.ends for part in parts])
+    return MessageTimes(
+        starts=_one_of_each(starts, "time", np.maximum),
+        ends=_one_of_each(ends, "time", np.minimum),
     )
 
 

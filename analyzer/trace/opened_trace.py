@@ -13,16 +13,19 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ddltrace.analyzer.engine.engine import EmbeddedEngine, Engine
+from ddltrace.analyzer.engine.part_tasks import Part, map_parts
 from ddltrace.analyzer.events.event_columns import Columns
 from ddltrace.analyzer.events.superseded import drop_superseded, is_open
 from ddltrace.analyzer.recent_cache import RecentCache
 from ddltrace.analyzer.trace.align import RankClock, align
+from ddltrace.analyzer.trace.clock_bounds import ProcessTimes, process_times
 from ddltrace.analyzer.trace.run_validation import check_run
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.counters import COUNTERS, read_counters
@@ -32,7 +35,7 @@ from ddltrace.tracer.trace.run_files import CHANGED
 from ddltrace.tracer.trace.run_info import RankInfo, RunInfo, TensorInfo
 from ddltrace.tracer.trace.run_reader import read_run
 from ddltrace.tracer.trace.schema import EVENTS
-from ddltrace.tracer.trace.trace_files import RUN_FILE
+from ddltrace.tracer.trace.trace_files import RUN_FILE, counters_path
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.model import Analysis
@@ -43,6 +46,13 @@ _WINDOW_ROWS: Final = 1 << 16
 _TIME_COLUMNS: Final = ("start_ns", "end_ns", "enqueue_ns")
 _GENERATION_MARK: Final = "@"
 _MAX_NAMED: Final = 8
+Result = TypeVar("Result")
+
+_OF_ALL_RANKS: Final = (
+    *("clocks", "step_selection", "origin_ns"),
+    *("_backends", "_members", "_infos", "_generations", "_first_steps"),
+)
+"""Cached properties that are computed from all ranks."""
 
 
 def open_trace(path: str | PathLike[str]) -> Trace:
@@ -112,6 +122,8 @@ class Trace:
         damage: The notes that report damage of what was read so far: a wrong checksum or
             unreadable bytes.
         on_read: Called with the number of events whenever some were read from a file.
+        engine: Executes the tasks of an analysis, such as those per rank.
+        verified: Segment name -> whether the file of that process has its checksum, once compared.
     """
 
     def __init__(self, path: Path, run: RunInfo, tables: dict[str, pa.Table] | None = None) -> None:
@@ -120,8 +132,9 @@ class Trace:
         self.run = run
         self.notes = list(dict.fromkeys(str(note) for note in run.notes))
         self.on_read: Callable[[int], None] | None = None
+        self.engine: Engine = EmbeddedEngine()
         self._tables = tables
-        self._verified: set[str] = set()
+        self.verified: dict[str, bool] = {}
         self._last_starts: dict[str, int] = {}
         self.damage = [note for note in self.notes if note == CHANGED]
         self._leave_out_jobs_beside()
@@ -134,10 +147,12 @@ class Trace:
 
         A helper that evaluates, for example: its groups and ranks have the names of the job's.
         """
+        largest = max((info.world_size for info in self.run.ranks), default=0)
         beside = [
             info
             for info in self.run.ranks
-            if any(
+            if info.world_size < largest
+            and any(
                 other.world_size > info.world_size
                 and other.attempt == info.attempt
                 and self._overlap(other, info)
@@ -188,6 +203,87 @@ class Trace:
         view._cache = view._new_cache()
         return view
 
+    def of_rank(self, rank: int) -> Trace:
+        """One rank of the trace: what a task of an engine needs to read that rank's events.
+
+        It can be pickled, has no notes yet, and reads what the trace would read.
+
+        Raises:
+            TraceError: The trace has nothing of that rank.
+        """
+        infos = self.infos(rank)
+        view = self._of_processes(infos)
+        known = view.__dict__
+        known["clocks"] = {info.segment: self.clocks[info.segment] for info in infos}
+        known["step_selection"] = self.step_selection
+        if max(view._generations.values(), default=0):
+            known["_first_steps"] = self._first_steps
+        return view
+
+    def _of_processes(self, infos: list[RankInfo]) -> Trace:
+        """Some processes of the trace, as `of_rank`, whose clocks are not aligned yet."""
+        view = copy.copy(self)
+        for name in _OF_ALL_RANKS:
+            view.__dict__.pop(name, None)
+        # A worker of a cluster may have another working directory.
+        view.path = self.path.absolute()
+        view.run = dataclasses.replace(self.run, ranks=infos, notes=[])
+        view.ranks = sorted({info.rank for info in infos})
+        segments = [info.segment for info in infos]
+        view.__dict__["_generations"] = {name: self._generations[name] for name in segments}
+        view.notes, view.damage = [], []
+        view.engine = EmbeddedEngine()
+        view.verified = {name: self.verified[name] for name in segments if name in self.verified}
+        view._last_starts = {}
+        if self._tables is not None:
+            view._tables = {name: self._tables[name] for name in segments}
+        view._cache = view._new_cache()
+        return view
+
+    def add_notes(self, part: Part) -> None:
+        """Adds the notes of a part of the trace, see `of_rank`, without those that it has."""
+        for note in part.notes:
+            self._note(note)
+        for note in part.damage:
+            self._note_damage(note)
+        self.verified.update(part.verified)
+
+    def map_ranks(
+        self,
+        task: Callable[[Trace], Result],
+        doing: str,
+        ranks: Sequence[int] | None = None,
+        *,
+        one_at_a_time: bool = False,
+    ) -> Iterator[Result]:
+        """Executes a task for each rank on the engine of the trace.
+
+        Args:
+            task: A function of a module, or a `functools.partial` of one; called with `of_rank`.
+            doing: What the tasks do, see `Engine.map`.
+            ranks: Only for these ranks.
+            one_at_a_time: See `Engine.map`.
+
+        Yields:
+            One result for each rank, in order.
+        """
+        parts = [self.of_rank(rank) for rank in (self.ranks if ranks is None else ranks)]
+        return map_parts(self, task, parts, doing, one_at_a_time=one_at_a_time)
+
+    def map_processes(
+        self, task: Callable[[Trace], Result], infos: Sequence[RankInfo], doing: str
+    ) -> Iterator[Result]:
+        """Executes a task for each of some processes, as `map_ranks`, without aligned clocks."""
+        return map_parts(self, task, [self._of_processes([info]) for info in infos], doing)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs: neither the events that were read nor the caller's hooks."""
+        return {**vars(self), "_cache": None, "on_read": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._cache = self._new_cache()
+
     @cached_property
     def clocks(self) -> dict[str, RankClock]:
         """Segment name -> how that process's times were aligned.
@@ -195,10 +291,13 @@ class Trace:
         Reads the events if the trace has several clocks, because messages bound their offsets.
         """
         notes: list[str] = []
-        clocks = align(self.run, self._read_windows, self._generations, notes)
+        clocks = align(self.run, self._process_times, notes)
         for note in notes:
             self._note(note)
         return clocks
+
+    def _process_times(self, infos: Sequence[RankInfo]) -> Iterator[ProcessTimes]:
+        return self.map_processes(_process_times, infos, "reading messages to align clocks")
 
     @property
     def is_stored(self) -> bool:
@@ -227,10 +326,17 @@ class Trace:
         Raises:
             TraceError: The trace has nothing of that rank.
         """
-        infos = [info for info in self.run.ranks if info.rank == rank]
-        if not infos:
+        if rank not in self._infos:
             raise TraceError(f"{self.name} has no rank {rank}")
-        return sorted(infos, key=lambda info: self._generations[info.segment])
+        return list(self._infos[rank])
+
+    @cached_property
+    def _infos(self) -> dict[int, list[RankInfo]]:
+        """Rank -> the metadata of its processes, in the order of generations."""
+        found: dict[int, list[RankInfo]] = {}
+        for info in sorted(self.run.ranks, key=lambda info: self._generations[info.segment]):
+            found.setdefault(info.rank, []).append(info)
+        return found
 
     def events(self, rank: int) -> pa.Table:
         """Returns all events of a rank.
@@ -243,6 +349,12 @@ class Trace:
             TraceError: The trace has nothing of that rank.
         """
         return self._cache.get(rank)
+
+    def has_counters(self, rank: int) -> bool:
+        """Whether there is a file of counters of a rank."""
+        if self._tables is not None:
+            return False
+        return any(counters_path(self.path, info.segment).exists() for info in self.infos(rank))
 
     def counters(self, rank: int) -> pa.Table:
         """Returns the resource counters of a rank.
@@ -522,10 +634,9 @@ class Trace:
 
     def _verify(self, info: RankInfo) -> None:
         """Compares a process's final file with its checksum, once, before it is first read."""
-        if info.segment in self._verified:
-            return
-        self._verified.add(info.segment)
-        if not matches_checksum(self.path, info):
+        if info.segment not in self.verified:
+            self.verified[info.segment] = matches_checksum(self.path, info)
+        if not self.verified[info.segment]:
             self._note_damage(
                 f"rank {info.rank}: its file is not what was recorded, but damaged or another "
                 "rank's: its numbers may be wrong"
@@ -575,6 +686,12 @@ class Trace:
                 last = pc.max(table["step"]).as_py()
                 counts[generation] = max(counts[generation], 0 if last is None else last + 1)
         return [sum(counts[:number]) for number in range(len(counts))]
+
+
+def _process_times(trace: Trace) -> ProcessTimes:
+    """The times of a trace of one process, on its own clock."""
+    (info,) = trace.run.ranks
+    return process_times(info, trace._read_windows(info), trace._generations[info.segment])
 
 
 def _age(info: RankInfo) -> tuple[int, int, int]:

@@ -7,11 +7,8 @@ the others are skipped. The report states this.
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +17,14 @@ import pyarrow.compute as pc
 from ddltrace.analyzer.events.event_columns import NULL, Gathered, IntArray
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
     from ddltrace.analyzer.trace.align import RankClock
     from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
+
+Result = TypeVar("Result")
 
 MOST_BYTES: Final = 4 << 30
 """Memory that what is kept of the analyzed steps may take, about."""
@@ -51,6 +50,17 @@ class Countable(Protocol):
 
     def first_step(self, info: RankInfo) -> int:
         """The number from which the steps of a process's events count in this trace."""
+
+    def map_processes(
+        self, task: Callable[[Any], Result], infos: Sequence[RankInfo], doing: str
+    ) -> Iterator[Result]:
+        """Executes a task for each of some processes; it is called with a `ProcessEvents`."""
+
+
+class ProcessEvents(Protocol):
+    """A trace of one process."""
+
+    run: RunInfo
 
     def read_columns(self, info: RankInfo, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Some columns of a process's events as it recorded them."""
@@ -113,11 +123,12 @@ def select_steps(trace: Countable) -> StepSelection | None:
     counts = [info.events for info in trace.run.ranks]
     if None not in counts and sum(filter(None, counts)) * _MESSAGE_BYTES <= MOST_BYTES:
         return None
-    infos = trace.run.ranks
-    clocks = [trace.clocks[info.segment] for info in infos]
-    first_steps = [trace.first_step(info) for info in infos]
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, max(len(infos), 1))) as pool:
-        parts = list(pool.map(partial(_count, trace), infos, clocks, first_steps))
+    parts = []
+    counted = trace.map_processes(_count, trace.run.ranks, "counting events")
+    for info, part in zip(trace.run.ranks, counted, strict=True):
+        first_ns = int(trace.clocks[info.segment].apply(np.array([part.first_ns], np.int64))[0])
+        step = np.where(part.step == NULL, NULL, part.step + trace.first_step(info))
+        parts.append(part._replace(first_ns=first_ns if part.events else _LATEST_NS, step=step))
     if not parts:
         return None
     sizes = np.concatenate([part.size for part in parts])
@@ -142,7 +153,7 @@ class _Count(NamedTuple):
 
     Attributes:
         events: All its events.
-        first_ns: When the earliest began, on rank 0's clock.
+        first_ns: When the earliest began, on the clock of the process.
         step: Numbers of steps, in the order of recording; one may occur many times.
         size: Bytes that are kept of the events in each.
     """
@@ -153,19 +164,19 @@ class _Count(NamedTuple):
     size: IntArray
 
 
-def _count(trace: Countable, info: RankInfo, clock: RankClock, first_step: int) -> _Count:
+def _count(trace: ProcessEvents) -> _Count:
+    (info,) = trace.run.ranks
     events, first_ns = 0, _LATEST_NS
     step, size = Gathered(np.int64), Gathered(np.int64)
     for batch in trace.read_columns(info, ("start_ns", "kind", "step")):
         if not batch.num_rows:
             continue
         events += batch.num_rows
-        starts = batch["start_ns"].to_numpy()
-        first_ns = min(first_ns, int(clock.apply(starts.min(keepdims=True))[0]))
-        number = batch["step"].fill_null(NULL - first_step).to_numpy().astype(np.int64)
+        first_ns = min(first_ns, int(batch["start_ns"].to_numpy().min()))
+        number = batch["step"].fill_null(NULL).to_numpy().astype(np.int64)
         is_message = pc.equal(batch["kind"], "message").to_numpy(zero_copy_only=False)
         kept = np.where(is_message, _MESSAGE_BYTES, _EVENT_BYTES)
         begins = np.flatnonzero(np.append(True, number[1:] != number[:-1]))
-        step.add(number[begins] + first_step)
+        step.add(number[begins])
         size.add(np.add.reduceat(kept, begins))
     return _Count(events, first_ns, step.values(), size.values())

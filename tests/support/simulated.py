@@ -1,4 +1,4 @@
-"""The simulated ranks of benchmarks/convergence.py, for the tests."""
+"""Modules of `benchmarks/` that tests use as well: simulated ranks and generated traces."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ def simulated_training() -> ModuleType:
 def convergence() -> ModuleType:
     """The benchmark itself."""
     return _benchmark("convergence")
+
+
+def synthetic() -> ModuleType:
+    """The module that generates traces with a known answer."""
+    return _benchmark("synthetic")
 
 
 def _benchmark(name: str) -> ModuleType:

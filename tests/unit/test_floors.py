@@ -169,7 +169,8 @@ ORDER = {
         *("bootstrap", "launch", "annotate", "codec_events", "commands", "__init__"),
     ),
     "analyzer": (
-        *("recent_cache", "formatting", "model", "events", "importers", "trace", "joined"),
+        *("recent_cache", "formatting", "engine", "model", "events", "importers", "trace"),
+        "joined",
         *("measures", "live", "report", "analysis", "compare", "query", "exporters"),
         *("exchange_commands", "commands", "__init__"),
     ),

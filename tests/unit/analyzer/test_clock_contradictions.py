@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from ddltrace.analyzer.importers.sequence import number_messages
 from ddltrace.analyzer.trace.align import MESSAGES, WALL, RankClock, align
+from ddltrace.analyzer.trace.clock_bounds import ProcessTimes, process_times
 from ddltrace.analyzer.trace.clock_fit import (
     Bounds,
     fit_constant,
@@ -83,7 +85,11 @@ class Job:
             for rank, name in enumerate(SEGMENTS)
         ]
         notes: list[str] = []
-        found = align(RunInfo(ranks=infos), lambda i: [tables[i.segment]], notes=notes)
+
+        def read(some: Sequence[RankInfo]) -> list[ProcessTimes]:
+            return [process_times(info, [tables[info.segment]], 0) for info in some]
+
+        found = align(RunInfo(ranks=infos), read, notes)
         return found[SEGMENTS[1]], notes
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 from click.testing import CliRunner
+from support import simulated
 
 from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.commands import compare, query
@@ -19,17 +16,10 @@ from ddltrace.dashboard.timeline.tracks import build_timeline
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.event_reader import EventReader
 
-_FILE = Path(__file__).parents[3] / "benchmarks" / "synthetic.py"
-
 
 @pytest.fixture(scope="module")
 def synthetic():
-    spec = importlib.util.spec_from_file_location("synthetic_traces", _FILE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    return simulated.synthetic()
 
 
 @pytest.mark.parametrize("ranks", [2, 5])

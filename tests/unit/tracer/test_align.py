@@ -268,12 +268,19 @@ def collectives(offset, *, count=50, length=200_000):
     return events(zero), events(one)
 
 
+def reader(tables):
+    """Reads the times of processes, whose events are in a table for each rank."""
+    return lambda infos: [
+        clock_bounds.process_times(info, [tables[info.rank]], 0) for info in infos
+    ]
+
+
 @pytest.mark.parametrize("offset", [0, 3 * SECOND, -(10**18)])
 def test_messages_alone_align_two_clocks(offset):
     zero, one = collectives(offset)
     run = RunInfo(ranks=[info(0, "a"), info(1, "b")])
     tables = dict(zip((0, 1), (zero, one), strict=True))
-    clock = align(run, lambda i: [tables[i.rank]])["rank-00001-0-11"]
+    clock = align(run, reader(tables))["rank-00001-0-11"]
     assert clock.method == alignment.MESSAGES
     found = clock.apply(one["start_ns"].to_numpy())
     error = np.abs(found - (one["start_ns"].to_numpy() + offset)).max()
@@ -286,7 +293,7 @@ def test_messages_narrow_what_exchanges_leave_open():
     run = RunInfo(ranks=[info(0, "a"), info(1, "b", samples=slow)])
     tables = dict(zip((0, 1), (zero, one), strict=True))
     without = align(run)["rank-00001-0-11"]
-    clock = align(run, lambda i: [tables[i.rank]])["rank-00001-0-11"]
+    clock = align(run, reader(tables))["rank-00001-0-11"]
     assert clock.method == alignment.REFINED
     assert clock.residual_ns < without.residual_ns / 10
     error = np.abs(clock.apply(one["start_ns"].to_numpy()) - one["start_ns"].to_numpy())
@@ -298,7 +305,7 @@ def test_messages_that_contradict_the_exchanges_make_the_clock_unsure():
     samples = samples_of(lambda t: 2 * SECOND, [0, 40 * SECOND], [40_000] * 2, [0, 0])
     run = RunInfo(ranks=[info(0, "a"), info(1, "b", samples=samples)])
     tables = dict(zip((0, 1), (zero, one), strict=True))
-    clock = align(run, lambda i: [tables[i.rank]])["rank-00001-0-11"]
+    clock = align(run, reader(tables))["rank-00001-0-11"]
     assert clock.method == alignment.EXCHANGED
     assert clock.residual_ns >= 4_000_000
 
@@ -326,7 +333,7 @@ def test_a_receive_does_not_end_before_its_send():
         ]
         tables = {0: events(sends + back_received), 1: events(receives + back)}
         run = RunInfo(ranks=[info(0, "a"), info(1, "b")])
-        bounds.append(align(run, lambda i, t=tables: [t[i.rank]])["rank-00001-0-11"])
+        bounds.append(align(run, reader(tables))["rank-00001-0-11"])
     low, high = -100, 90_001
     assert bounds[0].method == alignment.MESSAGES
     assert bounds[0].offset_ns == pytest.approx((low + high) / 2, abs=2)

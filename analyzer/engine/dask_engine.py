@@ -1,0 +1,242 @@
+"""An engine that executes the tasks of an analysis on a Dask cluster.
+
+Results are fetched in the order of the tasks, and only some tasks are in flight at a time, so that
+neither the scheduler nor the workers hold all results. If a worker dies, Dask executes its tasks
+again on the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import operator
+import pickle
+import tempfile
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Final
+
+from ddltrace.analyzer.engine import dask_worker
+from ddltrace.analyzer.engine.engine import Item, Piece, Result
+from ddltrace.analyzer.engine.progress import Progress
+from ddltrace.tracer.errors import EngineError
+from ddltrace.tracer.optional_packages import require_extra
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+_IN_FLIGHT: Final = 3
+"""Tasks in flight for each thread of a worker: one runs while others are sent and fetched."""
+
+
+class DaskEngine:
+    """Executes tasks on a cluster; see `open_dask`.
+
+    Args:
+        client: A client of the cluster.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @property
+    def workers(self) -> int:
+        """The number of threads of all workers."""
+        return max(1, int(sum(self._client.nthreads().values())))
+
+    def map(
+        self,
+        task: Callable[[Item], Result],
+        items: Sequence[Item],
+        doing: str,
+        *,
+        one_at_a_time: bool = False,
+    ) -> Iterator[Result]:
+        """See `Engine.map`. The threads of one worker do not count as one process."""
+        del one_at_a_time
+        futures = (self._submit(dask_worker.execute, dask_worker.pack(task, i)) for i in items)
+        yield from self._fetched(futures, len(items), doing)
+
+    def on_each_worker(self, task: Callable[[Item], Result], item: Item) -> dict[str, Result]:
+        """See `Engine.on_each_worker`."""
+        with _plain_errors():
+            answers = self._client.run(dask_worker.execute, dask_worker.pack(task, item))
+        return {worker: pickle.loads(answer) for worker, answer in answers.items()}
+
+    def shuffle(
+        self,
+        split: Callable[[Item], Sequence[Piece]],
+        items: Sequence[Item],
+        merge: Callable[[Sequence[Piece]], Result],
+        parts: int,
+        doing: str,
+    ) -> Iterator[Result]:
+        """See `Engine.shuffle`; pieces go from worker to worker."""
+        pieces = [self._submit(dask_worker.split, dask_worker.pack(split, i)) for i in items]
+        work = dask_worker.pack(merge, None)
+        merged = (
+            self._submit(
+                dask_worker.merge,
+                work,
+                [self._submit(operator.getitem, piece, part) for piece in pieces],
+            )
+            for part in range(parts)
+        )
+        yield from self._fetched(merged, parts, doing)
+
+    def _submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        with warnings.catch_warnings():
+            # Of imported traces, whose events are in this process, tasks are large.
+            warnings.filterwarnings("ignore", message="Sending large graph")
+            return self._client.submit(function, *arguments, pure=False)
+
+    def _fetched(self, futures: Iterable[Future[bytes]], total: int, doing: str) -> Iterator[Any]:
+        """The unpickled results of some futures, in their order, with few in flight."""
+        flying: deque[Future[bytes]] = deque()
+        most = _IN_FLIGHT * self.workers
+        waiting = iter(futures)
+        try:
+            with Progress(doing, total) as progress, _plain_errors():
+                while True:
+                    while len(flying) < most and (future := next(waiting, None)) is not None:
+                        flying.append(future)
+                    if not flying:
+                        return
+                    content = flying.popleft().result()
+                    progress.advance()
+                    yield pickle.loads(content)
+        finally:
+            if flying:
+                with contextlib.suppress(Exception):
+                    self._client.cancel(list(flying))
+
+
+@contextmanager
+def open_dask(
+    scheduler: str | None = None, *, workers: int | None = None, memory_limit: str = "auto"
+) -> Iterator[DaskEngine]:
+    """Opens an engine on a Dask cluster, for the time of a `with` block.
+
+    Args:
+        scheduler: Address of the scheduler; None for a local cluster of processes, which ends with
+            the block.
+        workers: Number of processes of a local cluster; by default one per core.
+        memory_limit: Memory of each of them, in Dask's notation; by default an equal share of this
+            machine's memory.
+
+    Raises:
+        MissingCapabilityError: The extra ``dask`` is not installed.
+        EngineError: The scheduler does not answer, or has no workers, or they have another version
+            of ddltrace.
+    """
+    require_extra("dask", "--engine dask")
+    import dask
+    from distributed import Client
+
+    # Errors are reported by this module in one line each.
+    for name in ("distributed", "asyncio", "tornado"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    with ExitStack() as stack:
+        stack.enter_context(dask.config.set({"distributed.logging.distributed": "critical"}))
+        target: Any = scheduler
+        if scheduler is None:
+            target = stack.enter_context(_local_cluster(workers, memory_limit))
+        try:
+            client = stack.enter_context(Client(target, set_as_default=False))
+        except (OSError, ValueError, TypeError) as error:
+            raise EngineError(
+                f"no Dask scheduler answers at {scheduler}: start one with 'dask scheduler', or "
+                f"leave out --scheduler for a local cluster ({_first_line(error)})"
+            ) from error
+        _check_workers(client, scheduler)
+        yield DaskEngine(client)
+
+
+@contextmanager
+def _local_cluster(workers: int | None, memory_limit: str) -> Iterator[Any]:
+    from distributed import LocalCluster
+
+    with (
+        tempfile.TemporaryDirectory(prefix="ddltrace-dask-") as folder,
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=True,
+            memory_limit=memory_limit,
+            dashboard_address="127.0.0.1:0",
+            silence_logs=logging.CRITICAL + 1,
+            local_directory=folder,
+            preload=[dask_worker.__name__],
+        ) as cluster,
+    ):
+        yield cluster
+
+
+def _check_workers(client: Client, scheduler: str | None) -> None:
+    """Raises if there are no workers, or if one of them has another version of ddltrace."""
+    import dask
+    from dask.utils import parse_timedelta
+
+    timeout = parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"))
+    place = "the local Dask cluster" if scheduler is None else f"the Dask scheduler at {scheduler}"
+    with _plain_errors():
+        try:
+            client.wait_for_workers(1, timeout=timeout)
+        except TimeoutError as error:
+            raise EngineError(
+                f"{place} has no workers after {timeout:g} s: start some with 'dask worker'"
+            ) from error
+        # First with a function that a worker without ddltrace has as well.
+        installed = client.run(metadata.version, "ddltrace", on_error="return")
+        own = metadata.version("ddltrace")
+        for worker, version in installed.items():
+            if isinstance(version, Exception):
+                raise EngineError(f"Dask worker {worker} has no ddltrace: install ddltrace {own}")
+            if version != own:
+                raise _other_version(worker, version, own)
+        try:
+            versions = client.run(dask_worker.code_version)
+        except (ImportError, AttributeError) as error:
+            raise EngineError(
+                f"a Dask worker of {place} has another version of ddltrace, without the module "
+                f"{dask_worker.__name__}: install ddltrace {dask_worker.code_version()} there"
+            ) from error
+        for worker, version in versions.items():
+            if version != dask_worker.code_version():
+                raise _other_version(worker, version, dask_worker.code_version())
+
+
+def _other_version(worker: str, version: str, own: str) -> EngineError:
+    return EngineError(
+        f"Dask worker {worker} has ddltrace {version}, this command {own}: install the same "
+        "version on all workers"
+    )
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Turns errors of the cluster into errors of one line; those of tasks remain."""
+    from concurrent.futures import CancelledError
+
+    from distributed import KilledWorker
+    from distributed.comm import CommClosedError
+
+    try:
+        yield
+    except KilledWorker as error:
+        raise EngineError(
+            "several Dask workers ended during the same task, probably for lack of memory: give "
+            "each worker more memory, or analyze fewer steps (--steps A:B)"
+        ) from error
+    except (CancelledError, CommClosedError, TimeoutError) as error:
+        raise EngineError(
+            f"the connection to the Dask scheduler was lost ({_first_line(error)})"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    return text.splitlines()[0][:200]

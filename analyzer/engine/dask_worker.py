@@ -1,0 +1,80 @@
+"""The code of an analysis that runs in the workers of a Dask cluster.
+
+Tasks and results are pickled here and not by Dask: the columns of a result can then be written to,
+as in this process, and neither the scheduler nor the client decodes a result before its turn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from ddltrace.tracer.errors import UsageError
+
+_PACKAGE: Final = __name__.partition(".")[0]
+_SHOWN: Final = 8
+
+
+@cache
+def code_version() -> str:
+    """The version of ddltrace, with a digest of its code: results must come from equal code."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for source in sorted(root.rglob("*.py")):
+        digest.update(source.read_bytes())
+    return f"{vars(sys.modules[_PACKAGE])['__version__']} (code {digest.hexdigest()[:_SHOWN]})"
+
+
+def pack(task: Callable[[Any], Any], item: Any) -> tuple[str, bytes]:
+    """A task with its argument, as `execute` takes it."""
+    return code_version(), pickle.dumps((task, item), protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def execute(work: tuple[str, bytes]) -> bytes:
+    """Executes a task; its result is pickled."""
+    task, item = _unpacked(work)
+    return _packed(task(item))
+
+
+def split(work: tuple[str, bytes]) -> list[bytes]:
+    """Executes a task that returns several pieces; each is pickled."""
+    task, item = _unpacked(work)
+    return [_packed(piece) for piece in task(item)]
+
+
+def merge(work: tuple[str, bytes], pieces: Sequence[bytes]) -> bytes:
+    """Executes a task whose argument are pieces of `split`; its result is pickled."""
+    task, _ = _unpacked(work)
+    return _packed(task([pickle.loads(piece) for piece in pieces]))
+
+
+def dask_setup(worker: Any) -> None:
+    """Called by a worker of a local cluster when it starts: Ctrl-C is for the client to handle."""
+    del worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _unpacked(work: tuple[str, bytes]) -> tuple[Callable[[Any], Any], Any]:
+    version, content = work
+    if version != code_version():
+        raise UsageError(
+            f"a Dask worker has ddltrace {code_version()}, this command {version}: install the "
+            "same version on all workers"
+        )
+    task, item = pickle.loads(content)
+    return task, item
+
+
+def _packed(result: Any) -> bytes:
+    content = pickle.dumps(result, protocol=pickle.HIGHEST_PROTOCOL)
+    # Otherwise Arrow keeps the memory of the events, beside that of the next task.
+    pa.default_memory_pool().release_unused()
+    return content

@@ -1,0 +1,84 @@
+"""Tasks on parts of a trace, such as its ranks, whose notes are added to those of the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from ddltrace.analyzer.engine.engine import Engine
+
+Result = TypeVar("Result")
+
+
+class Part(Protocol):
+    """A part of a trace: what one task reads."""
+
+    @property
+    def notes(self) -> list[str]:
+        """Problems found in reading it."""
+
+    @property
+    def damage(self) -> list[str]:
+        """The notes that report damage."""
+
+    @property
+    def verified(self) -> dict[str, bool]:
+        """File -> whether it has its checksum, for the files that were compared with it."""
+
+
+class Whole(Protocol):
+    """A trace that consists of parts."""
+
+    engine: Engine
+
+    def add_notes(self, part: Part) -> None:
+        """Adds the notes of a part, without those that it has."""
+
+
+PartT = TypeVar("PartT", bound=Part)
+
+
+class _Work(NamedTuple, Generic[PartT, Result]):
+    task: Callable[[PartT], Result]
+    part: PartT
+
+
+class _Answer(NamedTuple, Generic[Result]):
+    """A result, and what was noted while it was computed."""
+
+    result: Result
+    notes: list[str]
+    damage: list[str]
+    verified: dict[str, bool]
+
+
+def map_parts(
+    whole: Whole,
+    task: Callable[[PartT], Result],
+    parts: Sequence[PartT],
+    doing: str,
+    *,
+    one_at_a_time: bool = False,
+) -> Iterator[Result]:
+    """Executes a task for each part on the engine of the trace.
+
+    Args:
+        whole: The trace; its notes are in the order of the parts, not of their execution.
+        task: The task.
+        parts: Its arguments.
+        doing: What the tasks do, see `Engine.map`.
+        one_at_a_time: See `Engine.map`.
+
+    Yields:
+        One result for each part, in order.
+    """
+    work = [_Work(task, part) for part in parts]
+    for answer in whole.engine.map(_execute, work, doing, one_at_a_time=one_at_a_time):
+        whole.add_notes(answer)
+        yield answer.result
+
+
+def _execute(work: _Work[PartT, Result]) -> _Answer[Result]:
+    part = work.part
+    result = work.task(part)
+    return _Answer(result, part.notes, part.damage, part.verified)
