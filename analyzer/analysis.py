@@ -76,6 +76,7 @@ from ddltrace.analyzer.model import (
 from ddltrace.analyzer.recent_cache import RecentCache
 from ddltrace.analyzer.report.advice import find_findings
 from ddltrace.analyzer.trace.align import SHARED, worst_residual
+from ddltrace.analyzer.trace.step_selection import select_in_store
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.run_info import PARTS_LABEL
 
@@ -108,6 +109,8 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
         TraceError: The trace has none of the steps wanted.
     """
     selection = trace.step_selection
+    if selection is None and wanted is not None:
+        selection = select_in_store(trace, wanted)
     if selection is not None:
         selection = selection if wanted is None else selection.requested(wanted)
         # A step more on both sides: ranks are not in the same step at the same time.
@@ -162,7 +165,7 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
         trace=_trace_facts(trace, scans, steps, selection),
         clock=_clock_facts(trace, residual),
         summary=_summary(steps, rank_steps, window),
-        joining=joining(joined),
+        joining=joining(joined, chosen, chosen_messages),
         ranks=tuple(
             _rank_row(
                 sets[rank],
@@ -533,7 +536,7 @@ def _trace_facts(
 ) -> TraceFacts:
     run = trace.run
     notes = list(trace.notes)
-    if selection is not None:
+    if selection is not None and selection.note is not None:
         notes.append(selection.note)
     for scan in scans.values():
         if scan.damaged:

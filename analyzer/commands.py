@@ -14,6 +14,7 @@ import click
 from ddltrace.analyzer.report.warnings import report_damage, report_steps_left_out
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.optional_packages import require_extra
+from ddltrace.tracer.storage.location import Location, LocationType
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.joined.analyzed import Analyzed
@@ -54,11 +55,10 @@ Examples:
   ddltrace analyze node-0/trace node-1/trace
   ddltrace analyze large-trace --engine dask
   ddltrace analyze /shared/trace --engine dask --scheduler tcp://head:8786 --json
+  ddltrace analyze s3://bucket/run --steps 10:11
 """,
 )
-@click.argument(
-    "traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE..."
-)
+@click.argument("traces", nargs=-1, required=True, type=LocationType(), metavar="TRACE...")
 @click.option(
     "--format",
     "form",
@@ -121,7 +121,7 @@ Examples:
 )
 def analyze(
     *,
-    traces: tuple[Path, ...],
+    traces: tuple[Location, ...],
     form: str,
     as_json: bool,
     html: Path | None,
@@ -136,8 +136,9 @@ def analyze(
     """Report where the time of a trace goes.
 
     TRACE is a directory written by ddltrace run, even if the job is running or died, or a file
-    or folder of an importable format. To analyze one job that ran under several ddltrace run
-    commands, such as one per node, give all their directories.
+    or folder of an importable format; or the URL of one in a store (s3://, gs://, hdfs://, or a
+    protocol of fsspec), of which only the needed columns and steps are read. To analyze one job
+    that ran under several ddltrace run commands, such as one per node, give all their directories.
     """
     from ddltrace.analyzer.report.threshold import check_expression
     from ddltrace.analyzer.trace.trace_directories import open_as_one
@@ -191,7 +192,7 @@ def _on_engine(trace: Trace, engine: str, scheduler: str | None) -> Iterator[Non
 
 def _report(
     opened: Trace,
-    traces: tuple[Path, ...],
+    traces: tuple[Location, ...],
     steps: range | None,
     definitions: str,
     *,
@@ -242,7 +243,7 @@ def _report(
         check_threshold(analysis.summary, expression)
 
 
-def _log(tracker: str, analyzed: Analyzed, opened: Trace, traces: tuple[Path, ...]) -> None:
+def _log(tracker: str, analyzed: Analyzed, opened: Trace, traces: tuple[Location, ...]) -> None:
     """Logs an analysis to a run of an experiment tracker."""
     from ddltrace.analyzer.report.html_report import write_html
     from ddltrace.analyzer.report.trackers import log_analysis
@@ -262,8 +263,8 @@ Examples:
   ddltrace compare main branch --fail-on "step_us>+5%"
 """,
 )
-@click.argument("before", type=click.Path(path_type=Path))
-@click.argument("after", type=click.Path(path_type=Path))
+@click.argument("before", type=LocationType())
+@click.argument("after", type=LocationType())
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the tables.")
 @click.option(
     "--fail-on",
@@ -273,7 +274,7 @@ Examples:
     help='Exit with 3 if a change is beyond a limit and more than noise, e.g. "step_us>+5%"; '
     "repeat it for more.",
 )
-def compare(before: Path, after: Path, as_json: bool, fail_on: tuple[str, ...]) -> None:
+def compare(before: Location, after: Location, as_json: bool, fail_on: tuple[str, ...]) -> None:
     """Compare two traces, and distinguish differences from noise.
 
     Differences are computed over the steady steps of each trace, with a confidence interval.
@@ -308,7 +309,7 @@ Examples:
   ddltrace query first-trace --format csv "FROM critical_path" > path.csv
 """,
 )
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=LocationType())
 @click.argument("sql")
 @click.option(
     "--format",
@@ -333,7 +334,7 @@ Examples:
     metavar="SECONDS",
     help="Stop the statement after this time.",
 )
-def query(trace: Path, sql: str, form: str, memory_limit: str, timeout: float) -> None:
+def query(trace: Location, sql: str, form: str, memory_limit: str, timeout: float) -> None:
     """Run a SQL query over a trace.
 
     SQL is one SELECT in DuckDB's dialect, or EXPLAIN and a SELECT, over the tables events,

@@ -11,6 +11,7 @@ import click
 from ddltrace.analyzer.exporters import FORMATS
 from ddltrace.analyzer.report.warnings import report_damage
 from ddltrace.tracer.optional_packages import require_extra
+from ddltrace.tracer.storage.location import Location, LocationType
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -33,7 +34,7 @@ Examples:
   ddltrace import /tmp/nccl_trace_rank_ -o hang --force
 """,
 )
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source", type=LocationType())
 @click.option(
     "--memory-limit",
     metavar="SIZE",
@@ -41,7 +42,7 @@ Examples:
     "decompressed size, at least 256 MB. All commands take it from DDLTRACE_IMPORT_MEMORY.",
 )
 @_output_options("Trace directory to create.", "a trace")
-def import_(source: Path, memory_limit: str | None, output: Path, force: bool) -> None:
+def import_(source: Location, memory_limit: str | None, output: Path, force: bool) -> None:
     """Convert another tool's trace to a trace directory.
 
     SOURCE is a file, or a folder with one file per rank: Kineto JSON (torch.profiler), Chrome
@@ -53,11 +54,12 @@ def import_(source: Path, memory_limit: str | None, output: Path, force: bool) -
     from ddltrace.analyzer.importers.memory_limit import limited_to
     from ddltrace.analyzer.importers.write_imported import save
     from ddltrace.tracer.errors import TraceError
+    from ddltrace.tracer.storage.local_copy import local_copy
 
     if not source.exists():
         raise TraceError(f"{source} does not exist")
-    with limited_to(memory_limit):
-        trace = formats.read(source)
+    with limited_to(memory_limit), local_copy(source, formats.MAX_FILES) as files:
+        trace = formats.read(files)
     save(trace, output, force=force)
     for note in trace.run.notes:
         click.echo(f"ddltrace: note: {click.unstyle(note)}", err=True)
@@ -79,7 +81,7 @@ Examples:
   ddltrace export first-trace --to chakra -o execution-traces
 """,
 )
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=LocationType())
 @click.option(
     "--to",
     type=click.Choice(FORMATS),
@@ -98,7 +100,7 @@ Examples:
     "Perfetto's format and CSV.",
     "a file",
 )
-def export(trace: Path, to: str, per_rank: bool, output: Path, force: bool) -> None:
+def export(trace: Location, to: str, per_rank: bool, output: Path, force: bool) -> None:
     """Convert a trace for other tools.
 
     TRACE is a trace directory, or a file or folder of an importable format. In trace viewers a

@@ -1342,7 +1342,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Joining:
-    """How well messages were found on all their ranks.
+    """How well messages were found on all their ranks; of steps that were asked for, theirs.
 
     Attributes:
         collectives: Number of collectives.

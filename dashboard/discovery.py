@@ -9,6 +9,7 @@ from typing import Final
 
 from ddltrace.experiments.harness.results_file import RESULTS_FILE
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.storage.location import Location, location_of
 from ddltrace.tracer.trace.trace_files import RUN_FILE
 
 _MAX_DEPTH: Final = 3
@@ -20,11 +21,11 @@ class Found:
     """The contents of a dashboard.
 
     Attributes:
-        traces: Traces, or files and folders of a format that can be imported.
+        traces: Traces, or files and folders of a format that can be imported; also in a store.
         experiments: Directories of experiments.
     """
 
-    traces: list[Path] = field(default_factory=list)
+    traces: list[Location] = field(default_factory=list)
     experiments: list[Path] = field(default_factory=list)
 
 
@@ -32,13 +33,16 @@ def discover(paths: Sequence[str]) -> Found:
     """Sorts paths into traces and experiments; folders of these are searched.
 
     A folder that is neither, and has no trace or experiment below it, counts as a trace, which may
-    be of an importable format.
+    be of an importable format. A URL names one trace.
 
     Raises:
         TraceError: A path does not exist.
     """
     found = Found()
-    for path in map(Path, paths):
+    for path in map(location_of, paths):
+        if not isinstance(path, Path):
+            found.traces.append(path)
+            continue
         if not path.exists():
             raise TraceError(f"{path} does not exist")
         before = len(found.traces) + len(found.experiments)

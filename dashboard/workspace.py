@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -37,7 +38,6 @@ from ddltrace.tracer.trace.trace_files import RUN_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     import plotly.graph_objects as go
 
@@ -528,7 +528,7 @@ class Workspace:
             TraceError: The trace does not exist, or was not recorded by ddltrace.
         """
         path = self.get(number).trace.path
-        if not (path / RUN_FILE).is_file():
+        if not isinstance(path, Path) or not (path / RUN_FILE).is_file():
             raise TraceError("only a trace that ddltrace records can be followed live")
         with self._live_lock:
             if number not in self._live:
@@ -536,8 +536,9 @@ class Workspace:
             return self._live[number]
 
     def is_running(self, number: int) -> bool:
-        """Whether the job of a trace was running when the trace was opened."""
-        return self.get(number).trace.run.status == "running"
+        """Whether the job of a local trace was running when the trace was opened."""
+        trace = self.get(number).trace
+        return isinstance(trace.path, Path) and trace.run.status == "running"
 
     def reopen(self, number: int) -> None:
         """Opens a trace again, with what has been written since.

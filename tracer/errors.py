@@ -17,6 +17,10 @@ class TraceError(DdltraceError):
     """A trace cannot be read: missing, corrupt, or of an unsupported schema version."""
 
 
+class StoreError(TraceError):
+    """A store cannot be reached, denies access, or lacks the object that was asked for."""
+
+
 class UsageError(DdltraceError):
     """The command line asks for something that is not possible."""
 

@@ -30,6 +30,7 @@ EXTRAS: Final[Mapping[str, Mapping[str, str]]] = {
     "zmq": {"pyzmq": "zmq"},
     "grpc": {"grpcio": "grpc"},
     "dask": {"dask[distributed]": "distributed"},
+    "fsspec": {"fsspec": "fsspec"},
 }
 """Extra -> the packages that it installs -> the module that each provides."""
 
@@ -53,6 +54,7 @@ USES: Final[Mapping[str, str]] = {
     "zmq": "the transport zmq of experiments",
     "grpc": "the transport grpc of experiments",
     "dask": "analyze --engine dask",
+    "fsspec": "URLs of stores other than s3, gs and hdfs",
 }
 """Extra -> the commands that need it."""
 

@@ -18,7 +18,7 @@ from ddltrace.analyzer.importers.straggler_analysis import straggler_reader
 from ddltrace.tracer.errors import TraceError
 
 _HEAD_BYTES: Final = 1 << 18
-_MAX_FILES: Final = 1 << 16
+MAX_FILES: Final = 1 << 16
 
 
 class _Format(NamedTuple):
@@ -92,7 +92,7 @@ def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path] if path.is_file() else []
     files = [entry for entry in path.iterdir() if entry.is_file() and entry.name[0] != "."]
-    if len(files) > _MAX_FILES:
+    if len(files) > MAX_FILES:
         raise TraceError(f"{path} holds {len(files)} files: choose a folder of one job's traces")
     return sorted(files, key=_natural)
 

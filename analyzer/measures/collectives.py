@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray
 from ddltrace.analyzer.joined.join import Joined, State
 from ddltrace.analyzer.model import CollectiveRow, Joining, P2PRow
 
@@ -141,10 +141,16 @@ def p2p_rows(joined: Joined, chosen: IntArray, residual_ns: float | None) -> tup
     return tuple(sorted(found, key=lambda row: -(row.bytes or 0)))
 
 
-def joining(joined: Joined) -> Joining:
-    """How well the messages of the whole trace could be joined."""
-    state = joined.collectives.state
-    p2p = joined.messages.is_p2p
+def joining(joined: Joined, chosen: BoolArray, chosen_messages: BoolArray) -> Joining:
+    """How well messages could be joined across ranks.
+
+    Args:
+        joined: All messages.
+        chosen: The collectives to count.
+        chosen_messages: The sends and receives to count.
+    """
+    state = joined.collectives.state[chosen]
+    p2p = joined.messages.is_p2p & chosen_messages
     matched = p2p & (joined.partner != NULL)
     return Joining(
         collectives=len(state),

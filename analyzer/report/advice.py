@@ -14,7 +14,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from ddltrace.analyzer.events.copies import DIRECTIONS
@@ -34,6 +33,7 @@ from ddltrace.analyzer.model import (
 )
 from ddltrace.analyzer.report.communication_advice import best_proposal
 from ddltrace.analyzer.report.resource_advice import resource_findings
+from ddltrace.tracer.storage.location import Location
 
 _MIN_SHARE: Final = 0.02
 """Findings that could save less than this part of a step are left out."""
@@ -97,7 +97,7 @@ _FIX_ON_ONE_HOST: Final = (
 
 
 def find_findings(
-    analysis: Analysis, facts: JobFacts, path: Path | None = None
+    analysis: Analysis, facts: JobFacts, path: Location | None = None
 ) -> tuple[Finding, ...]:
     """All findings of an analysis, the largest possible saving first.
 
@@ -481,7 +481,7 @@ def experiment_command(analysis: Analysis, strategies: tuple[str, ...]) -> str |
     return f"ddltrace experiment run {named} -- {job}"
 
 
-def _again(analysis: Analysis, path: Path | None) -> str | None:
+def _again(analysis: Analysis, path: Location | None) -> str | None:
     """Returns commands to record the job again, if its command is known, and compare the traces.
 
     None if the trace has neither a command nor a single path.

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ddltrace.analyzer.joined.analyzed import Analyzed
     from ddltrace.analyzer.joined.critical_path import Path as CriticalPath
     from ddltrace.analyzer.trace.opened_trace import Trace
+    from ddltrace.tracer.storage.location import Location
 
 _ASSETS: Final = "ddltrace.analyzer.report"
 
@@ -81,7 +82,7 @@ class ShownPath:
 
 
 def write_html(
-    analyzed: Analyzed, trace: Trace, path: Path, sources: Sequence[Path] | None = None
+    analyzed: Analyzed, trace: Trace, path: Path, sources: Sequence[Location] | None = None
 ) -> None:
     """Writes the report as one self-contained HTML file.
 
@@ -97,7 +98,7 @@ def write_html(
     write_page(render(analyzed, trace, sources), path)
 
 
-def render(analyzed: Analyzed, trace: Trace, sources: Sequence[Path] | None = None) -> str:
+def render(analyzed: Analyzed, trace: Trace, sources: Sequence[Location] | None = None) -> str:
     """The report's text; arguments as those of `write_html`."""
     environment = page_environment(_ASSETS)
     environment.filters.update(ranks=_listed, sentence=_sentence, extra=extra_text)

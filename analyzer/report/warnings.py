@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 def report_steps_left_out(trace: Trace) -> None:
     """Reports which steps of a long trace are not loaded."""
-    if trace.step_selection is not None:
-        _report(trace, trace.step_selection.note)
+    selection = trace.step_selection
+    if selection is not None and selection.note is not None:
+        _report(trace, selection.note)
 
 
 def report_damage(trace: Trace) -> None:

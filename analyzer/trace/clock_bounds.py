@@ -21,6 +21,12 @@ from ddltrace.analyzer.trace.clock_fit import Bounds, IntArray
 from ddltrace.tracer.trace.arrow_arrays import integers, scalar, strings
 from ddltrace.tracer.trace.run_info import RankInfo
 
+CLOCK_COLUMNS: Final = (
+    *("start_ns", "end_ns", "enqueue_ns", "kind", "status", "op", "group", "seq", "peer", "tag"),
+    *("bytes", "out_bytes"),
+)
+"""The columns that `process_times` needs."""
+
 _FROM_ALL_TO_ALL: Final = ("all_reduce", "all_gather", "reduce_scatter", "barrier")
 """Each rank's result needs every rank's part. (In an all_to_all a part may be empty.)"""
 _FROM_ROOT: Final = ("broadcast", "scatter")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 from ddltrace.analyzer.engine.engine import Engine
 from ddltrace.analyzer.trace.opened_trace import Trace
-from ddltrace.tracer.errors import EngineError
+from ddltrace.tracer.errors import EngineError, StoreError
+from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.trace.trace_files import RUN_FILE
 
 
@@ -30,9 +30,9 @@ def use_engine(trace: Trace, engine: Engine) -> None:
     trace.engine = engine
 
 
-def _digest(path: Path) -> str:
+def _digest(path: Location) -> str:
     """A digest of the metadata of a trace; empty if they cannot be read."""
     try:
         return hashlib.sha256((path / RUN_FILE).read_bytes()).hexdigest()
-    except OSError:
+    except (OSError, StoreError):
         return ""

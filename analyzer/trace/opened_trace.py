@@ -25,9 +25,11 @@ from ddltrace.analyzer.events.event_columns import Columns
 from ddltrace.analyzer.events.superseded import drop_superseded, is_open
 from ddltrace.analyzer.recent_cache import RecentCache
 from ddltrace.analyzer.trace.align import RankClock, align
-from ddltrace.analyzer.trace.clock_bounds import ProcessTimes, process_times
+from ddltrace.analyzer.trace.clock_bounds import CLOCK_COLUMNS, ProcessTimes, process_times
 from ddltrace.analyzer.trace.run_validation import check_run
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.storage.local_copy import local_copy
+from ddltrace.tracer.storage.location import Location, location_of, matches
 from ddltrace.tracer.trace.counters import COUNTERS, read_counters
 from ddltrace.tracer.trace.event_file import counters_match_checksum, grouped, matches_checksum
 from ddltrace.tracer.trace.event_reader import EventReader
@@ -40,6 +42,8 @@ from ddltrace.tracer.trace.trace_files import RUN_FILE, counters_path
 if TYPE_CHECKING:
     from ddltrace.analyzer.model import Analysis
     from ddltrace.analyzer.trace.step_selection import StepSelection
+    from ddltrace.tracer.storage.remote_path import RemotePath
+    from ddltrace.tracer.trace.batch_facts import BatchFacts
 
 _CACHE_BYTES: Final = 512 << 20
 _WINDOW_ROWS: Final = 1 << 16
@@ -55,38 +59,43 @@ _OF_ALL_RANKS: Final = (
 """Cached properties that are computed from all ranks."""
 
 
-def open_trace(path: str | PathLike[str]) -> Trace:
+def open_trace(path: str | PathLike[str] | RemotePath) -> Trace:
     """Opens a trace directory, or a file or folder of a format that can be imported.
 
     Args:
         path: A directory written by ``ddltrace run`` (finished, still being written, or left
-            by a job that died), or an importable file or folder.
+            by a job that died), or an importable file or folder. A URL, such as
+            ``s3://bucket/run``, names one in a store.
 
     Returns:
         The trace; events load when asked for.
 
     Raises:
         TraceError: There is nothing there, or it cannot be read as a trace.
+        UsageError: The URL holds credentials or unknown parameters.
     """
-    path = Path(path)
-    if (path / RUN_FILE).is_file():
-        return Trace(path, _read_run(path))
-    if not path.exists():
-        raise TraceError(f"{path} does not exist")
+    location = location_of(path)
+    if (location / RUN_FILE).is_file():
+        return Trace(location, _read_run(location))
+    if not location.exists():
+        raise TraceError(f"{location} does not exist")
     from ddltrace.analyzer.importers import formats
 
-    if formats.recognizes(path):
-        imported = formats.read(path)
-        return Trace(path, check_run(imported.run), imported.tables)
-    if path.is_dir():
-        _check_holds_none(path)
-        read_run(path)  # raises, and says what is missing
-    raise TraceError(f"{path} is neither a trace directory nor of a format that can be imported")
+    with local_copy(location, formats.MAX_FILES) as files:
+        if formats.recognizes(files):
+            imported = formats.read(files)
+            return Trace(location, check_run(imported.run), imported.tables)
+    if location.is_dir():
+        _check_holds_none(location)
+        read_run(location)  # raises, and says what is missing
+    raise TraceError(
+        f"{location} is neither a trace directory nor of a format that can be imported"
+    )
 
 
-def _check_holds_none(path: Path) -> None:
+def _check_holds_none(path: Location) -> None:
     """Raises if a directory that is no trace holds some, as an experiment's does."""
-    inside = [run.parent for run in sorted(path.glob(f"*/{RUN_FILE}"))]
+    inside = [run.parent for run in matches(path, f"*/{RUN_FILE}")]
     if not inside:
         return
     shown = " ".join(shlex.quote(str(trace)) for trace in inside[:_MAX_NAMED])
@@ -97,7 +106,7 @@ def _check_holds_none(path: Path) -> None:
     )
 
 
-def _read_run(path: Path) -> RunInfo:
+def _read_run(path: Location) -> RunInfo:
     try:
         return check_run(read_run(path))
     except (OverflowError, RecursionError, AttributeError) as error:
@@ -126,7 +135,9 @@ class Trace:
         verified: Segment name -> whether the file of that process has its checksum, once compared.
     """
 
-    def __init__(self, path: Path, run: RunInfo, tables: dict[str, pa.Table] | None = None) -> None:
+    def __init__(
+        self, path: Location, run: RunInfo, tables: dict[str, pa.Table] | None = None
+    ) -> None:
         self.path = path
         self.name = path.resolve().name or str(path)
         self.run = run
@@ -298,6 +309,34 @@ class Trace:
 
     def _process_times(self, infos: Sequence[RankInfo]) -> Iterator[ProcessTimes]:
         return self.map_processes(_process_times, infos, "reading messages to align clocks")
+
+    def _read_clock_windows(self, info: RankInfo) -> Iterator[pa.Table]:
+        """A process's events on its own clock; from a store, only the columns for clocks."""
+        if self.is_local:
+            yield from self._read_windows(info)
+            return
+        for batch in self.read_columns(info, CLOCK_COLUMNS):
+            yield pa.Table.from_batches([batch])
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the events are in memory or in files of this machine, not in a store."""
+        return self._tables is not None or isinstance(self.path, Path)
+
+    def batch_facts(self, info: RankInfo) -> list[BatchFacts] | None:
+        """The facts about each batch of a process's file in a store.
+
+        Returns:
+            The facts, in the order of the file; None for a local trace, and if the file lacks
+            them, as a stream does.
+        """
+        if self.is_local:
+            return None
+        from ddltrace.tracer.trace.event_reader import read_batch_facts
+
+        with contextlib.suppress(TraceError):
+            return read_batch_facts(self.path, info.segment)
+        return None
 
     @property
     def is_stored(self) -> bool:
@@ -617,7 +656,9 @@ class Trace:
             yield self._tables[info.segment]
             return
         self._verify(info)
-        reader = EventReader(self.path, info.segment)
+        first = 0 if self._steps is None else self.first_step(info)
+        steps = self._steps and range(self._steps.start - first, self._steps.stop - first)
+        reader = EventReader(self.path, info.segment, steps=steps)
         try:
             for group in grouped(iter(reader), _WINDOW_ROWS):
                 table = pa.Table.from_batches(group, schema=EVENTS).unify_dictionaries()
@@ -631,16 +672,21 @@ class Trace:
             self._note_damage(
                 f"rank {info.rank}: the last {reader.lost_bytes} bytes are unreadable"
             )
+        if reader.checksum is not None and info.checksum not in (None, reader.checksum):
+            self._note_other_file(info)
 
     def _verify(self, info: RankInfo) -> None:
         """Compares a process's final file with its checksum, once, before it is first read."""
         if info.segment not in self.verified:
             self.verified[info.segment] = matches_checksum(self.path, info)
         if not self.verified[info.segment]:
-            self._note_damage(
-                f"rank {info.rank}: its file is not what was recorded, but damaged or another "
-                "rank's: its numbers may be wrong"
-            )
+            self._note_other_file(info)
+
+    def _note_other_file(self, info: RankInfo) -> None:
+        self._note_damage(
+            f"rank {info.rank}: its file is not what was recorded, but damaged or another "
+            "rank's: its numbers may be wrong"
+        )
 
     def _note_damage(self, text: str) -> None:
         self._note(text)
@@ -691,7 +737,7 @@ class Trace:
 def _process_times(trace: Trace) -> ProcessTimes:
     """The times of a trace of one process, on its own clock."""
     (info,) = trace.run.ranks
-    return process_times(info, trace._read_windows(info), trace._generations[info.segment])
+    return process_times(info, trace._read_clock_windows(info), trace._generations[info.segment])
 
 
 def _age(info: RankInfo) -> tuple[int, int, int]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ddltrace.analyzer.trace.align import RankClock
+    from ddltrace.tracer.trace.batch_facts import BatchFacts
     from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
 
 Result = TypeVar("Result")
@@ -66,6 +67,13 @@ class ProcessEvents(Protocol):
         """Some columns of a process's events as it recorded them."""
 
 
+class InStore(Countable, Protocol):
+    """A trace that may lie in a store."""
+
+    def batch_facts(self, info: RankInfo) -> list[BatchFacts] | None:
+        """The facts about each batch of a process's file in a store."""
+
+
 @dataclass(frozen=True)
 class StepSelection:
     """The analyzed steps of a trace that is too long to be analyzed as a whole.
@@ -78,6 +86,8 @@ class StepSelection:
         origin_ns: The earliest time of the whole trace, on rank 0's clock.
         numbers: The numbers of all its steps, ascending.
         sizes: What is kept of each in an analysis, bytes.
+        is_too_long: Whether the trace is too long to be analyzed as a whole; else it lies in a
+            store, and only the steps that were asked for are read.
     """
 
     steps: range
@@ -87,10 +97,13 @@ class StepSelection:
     origin_ns: int
     numbers: IntArray = field(repr=False)
     sizes: npt.NDArray[np.float64] = field(repr=False)
+    is_too_long: bool = True
 
     @property
-    def note(self) -> str:
-        """Returns the note for the report."""
+    def note(self) -> str | None:
+        """Returns the note for the report; None if the report has what was asked for."""
+        if not self.is_too_long:
+            return None
         return (
             f"{self.events:,} events are too many to analyze at once: of steps "
             f"{_ends(self.whole)}, {_ends(self.steps)} are analyzed "
@@ -112,6 +125,44 @@ class StepSelection:
         return replace(
             self, steps=range(int(self.numbers[-max(fit, 1)]), self.whole.stop), rule=RULE
         )
+
+
+def select_in_store(trace: InStore, steps: range) -> StepSelection | None:
+    """Selects steps of a trace in a store, so that the other steps are not read.
+
+    Args:
+        trace: The trace.
+        steps: The steps that were asked for.
+
+    Returns:
+        The selection; None for a local trace, and if the files do not say where their steps are.
+    """
+    first_ns, lows, highs, events = [], [], [], 0
+    for info in trace.run.ranks:
+        facts = trace.batch_facts(info)
+        if facts is None:
+            return None
+        events += sum(batch.rows for batch in facts)
+        starts = [batch.first_ns for batch in facts if batch.first_ns is not None]
+        if starts:
+            clock = trace.clocks[info.segment]
+            first_ns.append(int(clock.apply(np.array([min(starts)], np.int64))[0]))
+        number = trace.first_step(info)
+        lows += [number + batch.first_step for batch in facts if batch.first_step is not None]
+        highs += [number + batch.last_step for batch in facts if batch.last_step is not None]
+    if not lows or not first_ns:
+        return None
+    whole = range(min(lows), max(highs) + 1)
+    return StepSelection(
+        steps=steps,
+        rule=RULE_ASKED,
+        whole=whole,
+        events=events,
+        origin_ns=min(first_ns),
+        numbers=np.arange(whole.start, whole.stop),
+        sizes=np.zeros(len(whole)),
+        is_too_long=False,
+    )
 
 
 def select_steps(trace: Countable) -> StepSelection | None:

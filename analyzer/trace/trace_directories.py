@@ -11,6 +11,7 @@ from typing import Final
 
 from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 from ddltrace.tracer.errors import UsageError
+from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.trace.run_reader import read_run
 from ddltrace.tracer.trace.trace_parts import joined
 
@@ -19,7 +20,7 @@ _CLOCKS_DIFFER_S: Final = 60
 
 
 @contextlib.contextmanager
-def open_as_one(paths: Sequence[Path]) -> Iterator[Trace]:
+def open_as_one(paths: Sequence[Location]) -> Iterator[Trace]:
     """Opens one trace, or several directories of one job as one, without copying.
 
     Args:
@@ -33,18 +34,32 @@ def open_as_one(paths: Sequence[Path]) -> Iterator[Trace]:
         UsageError: They are not of one job.
         TraceError: One of them cannot be read.
     """
-    if len(paths) > 1:
-        _check_same_time(paths)
-    with joined(paths) as whole:
+    if len(paths) == 1:
+        yield open_trace(paths[0])
+        return
+    local = [path for path in paths if isinstance(path, Path)]
+    if len(local) < len(paths):
+        raise UsageError(
+            "only directories of this machine can be analyzed as one: gather these into one "
+            f"trace with: {collect_command(paths)}"
+        )
+    _check_same_time(local)
+    with joined(local) as whole:
         yield open_trace(whole)
 
 
-def dashboard_command(paths: Sequence[Path]) -> str:
+def collect_command(paths: Sequence[Location]) -> str:
+    """Returns the command that gathers several directories of one job into one trace."""
+    named = " ".join(shlex.quote(str(path)) for path in paths)
+    return f"ddltrace collect {named} -o whole"
+
+
+def dashboard_command(paths: Sequence[Location]) -> str:
     """Returns the command that shows the trace in the browser; merges several directories."""
     named = " ".join(shlex.quote(str(path)) for path in paths)
     if len(paths) == 1:
         return f"ddltrace dashboard {named}"
-    return f"ddltrace merge {named} -o whole && ddltrace dashboard whole"
+    return f"{collect_command(paths)} && ddltrace dashboard whole"
 
 
 def _check_same_time(paths: Sequence[Path]) -> None:

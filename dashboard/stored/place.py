@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.trace.trace_files import RUN_FILE, event_path
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def content_key(trace: Trace) -> str:
     Raises:
         OSError: A file cannot be read.
     """
-    files = [trace.path / RUN_FILE]
+    files: list[Location] = [trace.path / RUN_FILE]
     files += [event_path(trace.path, info.segment) for info in trace.run.ranks]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         digests = list(pool.map(_digest, files))
@@ -73,7 +74,13 @@ def content_key(trace: Trace) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _digest(path: Path) -> str:
+def _digest(path: Location) -> str:
+    if not isinstance(path, Path):
+        # Reading all of a store's files would cost as much as building again; ``run.json``, which
+        # is read, has the checksums of the others.
+        is_record = path.name == RUN_FILE
+        what = hashlib.sha256(path.read_bytes()).hexdigest() if is_record else path.stat()
+        return f"{path.name} {what}"
     with open(path, "rb") as file:
         digest = hashlib.sha256()
         while chunk := file.read(1 << 20):
@@ -84,7 +91,8 @@ def _digest(path: Path) -> str:
 def folders(trace: Trace) -> list[Path]:
     """Folders that may hold the stored files of a trace, the preferred one first."""
     own = hashlib.sha256(str(trace.path.resolve()).encode()).hexdigest()[:32]
-    return [trace.path / FOLDER, user_folder() / "traces" / own]
+    of_user = user_folder() / "traces" / own
+    return [trace.path / FOLDER, of_user] if isinstance(trace.path, Path) else [of_user]
 
 
 def file_name(kind: str, secret: bytes) -> str:

@@ -283,7 +283,7 @@ def shortened(trace: Trace) -> Trace:
     selection = trace.step_selection.last(_TIMES_MORE)
     view = trace.within(selection.steps)
     view.step_selection = selection
-    view.notes = [*trace.notes, selection.note]
+    view.notes = [*trace.notes, *filter(None, [selection.note])]
     return view
 
 

@@ -156,6 +156,7 @@ ORDER = {
     "tracer": (
         *("errors", "exit_status", "fault_barrier", "optional_packages", "output_directory"),
         *(
+            "storage",
             "trace",
             "config",
             "record",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from ddltrace.tracer.exit_status import status_text
+from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.trace.run_info import PART_LABEL, RankInfo, RunInfo
 from ddltrace.tracer.trace.trace_files import event_path
 
 
-def account_for(directory: Path, run: RunInfo) -> None:
+def account_for(directory: Location, run: RunInfo) -> None:
     """Sets the status of a run to `complete` or `partial` and adds notes with the reasons."""
     attempts = sorted({info.attempt for info in run.ranks})
     if len(attempts) > 1:
@@ -34,7 +34,7 @@ def account_for(directory: Path, run: RunInfo) -> None:
     run.status = "partial" if run.notes else "complete"
 
 
-def notes_on_lost_events(directory: Path, run: RunInfo) -> list[str]:
+def notes_on_lost_events(directory: Location, run: RunInfo) -> list[str]:
     """A note for every process whose events can no longer be read."""
     return [
         f"rank {info.rank}: what process {info.pid} recorded is gone"

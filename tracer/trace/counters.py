@@ -5,12 +5,12 @@ A file has one row per counter and sample. A counter that cannot be read on a ma
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.trace.arrow_arrays import floats, integer_columns, integers, strings
 from ddltrace.tracer.trace.event_reader import ArrowReader, read_table
 from ddltrace.tracer.trace.schema import SCHEMA_NAME
@@ -128,7 +128,7 @@ def _non_negative(values: list[int], kind: pa.DataType) -> pa.Array:
     return integer_columns(np.array([values]), [kind])[0]
 
 
-def read_counters(directory: Path, segment: str) -> tuple[pa.Table, int]:
+def read_counters(directory: Location, segment: str) -> tuple[pa.Table, int]:
     """Reads the counters of one rank process, as much as can be read.
 
     Args:

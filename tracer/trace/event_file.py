@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
 import pyarrow as pa
 
+from ddltrace.tracer.storage.location import Location
+from ddltrace.tracer.trace.batch_facts import facts_metadata
 from ddltrace.tracer.trace.run_info import RankInfo
 from ddltrace.tracer.trace.schema import EVENTS
 from ddltrace.tracer.trace.stream_writer import buffered
@@ -36,11 +38,15 @@ def write_events(
     Returns:
         The number of rows written, and the file's CRC-32.
     """
-    return write_batches(directory / (segment + FILE_SUFFIX), EVENTS, batches)
+    path = directory / (segment + FILE_SUFFIX)
+    return write_batches(path, EVENTS, batches, facts_metadata)
 
 
 def write_batches(
-    path: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+    path: Path,
+    schema: pa.Schema,
+    batches: Iterator[pa.RecordBatch],
+    metadata: Callable[[pa.RecordBatch], dict[bytes, bytes]] | None = None,
 ) -> tuple[int, int]:
     """Writes a final file from batches, in memory bounded by one written batch.
 
@@ -48,6 +54,7 @@ def write_batches(
         path: The file to write.
         schema: The schema of the batches, whose dictionaries only grow.
         batches: The batches.
+        metadata: Gives the custom metadata of each written batch.
 
     Returns:
         The number of rows written, and the file's CRC-32.
@@ -64,7 +71,7 @@ def write_batches(
             for group in grouped(batches, _ROWS_PER_BATCH):
                 table = pa.Table.from_batches(group, schema=schema).unify_dictionaries()
                 for batch in table.combine_chunks().to_batches():
-                    writer.write_batch(batch)
+                    writer.write_batch(batch, None if metadata is None else metadata(batch))
                     rows += batch.num_rows
         temporary.replace(path)
     finally:
@@ -72,7 +79,7 @@ def write_batches(
     return rows, summed.checksum
 
 
-def checksum_of(path: Path) -> int:
+def checksum_of(path: Location) -> int:
     """Computes the CRC-32 of a file.
 
     Raises:
@@ -86,22 +93,23 @@ def checksum_of(path: Path) -> int:
     return found
 
 
-def matches_checksum(directory: Path, info: RankInfo) -> bool:
+def matches_checksum(directory: Location, info: RankInfo) -> bool:
     """Whether a rank's final file has the checksum that ``run.json`` gives.
 
     True as well where there is nothing to verify: the file is still a stream, ``run.json`` gives
-    no checksum, or the file cannot be read, which its reader reports.
+    no checksum, or the file cannot be read, which its reader reports. A file in a store is not
+    read for this: a reader of all of it knows its checksum at the end.
     """
     return _matches(event_path(directory, info.segment), info.checksum)
 
 
-def counters_match_checksum(directory: Path, info: RankInfo) -> bool:
+def counters_match_checksum(directory: Location, info: RankInfo) -> bool:
     """Whether a rank's final counter file has the checksum that ``run.json`` gives."""
     return _matches(counters_path(directory, info.segment), info.counters_checksum)
 
 
-def _matches(path: Path, checksum: int | None) -> bool:
-    if checksum is None or path.suffix != FILE_SUFFIX:
+def _matches(path: Location, checksum: int | None) -> bool:
+    if checksum is None or path.suffix != FILE_SUFFIX or not isinstance(path, Path):
         return True
     try:
         return checksum_of(path) == checksum

@@ -7,15 +7,17 @@ validated, and bytes that cannot be read are counted.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.trace.arrow_arrays import integers, strings
+from ddltrace.tracer.trace.batch_facts import BatchFacts, evenly_spread
 from ddltrace.tracer.trace.schema import ADDED, EVENTS, SCHEMA_NAME
 from ddltrace.tracer.trace.stream_frames import Scan, scan_stream
 from ddltrace.tracer.trace.trace_files import (
@@ -24,13 +26,16 @@ from ddltrace.tracer.trace.trace_files import (
     require_regular_file,
 )
 
+if TYPE_CHECKING:
+    from ddltrace.tracer.storage.remote_path import RemotePath
+
 _KEPT_BYTES: Final = 4 << 20
 _FILE_MAGIC: Final = b"ARROW1"
 _Content: TypeAlias = bytes | mmap.mmap
 _DECODING_ERRORS: Final = (pa.ArrowException, OSError, MemoryError, OverflowError)
 
 
-def read_events(directory: Path, segment: str) -> tuple[pa.Table, int]:
+def read_events(directory: Location, segment: str) -> tuple[pa.Table, int]:
     """Reads the events of one rank process, as much as can be read.
 
     Args:
@@ -45,6 +50,22 @@ def read_events(directory: Path, segment: str) -> tuple[pa.Table, int]:
         TraceError: There is no event file, or nothing in it can be read.
     """
     return read_table(EventReader(directory, segment), EVENTS)
+
+
+def read_batch_facts(directory: Location, segment: str) -> list[BatchFacts] | None:
+    """Reads the facts about each batch of a process's file in a store, without its events.
+
+    Returns:
+        The facts; None if the file lacks them, as a stream and a file of an older version do.
+
+    Raises:
+        TraceError: The store cannot be read.
+    """
+    from ddltrace.tracer.trace.remote_messages import RemoteMessages
+
+    path = event_path(directory, segment)
+    outline = None if isinstance(path, Path) else RemoteMessages(path).outline()
+    return None if outline is None else outline.facts()
 
 
 def read_table(reader: ArrowReader, schema: pa.Schema) -> tuple[pa.Table, int]:
@@ -74,32 +95,45 @@ class ArrowReader:
         added: Columns that older files lack; they are read as nulls.
         columns: Read only these, which is several times faster; all by default.
         most: Read at most this many batches, evenly spread over the file; all by default.
+        steps: From a store, do not read batches without events of these steps. Batches after
+            them that have events of no step are read as well.
 
     Attributes:
         lost_bytes: After the iteration: bytes that could not be read.
+        checksum: After the iteration over all of a file in a store: the file's CRC-32.
     """
 
     def __init__(
         self,
-        path: Path,
+        path: Location,
         schema: pa.Schema,
         added: Collection[str] = (),
         columns: Collection[str] | None = None,
+        *,
         most: int | None = None,
+        steps: range | None = None,
     ) -> None:
         self._most = most
+        self._steps = steps
         self.lost_bytes = 0
+        self.checksum: int | None = None
         self._path = path
         self._schema = schema
         self._added = frozenset(added)
         self._columns = [name for name in schema.names if columns is None or name in columns]
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
+        if isinstance(self._path, Path):
+            yield from self._read_local(self._path)
+        else:
+            yield from self._read_remote(self._path)
+
+    def _read_local(self, path: Path) -> Iterator[pa.RecordBatch]:
         self.lost_bytes = 0
-        is_file = self._path.suffix == FILE_SUFFIX
+        is_file = path.suffix == FILE_SUFFIX
         try:
-            require_regular_file(self._path)
-            content = _map(self._path)
+            require_regular_file(path)
+            content = _map(path)
         except OSError as error:
             raise TraceError(f"{self._path} cannot be opened: {error}") from error
         size = len(content)
@@ -128,23 +162,63 @@ class ArrowReader:
         good, passed = 0, _ReleasedPages(content)
         try:
             names = self._checked_names(pa.ipc.read_schema(data))
-            stored = [number for number, name in enumerate(names) if name in self._columns]
-            missing = [name for name in self._columns if name not in names]
-            options = pa.ipc.IpcReadOptions(included_fields=stored)
-            reader = pa.ipc.open_stream(source, options=options)
+            reader = pa.ipc.open_stream(source, options=self._options(names))
             while True:
                 good = source.tell()
-                batch = reader.read_next_batch()
-                batch.validate(full=True)
-                for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                    if column.null_count and not self._schema.field(name).nullable:
-                        raise pa.ArrowInvalid("null where none may be")
-                yield self._complete(batch) if missing else batch
+                yield self._next_batch(reader)
                 passed(start + source.tell())
         except StopIteration:
             return
         except _DECODING_ERRORS:
             self.lost_bytes += max(1, data.size - good)
+
+    def _read_remote(self, path: RemotePath) -> Iterator[pa.RecordBatch]:
+        """Reads a file in a store: what is needed, if the file says where it is; else all."""
+        # Imported here: few traces lie in a store.
+        from ddltrace.tracer.trace.remote_messages import (
+            MessageFeed,
+            RemoteMessages,
+            chosen_batches,
+        )
+
+        self.lost_bytes, self.checksum = 0, None
+        source = RemoteMessages(path)
+        is_part = len(self._columns) < len(self._schema) or self._most or self._steps is not None
+        outline = source.outline() if is_part else None
+        messages = source.all() if outline is None else iter([outline.schema])
+        first = next(messages, None)
+        try:
+            if first is not None:
+                schema = pa.ipc.read_schema(pa.py_buffer(first))
+                names = self._checked_names(schema)
+                if outline is not None:
+                    fields = [n for n, name in enumerate(names) if name in self._columns]
+                    needs_all = len(fields) == len(names)
+                    keep = chosen_batches(outline, self._most, self._steps)
+                    messages = source.chosen(outline, None if needs_all else fields, schema, keep)
+                feed = MessageFeed(first, messages)
+                reader = pa.ipc.open_stream(pa.PythonFile(feed, "r"), options=self._options(names))
+                while True:
+                    yield self._next_batch(reader)
+        except StopIteration:
+            pass
+        except _DECODING_ERRORS:
+            self.lost_bytes += max(1, source.lost_bytes)
+        self.lost_bytes = max(self.lost_bytes, source.lost_bytes)
+        self.checksum = source.checksum
+
+    def _options(self, names: Sequence[str]) -> pa.ipc.IpcReadOptions:
+        """Decodes the wanted ones of a file's columns only."""
+        stored = [number for number, name in enumerate(names) if name in self._columns]
+        return pa.ipc.IpcReadOptions(included_fields=stored)
+
+    def _next_batch(self, reader: pa.RecordBatchReader) -> pa.RecordBatch:
+        batch = reader.read_next_batch()
+        batch.validate(full=True)
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            if column.null_count and not self._schema.field(name).nullable:
+                raise pa.ArrowInvalid("null where none may be")
+        return batch if len(batch.columns) == len(self._columns) else self._complete(batch)
 
     def _checked_names(self, schema: pa.Schema) -> list[str]:
         """The columns of the file.
@@ -187,23 +261,29 @@ class EventReader(ArrowReader):
         columns: Read only these, which is several times faster; all by default.
         most: Read at most this many batches, evenly spread over the file; all by default.
 
+        steps: From a store, do not read batches without events of these steps, as the process
+            counts them; see `ArrowReader`.
+
     Attributes:
         lost_bytes: After the iteration: bytes that could not be read.
     """
 
     def __init__(
         self,
-        directory: Path,
+        directory: Location,
         segment: str,
         columns: Collection[str] | None = None,
         most: int | None = None,
+        steps: range | None = None,
     ) -> None:
-        super().__init__(event_path(directory, segment), EVENTS, ADDED, columns, most)
+        super().__init__(
+            event_path(directory, segment), EVENTS, ADDED, columns, most=most, steps=steps
+        )
 
 
 def _some_batches(content: _Content, start: int, scan: Scan, most: int) -> bytes:
     """The stream with some of its record batches, the first and the last one among them."""
-    kept = set(np.unique(np.linspace(0, scan.batches - 1, most).round().astype(int)).tolist())
+    kept = evenly_spread(scan.batches, most)
     parts, number, begin = [], 0, start
     for end, is_batch in scan.messages:
         if not is_batch or number in kept:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.trace.trace_files import require_regular_file
 
 _MAX_JSON_BYTES: Final = 256 << 20
@@ -59,7 +60,7 @@ def write_json_atomically(path: Path, value: dict[str, Any]) -> None:
         raise
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Location) -> dict[str, Any]:
     """Reads a JSON object.
 
     Raises:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
 from ddltrace.tracer.trace.trace_files import event_path
 
@@ -43,7 +44,7 @@ def is_gone(pid: int, of: RankInfo | RunInfo) -> bool:
     return state[:1] in (["Z"], ["X"])  # a zombie: dead, but its parent has not waited for it
 
 
-def has_died(directory: Path, info: RankInfo) -> bool:
+def has_died(directory: Location, info: RankInfo) -> bool:
     """Whether a process that did not close its trace has certainly ended."""
     if info.pid is None or not is_gone(info.pid, info):
         return False

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.storage.location import Location, matches
 from ddltrace.tracer.trace.json_files import read_json, release_space, write_with_reserve
 from ddltrace.tracer.trace.run_info import (
     RankInfo,
@@ -39,7 +40,7 @@ def _checksum_of(value: dict[str, Any]) -> int:
     return zlib.crc32(text.encode("ascii"))
 
 
-def read_run_file(directory: Path) -> RunInfo:
+def read_run_file(directory: Location) -> RunInfo:
     """Reads ``run.json`` unchanged; `run_reader.read_run` adds the records of the ranks' files.
 
     Raises:
@@ -76,10 +77,10 @@ def write_sidecar(directory: Path, info: RankInfo) -> None:
     write_with_reserve(directory / (info.segment + SIDECAR_SUFFIX), info.to_json())
 
 
-def read_sidecars(directory: Path, notes: list[str]) -> list[RankInfo]:
+def read_sidecars(directory: Location, notes: list[str]) -> list[RankInfo]:
     """Reads the record of every rank process; an unreadable file becomes a note."""
     infos = []
-    for path in sorted(directory.glob(f"rank-*{SIDECAR_SUFFIX}")):
+    for path in matches(directory, f"rank-*{SIDECAR_SUFFIX}"):
         try:
             infos.append(read_sidecar(path))
         except TraceError as error:
@@ -87,7 +88,7 @@ def read_sidecars(directory: Path, notes: list[str]) -> list[RankInfo]:
     return infos
 
 
-def read_sidecar(path: Path) -> RankInfo:
+def read_sidecar(path: Location) -> RankInfo:
     """Reads the record of one rank process.
 
     Raises:

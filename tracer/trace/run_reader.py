@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.storage.location import Location, matches
 from ddltrace.tracer.trace.completeness import (
     account_for,
     notes_on_lost_events,
@@ -16,7 +15,7 @@ from ddltrace.tracer.trace.run_info import PARTS_LABEL, RunInfo
 from ddltrace.tracer.trace.trace_files import PART_PREFIX, RUN_FILE
 
 
-def read_run(directory: Path) -> RunInfo:
+def read_run(directory: Location) -> RunInfo:
     """Reads the record of a run, also while it runs or after its launcher died.
 
     Args:
@@ -48,10 +47,10 @@ def read_run(directory: Path) -> RunInfo:
     return run
 
 
-def _add_parts(directory: Path, run: RunInfo) -> None:
+def _add_parts(directory: Location, run: RunInfo) -> None:
     """Adds the parts of a trace, one directory per launcher of the job."""
     parts = []
-    for path in sorted(directory.glob(f"{PART_PREFIX}*/{RUN_FILE}")):
+    for path in matches(directory, f"{PART_PREFIX}*/{RUN_FILE}"):
         parts.append(read_run(path.parent))
     if not parts:
         return
@@ -78,7 +77,7 @@ def _add_parts(directory: Path, run: RunInfo) -> None:
     run.status = "partial" if run.notes else "complete"
 
 
-def _account_without_launcher(directory: Path, run: RunInfo) -> None:
+def _account_without_launcher(directory: Location, run: RunInfo) -> None:
     """Completes the record of a run whose launcher has ended, or that never had one."""
     for info in run.ranks:
         if info.status == "running" and has_died(directory, info):

@@ -13,12 +13,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 _CONTINUATION: Final = 0xFFFFFFFF
 _DICTIONARY_BATCH: Final = 2
 _RECORD_BATCH: Final = 3
 
+_MAX_HEADER_BYTES: Final = 64 << 20
+_MAX_BODY_BYTES: Final = 2 << 30
 _FREE_BYTES: Final = 256 << 20
 _MAX_RATIO: Final = 1000
 """Limit of the decoded size: a constant plus this many times the bytes read. Real events compress
@@ -81,6 +83,120 @@ def scan_stream(
         messages.append((at, kind == _RECORD_BATCH))
         passed(at)
     return scan()
+
+
+@dataclass(frozen=True)
+class Block:
+    """Where a message lies in a file, as the file's footer says.
+
+    Attributes:
+        begin: Offset of the message.
+        header: Length of its header, with the eight bytes before it.
+        body: Length of its body.
+        is_batch: Whether it is a record batch; else a dictionary.
+    """
+
+    begin: int
+    header: int
+    body: int
+    is_batch: bool
+
+    @property
+    def end(self) -> int:
+        """Offset after the message."""
+        return self.begin + self.header + self.body
+
+
+def read_footer(footer: bytes, size: int) -> list[Block]:
+    """The messages of an Arrow IPC file, in the order of the file, without its schema.
+
+    Args:
+        footer: The flatbuffer at the end of the file.
+        size: Size of the file, in which all messages must lie.
+
+    Raises:
+        ValueError: The footer is damaged.
+    """
+    data = memoryview(footer)
+    try:
+        table = _Table(data, _u32(data, 0))
+        blocks = [
+            Block(begin, header, body, is_batch)
+            for field, is_batch in ((2, False), (3, True))
+            for begin, header, body in table.blocks(field)
+        ]
+    except (struct.error, IndexError) as error:
+        raise ValueError("footer") from error
+    blocks.sort(key=lambda block: block.begin)
+    end = 8
+    for block in blocks:
+        if block.begin < end or block.header < 8 or block.body < 0 or block.end > size:
+            raise ValueError("footer")
+        end = block.end
+    return blocks
+
+
+def message_length(data: bytes | bytearray) -> int | None:
+    """The length of the message at the beginning of some bytes.
+
+    Returns:
+        The length, with the eight bytes before the header; 0 for the end-of-stream mark; None if
+        more bytes are needed to tell.
+
+    Raises:
+        ValueError: No message begins there, or one of implausible size.
+    """
+    start = bytes(data[:8])
+    if len(start) < 8:
+        return None
+    word, length = _u32(memoryview(start), 0), _u32(memoryview(start), 4)
+    if word != _CONTINUATION or length > _MAX_HEADER_BYTES:
+        raise ValueError("message")
+    if length == 0:
+        return 0
+    header = memoryview(bytes(data[8 : 8 + length]))
+    if len(header) < length:
+        return None
+    try:
+        body = _Table(header, _u32(header, 0)).i64(3)
+    except (struct.error, IndexError) as error:
+        raise ValueError("message") from error
+    if not 0 <= body <= _MAX_BODY_BYTES:
+        raise ValueError("message")
+    return 8 + length + body
+
+
+def buffers_of_batch(header: bytes) -> list[tuple[int, int]]:
+    """Offset and length of each buffer in the body of a record batch.
+
+    Args:
+        header: The message's header, with the eight bytes before it.
+
+    Raises:
+        ValueError: The header is damaged.
+    """
+    data = memoryview(header)[8:]
+    try:
+        return list(_Table(data, _u32(data, 0)).table(2).pairs(2))
+    except (struct.error, IndexError) as error:
+        raise ValueError("header") from error
+
+
+def metadata_of_message(header: bytes) -> dict[bytes, bytes]:
+    """The custom metadata of a message.
+
+    Args:
+        header: The message's header, with the eight bytes before it.
+
+    Raises:
+        ValueError: The header is damaged.
+    """
+    data = memoryview(header)[8:]
+    try:
+        entries = _Table(data, _u32(data, 0)).tables(4)
+        return {entry.text(0): entry.text(1) for entry in entries}
+    except (struct.error, IndexError) as error:
+        raise ValueError("header") from error
 
 
 def _message(header: memoryview, body: memoryview) -> tuple[int, int, int]:
@@ -151,15 +267,42 @@ class _Table:
 
     def pairs(self, number: int) -> Iterator[tuple[int, int]]:
         """A vector of structs of two 64-bit integers."""
+        return self._structs(number, "<qq")
+
+    def blocks(self, number: int) -> Iterator[tuple[int, int, int]]:
+        """A vector of the structs `Block` of a footer."""
+        return self._structs(number, "<qi4xq")
+
+    def _structs(self, number: int, form: str) -> Iterator[Any]:
         at = self._field(number)
         if not at:
             return iter(())
         vector = at + _u32(self._data, at)
-        count = _u32(self._data, vector)
-        raw = self._data[vector + 4 : vector + 4 + 16 * count]
-        if len(raw) != 16 * count:
+        length = struct.calcsize(form) * _u32(self._data, vector)
+        raw = self._data[vector + 4 : vector + 4 + length]
+        if len(raw) != length:
             raise ValueError("vector")
-        return struct.iter_unpack("<qq", raw)
+        return struct.iter_unpack(form, raw)
+
+    def tables(self, number: int) -> list[_Table]:
+        """A vector of tables."""
+        at = self._field(number)
+        if not at:
+            return []
+        vector = at + _u32(self._data, at)
+        count = _u32(self._data, vector)
+        if 4 * count > len(self._data):
+            raise ValueError("vector")
+        places = [vector + 4 + 4 * index for index in range(count)]
+        return [_Table(self._data, place + _u32(self._data, place)) for place in places]
+
+    def text(self, number: int) -> bytes:
+        """A string; empty if there is none."""
+        at = self._field(number)
+        if not at:
+            return b""
+        at += _u32(self._data, at)
+        return bytes(self._data[at + 4 : at + 4 + _u32(self._data, at)])
 
 
 def _u16(data: memoryview, at: int) -> int:

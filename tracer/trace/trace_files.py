@@ -15,9 +15,10 @@ from __future__ import annotations
 import re
 import stat
 from pathlib import Path
-from typing import Final
+from typing import Final, overload
 
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.storage.location import Location
 
 RUN_FILE: Final = "run.json"
 STREAM_SUFFIX: Final = ".arrows"
@@ -41,7 +42,15 @@ def is_segment_name(text: str) -> bool:
     return _SEGMENT_NAME.match(text) is not None
 
 
-def event_path(directory: Path, segment: str) -> Path:
+@overload
+def event_path(directory: Path, segment: str) -> Path: ...
+
+
+@overload
+def event_path(directory: Location, segment: str) -> Location: ...
+
+
+def event_path(directory: Location, segment: str) -> Location:
     """Where the events of one rank process are: its final file, else its stream."""
     if not _SEGMENT_NAME.match(segment):
         raise TraceError(f"{segment!r:.80} is no name of a rank's files")
@@ -55,12 +64,20 @@ def counters_name(segment: str) -> str:
     return COUNTERS_PREFIX + segment.removeprefix("rank-")
 
 
-def counters_path(directory: Path, segment: str) -> Path:
+@overload
+def counters_path(directory: Path, segment: str) -> Path: ...
+
+
+@overload
+def counters_path(directory: Location, segment: str) -> Location: ...
+
+
+def counters_path(directory: Location, segment: str) -> Location:
     """Where the counters of one rank process are: the final file, else the stream."""
     return _stored(directory, counters_name(segment))
 
 
-def _stored(directory: Path, stem: str) -> Path:
+def _stored(directory: Location, stem: str) -> Location:
     """The final file with a base name, else the stream, in the trace or one of its parts."""
     for suffix in (FILE_SUFFIX, STREAM_SUFFIX):
         if (path := directory / (stem + suffix)).exists():
@@ -70,11 +87,13 @@ def _stored(directory: Path, stem: str) -> Path:
     return directory / (stem + STREAM_SUFFIX)
 
 
-def require_regular_file(path: Path) -> None:
+def require_regular_file(path: Location) -> None:
     """Rejects anything but a plain file: a link can leave the trace, and a pipe never ends.
 
     Raises:
         OSError: It is not a plain file.
     """
+    if not isinstance(path, Path):  # a store has neither
+        return
     if not stat.S_ISREG(path.lstat().st_mode):
         raise OSError("not a plain file")

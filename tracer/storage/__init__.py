@@ -1,0 +1,1 @@
+"""Files in object stores and other file systems that a URL names."""

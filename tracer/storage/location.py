@@ -1,0 +1,67 @@
+"""A path on this machine or a location in a store, as users name them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import unquote
+
+import click
+
+from ddltrace.tracer.errors import DdltraceError
+from ddltrace.tracer.storage.store_url import is_url, parse_url
+
+if TYPE_CHECKING:
+    from ddltrace.tracer.storage.remote_path import RemotePath
+
+Location: TypeAlias = "Path | RemotePath"
+"""What readers of traces take."""
+
+
+def location_of(text: str | os.PathLike[str] | RemotePath) -> Location:
+    """Reads the name of a file or directory.
+
+    Args:
+        text: A path, or a URL such as ``s3://bucket/run``. ``file://`` gives a local path.
+
+    Raises:
+        UsageError: The URL holds credentials or unknown parameters.
+    """
+    if not isinstance(text, (str, os.PathLike)):
+        return text
+    name = os.fspath(text)
+    if not is_url(name):
+        return Path(name)
+    url = parse_url(name)
+    if url.scheme == "file":
+        return Path(unquote("/" + url.place.partition("/")[2]))
+    # Imports pyarrow's file systems, which local traces do not need.
+    from ddltrace.tracer.storage.remote_path import RemotePath
+
+    return RemotePath(name)
+
+
+def matches(directory: Location, pattern: str) -> list[Location]:
+    """The files and directories below a directory that match a pattern, sorted.
+
+    Raises:
+        StoreError: The store cannot be asked.
+    """
+    found: list[Location] = [*directory.glob(pattern)]
+    return sorted(found, key=str)
+
+
+class LocationType(click.ParamType[Any]):
+    """A path or URL on the command line."""
+
+    name = "path"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Location:
+        """Reads the path or URL."""
+        try:
+            return location_of(value)
+        except DdltraceError as error:
+            self.fail(str(error), param, ctx)

@@ -1,0 +1,172 @@
+"""Connects to the store that a URL names, and reports its errors as one line."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, Final
+
+from pyarrow import fs
+
+from ddltrace.tracer.errors import DdltraceError, MissingCapabilityError, StoreError
+from ddltrace.tracer.storage.store_url import StoreUrl
+
+_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
+_SECRETS: Final = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
+_CONNECT_S: Final = 5.0
+_REQUEST_S: Final = 30.0
+_ATTEMPTS: Final = 4
+
+_CAUSES: Final = (
+    (r"NO_SUCH_BUCKET|NoSuchBucket|Bucket.* not found", "there is no such bucket"),
+    (
+        r"ACCESS_DENIED|AccessDenied|INVALID_ACCESS_KEY|SIGNATURE_DOES_NOT_MATCH|HTTP status 40[13]"
+        r"|Permission|credential|Unauthenticated|UNAUTHENTICATED|EXPIRED_TOKEN|UNRECOGNIZED_CLIENT",
+        "access denied: give credentials to the store's own library (such as AWS_PROFILE, "
+        "AWS_ACCESS_KEY_ID, ~/.aws or GOOGLE_APPLICATION_CREDENTIALS)",
+    ),
+    (
+        r"NETWORK_CONNECTION|curlCode|Couldn't connect|Could not connect|[Cc]onnection (refused|"
+        r"reset)|resolve host|Name or service|timed? ?out|REQUEST_TIMEOUT|UNAVAILABLE|"
+        r"SERVICE_UNAVAILABLE|HTTP status 50\d|SLOW_DOWN|INTERNAL_FAILURE",
+        "the store cannot be reached",
+    ),
+    (
+        r"NO_SUCH_KEY|RESOURCE_NOT_FOUND|NoSuchKey|HTTP status 404|No such file|not found",
+        "not there",
+    ),
+)
+
+
+def connect(url: StoreUrl) -> fs.FileSystem:
+    """Returns the file system of a URL; the same one for all URLs of one store.
+
+    Raises:
+        StoreError: The store cannot be reached, or its protocol is not known.
+        MissingCapabilityError: A package is missing.
+    """
+    bucket = url.place.lstrip("/").partition("/")[0]
+    with reporting(url):
+        return _connect(url.scheme, bucket, url.options, _environment())
+
+
+def path_in_store(url: StoreUrl) -> str:
+    """The path of a URL, as the file system of `connect` takes it."""
+    if url.scheme in ("hdfs", "viewfs"):
+        return "/" + url.place.partition("/")[2]
+    return url.place
+
+
+@contextlib.contextmanager
+def reporting(url: StoreUrl) -> Iterator[None]:
+    """Turns the errors of a file system's library into one line without credentials.
+
+    Raises:
+        StoreError: Something inside raised an error of the library.
+    """
+    try:
+        yield
+    except DdltraceError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the libraries behind fsspec have errors of their own
+        raise StoreError(f"{url}: {_cause(error)}") from None
+
+
+def _cause(error: Exception) -> str:
+    text = str(error)
+    for pattern, cause in _CAUSES:
+        if re.search(pattern, text):
+            return cause
+    if isinstance(error, FileNotFoundError):
+        return "not there"
+    for name in _SECRETS:
+        if secret := os.environ.get(name):
+            text = text.replace(secret, "***")
+    first = text.strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first:.160}"
+
+
+def _environment() -> tuple[str | None, ...]:
+    """The variables that choose an S3 endpoint and region: another value, another connection."""
+    endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), None)
+    region = next((os.environ[name] for name in _REGIONS if os.environ.get(name)), None)
+    return endpoint, region
+
+
+@lru_cache(maxsize=16)
+def _connect(
+    scheme: str,
+    bucket: str,
+    options: tuple[tuple[str, str], ...],
+    environment: tuple[str | None, ...],
+) -> fs.FileSystem:
+    given = dict(options)
+    if scheme == "s3":
+        return _connect_to_s3(bucket, given, *environment)
+    if scheme in ("gs", "gcs"):
+        return fs.GcsFileSystem(
+            anonymous=_is_set(given, "anonymous"),
+            scheme=given.get("scheme", "https"),
+            endpoint_override=given.get("endpoint_override"),
+            project_id=given.get("project_id"),
+        )
+    if scheme in ("hdfs", "viewfs"):
+        query = "&".join(f"{name}={value}" for name, value in options)
+        return fs.FileSystem.from_uri(f"{scheme}://{bucket}/?{query}")[0]
+    return _connect_through_fsspec(scheme)
+
+
+def _connect_to_s3(
+    bucket: str, given: dict[str, str], endpoint: str | None, region: str | None
+) -> fs.FileSystem:
+    endpoint = given.get("endpoint_override", endpoint)
+    scheme = given.get("scheme")
+    if endpoint is not None and "://" in endpoint:
+        found, _, endpoint = endpoint.rstrip("/").partition("://")
+        scheme = scheme or found
+    region = given.get("region", region)
+    if region is None:
+        region = "us-east-1" if endpoint else fs.resolve_s3_region(bucket)
+    return fs.S3FileSystem(
+        anonymous=_is_set(given, "anonymous"),
+        region=region,
+        scheme=scheme or "https",
+        endpoint_override=endpoint,
+        connect_timeout=_CONNECT_S,
+        request_timeout=_REQUEST_S,
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
+    )
+
+
+def _is_set(options: dict[str, str], name: str) -> bool:
+    return options.get(name, "").lower() in ("1", "true", "yes")
+
+
+def _connect_through_fsspec(scheme: str) -> fs.FileSystem:
+    """A file system of fsspec, for protocols that pyarrow does not know.
+
+    Raises:
+        MissingCapabilityError: fsspec, or the package of this protocol, is missing.
+        StoreError: No package is known for this protocol.
+    """
+    try:
+        fsspec: Any = importlib.import_module("fsspec")  # it has no type hints
+    except ImportError as error:
+        raise MissingCapabilityError(
+            f"{scheme}:// needs fsspec: pip install 'ddltrace[fsspec]'"
+        ) from error
+    try:
+        made = fsspec.filesystem(scheme)
+    except ImportError as error:
+        raise MissingCapabilityError(f"{scheme}:// needs another package: {error}") from error
+    except ValueError as error:
+        raise StoreError(
+            f"{scheme}:// is no protocol that is known here: use s3, gs, hdfs, file, or one of "
+            "fsspec's"
+        ) from error
+    return fs.PyFileSystem(fs.FSSpecHandler(made))
