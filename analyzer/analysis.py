@@ -379,8 +379,8 @@ def _rank_row(
     selected: bool,
 ) -> RankRow:
     scan, activity = sets.scan, sets.scan.activity
-    mine = rank_steps["rank"] == scan.rank
-    walls = rank_steps["wall_ns"][mine & counted] / 1e3
+    mine = _rows_of(rank_steps, scan.rank)
+    walls = rank_steps["wall_ns"][mine][counted[mine]] / 1e3
     chosen = np.ones(len(scan.messages), dtype=bool)
     if selected:
         total = {name: float(rank_steps[name][mine].sum()) for name in FIELDS}
@@ -427,7 +427,7 @@ def _window(trace: Trace, scan: RankScan, chosen: Mapping[str, FloatArray] | Non
     """
     work = scan.activity.work
     if chosen is not None:
-        mine = chosen["rank"] == scan.rank
+        mine = _rows_of(chosen, scan.rank)
         begins = chosen["start_ns"][mine]
         ends = begins + chosen["wall_ns"][mine]
         work = clip(work, int(begins.min()), int(ends.max())) if len(begins) else EMPTY
@@ -435,6 +435,12 @@ def _window(trace: Trace, scan: RankScan, chosen: Mapping[str, FloatArray] | Non
         return EMPTY
     whole = union(work.start[:1], work.end[-1:])
     return subtract(whole, subtract(_left_out(trace, scan), work))
+
+
+def _rows_of(rank_steps: Mapping[str, FloatArray], rank: int) -> slice:
+    """The rows of a rank in the measures of every rank and step, which are sorted by rank."""
+    low, high = np.searchsorted(rank_steps["rank"], [rank, rank + 1]).tolist()
+    return slice(low, high)
 
 
 def _left_out(trace: Trace, scan: RankScan) -> Spans:

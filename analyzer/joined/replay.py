@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -105,6 +106,7 @@ class Replay:
             self._lead_in = np.full(self._ranks, NULL_NS)
             self._lead_in[place[~measured]] = steps.end[~measured]
         self._block_chunk = self._chunk_of(blocks.place, blocks.end)
+        self._block_ends = np.append(blocks.end, 0)
         row_place = np.searchsorted(blocks.ranks, messages.rank)
         self._row_place = row_place
         self._row_chunk = self._chunk_of(row_place, graph.handed_over)
@@ -128,11 +130,10 @@ class Replay:
     def _by_rank(self, place: IntArray) -> Iterator[tuple[int, IntArray]]:
         """Where the entries of each rank are."""
         order = np.argsort(place, kind="stable")
-        bounds = np.searchsorted(place[order], np.arange(self._ranks + 1))
-        for rank in range(self._ranks):
-            mine = order[bounds[rank] : bounds[rank + 1]]
-            if len(mine):
-                yield rank, mine
+        ranks, first = np.unique(place[order], return_index=True)
+        bounds = pairwise([*first.tolist(), len(order)])
+        for rank, (low, high) in zip(ranks.tolist(), bounds, strict=True):
+            yield rank, order[low:high]
 
     def _plan_joins(self) -> None:
         """Sorts the joins by level and finds the sources of the gain of each message.
@@ -240,11 +241,12 @@ class Replay:
             ends: A time for each chunk and rank; `NULL_NS` for ranks without one.
         """
         sooner = np.zeros((*ends.shape, len(cut)), dtype=np.int64)
+        block_chunk = np.append(self._block_chunk, NULL)
         for place in range(self._ranks):
             has = np.flatnonzero(ends[:, place] != NULL_NS)
             time = ends[has, place]
             last = self._graph.blocks.before(place, time)
-            same = (last != NULL) & (np.append(self._block_chunk, NULL)[last] == has)
+            same = (last != NULL) & (block_chunk[last] == has)
             last = np.where(same, last, NULL)
             own = self._cut_since(cut, np.full(len(has), place), last, has, time)
             sooner[has, place] = gains[last] + own
@@ -355,12 +357,11 @@ class Replay:
             Nanoseconds, shape (times, scenarios).
         """
         found = np.zeros((len(time), len(cut)), dtype=np.int64)
-        ends = self._graph.blocks.end
         for rank, every in self._by_rank(place):
             mine = every[chunk[every] != NULL]
             since = self._starts[chunk[mine] * self._ranks + rank]
             behind = block[mine]
-            since = np.where(behind == NULL, since, np.append(ends, 0)[behind])
+            since = np.where(behind == NULL, since, self._block_ends[behind])
             until = np.maximum(time[mine], since)
             for number, before in enumerate(cut):
                 whole = before(rank, np.concatenate([since, until]))

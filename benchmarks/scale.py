@@ -1,0 +1,226 @@
+"""Measures how an analysis on Dask grows with the ranks: ``python benchmarks/scale.py``.
+
+Creates traces of simulated ranks, analyzes each on a local Dask cluster in a process of its own,
+and prints tables in Markdown: one worker against two on one trace; then time, memory and bytes of
+the files that were opened, for every number of ranks. A straight line is fitted to all sizes but
+the largest, checked on the largest, and extended to 100,000 ranks. The output is in
+`docs/scale.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+SIZES = (64, 256, 1024, 4096)
+TARGET = 100_000
+LIMIT = "500MB"
+MEASURES = ("client_cpu_s", "worker_cpu_s", "client_mb", "opened_mb")
+
+_opened = 0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One analysis.
+
+    Attributes:
+        ranks: Ranks of the trace.
+        workers: Processes of the cluster; 0 for the embedded engine.
+        wall_s: From opening the trace to the end of the analysis.
+        client_cpu_s: Processor time of this process, with the scheduler.
+        worker_cpu_s: Processor time of all workers, without their start.
+        client_mb: Peak memory of this process.
+        worker_mb: Peak memory of the largest worker.
+        opened_mb: Sizes of the files of the trace, once for each time that a process opened one.
+        stored_mb: Sizes of the files of the trace.
+        digest: Digest of the analysis as JSON.
+    """
+
+    ranks: int
+    workers: int
+    wall_s: float
+    client_cpu_s: float
+    worker_cpu_s: float
+    client_mb: float
+    worker_mb: float
+    opened_mb: float
+    stored_mb: float
+    digest: str
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, nargs="+", default=SIZES, help="sizes of the traces")
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--compare", type=int, default=256, help="ranks, for one worker and two")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of one worker and of two")
+    parser.add_argument(
+        "--checked", type=int, default=256, help="compare engines up to these ranks"
+    )
+    parser.add_argument("--keep", type=Path, help="directory for the traces; kept and reused")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.one:
+        print(json.dumps(vars(measure(Path(chosen.one[0]), int(chosen.one[1])))))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = chosen.keep or Path(temporary)
+        _compare_workers(_trace(folder, chosen.compare, chosen.steps), chosen.repeat)
+        found = []
+        for ranks in sorted(chosen.ranks):
+            path = _trace(folder, ranks, chosen.steps)
+            found.append(_run(path, 2))
+            if ranks <= chosen.checked and _run(path, 0).digest != found[-1].digest:
+                raise SystemExit(f"{ranks} ranks: the engines differ")
+            print(f"measured {ranks} ranks", file=sys.stderr, flush=True)
+        _print_growth(found)
+        if len(found) > 2:
+            _print_model(found)
+
+
+def _compare_workers(path: Path, repeat: int) -> None:
+    """Prints the time of one worker and of two on the same trace, in turns."""
+    runs: dict[int, list[Measured]] = {1: [], 2: []}
+    for _ in range(repeat):
+        for workers, found in runs.items():
+            found.append(_run(path, workers))
+    print(f"\n{runs[1][0].ranks:,} ranks on {os.cpu_count()} cores, median of {repeat} runs:\n")
+    print("| workers | wall s | client CPU s | workers CPU s |\n|---|---|---|---|")
+    for workers, found in runs.items():
+        row = [_median(found, name) for name in ("wall_s", "client_cpu_s", "worker_cpu_s")]
+        print(f"| {workers} | {row[0]:.1f} | {row[1]:.1f} | {row[2]:.1f} |")
+    ratios = [one.wall_s / two.wall_s for one, two in zip(runs[1], runs[2], strict=True)]
+    print(f"\nOne worker takes {min(ratios):.2f} to {max(ratios):.2f} times as long as two.")
+
+
+def _median(runs: list[Measured], name: str) -> float:
+    return float(np.median([getattr(run, name) for run in runs]))
+
+
+def _print_growth(found: list[Measured]) -> None:
+    print(f"\nTwo workers, each with a limit of {LIMIT}:\n")
+    names = [field.name for field in fields(Measured)][2:-1]
+    print(f"| ranks | {' | '.join(name.replace('_', ' ') for name in names)} |")
+    print("|---" * (len(names) + 1) + "|")
+    for each in found:
+        print(f"| {each.ranks:,} | {' | '.join(f'{getattr(each, name):.1f}' for name in names)} |")
+
+
+def _print_model(found: list[Measured]) -> None:
+    """Fits lines to all sizes but the largest, and prints what they predict."""
+    *fitted, held = found
+    ranks = np.array([each.ranks for each in fitted], dtype=float)
+    print(
+        f"\nLines fitted to {', '.join(f'{each.ranks:,}' for each in fitted)} ranks, with the "
+        f"same weight for the relative error of each; checked on {held.ranks:,} ranks:\n"
+    )
+    print(
+        f"| measure | at 0 ranks | per 1,000 ranks | predicted for {held.ranks:,} | measured | "
+        f"measured / predicted | extended to {TARGET:,} |\n|---|---|---|---|---|---|---|"
+    )
+    for name in MEASURES:
+        values = np.array([getattr(each, name) for each in fitted])
+        slope, base = np.polyfit(ranks, values, 1, w=1 / np.maximum(values, 1e-9))
+        predicted, measured = base + slope * held.ranks, getattr(held, name)
+        print(
+            f"| {name.replace('_', ' ')} | {base:.2f} | {slope * 1e3:.2f} | {predicted:.1f} | "
+            f"{measured:.1f} | {measured / predicted:.2f} | {base + slope * TARGET:,.0f} |"
+        )
+
+
+def _trace(folder: Path, ranks: int, steps: int) -> Path:
+    from synthetic import Shape, write_trace
+
+    path = folder / f"ranks-{ranks}"
+    if not path.exists():
+        write_trace(path, Shape(ranks=ranks, steps=steps, layers=40, buckets=4))
+    return path
+
+
+def _run(path: Path, workers: int) -> Measured:
+    command = [sys.executable, __file__, "--one", str(path), str(workers)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return Measured(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def measure(path: Path, workers: int) -> Measured:
+    """Analyzes a trace in this process."""
+    from contextlib import ExitStack
+
+    import ddltrace
+    from ddltrace.analyzer.engine.dask_engine import open_dask
+    from ddltrace.analyzer.trace.engine_access import use_engine
+
+    with ExitStack() as stack:
+        engine = None
+        if workers:
+            engine = stack.enter_context(open_dask(workers=workers, memory_limit=LIMIT))
+            engine.on_each_worker(count_opened, str(path))
+            engine.on_each_worker(import_analysis, "")
+        count_opened(str(path))
+        before = sum(each[0] for each in _usages(engine))
+        began, cpu = time.perf_counter(), time.process_time()
+        trace = ddltrace.open(path)
+        if engine is not None:
+            use_engine(trace, engine)
+        text = json.dumps(trace.analyze().to_json())
+        wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+        usages = _usages(engine)
+        stored = sum(file.stat().st_size for file in path.iterdir())
+        return Measured(
+            ranks=len(trace.ranks),
+            workers=workers,
+            wall_s=wall,
+            client_cpu_s=cpu,
+            worker_cpu_s=sum(each[0] for each in usages) - before,
+            client_mb=usage("")[1],
+            worker_mb=max((each[1] for each in usages), default=0.0),
+            opened_mb=(sum(each[2] for each in usages) + _opened) / 1e6,
+            stored_mb=stored / 1e6,
+            digest=hashlib.sha256(text.encode()).hexdigest(),
+        )
+
+
+def _usages(engine) -> list[tuple[float, float, int]]:  # noqa: ANN001
+    return [] if engine is None else list(engine.on_each_worker(usage, "").values())
+
+
+def usage(_: str) -> tuple[float, float, int]:
+    """Processor seconds, peak memory in MB, and bytes of opened files of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, _opened
+
+
+def import_analysis(_: str) -> None:
+    """Imports the analysis, whose time does not depend on the trace."""
+    import ddltrace.analyzer.analysis  # noqa: F401
+
+
+def count_opened(folder: str) -> None:
+    """From now on, adds up the sizes of the files in a folder that this process opens."""
+
+    def seen(event: str, arguments: tuple[object, ...]) -> None:
+        global _opened  # noqa: PLW0603
+        if event == "open" and str(arguments[0]).startswith(folder):
+            _opened += os.stat(str(arguments[0])).st_size
+
+    sys.addaudithook(seen)
+
+
+if __name__ == "__main__":
+    # Workers import the functions of this file by the name of the module.
+    from scale import main as run
+
+    run()
