@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -21,15 +21,15 @@ from ddltrace.analyzer.events.interval_sets import (
     union,
 )
 from ddltrace.analyzer.events.rank_scan import RankScan
-from ddltrace.analyzer.events.rank_timeline import Timeline
 from ddltrace.analyzer.formatting.units import share_text
 from ddltrace.analyzer.importers.straggler_analysis.operations import WORKERS_LABEL
 from ddltrace.analyzer.joined.analyzed import Analyzed
-from ddltrace.analyzer.joined.critical_path import Path, PathFinder, Window
+from ddltrace.analyzer.joined.critical_path import Blocks, Path, PathFinder, Window
 from ddltrace.analyzer.joined.dependencies import find_graph
 from ddltrace.analyzer.joined.executions import Executions, find_executions
 from ddltrace.analyzer.joined.join import Joined, join
-from ddltrace.analyzer.joined.trace_scans import scan_ranks, timeline_of
+from ddltrace.analyzer.joined.rank_paths import describe_ranks
+from ddltrace.analyzer.joined.trace_scans import scan_ranks
 from ddltrace.analyzer.measures.bandwidth import cost_fits, link_fits, size_bins
 from ddltrace.analyzer.measures.breakdown import (
     FIELDS,
@@ -73,7 +73,6 @@ from ddltrace.analyzer.model import (
     TraceFacts,
     Waiting,
 )
-from ddltrace.analyzer.recent_cache import RecentCache
 from ddltrace.analyzer.report.advice import find_findings
 from ddltrace.analyzer.trace.align import SHARED, worst_residual
 from ddltrace.analyzer.trace.step_selection import select_in_store
@@ -84,7 +83,6 @@ if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
     from ddltrace.analyzer.trace.step_selection import StepSelection
 
-_TIMELINE_BYTES: Final = 512 << 20
 _STRAGGLERS_REPLAYED: Final = 32
 _UNRECORDED_WORTH_SAYING: Final = 0.01
 _CLOCK_ERROR_NS: Final = 200_000
@@ -506,15 +504,16 @@ def find_paths(
     trace: Trace, scans: Mapping[int, RankScan], joined: Joined, steps: Steps
 ) -> dict[int, Path]:
     """The critical path of every step: step number -> path."""
-    timelines: RecentCache[int, Timeline] = RecentCache(
-        lambda rank: timeline_of(trace, scans[rank]), lambda line: line.nbytes, _TIMELINE_BYTES
-    )
+
+    @cache
+    def blocks(rank: int) -> Blocks:
+        return scans[rank].path_blocks()
 
     @cache
     def tensor_names(rank: int) -> dict[int, str]:
         return {info.id: info.name for info in trace.tensors(rank)}
 
-    finder = PathFinder(joined, timelines.get, tensor_names)
+    finder = PathFinder(joined, blocks, partial(describe_ranks, trace, scans), tensor_names)
     bounds = (steps.start.tolist(), steps.end.tolist(), steps.last_rank.tolist())
     windows = [Window(*bound) for bound in zip(*bounds, strict=True)]
     return dict(zip(steps.number.tolist(), finder.find(windows), strict=True))

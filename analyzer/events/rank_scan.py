@@ -19,6 +19,7 @@ from ddltrace.analyzer.events.rank_activity import Activity, ActivityBuilder
 from ddltrace.analyzer.events.rank_messages import Messages, Waits, read_messages, read_waits
 from ddltrace.analyzer.events.rank_timeline import (
     MAIN_LANE,
+    LeadingLane,
     Timeline,
     blocked_times,
 )
@@ -52,6 +53,7 @@ class RankScan:
         gradient_time: When gradients became ready, ascending, ns.
         gradient_tensor: Ids of their tensors.
         gradient_step: Their steps.
+        leading_lane: The thread that its timeline follows, see `LeadingLane`.
         timeline: Its timeline, in a trace of few ranks: the critical path then probably visits all
             ranks, and their events have just been read.
     """
@@ -74,7 +76,12 @@ class RankScan:
     gradient_time: IntArray
     gradient_tensor: IntArray
     gradient_step: IntArray
+    leading_lane: str | None
     timeline: Timeline | None = None
+
+    def path_blocks(self) -> tuple[IntArray, IntArray, IntArray]:
+        """The blocks at which the critical path stops: those of `Timeline`, without its events."""
+        return blocked_times(self.messages, self.waits, self.activity, self.leading_lane)
 
 
 def scan_rank(rank: int, columns: Columns) -> RankScan:
@@ -98,6 +105,7 @@ class RankScanner:
         self._first, self._last = _MAX_NS, NULL_NS
         self._kept: list[pa.Table] = []
         self._activity = ActivityBuilder(operations_only=operations_only)
+        self._leading = LeadingLane()
         self._gradient_time = Gathered(np.int64)
         self._gradient_tensor = Gathered(np.int32)
         self._gradient_step = Gathered(np.int32)
@@ -112,6 +120,7 @@ class RankScanner:
             self._first = min(self._first, int(start.min()))
             self._last = max(self._last, int(start.max()), int(end.max()))
         self._activity.add(columns)
+        self._leading.add(columns)
         self._kept.append(columns.table(columns.rows(*_KEPT_KINDS)))
         rows = columns.rows("gradient")
         counts, tensors = columns.lists("tensors", rows)
@@ -154,6 +163,7 @@ class RankScanner:
             gradient_time=time,
             gradient_tensor=tensor,
             gradient_step=number,
+            leading_lane=self._leading.name(),
         )
 
 

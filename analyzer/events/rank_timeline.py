@@ -146,6 +146,36 @@ _NO_WORK: Final = Work(
 )
 
 
+class LeadingLane:
+    """Finds the thread that a rank's timeline follows, from its events, which are added in parts.
+
+    It is the thread with the most steps, else `main`, else the one with the most host work.
+    """
+
+    def __init__(self) -> None:
+        self._lanes: Counter[str | None] = Counter()
+        self._steps: Counter[str | None] = Counter()
+
+    def add(self, columns: Columns) -> dict[str | None, int]:
+        """Adds a part of the events; returns how many of its host events each lane has."""
+        names: list[str | None] = [None, *columns.lanes]
+        used = _counts(columns.lane[columns.rows(*_HOST_KINDS)], names)
+        self._lanes.update(used)
+        self._steps.update(_counts(columns.lane[columns.rows("step")], names))
+        return used
+
+    def name(self) -> str | None:
+        """The lane, of the events so far."""
+        if not self._lanes:
+            return MAIN_LANE
+        return max(
+            self._lanes, key=lambda lane: (self._steps[lane], lane == MAIN_LANE, self._lanes[lane])
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self._lanes)
+
+
 class TimelineBuilder:
     """Builds a rank's timeline from its events, which are added in parts.
 
@@ -156,8 +186,7 @@ class TimelineBuilder:
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
-        self._lanes: Counter[str | None] = Counter()
-        self._steps: Counter[str | None] = Counter()
+        self._leading = LeadingLane()
         self._lane: str | None = None
         self._pending: list[Work] = []
         self._until = NULL_NS
@@ -172,16 +201,13 @@ class TimelineBuilder:
         for kind, parts in self._device.items():
             parts.append(_work(columns, columns.rows(kind), codes, optimizer))
         rows = columns.rows(*_HOST_KINDS)
-        lanes = columns.lane[rows]
-        lane_names: list[str | None] = [None, *columns.lanes]
-        used = _counts(lanes, lane_names)
-        first = not self._lanes
-        self._lanes.update(used)
-        self._steps.update(_counts(columns.lane[columns.rows("step")], lane_names))
+        first = not self._leading
+        used = self._leading.add(columns)
         if first:
-            self._lane = self._leading()
+            self._lane = self._leading.name()
         if self._lane in used:
-            rows = rows[lanes == lane_names.index(self._lane) - 1]
+            number = NULL if self._lane is None else columns.lanes.index(self._lane)
+            rows = rows[columns.lane[rows] == number]
             self._add_host(_work(columns, rows, codes, optimizer))
 
     def finish(
@@ -200,7 +226,7 @@ class TimelineBuilder:
             The timeline; None if it cannot be derived from events in parts, but only from all
             events at once.
         """
-        if self._late or self._lane != self._leading():
+        if self._late or self._lane != self._leading.name():
             return None
         self._cut(Work.joined(self._pending))
         self._pending = []
@@ -226,14 +252,6 @@ class TimelineBuilder:
             gradient_time=found.time,
             gradient_tensor=found.tensor,
             backward=self._names.get("backward", NULL),
-        )
-
-    def _leading(self) -> str | None:
-        """Returns the thread with the most steps, else `main`, else the most host work."""
-        if not self._lanes:
-            return MAIN_LANE
-        return max(
-            self._lanes, key=lambda lane: (self._steps[lane], lane == MAIN_LANE, self._lanes[lane])
         )
 
     def _code(self, name: str) -> int:

@@ -12,7 +12,7 @@ wall time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -25,10 +25,12 @@ from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.joined.queues import Queues
 from ddltrace.analyzer.model import CATEGORIES
 
-_WINDOWS_AT_ONCE = 128
 _PIECES_AT_ONCE = 1 << 18
 _LOCAL = -1
 """Category of a stretch that follows the rank's own timeline."""
+
+
+Blocks = tuple[IntArray, IntArray, IntArray]
 
 
 class Window(NamedTuple):
@@ -185,51 +187,79 @@ class _Stretches:
 
 
 class PathFinder:
-    """Finds critical paths, and loads the timelines of the ranks that they visit.
+    """Finds critical paths.
+
+    Walks the windows first, for which the blocks of the ranks suffice; then describes the stretches
+    of every rank that the paths visit along its timeline, one rank at a time.
 
     Args:
         joined: All messages.
-        timeline: Gives a rank's timeline.
+        blocks: Gives a rank's blocks, see `Timeline`: start, end and message of each.
+        describe: Describes stretches of ranks, see `describe_stretches`; the results have the order
+            of the ranks.
         tensor_names: Gives a rank's names of tensors by id.
     """
 
     def __init__(
         self,
         joined: Joined,
-        timeline: Callable[[int], Timeline],
+        blocks: Callable[[int], Blocks],
+        describe: Callable[[Mapping[int, Pieces]], Iterable[RankPieces]],
         tensor_names: Callable[[int], dict[int, str]],
     ) -> None:
         self._joined = joined
         self._queues = Queues(joined)
-        self._timeline = timeline
+        self._blocks = blocks
+        self._describe_ranks = describe
         self._tensor_names = tensor_names
         self._names: dict[str, int] = {}
         self._name_list: list[str] = []
-        self._codes: dict[int, IntArray] = {}
-        self._tensors: dict[int, IntArray] = {}
 
     def find(self, windows: Sequence[Window]) -> list[Path]:
-        """The critical path of every window.
-
-        Windows are walked one by one and described many at a time, so that describing them
-        costs little each, and what it needs at a time is bounded.
-        """
+        """The critical path of every window."""
+        found = _Stretches([], [], [], [], [], [])
+        for number, window in enumerate(windows):
+            self._walk(window, number, found)
+        walked = found.pieces()
+        blocked = np.flatnonzero(walked.message != NULL)
+        walked.name[blocked] = [self._message_code(row) for row in walked.message[blocked].tolist()]
+        local = walked.category == _LOCAL
+        parts = [walked.keep(~local)]
+        by_rank = {
+            rank: walked.keep(local & (walked.rank == rank))
+            for rank in np.unique(walked.rank[local]).tolist()
+        }
+        for rank, described in zip(by_rank, self._describe_ranks(by_rank), strict=True):
+            codes = np.array([*map(self._code, described.names), NULL], dtype=np.int32)
+            parts.append(replace(described.pieces(rank), name=codes[described.name]))
+        # A path ends where the next one begins, so each part is sorted by window.
+        counts = sum(np.bincount(part.window, minlength=len(windows)) for part in parts)
         paths: list[Path] = []
-        at_once = self._windows_at_once(windows)
-        for first in range(0, len(windows), at_once):
-            some = windows[first : first + at_once]
-            found = _Stretches([], [], [], [], [], [])
-            for number, window in enumerate(some):
-                self._walk(window, number, found)
-            paths += self._describe(found, len(some))
+        for low, high in _groups(np.asarray(counts)):
+            paths += self._some_paths(parts, low, high)
         return paths
 
-    def _windows_at_once(self, windows: Sequence[Window]) -> int:
-        """Number of windows whose pieces fit in memory at once."""
-        if not windows:
-            return 1
-        segments = len(self._timeline(windows[0].last_rank).segments.time)
-        return min(1 + _PIECES_AT_ONCE * len(windows) // segments, _WINDOWS_AT_ONCE)
+    def _some_paths(self, parts: Sequence[Pieces], low: int, high: int) -> Iterator[Path]:
+        """The paths of the windows from `low` to `high` - 1."""
+        some = [
+            part.keep(np.arange(*np.searchsorted(part.window, [low, high]).tolist()))
+            for part in parts
+        ]
+        whole = Pieces.joined(some)
+        whole = whole.keep(np.lexsort((whole.start, whole.window))).merged()
+        bounds = np.searchsorted(whole.window, np.arange(low, high + 1)).tolist()
+        # There may be a piece for every event: 21 bytes each.
+        rank, message = whole.rank.astype(np.int32), whole.message.astype(np.int32)
+        category, name = whole.category.astype(np.int8), whole.name.astype(np.int32)
+        for first, last in pairwise(bounds):
+            yield Path(
+                edge=np.append(whole.start[first:last], whole.end[last - 1 : last]),
+                rank=rank[first:last],
+                category=category[first:last],
+                name=name[first:last],
+                message=message[first:last],
+                names=self._name_list,
+            )
 
     def _walk(self, window: Window, number: int, found: _Stretches) -> None:
         start, end, rank = window
@@ -238,28 +268,28 @@ class PathFinder:
         now = end
         seen: dict[int, int] = {}  # rank -> the earliest of its blocks that has been used
         while now > start:
-            line = self._timeline(rank)
-            block = int(np.searchsorted(line.block_start, now, side="left")) - 1
+            block_start, block_end, block_message = self._blocks(rank)
+            block = int(np.searchsorted(block_start, now, side="left")) - 1
             if block >= 0 and block == seen.get(rank):
                 # Back in the middle of a wait, whose message does not explain the rank's late
                 # arrival.
-                since = max(int(line.block_start[block]), start)
+                since = max(int(block_start[block]), start)
                 found.add(rank, since, now, CATEGORY["wait"])
                 now = since
                 continue
-            if block < 0 or line.block_end[block] <= start:
+            if block < 0 or block_end[block] <= start:
                 found.add(rank, start, now, _LOCAL)
                 break
             seen[rank] = block
-            until = min(int(line.block_end[block]), now)
-            since = max(int(line.block_start[block]), start)
+            until = min(int(block_end[block]), now)
+            since = max(int(block_start[block]), start)
             found.add(rank, until, now, _LOCAL)
             now = until
-            if line.block_message[block] == NULL:
+            if block_message[block] == NULL:
                 found.add(rank, since, now, CATEGORY["wait"])
                 now = since
                 continue
-            row = messages.offsets[rank] + int(line.block_message[block])
+            row = messages.offsets[rank] + int(block_message[block])
             released = int(self._joined.released[row])
             # It had not started when the walk came to this block from another message.
             if released == NULL_NS or released >= now:
@@ -299,94 +329,6 @@ class PathFinder:
             rank, now = int(self._joined.releaser[former]), came
         return rank, now
 
-    def _describe(self, found: _Stretches, windows: int) -> list[Path]:
-        """Cuts local stretches along their rank's timeline and names every piece."""
-        walked = found.pieces()
-        blocked = np.flatnonzero(walked.message != NULL)
-        walked.name[blocked] = [self._message_code(row) for row in walked.message[blocked].tolist()]
-        local = walked.category == _LOCAL
-        parts = [walked.keep(~local)]
-        for rank in np.unique(walked.rank[local]).tolist():
-            line = self._timeline(rank)
-            parts.append(self._local(line, walked.keep(local & (walked.rank == rank))))
-        whole = Pieces.joined(parts)
-        whole = whole.keep(np.lexsort((whole.start, whole.window))).merged()
-        bounds = np.searchsorted(whole.window, np.arange(windows + 1)).tolist()
-        # There may be a piece for every event: 21 bytes each.
-        rank, message = whole.rank.astype(np.int32), whole.message.astype(np.int32)
-        category, name = whole.category.astype(np.int8), whole.name.astype(np.int32)
-        return [
-            Path(
-                edge=np.append(whole.start[low:high], whole.end[high - 1 : high]),
-                rank=rank[low:high],
-                category=category[low:high],
-                name=name[low:high],
-                message=message[low:high],
-                names=self._name_list,
-            )
-            for low, high in pairwise(bounds)
-        ]
-
-    def _local(self, line: Timeline, stretches: Pieces) -> Pieces:
-        """Pieces of a rank's timeline within stretches of it."""
-        time = line.segments.time
-        first = np.searchsorted(time, stretches.start, side="right") - 1
-        last = np.searchsorted(time, stretches.end, side="left")
-        counts = last - first
-        which = np.repeat(np.arange(len(counts)), counts)
-        segment = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts - first, counts)
-        pieces = stretches.keep(which)
-        following = time[np.minimum(segment + 1, len(time) - 1)]
-        unbounded = segment == len(time) - 1
-        name = line.segments.name[segment]
-        pieces = replace(
-            pieces,
-            start=np.maximum(time[segment], pieces.start),
-            end=np.where(unbounded, pieces.end, np.minimum(following, pieces.end)),
-            category=line.segments.category[segment].astype(np.int64),
-            name=self._rank_codes(line)[name],
-        )
-        return self._split_backward(line, pieces, name == line.backward)
-
-    def _split_backward(self, line: Timeline, pieces: Pieces, backward: BoolArray) -> Pieces:
-        """Divides backward where gradients became ready; a part is named after its last one."""
-        times = line.gradient_time
-        if line.backward == NULL or not len(times):
-            return pieces
-        low = np.searchsorted(times, pieces.start, side="right")
-        high = np.searchsorted(times, pieces.end, side="left")
-        cuts = np.where(backward, np.maximum(high - low, 0), 0)
-        which = np.repeat(np.arange(len(cuts)), cuts + 1)
-        place = np.arange(len(which)) - np.repeat(np.cumsum(cuts + 1) - cuts - 1, cuts + 1)
-        # Part k of a piece lies between gradients low + k - 1 and low + k, within the piece.
-        following = low[which] + place
-        former = times[np.maximum(following - 1, 0)]
-        next_one = np.minimum(following, len(times) - 1)
-        begins = np.where(place == 0, pieces.start[which], former)
-        ends = np.where(place == cuts[which], pieces.end[which], times[next_one])
-        made = backward[which] & (following < len(times)) & (times[next_one] == ends)
-        tensor = self._tensor_codes(line)[next_one]
-        name = np.where(made, tensor, pieces.name[which])
-        parts = replace(pieces.keep(which), start=begins, end=ends, name=name)
-        return parts.keep(ends > begins)
-
-    def _rank_codes(self, line: Timeline) -> IntArray:
-        """The paths' code of each of a rank's names; of `NULL`, which indexes the last: `NULL`."""
-        if line.rank not in self._codes:
-            codes = [self._code(name) for name in line.names]
-            self._codes[line.rank] = np.array([*codes, NULL])
-        return self._codes[line.rank]
-
-    def _tensor_codes(self, line: Timeline) -> IntArray:
-        """The paths' code of the tensor of each of a rank's gradients."""
-        if line.rank not in self._tensors:
-            names = self._tensor_names(line.rank)
-            ids, which = np.unique(line.gradient_tensor, return_inverse=True)
-            labels = [names.get(number, f"tensor {number}") for number in ids.tolist()]
-            codes = [self._code(f"{label}.grad") for label in labels]
-            self._tensors[line.rank] = np.array(codes)[which]
-        return self._tensors[line.rank]
-
     def _message_code(self, row: int) -> int:
         """Returns a code for the description of a message: its operation and its tensors."""
         messages = self._joined.messages
@@ -402,3 +344,125 @@ class PathFinder:
             self._names[name] = len(self._name_list)
             self._name_list.append(name)
         return self._names[name]
+
+
+def _groups(counts: IntArray) -> Iterator[tuple[int, int]]:
+    """Ranges of windows with about `_PIECES_AT_ONCE` pieces: all at once would need much memory."""
+    group = (np.cumsum(counts) - counts) // _PIECES_AT_ONCE
+    borders = np.flatnonzero(np.append(True, group[1:] != group[:-1]))[: len(counts)]
+    yield from pairwise([*borders.tolist(), len(counts)])
+
+
+@dataclass(frozen=True)
+class RankPieces:
+    """Pieces of one rank's timeline, in few bytes each; columns as in `Pieces`.
+
+    Attributes:
+        name: Index into `names`; `NULL` for none.
+        names: Names of the rank.
+    """
+
+    start: IntArray
+    end: IntArray
+    category: IntArray
+    name: IntArray
+    window: IntArray
+    names: list[str]
+
+    def pieces(self, rank: int) -> Pieces:
+        """The same as `Pieces`; rank and message take no memory."""
+        count = len(self.start)
+        return Pieces(
+            start=self.start,
+            end=self.end,
+            rank=np.broadcast_to(np.int64(rank), count),
+            category=self.category,
+            name=self.name,
+            message=np.broadcast_to(np.int64(NULL), count),
+            window=self.window,
+        )
+
+
+def describe_stretches(
+    line: Timeline, stretches: Pieces, tensor_names: Mapping[int, str]
+) -> RankPieces:
+    """Cuts stretches of a rank along its timeline, and names every piece.
+
+    Args:
+        line: The timeline.
+        stretches: The stretches, which are sorted by window.
+        tensor_names: The rank's names of tensors by id.
+    """
+    order = np.lexsort((stretches.start, stretches.window))
+    stretches = stretches.keep(order)
+    tensors, names = np.empty(0, np.int64), list(line.names)
+    if line.backward != NULL and len(line.gradient_time):
+        ids, which = np.unique(line.gradient_tensor, return_inverse=True)
+        labels = [tensor_names.get(number, f"tensor {number}") for number in ids.tolist()]
+        tensors = len(names) + which
+        names += [f"{label}.grad" for label in labels]
+    counts = _segment_counts(line, stretches)
+    parts = []
+    for low, high in _groups(counts):
+        pieces = _local(line, stretches.keep(np.arange(low, high)), tensors)
+        parts.append(
+            replace(
+                pieces,
+                category=pieces.category.astype(np.int8),
+                name=pieces.name.astype(np.int32),
+                window=pieces.window.astype(np.int32),
+            )
+        )
+    whole = Pieces.joined(parts)
+    return RankPieces(whole.start, whole.end, whole.category, whole.name, whole.window, names)
+
+
+def _segment_counts(line: Timeline, stretches: Pieces) -> IntArray:
+    first = np.searchsorted(line.segments.time, stretches.start, side="right") - 1
+    last = np.searchsorted(line.segments.time, stretches.end, side="left")
+    return np.asarray(last - first)
+
+
+def _local(line: Timeline, stretches: Pieces, tensors: IntArray) -> Pieces:
+    """Pieces of a rank's timeline within stretches of it."""
+    time = line.segments.time
+    first = np.searchsorted(time, stretches.start, side="right") - 1
+    counts = _segment_counts(line, stretches)
+    which = np.repeat(np.arange(len(counts)), counts)
+    segment = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts - first, counts)
+    pieces = stretches.keep(which)
+    following = time[np.minimum(segment + 1, len(time) - 1)]
+    unbounded = segment == len(time) - 1
+    name = line.segments.name[segment]
+    pieces = replace(
+        pieces,
+        start=np.maximum(time[segment], pieces.start),
+        end=np.where(unbounded, pieces.end, np.minimum(following, pieces.end)),
+        category=line.segments.category[segment].astype(np.int64),
+        name=name.astype(np.int64),
+    )
+    if not len(tensors):
+        return pieces
+    return _split_backward(line, pieces, name == line.backward, tensors)
+
+
+def _split_backward(
+    line: Timeline, pieces: Pieces, backward: BoolArray, tensors: IntArray
+) -> Pieces:
+    """Divides backward where gradients became ready; a part is named after its last one."""
+    times = line.gradient_time
+    low = np.searchsorted(times, pieces.start, side="right")
+    high = np.searchsorted(times, pieces.end, side="left")
+    cuts = np.where(backward, np.maximum(high - low, 0), 0)
+    which = np.repeat(np.arange(len(cuts)), cuts + 1)
+    place = np.arange(len(which)) - np.repeat(np.cumsum(cuts + 1) - cuts - 1, cuts + 1)
+    # Part k of a piece lies between gradients low + k - 1 and low + k, within the piece.
+    following = low[which] + place
+    former = times[np.maximum(following - 1, 0)]
+    next_one = np.minimum(following, len(times) - 1)
+    begins = np.where(place == 0, pieces.start[which], former)
+    ends = np.where(place == cuts[which], pieces.end[which], times[next_one])
+    made = backward[which] & (following < len(times)) & (times[next_one] == ends)
+    name = np.where(made, tensors[next_one], pieces.name[which])
+    parts = replace(pieces.keep(which), start=begins, end=ends, name=name)
+    return parts.keep(ends > begins)

@@ -1,0 +1,61 @@
+"""Describes the parts of critical paths on each rank: one task per visited rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddltrace.analyzer.engine.part_tasks import map_parts
+from ddltrace.analyzer.events.rank_scan import RankScan
+from ddltrace.analyzer.joined.critical_path import Pieces, RankPieces, describe_stretches
+from ddltrace.analyzer.joined.trace_scans import timeline_of
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace.opened_trace import Trace
+
+
+@dataclass(frozen=True)
+class _RankPart:
+    """What a task needs to describe the stretches of one rank."""
+
+    trace: Trace
+    scan: RankScan
+    stretches: Pieces
+
+    @property
+    def notes(self) -> list[str]:
+        """See `Part`."""
+        return self.trace.notes
+
+    @property
+    def damage(self) -> list[str]:
+        """See `Part`."""
+        return self.trace.damage
+
+    @property
+    def verified(self) -> dict[str, bool]:
+        """See `Part`."""
+        return self.trace.verified
+
+
+def describe_ranks(
+    trace: Trace, scans: Mapping[int, RankScan], stretches: Mapping[int, Pieces]
+) -> Iterator[RankPieces]:
+    """Describes the stretches of ranks along their timelines, on the engine of the trace.
+
+    Args:
+        trace: The trace.
+        scans: Rank -> its scan.
+        stretches: Rank -> its stretches, ascending.
+
+    Yields:
+        The pieces of each rank, in the order of the ranks.
+    """
+    parts = [_RankPart(trace.of_rank(r), scans[r], found) for r, found in stretches.items()]
+    return map_parts(trace, _describe, parts, "describing critical paths")
+
+
+def _describe(part: _RankPart) -> RankPieces:
+    names = {info.id: info.name for info in part.trace.tensors(part.scan.rank)}
+    return describe_stretches(timeline_of(part.trace, part.scan), part.stretches, names)
