@@ -49,7 +49,9 @@ class Run:
             were kept, as `synchronization_report.synchronization_of` says; None if the trace has
             no clocks.
         choices: What the strategy chose by sizes or measurements: ``auto`` (groups, links and the
-            architecture for each size), ``placement`` (loads of the servers and their skew).
+            architecture for each size), ``placement`` (loads of the servers and their skew). And
+            ``protocol``: the profile that paced the messages, with its sources, and the number and
+            times of the messages to rank 0.
         wall_s: Seconds that the job took from its start to its end.
         other_cores: Cores that other processes, and the kernel on its own behalf, kept busy while
             the job ran, in the mean; None where the kernel does not say.
