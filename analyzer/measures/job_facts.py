@@ -53,6 +53,7 @@ class JobFacts:
         shares_update: Ranks exchange updated parameters in each step (ZeRO): they broadcast or
             gather a large part of the bytes that they reduce.
         element_bytes: Bytes of one element of the gradients on the wire; None if unknown.
+        deepspeed: DeepSpeed exchanges the gradients: its options replace those of DDP and FSDP.
         update_names: Names of what runs in the optimizer, lower case.
         link: For sends and receives, the mean traffic of a link in a step: messages, bytes, and
             the transfers of a receiving rank; None without any.
@@ -65,9 +66,19 @@ class JobFacts:
     replicated: bool = False
     shares_update: bool = False
     element_bytes: float | None = None
+    deepspeed: bool = False
     update_names: tuple[str, ...] = ()
     link: Exchange | None = None
     sends_in_a_row: float = 0.0
+
+    @property
+    def wrapper(self) -> str | None:
+        """What exchanges the gradients: ``deepspeed``, ``fsdp``, ``ddp``; None if unknown."""
+        if self.deepspeed:
+            return "deepspeed"
+        if self.sharded:
+            return "fsdp"
+        return "ddp" if self.replicated else None
 
 
 def job_facts(
@@ -117,6 +128,7 @@ def job_facts(
         replicated=not sharded and "all_reduce" in ops and bool(gradients.any()),
         shares_update=_shares_update(exchanges),
         element_bytes=_element_bytes(trace, scans, joined),
+        deepspeed=any("deepspeed" in info.versions for info in trace.run.ranks),
         update_names=tuple(name.lower() for name in update_names),
         link=_link(joined, steady),
         sends_in_a_row=_sends_in_a_row(joined, steady),

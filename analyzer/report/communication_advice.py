@@ -23,6 +23,25 @@ SMALL_BYTES: Final = 64 << 10
 _LEAST_UNFITTED: Final = 1 << 20
 """Where no latency was fitted, no smaller bucket than this is proposed."""
 
+_MERGE: Final = {
+    "ddp": " (DDP: a larger bucket_cap_mb)",
+    "deepspeed": " (DeepSpeed: a larger reduce_bucket_size)",
+}
+_HALVE: Final = {
+    "ddp": " (bf16_compress_hook)",
+    "deepspeed": " (DeepSpeed: communication_data_type)",
+}
+_KEEP: Final = {
+    "fsdp": "FSDP2: reshard_after_forward=False; FSDP: SHARD_GRAD_OP",
+    "deepspeed": "DeepSpeed: ZeRO stage 2, or a larger stage3_param_persistence_threshold",
+}
+_PREFETCH: Final = {
+    "fsdp": "FSDP2: set_modules_to_forward_prefetch and set_modules_to_backward_prefetch; "
+    "FSDP: forward_prefetch=True",
+    "deepspeed": "DeepSpeed: overlap_comm and a larger stage3_prefetch_bucket_size",
+}
+"""Options of what exchanges the gradients, by `JobFacts.wrapper`."""
+
 _PIECES: Final = (2, 4, 8, 16)
 _FULL_PRECISION: Final = 3.5
 """Bytes of an element from which half precision would save anything."""
@@ -95,42 +114,43 @@ def _of_exchange(
     overlap = analysis.summary.overlap_ratio
     low = overlap is not None and overlap < _LOW_OVERLAP
     count = exchange.count
+    ddp = facts.wrapper == "ddp"
     by_size = "" if cost.fitted else ", by its size"
     if count >= 2 and exchange.bytes:
         each = cost.latency_us / count
-        how = " (DDP: a larger bucket_cap_mb)" if facts.replicated else ""
+        how = _MERGE.get(facts.wrapper or "", "")
         yield Proposal(
             f"merge messages{how}: {count:.0f} {exchange.op} of "
             f"{bytes_text(round(exchange.bytes / count))} in each step pay a latency of "
             f"{time_text(each)} one by one{by_size}",
             (count - 1) * each * scale,
-            ("best_buckets", "fusion", "ddp") if facts.replicated else (),
+            ("best_buckets", "fusion", "ddp") if ddp else (),
         )
     if facts.replicated and exchange.op == "all_reduce" and exchange.bytes:
         if low and cost.moving_us > cost.latency_us:
-            yield from _split(exchange, cost, scale)
+            yield from _split(exchange, cost, scale, ddp=ddp)
         if facts.element_bytes is None or facts.element_bytes >= _FULL_PRECISION:
             unknown = ", if they are in full precision" if facts.element_bytes is None else ""
             yield Proposal(
-                f"send less: gradients in half precision (bf16_compress_hook) halve the "
+                f"send less: gradients in half precision{_HALVE[facts.wrapper or 'ddp']} halve the "
                 f"{bytes_text(round(exchange.bytes))} a step{unknown}",
                 cost.moving_us / 2 * scale,
-                ("bf16", "ddp"),
+                ("bf16", "ddp") if ddp else (),
             )
     if facts.sharded and exchange.op == "all_gather":
+        sharding = "deepspeed" if facts.deepspeed else "fsdp"
         scatters = next((e.count for e in facts.exchanges if e.op == "reduce_scatter"), 0.0)
         if scatters and count >= 1.5 * scatters:
             yield Proposal(
-                "keep gathered parameters for the backward pass (FSDP2: "
-                "reshard_after_forward=False; FSDP: SHARD_GRAD_OP), if memory allows: "
+                f"keep gathered parameters for the backward pass ({_KEEP[sharding]}), if memory "
+                "allows: "
                 f"{count:.0f} all_gathers a step serve {scatters:.0f} reduce_scatters",
                 (count - scatters) / count * cost.total_us * scale,
             )
         if low:
             yield Proposal(
-                "gather parameters earlier (FSDP2: set_modules_to_forward_prefetch and "
-                "set_modules_to_backward_prefetch; FSDP: forward_prefetch=True), so that "
-                "compute hides the all_gathers",
+                f"gather parameters earlier ({_PREFETCH[sharding]}), so that compute hides the "
+                "all_gathers",
                 cost.total_us * scale,
             )
 
@@ -176,7 +196,7 @@ def _of_link(
     )
 
 
-def _split(exchange: Exchange, cost: _Cost, scale: float) -> Iterator[Proposal]:
+def _split(exchange: Exchange, cost: _Cost, scale: float, *, ddp: bool) -> Iterator[Proposal]:
     """Smaller buckets: all but the last move while backward still computes."""
     count = max(exchange.count, 1.0)
     latency = cost.latency_us / count
@@ -191,11 +211,16 @@ def _split(exchange: Exchange, cost: _Cost, scale: float) -> Iterator[Proposal]:
     remaining, pieces = min(left)
     size = max(round(exchange.bytes / (count * pieces)), 1)
     megabytes = max(size / 2**20, 0.01)
+    how = (
+        f"DDP: bucket_cap_mb={megabytes:.2g}"
+        if ddp
+        else "DeepSpeed: overlap_comm and a smaller reduce_bucket_size"
+    )
     yield Proposal(
-        f"start sending earlier, in smaller buckets of about {bytes_text(size)} (DDP: "
-        f"bucket_cap_mb={megabytes:.2g}): only the last one then follows the backward pass",
+        f"start sending earlier, in smaller buckets of about {bytes_text(size)} ({how}): only the "
+        "last one then follows the backward pass",
         max(cost.total_us - remaining, 0.0) * scale,
-        (f"ddp:bucket_mb={megabytes:.2g}", "best_buckets", "ddp"),
+        (f"ddp:bucket_mb={megabytes:.2g}", "best_buckets", "ddp") if ddp else (),
     )
 
 
@@ -219,11 +244,13 @@ def _none_pays(analysis: Analysis, facts: JobFacts, exposed_us: float) -> Propos
         return Proposal(
             f"no change of this job's messages pays: {why}; a faster link would", exposed_us
         )
+    ddp = facts.wrapper == "ddp"
+    how = "no_sync) or local SGD" if ddp else "DeepSpeed: gradient_accumulation_steps)"
     return Proposal(
         f"neither other buckets nor fewer bytes pay: {why}; only fewer exchanges would, by "
-        "accumulating gradients over several batches (no_sync) or local SGD",
+        f"accumulating gradients over several batches ({how}",
         exposed_us * (1 - 1 / _PERIOD),
-        (f"localsgd:period={_PERIOD}", "ddp"),
+        (f"localsgd:period={_PERIOD}", "ddp") if ddp else (),
     )
 
 

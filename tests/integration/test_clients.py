@@ -109,6 +109,7 @@ def test_deepspeed_zero(tmp_path: Path) -> None:
     assert recorded.info.notes == []
     for rank, frame in recorded.frames.items():
         assert recorded.ranks[rank].errors == []
+        assert "deepspeed" in recorded.ranks[rank].versions
         assert {f"module.{name}" for name in PERCEPTRON} <= {
             tensor.name for tensor in recorded.ranks[rank].tensors
         }

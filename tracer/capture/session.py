@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from ddltrace.tracer.capture.frameworks import framework_versions
 from ddltrace.tracer.capture.overhead_probe import CostMeter
 from ddltrace.tracer.config import CaptureConfig
 from ddltrace.tracer.fault_barrier import quiet
@@ -195,6 +196,8 @@ class Session:
         info = self._record.info
         with contextlib.suppress(Exception):
             info.cost = self._meter.result() if self._meter else None
+        with contextlib.suppress(Exception):
+            info.versions.update(framework_versions())
         info.clock["writer_busy_ns"] = self._writer.busy_ns
         if self._counters is not None:
             with contextlib.suppress(Exception):

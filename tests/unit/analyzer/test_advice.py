@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-from types import SimpleNamespace
 
 import pytest
 
@@ -49,7 +48,7 @@ def _trained(
     return built.trace().analyze()
 
 
-def _told(analysis):
+def _findings(analysis):
     return {finding.kind: finding for finding in analysis.findings}
 
 
@@ -57,7 +56,7 @@ def test_a_job_that_shards_its_gradients_is_not_told_to_shard_its_update(build):
     analysis = _trained(
         build(2), [("all_gather", 1 << 20, 200), ("reduce_scatter", 1 << 20, 200)], update=900
     )
-    advice = _told(analysis)["update"].advice
+    advice = _findings(analysis)["update"].advice
     assert "ZeRO" not in advice
     assert "ZeroRedundancy" not in advice
     assert "fused" in advice
@@ -68,7 +67,7 @@ def test_a_job_that_shards_its_gradients_is_not_told_to_shard_its_update(build):
 def test_fsdp_that_gathers_twice_may_keep_what_it_gathered(build):
     gathers = [("all_gather", 1 << 20, 400), ("all_gather", 1 << 20, 400)]
     analysis = _trained(build(2), [*gathers, ("reduce_scatter", 1 << 20, 100)])
-    finding = _told(analysis)["communication"]
+    finding = _findings(analysis)["communication"]
     assert "prefetch" in finding.advice or "reshard_after_forward" in finding.advice
     assert finding.saves_us <= analysis.savings.transfer_us
 
@@ -76,7 +75,7 @@ def test_fsdp_that_gathers_twice_may_keep_what_it_gathered(build):
 def test_one_small_bucket_is_latency_and_no_bucket_size_helps(build):
     built = build(2)
     tensor = built.tensor("net.weight", 10_000)
-    finding = _told(_trained(built, [("all_reduce", 10_000, 500, tensor)]))["communication"]
+    finding = _findings(_trained(built, [("all_reduce", 10_000, 500, tensor)]))["communication"]
     assert "smaller buckets" not in finding.advice
     assert "merge" not in finding.advice
     assert "neither other buckets nor fewer bytes pay" in finding.advice
@@ -88,7 +87,7 @@ def test_one_small_bucket_is_latency_and_no_bucket_size_helps(build):
 def test_many_small_messages_are_merged(build):
     built = build(2)
     messages = [("all_reduce", 10_000, 100, built.tensor(f"t{i}", 10_000)) for i in range(8)]
-    finding = _told(_trained(built, messages))["communication"]
+    finding = _findings(_trained(built, messages))["communication"]
     assert "merge messages" in finding.advice
     # Seven of eight latencies.
     assert finding.saves_us == pytest.approx(700, rel=0.02)
@@ -98,10 +97,35 @@ def test_many_small_messages_are_merged(build):
     assert finding.command.endswith("-- test")
 
 
+@pytest.mark.parametrize(
+    ("messages", "option"),
+    [
+        ([("all_reduce", 10_000, 100)] * 8, "DeepSpeed: a larger reduce_bucket_size"),
+        ([("all_reduce", 64 << 20, 2000)], "DeepSpeed: overlap_comm and a smaller"),
+        ([("all_reduce", 10_000, 500)], "DeepSpeed: gradient_accumulation_steps"),
+        (
+            [("all_gather", 1 << 20, 400)] * 2 + [("reduce_scatter", 1 << 20, 200)],
+            "DeepSpeed: overlap_comm and a larger stage3_prefetch_bucket_size",
+        ),
+    ],
+    ids=["merge", "split", "latency", "gather"],
+)
+def test_a_job_of_deepspeed_gets_its_options(build, messages, option):
+    built = build(2)
+    for rank in (0, 1):
+        built[rank].info_changes["versions"] = {"deepspeed": "0.18"}
+    finding = _findings(_trained(built, messages))["communication"]
+    assert option in finding.advice
+    assert "DDP" not in finding.advice
+    assert "FSDP" not in finding.advice
+    # Strategies take the place of DDP's communication; DeepSpeed's they cannot replace.
+    assert "--strategy" not in (finding.command or "")
+
+
 def test_a_large_bucket_after_the_backward_pass_is_split(build):
     built = build(2)
     tensor = built.tensor("net.weight", 64 << 20)
-    finding = _told(_trained(built, [("all_reduce", 64 << 20, 2000, tensor)]))["communication"]
+    finding = _findings(_trained(built, [("all_reduce", 64 << 20, 2000, tensor)]))["communication"]
     assert "smaller buckets" in finding.advice
     assert finding.saves_us < 2000
     assert "--strategy ddp:bucket_mb=" in finding.command
@@ -118,21 +142,21 @@ def test_a_job_that_sends_half_precision_is_not_told_to(build):
     analysis = _trained(
         full, [("all_reduce", 64 << 20, 2000, tensor)], launch_early=True, compute=6000
     )
-    assert "half precision" in _told(analysis)["communication"].advice
+    assert "half precision" in _findings(analysis)["communication"].advice
 
 
 def test_an_expensive_update_of_ddp_may_be_shared(build):
     built = build(2)
     tensor = built.tensor("net.weight", 10_000)
     analysis = _trained(built, [("all_reduce", 10_000, 100, tensor)], update=2000)
-    finding = _told(analysis)["update"]
+    finding = _findings(analysis)["update"]
     assert "ZeroRedundancyOptimizer" in finding.advice
     few = _trained(
         (other := build(2, "dear")),
         [("all_reduce", 64 << 20, 6000, other.tensor("net.weight", 64 << 20))],
         update=2000,
     )
-    assert "ZeroRedundancyOptimizer" not in _told(few)["update"].advice, "gathering costs more"
+    assert "ZeroRedundancyOptimizer" not in _findings(few)["update"].advice, "gathering costs more"
 
 
 @pytest.mark.parametrize("op", ["broadcast", "all_gather"])
@@ -140,7 +164,7 @@ def test_an_update_that_is_shared_already_is_not_to_be_shared(build, op):
     built = build(2)
     tensor = built.tensor("net.weight", 10_000)
     messages = [("all_reduce", 10_000, 100, tensor), (op, 5_000, 50)]
-    finding = _told(_trained(built, messages, update=2000))["update"]
+    finding = _findings(_trained(built, messages, update=2000))["update"]
     assert "ZeroRedundancyOptimizer" not in finding.advice
 
 
@@ -165,7 +189,11 @@ def test_strategies_that_are_named_exist():
         for node in ast.walk(ast.parse(inspect.getsource(communication_advice)))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "Proposal"
     ]
-    values = {"facts": SimpleNamespace(replicated=True), "megabytes": 0.14, "_PERIOD": 4}
+    values = {
+        "ddp": True,
+        "megabytes": 0.14,
+        "_PERIOD": 4,
+    }
     named = {
         spec
         for call in calls
