@@ -18,6 +18,8 @@ from ddltrace.tracer.errors import DdltraceError
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "run": ("ddltrace.tracer.commands", "Run a training job and record its trace."),
     "merge": ("ddltrace.tracer.commands", "Merge the traces of one job's launchers."),
+    "collect": ("ddltrace.tracer.gather_commands", "Gather the traces of a job's nodes."),
+    "upload": ("ddltrace.tracer.gather_commands", "Upload a trace to a store."),
     "doctor": ("ddltrace.tracer.commands", "Check what can be recorded on this machine."),
     "analyze": ("ddltrace.analyzer.commands", "Report where the time of a trace goes."),
     "compare": ("ddltrace.analyzer.commands", "Compare two traces."),

@@ -25,8 +25,12 @@ from ddltrace.tracer.launch.emulated_hosts import (
     on_hosts,
 )
 from ddltrace.tracer.optional_packages import require_extra
+from ddltrace.tracer.storage.location import Location, LocationType
+from ddltrace.tracer.trace.run_info import JOB_LABEL, PART_LABEL
+from ddltrace.tracer.trace.trace_files import PART_PREFIX
 
 if TYPE_CHECKING:
+    from ddltrace.tracer.launch.background_upload import BackgroundUpload
     from ddltrace.tracer.trace.trace_parts import Part
 
 
@@ -41,6 +45,7 @@ it."""
 Examples:
   ddltrace run -- torchrun --nproc-per-node 2 train.py --epochs 3
   ddltrace run -o first-trace --level comm -- python -m torch.distributed.run train.py
+  ddltrace run -o s3://bucket/run -- torchrun --nproc-per-node 2 train.py
   ddltrace run -o shared/trace -- torchrun --nnodes 2 --node-rank 0 ... train.py
   mpirun -n 4 ddltrace run -o trace -- python train.py
   ddltrace run --dashboard -- torchrun --nproc-per-node 2 train.py
@@ -52,8 +57,9 @@ The exit status is the job's own; 1 if the job succeeded but nothing could be re
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
-    help="Trace directory to create.  [default: ddltrace-trace-DATE-TIME]",
+    type=LocationType(),
+    help="Trace directory to create, or a URL in a store, such as s3://bucket/run: the trace is "
+    "written to a directory of that name here and uploaded.  [default: ddltrace-trace-DATE-TIME]",
 )
 @click.option(
     "--level",
@@ -121,7 +127,7 @@ The exit status is the job's own; 1 if the job succeeded but nothing could be re
 @host_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(  # noqa: PLR0917 - click passes one argument for each option
-    output: Path | None,
+    output: Location | None,
     level: str,
     op_steps: str,
     measure_cost: int,
@@ -143,7 +149,6 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     from ddltrace.tracer.launch.dashboard_server import dashboard_beside
     from ddltrace.tracer.launch.launcher import prepare_directory, run_job, run_untraced
     from ddltrace.tracer.launch.missing_events import explain_nothing_recorded
-    from ddltrace.tracer.trace.run_info import PART_LABEL
     from ddltrace.tracer.trace.trace_parts import (
         Part,
         open_shared_directory,
@@ -162,7 +167,8 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     if uses_plugin:
         importlib.import_module(_STRATEGY_PLUGIN).check(plugin_options)
     found = Part(part_name(part), None) if part else part_of_job(command, dict(os.environ))
-    whole = output or Path(_default_name(found))
+    whole = _local_directory(output, found)
+    upload = _upload_of(output, whole, found, force=force)
     directory = whole
     try:
         if found is not None:
@@ -179,8 +185,10 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
             plugin_options=plugin_options,
         )
         _build_native()
+        labels = _labels(found)
         with dashboard_beside(whole) if dashboard else contextlib.nullcontext():
-            result = run_job(command, config, {PART_LABEL: found.name} if found else {})
+            beside = None if upload is None else upload.beside()
+            result = run_job(command, config, labels, beside)
     except UnwritableError as error:
         # The job runs anyway: it may have waited long for its machines. But without the tracer
         # nothing would apply its strategy.
@@ -188,6 +196,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
             raise
         click.echo(f"ddltrace: nothing is recorded, the job runs untraced: {error}", err=True)
         return run_untraced(command)
+    missing = None if upload is None else upload.finish()
     if result.num_ranks == 0:
         why = explain_nothing_recorded(command, result.reasons)
         click.echo(f"ddltrace: nothing was recorded: {why}", err=True)
@@ -204,8 +213,56 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
             f"{whole}, too: ddltrace merge {whole} OTHER... -o OUT",
             err=True,
         )
-    click.echo(f"ddltrace: next: ddltrace analyze {whole}", err=True)
+    _report_place(whole, upload, missing)
     return result.exit_status
+
+
+def _labels(part: Part | None) -> dict[str, object]:
+    """The labels of the run of one of several launchers."""
+    if part is None:
+        return {}
+    labels: dict[str, object] = {PART_LABEL: part.name}
+    return labels if part.job is None else labels | {JOB_LABEL: part.job}
+
+
+def _local_directory(output: Location | None, part: Part | None) -> Path:
+    """Where a trace is written on this machine."""
+    if output is None:
+        return Path(_default_name(part))
+    return output if isinstance(output, Path) else Path(output.name)
+
+
+def _upload_of(
+    output: Location | None, whole: Path, part: Part | None, *, force: bool
+) -> BackgroundUpload | None:
+    """The upload of a trace to a store; None for a trace that stays on this machine.
+
+    Raises:
+        UsageError: The store has such a trace, and it must not be replaced.
+    """
+    if output is None or isinstance(output, Path):
+        return None
+    from ddltrace.tracer.launch.background_upload import BackgroundUpload
+
+    whole = whole.resolve()
+    own = whole if part is None else whole / (PART_PREFIX + part.name)
+    upload = BackgroundUpload(whole, own, output.url)
+    upload.check(lambda text: click.echo(f"ddltrace: {text}", err=True), force=force)
+    return upload
+
+
+def _report_place(whole: Path, upload: BackgroundUpload | None, missing: str | None) -> None:
+    """Reports where the trace is, and the next command."""
+    if upload is None:
+        click.echo(f"ddltrace: next: ddltrace analyze {whole}", err=True)
+    elif missing is None:
+        click.echo(f"ddltrace: uploaded; {whole} may be deleted", err=True)
+        click.echo(f"ddltrace: next: ddltrace analyze {upload.url}", err=True)
+    else:
+        click.echo(f"ddltrace: the upload is not complete: {missing}", err=True)
+        click.echo(
+            f"ddltrace: the trace is in {whole}; to go on: {upload.resume_command}", err=True
+        )
 
 
 def _build_native() -> None:

@@ -5,18 +5,12 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import Final
 
 from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.storage.location import Location
-from ddltrace.tracer.trace.run_reader import read_run
-from ddltrace.tracer.trace.trace_parts import joined
-
-_CLOCKS_DIFFER_S: Final = 60
-"""Wall clocks of hosts may differ by so much; launchers of one job run at the same time."""
+from ddltrace.tracer.trace.trace_parts import check_same_time, joined
 
 
 @contextlib.contextmanager
@@ -43,7 +37,7 @@ def open_as_one(paths: Sequence[Location]) -> Iterator[Trace]:
             "only directories of this machine can be analyzed as one: gather these into one "
             f"trace with: {collect_command(paths)}"
         )
-    _check_same_time(local)
+    check_same_time(local)
     with joined(local) as whole:
         yield open_trace(whole)
 
@@ -59,20 +53,4 @@ def dashboard_command(paths: Sequence[Location]) -> str:
     named = " ".join(shlex.quote(str(path)) for path in paths)
     if len(paths) == 1:
         return f"ddltrace dashboard {named}"
-    return f"{collect_command(paths)} && ddltrace dashboard whole"
-
-
-def _check_same_time(paths: Sequence[Path]) -> None:
-    """Raises if a directory's job had ended long before another's began."""
-    times = []
-    for path in paths:
-        run = read_run(path)
-        if run.created_unix_ns is not None:
-            times.append((run.created_unix_ns, run.ended_unix_ns, path))
-    for (_, ended, first), (began, _, second) in pairwise(sorted(times, key=lambda one: one[0])):
-        if ended is not None and began - ended > _CLOCKS_DIFFER_S * 1e9:
-            raise UsageError(
-                f"{first} ended {(began - ended) / 1e9:.0f} s before {second} began: only "
-                "directories of one job can be analyzed as one (if just their clocks differ, "
-                "use ddltrace merge)"
-            )
+    return f"ddltrace merge {named} -o whole && ddltrace dashboard whole"

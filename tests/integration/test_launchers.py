@@ -178,6 +178,15 @@ def test_two_nodes_with_a_directory_each_are_merged(tmp_path: Path) -> None:
     assert ranks_and_states(info) == BOTH_COMPLETE
     assert (info.status, info.notes) == ("complete", [])
     assert steps_of(tmp_path / "whole", 1) == 3
+    gathered = run([*DDLTRACE, "collect", "here", "there", "gone", "-o", "all"], cwd=tmp_path)
+    assert gathered.status == 0, gathered.stderr
+    assert "gone is left out" in gathered.stderr
+    assert read_run(tmp_path / "all").notes == ["gone could not be collected"]
+    assert (
+        ddltrace.open(tmp_path / "all")
+        .events(1)
+        .equals(ddltrace.open(tmp_path / "whole").events(1))
+    )
     # Without merging, they are analyzed as the same.
     page = tmp_path / "report.html"
     several = run([*DDLTRACE, "analyze", "here", "there", "--json", "--html", page], cwd=tmp_path)

@@ -167,7 +167,15 @@ ORDER = {
             "interpose",
             "capture",
         ),
-        *("bootstrap", "launch", "annotate", "codec_events", "commands", "__init__"),
+        *(
+            "bootstrap",
+            "launch",
+            "annotate",
+            "codec_events",
+            "gather_commands",
+            "commands",
+            "__init__",
+        ),
     ),
     "analyzer": (
         *("recent_cache", "formatting", "engine", "model", "events", "importers", "trace"),

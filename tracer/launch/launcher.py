@@ -91,7 +91,10 @@ def prepare_directory(directory: Path, *, force: bool) -> None:
 
 
 def run_job(
-    command: Sequence[str], config: CaptureConfig, labels: dict[str, object] | None = None
+    command: Sequence[str],
+    config: CaptureConfig,
+    labels: dict[str, object] | None = None,
+    beside: AbstractContextManager[None] | None = None,
 ) -> JobResult:
     """Runs a command with its ranks traced.
 
@@ -99,6 +102,7 @@ def run_job(
         command: The job's command line.
         config: How to record; its directory was created by `prepare_directory`.
         labels: Entries to add to the run's labels.
+        beside: Entered when the job's process has been forked, and left at its end.
 
     Returns:
         How the job ended. The trace is finalized.
@@ -136,7 +140,8 @@ def run_job(
     with _reports_directory() as reports:
         try:
             environment = environment_of_job(replace(config, reports_directory=reports))
-            run.exit_status = _supervise(command, environment, _watching(config.directory, ends))
+            watching = _both(_watching(config.directory, ends), beside)
+            run.exit_status = _supervise(command, environment, watching)
         except UsageError:
             remove_unrecorded(config.directory)
             raise
@@ -159,6 +164,14 @@ def run_job(
         return JobResult(status, len(run.ranks), (note,), (note,))
     num_ranks = len({info.rank for info in run.ranks})
     return JobResult(status, num_ranks, tuple(run.notes), tuple(reasons), harmed=bool(reasons))
+
+
+@contextlib.contextmanager
+def _both(
+    first: AbstractContextManager[None], second: AbstractContextManager[None] | None
+) -> Iterator[None]:
+    with first, second or contextlib.nullcontext():
+        yield
 
 
 @contextlib.contextmanager

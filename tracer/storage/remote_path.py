@@ -83,6 +83,11 @@ class RemotePath:
         return RemotePath, (str(self),)
 
     @property
+    def url(self) -> StoreUrl:
+        """Its URL."""
+        return self._url
+
+    @property
     def name(self) -> str:
         """The last part of the path."""
         return posixpath.basename(self._url.place)

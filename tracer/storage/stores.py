@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pyarrow import fs
 
-from ddltrace.tracer.errors import DdltraceError, MissingCapabilityError, StoreError
+from ddltrace.tracer.errors import DdltraceError, MissingCapabilityError, StoreError, UsageError
 from ddltrace.tracer.storage.store_url import StoreUrl
 
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
@@ -20,7 +20,7 @@ _REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _SECRETS: Final = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 _CONNECT_S: Final = 5.0
 _REQUEST_S: Final = 30.0
-_ATTEMPTS: Final = 4
+_ATTEMPTS: Final = 3
 
 _CAUSES: Final = (
     (r"NO_SUCH_BUCKET|NoSuchBucket|Bucket.* not found", "there is no such bucket"),
@@ -47,7 +47,8 @@ def connect(url: StoreUrl) -> fs.FileSystem:
     """Returns the file system of a URL; the same one for all URLs of one store.
 
     Raises:
-        StoreError: The store cannot be reached, or its protocol is not known.
+        StoreError: The store cannot be reached.
+        UsageError: Its protocol is not known.
         MissingCapabilityError: A package is missing.
     """
     bucket = url.place.lstrip("/").partition("/")[0]
@@ -152,7 +153,7 @@ def _connect_through_fsspec(scheme: str) -> fs.FileSystem:
 
     Raises:
         MissingCapabilityError: fsspec, or the package of this protocol, is missing.
-        StoreError: No package is known for this protocol.
+        UsageError: No package is known for this protocol.
     """
     try:
         fsspec: Any = importlib.import_module("fsspec")  # it has no type hints
@@ -165,7 +166,7 @@ def _connect_through_fsspec(scheme: str) -> fs.FileSystem:
     except ImportError as error:
         raise MissingCapabilityError(f"{scheme}:// needs another package: {error}") from error
     except ValueError as error:
-        raise StoreError(
+        raise UsageError(
             f"{scheme}:// is no protocol that is known here: use s3, gs, hdfs, file, or one of "
             "fsspec's"
         ) from error

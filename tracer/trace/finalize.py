@@ -15,17 +15,19 @@ from typing import Final
 
 import pyarrow as pa
 
-from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.errors import TraceError, UsageError
 from ddltrace.tracer.trace.completeness import account_for, listed
 from ddltrace.tracer.trace.counters import COUNTERS
 from ddltrace.tracer.trace.event_file import checksum_of, write_batches, write_events
 from ddltrace.tracer.trace.event_reader import ArrowReader, EventReader
 from ddltrace.tracer.trace.json_files import release_space
-from ddltrace.tracer.trace.liveness import is_running
-from ddltrace.tracer.trace.run_files import read_sidecars, write_run
-from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
+from ddltrace.tracer.trace.liveness import is_gone, is_running
+from ddltrace.tracer.trace.run_files import read_run_file, read_sidecars, write_run
+from ddltrace.tracer.trace.run_info import PARTS_LABEL, RankInfo, RunInfo
+from ddltrace.tracer.trace.run_reader import LAUNCHER_GONE
 from ddltrace.tracer.trace.trace_files import (
     FILE_SUFFIX,
+    PART_PREFIX,
     RUN_FILE,
     SIDECAR_SUFFIX,
     STREAM_SUFFIX,
@@ -71,6 +73,27 @@ def finalize(
         with contextlib.suppress(OSError):
             (directory / (info.segment + SIDECAR_SUFFIX)).unlink(missing_ok=True)
     return run
+
+
+def finalize_abandoned(directory: Path) -> None:
+    """Finalizes a trace, or its parts, whose launcher was killed on this host.
+
+    Raises:
+        UsageError: A launcher or a rank of the job still runs.
+        TraceError: The directory is no trace.
+    """
+    parts = [path.parent for path in sorted(directory.glob(f"{PART_PREFIX}*/{RUN_FILE}"))]
+    for folder in (directory, *parts):
+        run = read_run_file(folder)
+        if run.status != "running" or run.labels.get(PARTS_LABEL) or run.launcher_pid is None:
+            continue
+        if not is_gone(run.launcher_pid, run):
+            if run.host == os.uname().nodename:
+                raise UsageError(f"{folder} belongs to a job that still runs")
+            continue
+        run.notes.append(LAUNCHER_GONE)
+        if finalize(folder, run).status == "running":
+            raise UsageError(f"{folder}: {run.notes[-1]}; upload it when they have ended")
 
 
 def finalize_ranks(directory: Path, run: RunInfo) -> RunInfo:

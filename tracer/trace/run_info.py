@@ -19,6 +19,9 @@ PARTS_LABEL: Final = "parts"
 PART_LABEL: Final = "part"
 """Label of a run that is one part of a job's trace; its value is the part's name."""
 
+JOB_LABEL: Final = "job"
+"""Label of a run with the name that its launcher has for the job, such as that of Slurm."""
+
 _MAX_RANK: Final = 1 << 24
 _MAX_COUNT: Final = 1 << 53
 _MAX_TIME_NS: Final = 1 << 62

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.storage.location import Location, matches
 from ddltrace.tracer.trace.completeness import (
@@ -13,6 +15,8 @@ from ddltrace.tracer.trace.liveness import has_died, is_gone
 from ddltrace.tracer.trace.run_files import read_run_file, read_sidecars
 from ddltrace.tracer.trace.run_info import PARTS_LABEL, RunInfo
 from ddltrace.tracer.trace.trace_files import PART_PREFIX, RUN_FILE
+
+LAUNCHER_GONE: Final = "the launcher was killed or could not write: it is unknown how the job ended"
 
 
 def read_run(directory: Location) -> RunInfo:
@@ -85,8 +89,6 @@ def _account_without_launcher(directory: Location, run: RunInfo) -> None:
     any_running = any(info.status == "running" for info in run.ranks)
     launcher_gone = run.launcher_pid is not None and is_gone(run.launcher_pid, run)
     if launcher_gone:
-        run.notes.append(
-            "the launcher was killed or could not write: it is unknown how the job ended"
-        )
+        run.notes.append(LAUNCHER_GONE)
     if not any_running and (run.ranks or launcher_gone):
         account_for(directory, run)

@@ -19,6 +19,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +35,9 @@ from ddltrace.tracer.trace.trace_files import (
     counters_path,
     event_path,
 )
+
+_CLOCKS_DIFFER_S: Final = 60
+"""Wall clocks of hosts may differ by so much; launchers of one job run at the same time."""
 
 _TORCHRUN_NAMES: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 
@@ -170,7 +174,7 @@ def joined(directories: Sequence[Path]) -> Iterator[Path]:
     if len(directories) == 1:
         yield directories[0]
         return
-    _check_one_job(directories)
+    check_one_job(directories)
     with tempfile.TemporaryDirectory(prefix="ddltrace-") as name:
         whole = Path(name, "+".join(path.resolve().name for path in directories)[:100])
         whole.mkdir()
@@ -194,7 +198,7 @@ def merge(directories: Sequence[Path], output: Path) -> RunInfo:
         UsageError: They are not of one job, or the files cannot be copied.
         TraceError: One of them cannot be read.
     """
-    _check_one_job(directories)
+    check_one_job(directories)
     with joined(directories) as whole:
         run = read_run(whole)
         for info in run.ranks:
@@ -209,7 +213,13 @@ def merge(directories: Sequence[Path], output: Path) -> RunInfo:
         return finalize_ranks(output, replace(run, labels=labels, notes=[]))
 
 
-def _check_one_job(directories: Sequence[Path]) -> None:
+def check_one_job(directories: Sequence[Path]) -> None:
+    """Checks that directories are of one job, by their ranks.
+
+    Raises:
+        UsageError: Two hold the same rank, or are of jobs of different sizes.
+        TraceError: One of them cannot be read.
+    """
     holders: dict[tuple[int, int], tuple[RankInfo, Path, int]] = {}
     sizes: dict[int, tuple[int, Path]] = {}
     for number, path in enumerate(directories):
@@ -228,6 +238,26 @@ def _check_one_job(directories: Sequence[Path]) -> None:
                     f"{first} is of a job of {size} ranks, {path} of one of {info.world_size}: "
                     "only directories of one job can be joined"
                 )
+
+
+def check_same_time(paths: Sequence[Path]) -> None:
+    """Checks that no directory's job had ended long before another's began.
+
+    Raises:
+        UsageError: One had.
+    """
+    times = []
+    for path in paths:
+        run = read_run(path)
+        if run.created_unix_ns is not None:
+            times.append((run.created_unix_ns, run.ended_unix_ns, path))
+    for (_, ended, first), (began, _, second) in pairwise(sorted(times, key=lambda one: one[0])):
+        if ended is not None and began - ended > _CLOCKS_DIFFER_S * 1e9:
+            raise UsageError(
+                f"{first} ended {(began - ended) / 1e9:.0f} s before {second} began: only "
+                "directories of one job can be taken as one (if just their clocks differ, "
+                "use ddltrace merge)"
+            )
 
 
 def _of_the_job(infos: Sequence[RankInfo]) -> list[RankInfo]:

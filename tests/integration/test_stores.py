@@ -1,0 +1,109 @@
+"""Jobs whose traces go to a store: one that is away, and a launcher that is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyarrow import fs
+from support.jobs import DDLTRACE, environment, on_ranks, run
+from support.s3_server import BUCKET, S3Server
+
+from ddltrace.tracer.storage.upload import MANIFEST_FILE
+
+RUN = f"s3://{BUCKET}/run"
+LIMIT_S = 90
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    server = S3Server()
+    server.filesystem().create_dir(BUCKET)
+    yield server
+    server.stop()
+
+
+def contents(server: S3Server, name: str) -> dict[str, bytes]:
+    """The objects below a name, without the manifest."""
+    store, base = server.filesystem(), f"{BUCKET}/{name}"
+    found = {}
+    for info in store.get_file_info(fs.FileSelector(base, allow_not_found=True)):
+        if info.base_name != MANIFEST_FILE:
+            with store.open_input_file(info.path) as file:
+                found[info.base_name] = file.read()
+    return found
+
+
+def local(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name[0] != "."}
+
+
+def test_a_store_that_is_away_loses_nothing(server: S3Server, tmp_path: Path) -> None:
+    """It is away from the beginning to after the end; the job does not notice."""
+    variables = {**server.environment, "DDLTRACE_UPLOAD_WAIT": "0"}
+    job = on_ranks("ddp_cnn.py", "3")
+    with server.away():
+        done = run([*DDLTRACE, "run", "-o", RUN, "--", *job], cwd=tmp_path, **variables)
+    assert done.status == 0, done.stderr
+    assert "the store cannot be reached" in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.endswith(f"to go on: ddltrace upload {tmp_path / 'run'}")
+    assert "secret-of-the-test" not in done.stderr
+    assert not contents(server, "run")
+    sent = run([*DDLTRACE, "upload", "run"], cwd=tmp_path, **variables)
+    assert sent.status == 0, sent.stderr
+    assert contents(server, "run") == local(tmp_path / "run")
+    analyzed = run([*DDLTRACE, "analyze", RUN, "--json"], cwd=tmp_path, **variables)
+    found = json.loads(analyzed.stdout)["trace"]
+    assert (found["status"], found["ranks"], found["steps"]) == ("complete", [0, 1], 3)
+    again = run([*DDLTRACE, "run", "-o", RUN, "--", *job], cwd=tmp_path / "run", **variables)
+    assert again.status == 2
+    assert "has a trace: choose another with -o" in again.stderr
+
+
+def test_files_of_a_killed_job_are_uploaded(server: S3Server, tmp_path: Path) -> None:
+    """The launcher uploads while the job runs; after its death, another command goes on."""
+    command = [
+        *DDLTRACE,
+        "run",
+        "-o",
+        f"s3://{BUCKET}/killed",
+        "--",
+        *on_ranks("ddp_cnn.py", "100000"),
+    ]
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment(**server.environment),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while not any(name.endswith(".arrows") for name in contents(server, "killed")):
+            assert time.monotonic() < deadline, "nothing was uploaded while the job ran"
+            assert process.poll() is None, "the job ended"
+            time.sleep(0.5)
+        early = json.loads(contents(server, "killed")["run.json"])
+        assert early["status"] == "running"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    sent = run([*DDLTRACE, "upload", "killed"], cwd=tmp_path, **server.environment)
+    assert sent.status == 0, sent.stderr
+    found = contents(server, "killed")
+    assert found == local(tmp_path / "killed")
+    assert not [name for name in found if name.endswith(".arrows")]
+    whole = json.loads(found["run.json"])
+    assert whole["status"] == "partial"
+    assert any("the launcher was killed" in note for note in whole["notes"])
+    assert [rank["status"] for rank in whole["ranks"]] == ["killed", "killed"]

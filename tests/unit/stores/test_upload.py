@@ -1,0 +1,161 @@
+"""Uploads send each file once, byte by byte, and the record of the run last."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pyarrow import fs
+from support.s3_server import BUCKET, S3Server
+
+from ddltrace.cli import cli
+from ddltrace.tracer.errors import StoreError, UsageError
+from ddltrace.tracer.launch.background_upload import BackgroundUpload, new_upload
+from ddltrace.tracer.storage.store_url import parse_url
+from ddltrace.tracer.storage.upload import MANIFEST_FILE, Progress, read_record
+
+from .conftest import SAMPLE
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A copy of a sample trace."""
+    target = tmp_path / "run"
+    shutil.copytree(SAMPLE, target)
+    return target
+
+
+def contents(server: S3Server, name: str) -> dict[str, bytes]:
+    """The objects below a name, without the manifest."""
+    store = server.filesystem()
+    base = f"{BUCKET}/{name}"
+    infos = store.get_file_info(fs.FileSelector(base, recursive=True))
+    found = {}
+    for info in infos:
+        if info.is_file and info.base_name != MANIFEST_FILE:
+            with store.open_input_file(info.path) as file:
+                found[info.path.removeprefix(f"{base}/")] = file.read()
+    return found
+
+
+def local(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name[0] != "."}
+
+
+def test_files_are_equal_and_the_run_comes_last(environment: S3Server, directory: Path) -> None:
+    environment.forget()
+    done = new_upload(directory, parse_url(f"s3://{BUCKET}/equal")).send_all()
+    assert done == Progress(5, 0, sum(map(len, local(directory).values())))
+    assert contents(environment, "equal") == local(directory)
+    stored = [path.rpartition("/")[2] for path in environment.methods("PUT") if "/equal/" in path]
+    assert list(dict.fromkeys(stored))[-2:] == [MANIFEST_FILE, "run.json"]
+
+
+def test_an_upload_is_resumed_where_the_store_went_away(
+    environment: S3Server, directory: Path
+) -> None:
+    url = f"s3://{BUCKET}/resumed"
+    heard: list[str] = []
+
+    def stop_at_third(name: str) -> None:
+        heard.append(name)
+        if len(heard) == 3:
+            environment.stop()
+
+    try:
+        with pytest.raises(StoreError, match="cannot be reached"):
+            new_upload(directory, parse_url(url)).send_all(stop_at_third)
+    finally:
+        environment.start()
+    assert len(contents(environment, "resumed")) == 2
+    assert "run.json" not in contents(environment, "resumed")
+    done = CliRunner().invoke(cli, ["upload", str(directory)])
+    assert done.exit_code == 0, done.output
+    assert "3 files" in done.stderr
+    assert "2 were there" in done.stderr
+    assert contents(environment, "resumed") == local(directory)
+    environment.forget()
+    # Without the record of the directory, that of the store says what is there.
+    (directory / ".ddltrace-upload.json").unlink()
+    with pytest.raises(UsageError, match="name one: ddltrace upload"):
+        CliRunner().invoke(cli, ["upload", str(directory)], catch_exceptions=False)
+    assert new_upload(directory, parse_url(url)).send_all() == Progress(0, 5, 0)
+    assert not environment.methods("PUT")
+
+
+def test_changed_and_damaged_files_are_sent_again(environment: S3Server, directory: Path) -> None:
+    url = parse_url(f"s3://{BUCKET}/changed")
+    new_upload(directory, url).send_all()
+    first, second = sorted(directory.glob("rank-*"))[:2]
+    first.write_bytes(first.read_bytes()[::-1])  # of the same size
+    with environment.filesystem().open_output_stream(f"{BUCKET}/changed/{second.name}") as file:
+        file.write(b"cut")
+    assert new_upload(directory, url).send_all().sent == 2
+    assert contents(environment, "changed") == local(directory)
+    first.unlink()
+    assert new_upload(directory, url).send_all().sent == 0
+    assert contents(environment, "changed") == local(directory)
+
+
+def test_growing_files_are_sent_before_the_end(environment: S3Server, directory: Path) -> None:
+    upload = new_upload(directory, parse_url(f"s3://{BUCKET}/growing"))
+    stream = directory / "rank-00009-0-1.arrows"
+    stream.write_bytes(b"x" * (2 << 20))
+    upload.send_grown()
+    assert contents(environment, "growing") == local(directory)
+    environment.forget()
+    stream.write_bytes(b"x" * (3 << 20))
+    upload.send_grown()
+    assert not environment.methods("PUT")
+    stream.write_bytes(b"x" * (4 << 20))
+    upload.send_grown()
+    assert len(contents(environment, "growing")[stream.name]) == 4 << 20
+    # At the end, the stream has become another file.
+    stream.rename(stream.with_suffix(".arrow"))
+    upload.send_all()
+    assert contents(environment, "growing") == local(directory)
+
+
+def test_launchers_of_one_job_upload_their_parts(environment: S3Server, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    url = parse_url(f"s3://{BUCKET}/parts")
+    for number in range(2):
+        shutil.copytree(SAMPLE, whole / f"part-{number}")
+    (whole / "run.json").write_text("{}")
+    for number in range(2):
+        assert BackgroundUpload(whole, whole / f"part-{number}", url).finish() is None
+        found = contents(environment, "parts")
+        assert {name.partition("/")[0] for name in found} == {
+            "run.json",
+            *(f"part-{n}" for n in range(number + 1)),
+        }
+    assert new_upload(whole, url).send_all().sent == 0
+
+
+def test_a_trace_in_the_store_is_replaced_only_by_force(
+    environment: S3Server, directory: Path
+) -> None:
+    url = parse_url(f"s3://{BUCKET}/forced")
+    upload = BackgroundUpload(directory, directory, url)
+    warnings: list[str] = []
+    upload.check(warnings.append, force=False)
+    assert upload.finish() is None
+    with pytest.raises(UsageError, match="--force"):
+        upload.check(warnings.append, force=False)
+    upload.check(warnings.append, force=True)
+    assert not contents(environment, "forced")
+    assert not warnings
+    with environment.away():
+        upload.check(warnings.append, force=False)
+    assert "cannot be reached" in warnings[0]
+
+
+def test_the_record_holds_no_credentials(environment: S3Server, directory: Path) -> None:
+    upload = new_upload(directory, parse_url(f"s3://{BUCKET}/secret?region=eu-west-1"))
+    upload.send_all()
+    assert read_record(directory)[0] == f"s3://{BUCKET}/secret?region=eu-west-1"
+    written = [path.read_bytes() for path in directory.iterdir()]
+    written += contents(environment, "secret").values()
+    assert not [text for text in written if b"of-the-test" in text]

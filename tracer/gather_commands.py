@@ -1,0 +1,90 @@
+"""The commands ``upload`` and ``collect``: traces into a store, and of several nodes into one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ddltrace.tracer.errors import StoreError, TraceError, UsageError
+from ddltrace.tracer.storage.location import Location, LocationType
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  ddltrace upload run
+  ddltrace upload my-trace s3://bucket/run"""
+)
+@click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
+@click.argument("url", required=False)
+def upload(directory: Path, url: str | None) -> None:
+    """Upload a trace to a store, or go on with an upload.
+
+    DIR is a trace directory. Without URL, it goes where ddltrace run -o URL was to upload it. A
+    trace whose launcher was killed is finalized first. Files that the store has with the same size
+    and checksum are skipped, and run.json goes last, so readers never take a part of the trace for
+    the whole.
+    """
+    from ddltrace.tracer.launch.background_upload import new_upload, resume_command
+    from ddltrace.tracer.storage.upload import url_of_upload
+    from ddltrace.tracer.trace.finalize import finalize_abandoned
+    from ddltrace.tracer.trace.run_reader import read_run
+
+    read_run(directory)
+    place = url_of_upload(directory, url)
+    finalize_abandoned(directory)
+    sending = new_upload(directory, place)
+    try:
+        sending.remember()
+        done = sending.send_all(lambda name: click.echo(f"ddltrace: sending {name}", err=True))
+    except StoreError as error:
+        raise StoreError(f"{error} (to go on: {resume_command(directory)})") from error
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be uploaded: {error.strerror}") from error
+    click.echo(
+        f"ddltrace: {done.sent} files with {done.bytes} bytes sent, {done.skipped} were there",
+        err=True,
+    )
+    click.echo(f"ddltrace: next: ddltrace analyze {place}", err=True)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  ddltrace collect /mnt/node-0/trace /mnt/node-1/trace -o whole
+  ddltrace collect s3://bucket/node-0 s3://bucket/node-1 -o whole"""
+)
+@click.argument("sources", nargs=-1, required=True, type=LocationType(), metavar="DIR...")
+@click.option(
+    "-o", "--output", required=True, type=click.Path(path_type=Path), help="Directory to create."
+)
+@click.option("--force", is_flag=True, help="Overwrite an existing trace.")
+def collect(sources: tuple[Location, ...], output: Path, force: bool) -> None:
+    """Gather the traces that the nodes of one job wrote into one trace.
+
+    Each DIR is the directory of a ddltrace run of the job, as a path or URL: of one node, whose
+    disk the others do not see, or of several. Directories that cannot be read and ranks without
+    files are named, and the rest is gathered. Traces of different jobs are refused.
+    """
+    from ddltrace.tracer.launch.launcher import prepare_directory
+    from ddltrace.tracer.trace.collected import collect as collect_into
+    from ddltrace.tracer.trace.collected import fetched
+
+    with fetched(sources) as found:
+        for source, error in found.missing.items():
+            click.echo(f"ddltrace: {source} is left out: {error}", err=True)
+        if not found.directories:
+            raise TraceError("none of the directories holds a trace")
+        if any(path.resolve() == output.resolve() for path in found.directories):
+            raise UsageError(f"{output} is one of the directories: choose another with -o")
+        found.check_one_job()
+        prepare_directory(output, force=force)
+        run = collect_into(found, output)
+    for note in run.notes:
+        click.echo(f"ddltrace: note: {note}", err=True)
+    hosts = len({info.host for info in run.ranks})
+    click.echo(
+        f"ddltrace: trace of {len(run.ranks)} rank processes of {hosts} hosts in {output}", err=True
+    )
+    click.echo(f"ddltrace: next: ddltrace analyze {output}", err=True)
