@@ -60,6 +60,9 @@ class Measured:
     digest: str
 
 
+COLUMNS = [field.name for field in fields(Measured)][2:-1]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=SIZES, help="sizes of the traces")
@@ -78,14 +81,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = chosen.keep or Path(temporary)
         _compare_workers(_trace(folder, chosen.compare, chosen.steps), chosen.repeat)
-        found = []
+        found: list[Measured] = []
+        _print_header()
         for ranks in sorted(chosen.ranks):
             path = _trace(folder, ranks, chosen.steps)
             found.append(_run(path, 2))
             if ranks <= chosen.checked and _run(path, 0).digest != found[-1].digest:
                 raise SystemExit(f"{ranks} ranks: the engines differ")
-            print(f"measured {ranks} ranks", file=sys.stderr, flush=True)
-        _print_growth(found)
+            _print_row(found[-1])
         if len(found) > 2:
             _print_model(found)
 
@@ -109,13 +112,15 @@ def _median(runs: list[Measured], name: str) -> float:
     return float(np.median([getattr(run, name) for run in runs]))
 
 
-def _print_growth(found: list[Measured]) -> None:
+def _print_header() -> None:
     print(f"\nTwo workers, each with a limit of {LIMIT}:\n")
-    names = [field.name for field in fields(Measured)][2:-1]
-    print(f"| ranks | {' | '.join(name.replace('_', ' ') for name in names)} |")
-    print("|---" * (len(names) + 1) + "|")
-    for each in found:
-        print(f"| {each.ranks:,} | {' | '.join(f'{getattr(each, name):.1f}' for name in names)} |")
+    print(f"| ranks | {' | '.join(name.replace('_', ' ') for name in COLUMNS)} |")
+    print("|---" * (len(COLUMNS) + 1) + "|", flush=True)
+
+
+def _print_row(one: Measured) -> None:
+    values = " | ".join(f"{getattr(one, name):.1f}" for name in COLUMNS)
+    print(f"| {one.ranks:,} | {values} |", flush=True)
 
 
 def _print_model(found: list[Measured]) -> None:
