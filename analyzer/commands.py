@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddltrace.analyzer.engine.engine_options import chosen_engine, engine_options
 from ddltrace.analyzer.report.warnings import report_damage, report_steps_left_out
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.optional_packages import require_extra
@@ -105,20 +104,7 @@ Examples:
     "Analysis 0.5.0 does, which drops the last step; and its tables of idle time, queue length "
     "and bandwidth of copies. Needs Kineto files.",
 )
-@click.option(
-    "--engine",
-    type=click.Choice(["embedded", "dask"]),
-    default="embedded",
-    show_default=True,
-    help="What executes the analysis; the result is the same. embedded: threads of this process. "
-    "dask: processes of a Dask cluster, on this machine unless --scheduler names another one.",
-)
-@click.option(
-    "--scheduler",
-    metavar="ADDRESS",
-    help="Scheduler of a running Dask cluster, such as tcp://head:8786. Its workers need the same "
-    "version of ddltrace, and the trace's files at the same path.",
-)
+@engine_options
 def analyze(
     *,
     traces: tuple[Location, ...],
@@ -157,9 +143,10 @@ def analyze(
         raise UsageError("--definitions hta chooses the steps itself: leave out --steps")
     if definitions == "hta" and window is not None:
         raise UsageError("--definitions hta looks at profiler steps: leave out --window")
-    if scheduler is not None and engine != "dask":
-        raise UsageError("--scheduler is the scheduler of a Dask cluster: add --engine dask")
-    with open_as_one(traces) as trace, _on_engine(trace, engine, scheduler):
+    with (
+        chosen_engine(engine, scheduler) as opened_engine,
+        open_as_one(traces, opened_engine) as trace,
+    ):
         opened = trace if window is None else with_window(trace, window)
         form = "json" if as_json else form
         _report(
@@ -172,22 +159,6 @@ def analyze(
             fail_on=fail_on,
             tracker=tracker,
         )
-
-
-@contextlib.contextmanager
-def _on_engine(trace: Trace, engine: str, scheduler: str | None) -> Iterator[None]:
-    """Executes the analysis of a trace on an engine, for the time of a `with` block."""
-    if engine == "embedded":
-        yield
-        return
-    from ddltrace.analyzer.engine.dask_engine import open_dask
-    from ddltrace.analyzer.trace.engine_access import use_engine
-
-    with open_dask(scheduler) as opened:
-        place = "a local Dask cluster" if scheduler is None else f"the Dask cluster of {scheduler}"
-        click.echo(f"ddltrace: {place} with {opened.workers} threads", err=True)
-        use_engine(trace, opened)
-        yield
 
 
 def _report(

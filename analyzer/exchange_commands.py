@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from ddltrace.analyzer.engine.engine_options import chosen_engine, engine_options
 from ddltrace.analyzer.exporters import FORMATS
 from ddltrace.analyzer.report.warnings import report_damage
 from ddltrace.tracer.optional_packages import require_extra
@@ -32,6 +33,7 @@ Examples:
   ddltrace import kineto-folder -o kineto-trace
   ddltrace import worker0.pt.trace.json.gz -o one-rank
   ddltrace import /tmp/nccl_trace_rank_ -o hang --force
+  ddltrace import kineto-folder -o kineto-trace --engine dask
 """,
 )
 @click.argument("source", type=LocationType())
@@ -42,13 +44,23 @@ Examples:
     "decompressed size, at least 256 MB. All commands take it from DDLTRACE_IMPORT_MEMORY.",
 )
 @_output_options("Trace directory to create.", "a trace")
-def import_(source: Location, memory_limit: str | None, output: Path, force: bool) -> None:
+@engine_options
+def import_(
+    *,
+    source: Location,
+    memory_limit: str | None,
+    output: Path,
+    force: bool,
+    engine: str,
+    scheduler: str | None,
+) -> None:
     """Convert another tool's trace to a trace directory.
 
     SOURCE is a file, or a folder with one file per rank: Kineto JSON (torch.profiler), Chrome
     JSON, a Horovod timeline, Flight Recorder dumps, NCCL Inspector files,
     Chakra execution traces (.et, or their JSON), plain or gzip; or a Parquet
-    file of StragglerAnalysis.
+    file of StragglerAnalysis. On a Dask cluster, the workers read the files of a folder of
+    Kineto JSON; other formats are read by this process.
     """
     from ddltrace.analyzer.importers import formats
     from ddltrace.analyzer.importers.memory_limit import limited_to
@@ -58,8 +70,13 @@ def import_(source: Location, memory_limit: str | None, output: Path, force: boo
 
     if not source.exists():
         raise TraceError(f"{source} does not exist")
-    with limited_to(memory_limit), local_copy(source, formats.MAX_FILES) as files:
-        trace = formats.read(files)
+    with (
+        limited_to(memory_limit),
+        chosen_engine(engine, scheduler) as opened,
+        local_copy(source, formats.MAX_FILES) as files,
+    ):
+        # Copies of files from a store are on this machine only.
+        trace = formats.read(files, opened if files == source else None)
     save(trace, output, force=force)
     for note in trace.run.notes:
         click.echo(f"ddltrace: note: {click.unstyle(note)}", err=True)

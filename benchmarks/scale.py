@@ -164,9 +164,8 @@ def measure(path: Path, workers: int) -> Measured:
     """Analyzes a trace in this process."""
     from contextlib import ExitStack
 
-    import ddltrace
     from ddltrace.analyzer.engine.dask_engine import open_dask
-    from ddltrace.analyzer.trace.engine_access import use_engine
+    from ddltrace.analyzer.trace.opened_trace import open_trace
 
     with ExitStack() as stack:
         engine = None
@@ -177,9 +176,7 @@ def measure(path: Path, workers: int) -> Measured:
         count_opened(str(path))
         before = sum(each[0] for each in _usages(engine))
         began, cpu = time.perf_counter(), time.process_time()
-        trace = ddltrace.open(path)
-        if engine is not None:
-            use_engine(trace, engine)
+        trace = open_trace(path, engine)
         text = json.dumps(trace.analyze().to_json())
         wall, cpu = time.perf_counter() - began, time.process_time() - cpu
         usages = _usages(engine)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ddltrace.analyzer.engine.engine import Engine
 from ddltrace.analyzer.importers import flight_recorder, nccl_inspector
 from ddltrace.analyzer.importers.blocks import Blocks
 from ddltrace.analyzer.importers.chakra import chakra_reader
@@ -48,11 +49,13 @@ def recognizes(path: Path) -> bool:
     return any(_format_of(file) is not None for file in _files(path))
 
 
-def read(path: Path) -> ImportedTrace:
+def read(path: Path, engine: Engine | None = None) -> ImportedTrace:
     """Reads a file, or the files of a folder as the ranks of one job.
 
     Args:
         path: A file or a folder.
+        engine: Reads the files of a folder in tasks, if their format allows; by default this
+            machine does.
 
     Returns:
         The trace. Its `notes` list omissions and guesses.
@@ -72,7 +75,9 @@ def read(path: Path) -> ImportedTrace:
         known = ", ".join(each.name for each in _FORMATS)
         raise TraceError(f"{path} is of no format that can be imported ({known})")
     chosen = max(by_format, key=lambda each: len(by_format[each]))
-    trace = chosen.read(by_format[chosen])
+    files = by_format[chosen]
+    by_tasks = engine is not None and chosen.name == kineto_reader.NAME and len(files) > 1
+    trace = kineto_reader.read(files, engine) if by_tasks else chosen.read(files)
     left_out = sum(len(files) for each, files in by_format.items() if each is not chosen)
     if left_out:
         trace.run.notes.append(

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from ddltrace.analyzer.engine.engine import EmbeddedEngine, Engine
 from ddltrace.analyzer.engine.part_tasks import Part, map_parts
+from ddltrace.analyzer.engine.shared_files import check_shared
 from ddltrace.analyzer.events.event_columns import Columns
 from ddltrace.analyzer.events.superseded import drop_superseded, is_open
 from ddltrace.analyzer.recent_cache import RecentCache
@@ -59,13 +60,14 @@ _OF_ALL_RANKS: Final = (
 """Cached properties that are computed from all ranks."""
 
 
-def open_trace(path: str | PathLike[str] | RemotePath) -> Trace:
+def open_trace(path: str | PathLike[str] | RemotePath, engine: Engine | None = None) -> Trace:
     """Opens a trace directory, or a file or folder of a format that can be imported.
 
     Args:
         path: A directory written by ``ddltrace run`` (finished, still being written, or left
             by a job that died), or an importable file or folder. A URL, such as
             ``s3://bucket/run``, names one in a store.
+        engine: Executes the tasks of reading and analyzing it; by default this process.
 
     Returns:
         The trace; events load when asked for.
@@ -73,18 +75,22 @@ def open_trace(path: str | PathLike[str] | RemotePath) -> Trace:
     Raises:
         TraceError: There is nothing there, or it cannot be read as a trace.
         UsageError: The URL holds credentials or unknown parameters.
+        EngineError: A worker of the engine does not see the files of the trace.
     """
     location = location_of(path)
     if (location / RUN_FILE).is_file():
-        return Trace(location, _read_run(location))
+        if engine is not None:
+            check_shared(engine, location / RUN_FILE)
+        return Trace(location, _read_run(location), engine=engine)
     if not location.exists():
         raise TraceError(f"{location} does not exist")
     from ddltrace.analyzer.importers import formats
 
     with local_copy(location, formats.MAX_FILES) as files:
         if formats.recognizes(files):
-            imported = formats.read(files)
-            return Trace(location, check_run(imported.run), imported.tables)
+            # Copies of files from a store are on this machine only.
+            imported = formats.read(files, engine if files == location else None)
+            return Trace(location, check_run(imported.run), imported.tables, engine)
     if location.is_dir():
         _check_holds_none(location)
         read_run(location)  # raises, and says what is missing
@@ -136,14 +142,18 @@ class Trace:
     """
 
     def __init__(
-        self, path: Location, run: RunInfo, tables: dict[str, pa.Table] | None = None
+        self,
+        path: Location,
+        run: RunInfo,
+        tables: dict[str, pa.Table] | None = None,
+        engine: Engine | None = None,
     ) -> None:
         self.path = path
         self.name = path.resolve().name or str(path)
         self.run = run
         self.notes = list(dict.fromkeys(str(note) for note in run.notes))
         self.on_read: Callable[[int], None] | None = None
-        self.engine: Engine = EmbeddedEngine()
+        self.engine: Engine = EmbeddedEngine() if engine is None else engine
         self._tables = tables
         self.verified: dict[str, bool] = {}
         self._last_starts: dict[str, int] = {}

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ddltrace.analyzer.engine.engine import Engine
 from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.storage.location import Location
@@ -14,12 +15,13 @@ from ddltrace.tracer.trace.trace_parts import check_same_time, joined
 
 
 @contextlib.contextmanager
-def open_as_one(paths: Sequence[Location]) -> Iterator[Trace]:
+def open_as_one(paths: Sequence[Location], engine: Engine | None = None) -> Iterator[Trace]:
     """Opens one trace, or several directories of one job as one, without copying.
 
     Args:
         paths: One of anything that `open_trace` takes, or several directories written by
             ``ddltrace run``.
+        engine: See `open_trace`.
 
     Yields:
         The trace, to be read before the end of the context.
@@ -29,7 +31,7 @@ def open_as_one(paths: Sequence[Location]) -> Iterator[Trace]:
         TraceError: One of them cannot be read.
     """
     if len(paths) == 1:
-        yield open_trace(paths[0])
+        yield open_trace(paths[0], engine)
         return
     local = [path for path in paths if isinstance(path, Path)]
     if len(local) < len(paths):
@@ -39,7 +41,7 @@ def open_as_one(paths: Sequence[Location]) -> Iterator[Trace]:
         )
     check_same_time(local)
     with joined(local) as whole:
-        yield open_trace(whole)
+        yield open_trace(whole, engine)
 
 
 def collect_command(paths: Sequence[Location]) -> str:

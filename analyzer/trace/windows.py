@@ -58,9 +58,7 @@ def with_window(trace: Trace, window: str) -> Trace:
     kind = "the window from A to B" if times else "annotations"
     note = f"steps are {kind} that --window names: {window:.200}"
     run = dataclasses.replace(trace.run, notes=[*trace.run.notes, note])
-    made = Trace(trace.path, run, tables)
-    made.engine = trace.engine
-    return made
+    return Trace(trace.path, run, tables, trace.engine)
 
 
 def _named(table: pa.Table, name: str) -> tuple[Times, Times]:

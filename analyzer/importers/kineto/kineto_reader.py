@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ddltrace.analyzer.engine.engine import Engine
+from ddltrace.analyzer.engine.shared_files import check_shared
 from ddltrace.analyzer.importers.communication import count, members
 from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace
 from ddltrace.analyzer.importers.imported_columns import coded, coded_list, events_table
@@ -34,6 +38,7 @@ from ddltrace.analyzer.importers.kineto.hta_figures import (
 from ddltrace.analyzer.importers.kineto.kernel_names import is_message_kernel, is_suspect_kernel
 from ddltrace.analyzer.importers.kineto.parallel_decode import read_side_by_side, text_bytes
 from ddltrace.analyzer.importers.kineto.phases import Spans, backward_calls
+from ddltrace.analyzer.importers.memory_limit import ENVIRONMENT, limited_to
 from ddltrace.analyzer.importers.names import Codes, clean
 from ddltrace.analyzer.importers.rank_files import MAX_RANK, assign_ranks
 from ddltrace.analyzer.importers.sequence import number_messages
@@ -96,11 +101,12 @@ class RankFile:
     notes: list[str] = field(default_factory=list)
 
 
-def read(paths: Sequence[Path]) -> ImportedTrace:
+def read(paths: Sequence[Path], engine: Engine | None = None) -> ImportedTrace:
     """Reads the Kineto files of a job.
 
     Args:
         paths: One file per rank, or several for consecutive windows of one rank.
+        engine: Reads the files, one per task; by default this process and helpers of it do.
 
     Returns:
         The trace; times are Unix nanoseconds if the files contain the time of day.
@@ -108,7 +114,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     Raises:
         TraceError: None of the files holds an event.
     """
-    files = _read_files(paths)
+    files = _read_files(paths) if engine is None else _read_on(engine, paths)
     run = RunInfo(status="complete", level="op", source=NAME)
     whole = [file for file in files if file.table.num_rows]
     if not whole:
@@ -144,6 +150,19 @@ def _read_files(paths: Sequence[Path]) -> list[RankFile]:
     if text_bytes(paths) < _MUCH_TEXT:
         return read_side_by_side(paths, decode_file, map_file, _SOME_TEXT)
     return read_side_by_side(paths, read_file, lambda _, file: file, _MUCH_TEXT)
+
+
+def _read_on(engine: Engine, paths: Sequence[Path]) -> list[RankFile]:
+    """Reads files in tasks, with the limit of memory that is set in this process."""
+    check_shared(engine, paths[0])
+    task = partial(_read_limited, size=os.environ.get(ENVIRONMENT))
+    absolute = [path.absolute() for path in paths]
+    return list(engine.map(task, absolute, "reading files", one_at_a_time=True))
+
+
+def _read_limited(path: Path, size: str | None) -> RankFile:
+    with limited_to(size):
+        return read_file(path)
 
 
 def read_file(path: Path) -> RankFile:

@@ -20,7 +20,7 @@ from support.jobs import environment, free_port
 from ddltrace.analyzer.commands import analyze
 from ddltrace.analyzer.engine import dask_worker
 from ddltrace.analyzer.engine.dask_engine import DaskEngine, open_dask
-from ddltrace.analyzer.trace.engine_access import use_engine
+from ddltrace.analyzer.importers import formats
 from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 from ddltrace.analyzer.trace.windows import with_window
 from ddltrace.tracer.errors import EngineError, MissingCapabilityError, UsageError
@@ -51,9 +51,7 @@ def document(trace: Trace, steps: range | None = None) -> str:
 
 
 def on(engine: DaskEngine, path: Path) -> Trace:
-    trace = open_trace(path)
-    use_engine(trace, engine)
-    return trace
+    return open_trace(path, engine)
 
 
 def assert_equal(engine: DaskEngine, path: Path) -> None:
@@ -68,6 +66,12 @@ def test_a_trace_has_the_same_analysis(cluster, path):
 def test_64_ranks_have_the_same_analysis(cluster, tmp_path):
     shape = simulated.synthetic().Shape(ranks=64, steps=6, layers=40, buckets=4, straggler=9)
     assert_equal(cluster, simulated.synthetic().write_trace(tmp_path / "trace", shape))
+
+
+def test_a_folder_of_kineto_files_is_imported_the_same(cluster):
+    one, other = formats.read(FOREIGN[0]), formats.read(FOREIGN[0], cluster)
+    assert one.run == other.run
+    assert one.tables == other.tables
 
 
 def test_some_steps_and_a_window_have_the_same_analysis(cluster):
@@ -184,7 +188,7 @@ def test_workers_that_do_not_see_the_trace(cluster, tmp_path, monkeypatch):
     (tmp_path / "trace").symlink_to(SAMPLES[0])
     monkeypatch.chdir(tmp_path)
     # The path means another directory in each process.
-    with pytest.raises(EngineError, match=r"does not see .*: put the trace on a filesystem"):
+    with pytest.raises(EngineError, match=r"does not see .*: put the files on a filesystem"):
         on(cluster, Path("/proc/self/cwd/trace"))
 
 
