@@ -154,9 +154,9 @@ def describe(protocol: Protocol, *, layers: bool) -> list[str]:
         )
     ]
     lines = [
-        f"paced: messages take the times of the profile {protocol.name}: "
-        f"{protocol.latency_us.value:g} us + bytes at {protocol.gbit_s.value:g} Gbit/s; "
-        f"processor {', '.join(processor)} (sources: experiment list)"
+        f"paced: messages take the times of the profile {protocol.name} (sources: experiment list)",
+        f"{protocol.name}: {protocol.latency_us.value:g} us + bytes at "
+        f"{protocol.gbit_s.value:g} Gbit/s; processor {', '.join(processor)}",
     ]
     if protocol.slowdown != 1:
         also = "and layers " if layers else "(not computation) "

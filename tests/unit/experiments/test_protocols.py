@@ -104,5 +104,9 @@ def test_rows_are_labelled() -> None:
     assert label(summarize("ddp", [], protocol="tcp")) == "ddp (protocol tcp)"
     assert label(summarize("ddp", [], paced=True)) == "ddp (paced)"
     lines = describe(read_protocol("dpdk:slowdown=40"), layers=True)
-    assert "1.15 us + bytes at 75 Gbit/s; processor 0.1 us/message, 0.107 ns/byte" in lines[0]
-    assert "messages and layers take 40 times as long" in lines[1]
+    assert lines[1] == (
+        "dpdk: 1.15 us + bytes at 75 Gbit/s; processor 0.1 us/message, 0.107 ns/byte"
+    )
+    assert "messages and layers take 40 times as long" in lines[2]
+    for protocol in PROTOCOLS:
+        assert max(map(len, describe(protocol, layers=False))) <= 100
