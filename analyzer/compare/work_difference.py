@@ -15,8 +15,9 @@ from ddltrace.analyzer.compare.input_shapes import (
     other_shapes,
     shapes_per_run,
 )
-from ddltrace.analyzer.formatting.text_table import render, shorten
-from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable, time_text
+from ddltrace.analyzer.formatting.kernel_names import kernel_text
+from ddltrace.analyzer.formatting.text_table import render
+from ddltrace.analyzer.formatting.units import NOT_KNOWN, time_text
 from ddltrace.analyzer.model import Analysis, KernelRow, OperatorRow
 
 _OTHER_COUNT: Final = 0.02
@@ -241,7 +242,7 @@ def render_changes(title: str, changes: Sequence[OperationChange], width: int) -
         return []
     cells = [
         [
-            shorten(printable(row.name), _NAME_COLUMNS, "start"),
+            kernel_text(row.name, _NAME_COLUMNS),
             row.verdict,
             _count_text(row.before_count),
             _count_text(row.after_count),

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+from ddltrace.analyzer.formatting.kernel_names import kernel_text
 from ddltrace.analyzer.formatting.text_table import render, shorten
 from ddltrace.analyzer.formatting.units import (
     NOT_KNOWN,
@@ -385,11 +386,6 @@ def _longest(bubbles: tuple[float, ...]) -> str:
     return f"{time_text(bubbles[number])}, number {number}"
 
 
-def _start_of(name: str) -> str:
-    """Returns the start of a kernel's name, without the types of its arguments."""
-    return shorten(printable(name).removeprefix("void "), _NAME, "start")
-
-
 def _late_in(row: StragglerRow, steps: int) -> str:
     if not row.late_steps:
         return NOT_KNOWN
@@ -491,7 +487,7 @@ def _tensors(analysis: Analysis) -> list[str]:
 def _kernels(analysis: Analysis) -> list[str]:
     def cells(row: KernelRow) -> list[str]:
         return [
-            _start_of(row.name),
+            kernel_text(row.name, _NAME),
             row.kind,
             f"{row.count:,}",
             time_text(row.total_us),
@@ -512,7 +508,7 @@ def _kernels(analysis: Analysis) -> list[str]:
 def _operators(analysis: Analysis) -> list[str]:
     def cells(row: OperatorRow) -> list[str]:
         return [
-            _start_of(row.name),
+            kernel_text(row.name, _NAME),
             f"{row.count:,}",
             time_text(row.self_us),
             time_text(row.total_us),
@@ -543,7 +539,7 @@ def _shapes(analysis: Analysis) -> list[str]:
     rows.sort(key=lambda row: -row[1].total_us)
     cells = [
         [
-            _start_of(name),
+            kernel_text(name, _NAME),
             shorten(printable(part.shapes), _NAME),
             f"{part.count:,}",
             time_text(part.total_us),
