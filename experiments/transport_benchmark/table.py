@@ -40,7 +40,7 @@ def render(comparison: Comparison) -> str:
         if result.status != "complete"
     ]
     parts += [
-        f"\n{result.name}: {result.planned['messages']} messages to rank 0 took "
+        f"\n{result.name}:\n  {result.planned['messages']} messages to rank 0 took "
         f"{result.planned['taken_us'] / result.planned['planned_us']:.3f} times as long as "
         f"planned, {result.planned['late']} over 5 % longer"
         for result in comparison.results

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -116,3 +118,14 @@ def test_a_congestion_control_that_the_kernel_lacks_is_named() -> None:
     with pytest.raises(MissingCapabilityError, match="no congestion control 'nope'"):
         check_options(Tcp(congestion="nope"))
     check_options(Tcp(nagle=True))
+
+
+def test_the_table_says_how_a_profile_was_kept() -> None:
+    planned = {"messages": 280, "planned_us": 1000.0, "taken_us": 1100.0, "late": 196}
+    spec = "ipoib:slowdown=200"
+    paced = replace(result("tcp", 50.0, 0.008), protocol=spec, planned=planned)
+    settings = Settings((), 2, (4, 1000, 1_000_000), 10, None, None, 60.0, (spec,))
+    text = render(Comparison(settings, (paced,)))
+    assert "tcp (paced, profile ipoib:slowdown=200)" in text
+    assert "280 messages to rank 0 took 1.100 times as long as planned, 196 over 5 %" in text
+    assert max(map(len, text.splitlines())) <= 100
