@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import operator
 import pickle
 import tempfile
 import warnings
@@ -20,7 +19,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.analyzer.engine import dask_worker
-from ddltrace.analyzer.engine.engine import Item, Piece, Result
+from ddltrace.analyzer.engine.engine import Item, Result
 from ddltrace.analyzer.engine.progress import Progress
 from ddltrace.tracer.errors import EngineError
 from ddltrace.tracer.optional_packages import require_extra
@@ -65,27 +64,6 @@ class DaskEngine:
         with _plain_errors():
             answers = self._client.run(dask_worker.execute, dask_worker.pack(task, item))
         return {worker: pickle.loads(answer) for worker, answer in answers.items()}
-
-    def shuffle(
-        self,
-        split: Callable[[Item], Sequence[Piece]],
-        items: Sequence[Item],
-        merge: Callable[[Sequence[Piece]], Result],
-        parts: int,
-        doing: str,
-    ) -> Iterator[Result]:
-        """See `Engine.shuffle`; pieces go from worker to worker."""
-        pieces = [self._submit(dask_worker.split, dask_worker.pack(split, i)) for i in items]
-        work = dask_worker.pack(merge, None)
-        merged = (
-            self._submit(
-                dask_worker.merge,
-                work,
-                [self._submit(operator.getitem, piece, part) for piece in pieces],
-            )
-            for part in range(parts)
-        )
-        yield from self._fetched(merged, parts, doing)
 
     def _submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         with warnings.catch_warnings():

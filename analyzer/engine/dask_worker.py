@@ -10,7 +10,7 @@ import hashlib
 import pickle
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -42,18 +42,6 @@ def execute(work: tuple[str, bytes]) -> bytes:
     """Executes a task; its result is pickled."""
     task, item = _unpacked(work)
     return _packed(task(item))
-
-
-def split(work: tuple[str, bytes]) -> list[bytes]:
-    """Executes a task that returns several pieces; each is pickled."""
-    task, item = _unpacked(work)
-    return [_packed(piece) for piece in task(item)]
-
-
-def merge(work: tuple[str, bytes], pieces: Sequence[bytes]) -> bytes:
-    """Executes a task whose argument are pieces of `split`; its result is pickled."""
-    task, _ = _unpacked(work)
-    return _packed(task([pickle.loads(piece) for piece in pieces]))
 
 
 def dask_setup(worker: Any) -> None:

@@ -13,7 +13,6 @@ from typing import Protocol, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Piece = TypeVar("Piece")
 
 
 class Engine(Protocol):
@@ -54,30 +53,6 @@ class Engine(Protocol):
             Name of the worker -> its result; empty if tasks run in this process.
         """
 
-    def shuffle(
-        self,
-        split: Callable[[Item], Sequence[Piece]],
-        items: Sequence[Item],
-        merge: Callable[[Sequence[Piece]], Result],
-        parts: int,
-        doing: str,
-    ) -> Iterator[Result]:
-        """Splits every item into parts, and merges the pieces of each part.
-
-        Args:
-            split: Returns the pieces of an item, one for each part.
-            items: The arguments of `split`.
-            merge: Its argument are the pieces of one part, in the order of the items.
-            parts: The number of parts.
-            doing: What the tasks do, for messages of progress.
-
-        Yields:
-            The result of `merge` for each part, in order.
-
-        Raises:
-            DdltraceError: A task raised it, or the engine cannot go on.
-        """
-
 
 class EmbeddedEngine:
     """Executes tasks on threads of this process, as many as there are cores.
@@ -111,15 +86,3 @@ class EmbeddedEngine:
         """See `Engine.on_each_worker`."""
         del task, item
         return {}
-
-    def shuffle(
-        self,
-        split: Callable[[Item], Sequence[Piece]],
-        items: Sequence[Item],
-        merge: Callable[[Sequence[Piece]], Result],
-        parts: int,
-        doing: str,
-    ) -> Iterator[Result]:
-        """See `Engine.shuffle`."""
-        pieces = list(self.map(split, items, doing))
-        yield from self.map(merge, [[own[part] for own in pieces] for part in range(parts)], doing)

@@ -232,7 +232,8 @@ class Trace:
         Raises:
             TraceError: The trace has nothing of that rank.
         """
-        infos = self.infos(rank)
+        # The members of all groups, for every rank, would be quadratic in the ranks.
+        infos = [dataclasses.replace(info, groups=[]) for info in self.infos(rank)]
         view = self._of_processes(infos)
         known = view.__dict__
         known["clocks"] = {info.segment: self.clocks[info.segment] for info in infos}
