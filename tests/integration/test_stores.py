@@ -7,15 +7,17 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyarrow import fs
-from support.jobs import DDLTRACE, environment, on_ranks, run
+from support.jobs import DDLTRACE, JOBS, environment, on_ranks, run
 from support.s3_server import BUCKET, S3Server
 
+import ddltrace
 from ddltrace.tracer.storage.upload import MANIFEST_FILE
 
 RUN = f"s3://{BUCKET}/run"
@@ -107,3 +109,28 @@ def test_files_of_a_killed_job_are_uploaded(server: S3Server, tmp_path: Path) ->
     assert whole["status"] == "partial"
     assert any("the launcher was killed" in note for note in whole["notes"])
     assert [rank["status"] for rank in whole["ranks"]] == ["killed", "killed"]
+
+
+@pytest.mark.netns
+def test_nodes_in_namespaces_with_directories_of_their_own(tmp_path: Path) -> None:
+    """Each of two hosts with an address and a launcher of its own writes where no other reads."""
+    node = 'mkdir disk-$RANK && exec "$@" run -o disk-$RANK/run -- "$PYTHON" "$JOB" 3'
+    started = run(
+        [
+            *(sys.executable, "-m", "ddltrace.experiments.network.launch"),
+            *("--hosts", "2", "--bandwidth", "400mbit", "--"),
+            *("sh", "-c", node, "sh", *DDLTRACE),
+        ],
+        cwd=tmp_path,
+        PYTHON=sys.executable,
+        JOB=str(JOBS / "ddp_cnn.py"),
+    )
+    assert started.status == 0, started.stderr
+    gathered = run([*DDLTRACE, "collect", "disk-0/run", "disk-1/run", "-o", "all"], cwd=tmp_path)
+    assert gathered.status == 0, gathered.stderr
+    trace = ddltrace.open(tmp_path / "all")
+    assert (trace.ranks, trace.run.status, trace.notes) == ([0, 1], "complete", [])
+    assert trace.analyze().joining.partial == 0
+    alone = run([*DDLTRACE, "collect", "disk-1/run", "disk-2/run", "-o", "one"], cwd=tmp_path)
+    assert "disk-2/run is left out" in alone.stderr
+    assert "no trace of rank 0 of 2" in alone.stderr
