@@ -207,7 +207,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
         click.echo(f"ddltrace: note: {note}", err=True)
     ranks = f"{result.num_ranks} rank{'s' if result.num_ranks != 1 else ''}"
     click.echo(f"ddltrace: trace of {ranks} in {directory}", err=True)
-    if found is not None:
+    if found is not None and upload is None:
         click.echo(
             "ddltrace: it is one part of the job's trace; if the others are not in "
             f"{whole}, too: ddltrace merge {whole} OTHER... -o OUT",

@@ -7,6 +7,8 @@ import os
 import shlex
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FuturesTimeoutError
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +20,8 @@ from ddltrace.tracer.trace.trace_files import RUN_FILE
 WAIT_VARIABLE: Final = "DDLTRACE_UPLOAD_WAIT"
 """Environment variable: seconds for which to wait at the end for a store that is away."""
 _WAIT_S: Final = 60.0
+_CHECK_S: Final = 10.0
+_JOIN_S: Final = 30.0
 _INTERVAL_S: Final = 5.0
 _LONGEST_S: Final = 60.0
 _LOWEST_PRIORITY: Final = 19
@@ -43,6 +47,8 @@ class BackgroundUpload:
             whole, url, lambda name: name == RUN_FILE or name.startswith(folder)
         )
         self._stop = threading.Event()
+        self._has_begun = threading.Event()
+        self._is_stuck = False
 
     @property
     def url(self) -> StoreUrl:
@@ -62,17 +68,33 @@ class BackgroundUpload:
                 is not known.
             MissingCapabilityError: A package is missing.
         """
-        record = (self._own / RUN_FILE).as_posix()
+        # In a thread, because a store may accept connections and not answer.
+        answer: Future[None] = Future()
+        threading.Thread(target=self._answer, args=(answer, force), daemon=True).start()
         try:
-            if self._upload.holds(record):
-                if not force:
-                    raise UsageError(
-                        f"{self.url} has a trace: choose another with -o, or add --force"
-                    )
-                if self._own == Path("."):
-                    self._upload.clear()
-        except StoreError as error:
-            warn(f"{error}: the trace is written here and uploaded when the store is there")
+            answer.result(_CHECK_S)
+        except (StoreError, TimeoutError, FuturesTimeoutError) as error:
+            reason = str(error) or f"{self.url}: the store does not answer"
+            warn(f"{reason}: the trace is written here and uploaded when the store is there")
+        finally:
+            # An answer that comes later must not delete anything.
+            self._has_begun.set()
+
+    def _answer(self, answer: Future[None], force: bool) -> None:
+        try:
+            self._check(force=force)
+        except Exception as error:  # noqa: BLE001 - raised in the thread that waits
+            answer.set_exception(error)
+        else:
+            answer.set_result(None)
+
+    def _check(self, *, force: bool) -> None:
+        if not self._upload.holds((self._own / RUN_FILE).as_posix()):
+            return
+        if not force:
+            raise UsageError(f"{self.url} has a trace: choose another with -o, or add --force")
+        if self._own == Path(".") and not self._has_begun.is_set():
+            self._upload.clear()
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
@@ -85,7 +107,8 @@ class BackgroundUpload:
             yield
         finally:
             self._stop.set()
-            thread.join()
+            thread.join(max(_wait_s(), _JOIN_S))
+            self._is_stuck = thread.is_alive()
 
     def finish(self) -> str | None:
         """Sends what is not in the store yet.
@@ -93,12 +116,10 @@ class BackgroundUpload:
         Returns:
             None if everything is there; else why not.
         """
+        if self._is_stuck:
+            return f"{self.url}: the store does not answer"
         try:
-            wait_s = float(os.environ.get(WAIT_VARIABLE) or _WAIT_S)
-        except ValueError:
-            wait_s = _WAIT_S
-        try:
-            self._upload.finish(wait_s)
+            self._upload.finish(_wait_s())
         except (StoreError, OSError) as error:
             return str(error)
         except KeyboardInterrupt:
@@ -115,6 +136,13 @@ class BackgroundUpload:
                 wait = _INTERVAL_S
             except (StoreError, OSError):
                 wait = min(2 * wait, _LONGEST_S)
+
+
+def _wait_s() -> float:
+    try:
+        return float(os.environ.get(WAIT_VARIABLE) or _WAIT_S)
+    except ValueError:
+        return _WAIT_S
 
 
 def new_upload(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from support.s3_server import BUCKET, S3Server
 
 from ddltrace.cli import cli
 from ddltrace.tracer.errors import StoreError, UsageError
+from ddltrace.tracer.launch import background_upload
 from ddltrace.tracer.launch.background_upload import BackgroundUpload, new_upload
 from ddltrace.tracer.storage.store_url import parse_url
 from ddltrace.tracer.storage.upload import MANIFEST_FILE, Progress, read_record
@@ -138,18 +140,36 @@ def test_a_trace_in_the_store_is_replaced_only_by_force(
     environment: S3Server, directory: Path
 ) -> None:
     url = parse_url(f"s3://{BUCKET}/forced")
-    upload = BackgroundUpload(directory, directory, url)
     warnings: list[str] = []
-    upload.check(warnings.append, force=False)
-    assert upload.finish() is None
+
+    def begin(*, force: bool) -> BackgroundUpload:
+        upload = BackgroundUpload(directory, directory, url)
+        upload.check(warnings.append, force=force)
+        return upload
+
+    assert begin(force=False).finish() is None
     with pytest.raises(UsageError, match="--force"):
-        upload.check(warnings.append, force=False)
-    upload.check(warnings.append, force=True)
+        begin(force=False)
+    assert contents(environment, "forced")
+    begin(force=True)
     assert not contents(environment, "forced")
     assert not warnings
     with environment.away():
-        upload.check(warnings.append, force=False)
+        begin(force=False)
     assert "cannot be reached" in warnings[0]
+
+
+def test_a_store_that_does_not_answer_does_not_stop_the_job(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background_upload, "_CHECK_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        url = f"s3://{BUCKET}/run?scheme=http&endpoint_override=127.0.0.1:{port}"
+        warnings: list[str] = []
+        upload = BackgroundUpload(directory, directory, parse_url(url))
+        upload.check(warnings.append, force=False)
+    assert "the store does not answer: the trace is written here" in warnings[0]
 
 
 def test_the_record_holds_no_credentials(environment: S3Server, directory: Path) -> None:
