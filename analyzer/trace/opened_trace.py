@@ -38,7 +38,7 @@ from ddltrace.tracer.trace.run_files import CHANGED
 from ddltrace.tracer.trace.run_info import RankInfo, RunInfo, TensorInfo
 from ddltrace.tracer.trace.run_reader import read_run
 from ddltrace.tracer.trace.schema import EVENTS
-from ddltrace.tracer.trace.trace_files import RUN_FILE, counters_path
+from ddltrace.tracer.trace.trace_files import RUN_FILE, counter_files, counters_name
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.model import Analysis
@@ -54,7 +54,7 @@ _MAX_NAMED: Final = 8
 Result = TypeVar("Result")
 
 _OF_ALL_RANKS: Final = (
-    *("clocks", "step_selection", "origin_ns"),
+    *("clocks", "step_selection", "origin_ns", "_counter_files"),
     *("_backends", "_members", "_infos", "_generations", "_first_steps"),
 )
 """Cached properties that are computed from all ranks."""
@@ -404,7 +404,11 @@ class Trace:
         """Whether there is a file of counters of a rank."""
         if self._tables is not None:
             return False
-        return any(counters_path(self.path, info.segment).exists() for info in self.infos(rank))
+        return any(counters_name(info.segment) in self._counter_files for info in self.infos(rank))
+
+    @cached_property
+    def _counter_files(self) -> set[str]:
+        return counter_files(self.path)
 
     def counters(self, rank: int) -> pa.Table:
         """Returns the resource counters of a rank.

@@ -77,11 +77,22 @@ def counters_path(directory: Location, segment: str) -> Location:
     return _stored(directory, counters_name(segment))
 
 
+def counter_files(directory: Location) -> set[str]:
+    """Base names of all counter files in a trace and its parts, from one listing."""
+    found: set[str] = set()
+    for folder in ("", f"{PART_PREFIX}*/"):
+        for path in directory.glob(f"{folder}{COUNTERS_PREFIX}*"):
+            found.add(path.name.removesuffix(path.suffix))
+    return found
+
+
 def _stored(directory: Location, stem: str) -> Location:
     """The final file with a base name, else the stream, in the trace or one of its parts."""
+    # The parts last: for every rank, they are listed as a whole.
     for suffix in (FILE_SUFFIX, STREAM_SUFFIX):
         if (path := directory / (stem + suffix)).exists():
             return path
+    for suffix in (FILE_SUFFIX, STREAM_SUFFIX):
         for path in directory.glob(f"{PART_PREFIX}*/{stem}{suffix}"):
             return path
     return directory / (stem + STREAM_SUFFIX)

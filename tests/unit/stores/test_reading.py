@@ -17,6 +17,8 @@ from support.s3_server import BUCKET, S3Server
 from support.sampling import choose_seed
 
 import ddltrace
+from ddltrace.analyzer.engine.dask_engine import open_dask
+from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.cli import cli
 from ddltrace.dashboard.discovery import discover
 from ddltrace.dashboard.workspace import Workspace
@@ -222,3 +224,10 @@ def test_a_stream_in_a_store_is_read_as_far_as_it_is_intact(tmp_path: Path) -> N
     assert remote.notes == local.notes
     assert remote.damage
     assert 0 < remote.events(0).num_rows < 10
+
+
+def test_workers_of_a_dask_cluster_read_from_the_store(sample: str) -> None:
+    pytest.importorskip("distributed")
+    with open_dask(workers=1) as engine:
+        trace = open_trace(sample, engine)
+        assert trace.analyze().to_json() == open_trace(sample).analyze().to_json()
