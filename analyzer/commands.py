@@ -13,7 +13,8 @@ from ddltrace.analyzer.engine.engine_options import chosen_engine, engine_option
 from ddltrace.analyzer.report.warnings import report_damage, report_steps_left_out
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.optional_packages import require_extra
-from ddltrace.tracer.storage.location import Location, LocationType
+from ddltrace.tracer.storage.location import Location
+from ddltrace.tracer.storage.location_type import LocationType
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.joined.analyzed import Analyzed

@@ -12,7 +12,8 @@ from ddltrace.analyzer.engine.engine_options import chosen_engine, engine_option
 from ddltrace.analyzer.exporters import FORMATS
 from ddltrace.analyzer.report.warnings import report_damage
 from ddltrace.tracer.optional_packages import require_extra
-from ddltrace.tracer.storage.location import Location, LocationType
+from ddltrace.tracer.storage.location import Location
+from ddltrace.tracer.storage.location_type import LocationType
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -25,7 +25,8 @@ from ddltrace.tracer.launch.emulated_hosts import (
     on_hosts,
 )
 from ddltrace.tracer.optional_packages import require_extra
-from ddltrace.tracer.storage.location import Location, LocationType
+from ddltrace.tracer.storage.location import Location
+from ddltrace.tracer.storage.location_type import LocationType
 from ddltrace.tracer.trace.run_info import JOB_LABEL, PART_LABEL
 from ddltrace.tracer.trace.trace_files import PART_PREFIX
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from ddltrace.tracer.errors import StoreError, TraceError, UsageError
-from ddltrace.tracer.storage.location import Location, LocationType
+from ddltrace.tracer.storage.location import Location
+from ddltrace.tracer.storage.location_type import LocationType
 
 
 @click.command(

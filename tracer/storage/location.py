@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import unquote
 
-import click
-
-from ddltrace.tracer.errors import DdltraceError
 from ddltrace.tracer.storage.store_url import is_url, parse_url
 
 if TYPE_CHECKING:
@@ -50,18 +47,3 @@ def matches(directory: Location, pattern: str) -> list[Location]:
     """
     found: list[Location] = [*directory.glob(pattern)]
     return sorted(found, key=str)
-
-
-class LocationType(click.ParamType[Any]):
-    """A path or URL on the command line."""
-
-    name = "path"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Location:
-        """Reads the path or URL."""
-        try:
-            return location_of(value)
-        except DdltraceError as error:
-            self.fail(str(error), param, ctx)
