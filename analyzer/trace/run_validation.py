@@ -62,6 +62,10 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _is_record(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= _MAX_COUNT
 
@@ -100,6 +104,7 @@ _OF_RANK: Final[dict[str, Callable[[Any], bool]]] = {
     "clock_domain": _is_text,
     "status": _is_text,
     "level": _is_text,
+    "versions": _is_record,
     "events": _optional(_is_count),
     "ended_ns": _optional(_is_time),
     "exit_status": _optional(_is_count),
