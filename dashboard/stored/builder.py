@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard.stored.stored_trace import ANALYSIS, Stored
@@ -24,7 +23,7 @@ def report(line: str) -> None:
 
 def main(path: str, *wanted: str) -> None:
     """Builds some of them."""
-    trace = open_trace(Path(path))
+    trace = open_trace(path)
     trace.on_read = lambda count: report(str(count))
     stored = Stored(trace)
     if wanted == (ANALYSIS,):

@@ -21,6 +21,7 @@ from ddltrace.analyzer.engine.dask_engine import open_dask
 from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.cli import cli
 from ddltrace.dashboard.discovery import discover
+from ddltrace.dashboard.stored import stored_trace
 from ddltrace.dashboard.workspace import Workspace
 from ddltrace.tracer.errors import (
     DdltraceError,
@@ -231,3 +232,14 @@ def test_workers_of_a_dask_cluster_read_from_the_store(sample: str) -> None:
     with open_dask(workers=1) as engine:
         trace = open_trace(sample, engine)
         assert trace.analyze().to_json() == open_trace(sample).analyze().to_json()
+
+
+def test_the_timeline_of_a_trace_in_a_store_is_kept_by_the_user(
+    sample: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Child processes build it, which open the same URL."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(stored_trace, "FEWEST_EVENTS", 1000)
+    opened = Workspace([ddltrace.open(sample)]).get(0)
+    assert opened.timeline.num_events == 6628
+    assert list(tmp_path.glob("ddltrace/traces/*/*.bin"))
