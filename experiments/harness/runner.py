@@ -27,7 +27,9 @@ from ddltrace.experiments.observation.peak_memory import RankMemory
 from ddltrace.tracer.errors import DdltraceError, TraceError
 from ddltrace.tracer.exit_status import status_text
 
-_NOTHING: Final = "ddltrace: nothing was recorded: "
+_CLOSING: Final = ("ddltrace: nothing was recorded: ", "ddltrace: trace of ", "ddltrace: next: ")
+"""Starts of the lines that the launcher prints after the end of any job."""
+
 _NOTE: Final = "ddltrace: note: "
 _KILLED: Final = "ended without closing its trace: killed by"
 """In the note of ``ddltrace run`` on a rank that a signal ended."""
@@ -254,8 +256,7 @@ def _explain(end: JobEnd, settings: Settings, log: Path) -> str:
     ]
     # The reason is usually in the last exception's line.
     reasons = [line for line in lines if "Error: " in line] or lines[1:]
-    # That nothing was recorded follows from an earlier end, if a line says why the job ended.
-    reasons = [line for line in reasons if not line.startswith(_NOTHING)] or reasons
+    reasons = [line for line in reasons if not line.startswith(_CLOSING)] or reasons
     # A killed rank makes the messages of the others fail, and a dead server those of all workers.
     reasons = [line.partition(_NOTE)[2] for line in lines if _KILLED in line] or reasons
     reasons = [line for line in lines if SERVER_DIED in line] or reasons

@@ -163,19 +163,30 @@ def test_a_killed_rank_is_the_reason_and_not_what_the_others_say_of_it(
     )
 
 
-def test_an_end_before_the_first_step_is_explained_by_its_own_message(
-    broken: dict[tuple[str, int], str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("own", "closing"),
+    [
+        (
+            "the emulated network is off by more than 5%: host2 to host3",
+            "ddltrace: nothing was recorded: no process called init_process_group",
+        ),
+        (
+            "strategy dgc cannot be applied: the job uses AdamW",
+            "ddltrace: trace of 4 ranks in dgc\nddltrace: next: ddltrace analyze dgc",
+        ),
+    ],
+    ids=["network", "refused"],
+)
+def test_the_reason_is_the_jobs_message_and_not_the_launchers_last_line(
+    broken: dict[tuple[str, int], str], tmp_path: Path, own: str, closing: str
 ) -> None:
-    broken["ddp", 1] = """import sys
-print("ddltrace: the emulated network is off by more than 5%: host2 to host3")
-sys.exit("ddltrace: nothing was recorded: no process called init_process_group")
+    broken["ddp", 1] = f"""import sys
+print("ddltrace: {own}")
+sys.exit({closing!r})
 """
     settings = replace(SETTINGS, strategies=["ddp"], repeats=1)
     (row,) = runner.run_experiment(settings, tmp_path, Heard()).rows
-    assert row.reason == (
-        "the job ended with exit status 1: ddltrace: the emulated network is off by more than 5%: "
-        "host2 to host3 (log: ddp.log)"
-    )
+    assert row.reason == f"the job ended with exit status 1: ddltrace: {own} (log: ddp.log)"
 
 
 def test_a_trace_without_steps_is_explained_by_the_tracers_note(
