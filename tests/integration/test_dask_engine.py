@@ -26,7 +26,7 @@ from ddltrace.analyzer.trace.windows import with_window
 from ddltrace.tracer.errors import EngineError, MissingCapabilityError, UsageError
 from ddltrace.tracer.trace.trace_files import RUN_FILE
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = sorted(path.parent for path in (ROOT / "sample_traces").rglob(RUN_FILE))
 FOREIGN = [ROOT / "tests" / "data" / "foreign" / "kineto-cpu"]
 
