@@ -166,6 +166,7 @@ def test_a_worker_with_another_version(tmp_path):
         options = ["--no-nanny", "--no-dashboard", "--nthreads=1", f"--local-directory={tmp_path}"]
         worker = subprocess.Popen(
             [sys.executable, "-m", "distributed.cli.dask_worker", address, *options],
+            cwd=tmp_path,  # in the clone, metadata of an editable installation would come first
             env=environment(PYTHONPATH=str(tmp_path)),
             stderr=subprocess.DEVNULL,
         )

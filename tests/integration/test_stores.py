@@ -43,6 +43,12 @@ def contents(server: S3Server, name: str) -> dict[str, bytes]:
     return found
 
 
+def names_and_endings(server: S3Server, name: str) -> set[str]:
+    """The names of the objects below a name, and their endings."""
+    names = list(contents(server, name))
+    return {*names, *(Path(each).suffix for each in names)}
+
+
 def local(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir() if path.name[0] != "."}
 
@@ -90,7 +96,7 @@ def test_files_of_a_killed_job_are_uploaded(server: S3Server, tmp_path: Path) ->
     )
     try:
         deadline = time.monotonic() + LIMIT_S
-        while not any(name.endswith(".arrows") for name in contents(server, "killed")):
+        while not {"run.json", ".arrows"} <= names_and_endings(server, "killed"):
             assert time.monotonic() < deadline, "nothing was uploaded while the job ran"
             assert process.poll() is None, "the job ended"
             time.sleep(0.5)

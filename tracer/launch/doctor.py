@@ -121,7 +121,8 @@ def _packages() -> Iterator[Finding]:
                 f"pip install 'ddltrace[{extra}]'",
             )
         else:
-            versions = (f"{name} {metadata.version(name)}" for name in packages)
+            names = (name.partition("[")[0] for name in packages)  # dask[distributed]
+            versions = (f"{name} {metadata.version(name)}" for name in names)
             yield Finding(f"[{extra}]", "ok", f"{', '.join(versions)} ({USES[extra]})")
 
 
