@@ -76,7 +76,7 @@ def test_a_disk_that_takes_nothing_from_the_start(
     job = [sys.executable, "-c", f"{JOB}raise SystemExit({status})"]
     for shared in ([], ["--part", "a"]):
         done = run(traced(trace, job, *shared), cwd=tmp_path, **ONE_RANK)
-        assert (done.status, done.stdout) == (status, "[1.0, 1.0, 1.0]\n")
+        assert (done.status, done.stdout) == (status, "[1.0, 1.0, 1.0]\n"), done.stderr
         (line,) = done.stderr.splitlines()
         assert line.startswith("ddltrace: nothing is recorded, the job runs untraced: ")
 
