@@ -22,7 +22,7 @@ from ddltrace.experiments.harness.settings import Settings
 from ddltrace.experiments.observation.peak_memory import RankMemory
 from ddltrace.tracer.errors import TraceError, UsageError
 
-SAMPLE = Path(__file__).resolve().parents[3] / "sample_traces" / "ddp-4-hosts-400mbit"
+SAMPLE = Path(__file__).resolve().parents[2] / "sample_traces" / "ddp-4-hosts-400mbit"
 STEPS, WARMUP = 40, 10
 SETTINGS = Settings(
     strategies=["ddp", "fifo", "wfbp"],
