@@ -80,6 +80,17 @@ def test_every_way_to_end_ends_as_untraced(tmp_path: Path) -> None:
                 assert info.errors == [], how
 
 
+def test_no_thread_of_the_tracer_evaluates_strings(tmp_path: Path) -> None:
+    # CPython forgets a KeyboardInterrupt that ends the interpreter if another thread evaluates a
+    # string meanwhile: the process then exits with status 1 instead of ending by SIGINT.
+    command = on_ranks("string_evaluations.py", ranks=1)
+    done = run(traced(tmp_path / "trace", command), cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert {"ddltrace-counters", "ddltrace-writer"} < set(printed["threads"])
+    assert printed["evaluated"] == []
+
+
 def test_threads_of_gloo_let_go_before_the_interpreter_ends(tmp_path: Path) -> None:
     # Without the guard CPython 3.11 aborts: the thread asks for the interpreter lock of an
     # interpreter that ends.

@@ -277,7 +277,7 @@ def _session(config: CaptureConfig) -> Session:
         write_now=writer.write_now,
     )
     meter = CostMeter(recorder, config.measure_cost) if config.measure_cost else None
-    counters = _counters(config, info, recorder, record.fault) if config.counters else None
+    counters = _counters(config, info, recorder, record) if config.counters else None
     return Session(
         context,
         stream,
@@ -290,19 +290,20 @@ def _session(config: CaptureConfig) -> Session:
 
 
 def _counters(
-    config: CaptureConfig,
-    info: RankInfo,
-    recorder: Recorder,
-    on_fault: Callable[[str, Exception], None],
-) -> CounterThread:
-    """The thread that records resource counters."""
-    return CounterThread(
-        config.directory / (counters_name(info.segment) + STREAM_SUFFIX),
-        # If the launcher does not number the ranks of a host, each rank reads the host's counters.
-        whole_host=not info.local_rank,
-        step=lambda: recorder.step,
-        on_fault=on_fault,
-    )
+    config: CaptureConfig, info: RankInfo, recorder: Recorder, record: RankRecord
+) -> CounterThread | None:
+    """The thread that records resource counters; on an error, notes a fault and returns None."""
+    try:
+        return CounterThread(
+            config.directory / (counters_name(info.segment) + STREAM_SUFFIX),
+            # If the launcher does not number the ranks of a host, each reads the host's counters.
+            whole_host=not info.local_rank,
+            step=lambda: recorder.step,
+            on_fault=record.fault,
+        )
+    except Exception as error:  # noqa: BLE001 - see above
+        record.fault("counters", error)
+        return None
 
 
 def _or_none(part: str, make: Callable[[], Any], faults: list[tuple[str, Exception]]) -> Any:

@@ -46,14 +46,13 @@ class CounterThread(threading.Thread):
     ) -> None:
         super().__init__(name="ddltrace-counters", daemon=True)
         self._path = path
-        self._whole_host = whole_host
         self._step = step
         self._on_fault = on_fault
         self._interval_s = interval_s
         self._waiting: deque[tuple[int, int | None, Reading]] = deque(maxlen=_MAX_WAITING)
         self._rows = CounterRows()
         self._stream: StreamWriter | None = None
-        self._host: HostCounters | None = None
+        self._host = _host_counters(whole_host=whole_host)
         self._devices: dict[str, NvmlCounters | None] = {}
         self._wanted_devices: deque[str] = deque(maxlen=64)
         self._running_lock = threading.Lock()
@@ -77,7 +76,6 @@ class CounterThread(threading.Thread):
             lower_priority()
             with self._sampling:
                 self._stream = StreamWriter(self._path, COUNTERS)
-                self._start_host()
             self._sample()
             while not self._running_lock.acquire(timeout=until_next(self._interval_s)):
                 self._sample()
@@ -110,11 +108,6 @@ class CounterThread(threading.Thread):
             with contextlib.suppress(OSError):
                 self._stream.abandon()
 
-    def _start_host(self) -> None:
-        # A job may hide the package, or run where ddltrace's dependencies are incomplete.
-        with contextlib.suppress(ImportError):
-            self._host = HostCounters(whole_host=self._whole_host)
-
     def _sample(self) -> None:
         with self._sampling:
             now_ns, step = time.monotonic_ns(), self._step()
@@ -135,6 +128,20 @@ class CounterThread(threading.Thread):
         for device in self._devices.values():
             if device is not None:
                 yield from device.sample()
+
+
+def _host_counters(*, whole_host: bool) -> HostCounters | None:
+    """The reader of the process's and the host's counters; None without psutil.
+
+    It is made on the job's thread: importing psutil evaluates strings. If another thread does that
+    while a KeyboardInterrupt ends the interpreter, CPython forgets the interrupt and the process
+    exits with status 1 instead of ending by SIGINT.
+    """
+    # A job may hide the package, or run where ddltrace's dependencies are incomplete.
+    try:
+        return HostCounters(whole_host=whole_host)
+    except ImportError:
+        return None
 
 
 def _device(uuid: str) -> NvmlCounters | None:
