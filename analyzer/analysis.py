@@ -509,11 +509,8 @@ def find_paths(
     def blocks(rank: int) -> Blocks:
         return scans[rank].path_blocks()
 
-    @cache
-    def tensor_names(rank: int) -> dict[int, str]:
-        return {info.id: info.name for info in trace.tensors(rank)}
-
-    finder = PathFinder(joined, blocks, partial(describe_ranks, trace, scans), tensor_names)
+    names = cache(trace.tensor_names)
+    finder = PathFinder(joined, blocks, partial(describe_ranks, trace, scans), names)
     bounds = (steps.start.tolist(), steps.end.tolist(), steps.last_rank.tolist())
     windows = [Window(*bound) for bound in zip(*bounds, strict=True)]
     return dict(zip(steps.number.tolist(), finder.find(windows), strict=True))

@@ -77,7 +77,7 @@ def write_csv(trace: Trace, path: Path) -> int:
 def _parts(trace: Trace) -> Iterator[pa.Table]:
     """Every rank's events in bounded parts, dictionaries decoded."""
     for rank in trace.ranks:
-        names = {tensor.id: tensor.name for tensor in trace.tensors(rank)}
+        names = trace.tensor_names(rank)
         for table in trace.event_tables(rank):
             for first in range(0, table.num_rows, _BATCH):
                 yield _part(table.slice(first, _BATCH), rank, names)

@@ -57,5 +57,5 @@ def describe_ranks(
 
 
 def _describe(part: _RankPart) -> RankPieces:
-    names = {info.id: info.name for info in part.trace.tensors(part.scan.rank)}
+    names = part.trace.tensor_names(part.scan.rank)
     return describe_stretches(timeline_of(part.trace, part.scan), part.stretches, names)

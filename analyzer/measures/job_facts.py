@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from ddltrace.analyzer.measures.collectives import in_steps
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
+
+Wrapper: TypeAlias = Literal["ddp", "fsdp", "deepspeed"]
+"""What exchanges the gradients of a job."""
 
 _SHARDED: Final = ("reduce_scatter",)
 _GOOD_PART: Final = 0.25
@@ -72,8 +75,8 @@ class JobFacts:
     sends_in_a_row: float = 0.0
 
     @property
-    def wrapper(self) -> str | None:
-        """What exchanges the gradients: ``deepspeed``, ``fsdp``, ``ddp``; None if unknown."""
+    def wrapper(self) -> Wrapper | None:
+        """What exchanges the gradients; None if unknown."""
         if self.deepspeed:
             return "deepspeed"
         if self.sharded:

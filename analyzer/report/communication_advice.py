@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ddltrace.analyzer.formatting.units import bytes_text, share_text, time_text
-from ddltrace.analyzer.measures.job_facts import Exchange, JobFacts
+from ddltrace.analyzer.measures.job_facts import Exchange, JobFacts, Wrapper
 from ddltrace.analyzer.model import Analysis
 
 SMALL_BYTES: Final = 64 << 10
@@ -23,24 +23,50 @@ SMALL_BYTES: Final = 64 << 10
 _LEAST_UNFITTED: Final = 1 << 20
 """Where no latency was fitted, no smaller bucket than this is proposed."""
 
-_MERGE: Final = {
-    "ddp": " (DDP: a larger bucket_cap_mb)",
-    "deepspeed": " (DeepSpeed: a larger reduce_bucket_size)",
+
+@dataclass(frozen=True)
+class _Options:
+    """How a library is told to apply a change.
+
+    Attributes:
+        merge: Larger messages.
+        split: Smaller buckets; ``{megabytes}`` stands for their size.
+        halve: Gradients in half precision.
+        accumulate: Gradients over several batches.
+        keep: Gathered parameters for the backward pass.
+        prefetch: Parameters before they are needed.
+    """
+
+    merge: str = ""
+    split: str = ""
+    halve: str = ""
+    accumulate: str = ""
+    keep: str = ""
+    prefetch: str = ""
+
+
+_OPTIONS: Final[dict[Wrapper | None, _Options]] = {
+    "ddp": _Options(
+        merge=" (DDP: a larger bucket_cap_mb)",
+        split="DDP: bucket_cap_mb={megabytes:.2g}",
+        halve=" (bf16_compress_hook)",
+        accumulate="no_sync) or local SGD",
+    ),
+    "fsdp": _Options(
+        keep="FSDP2: reshard_after_forward=False; FSDP: SHARD_GRAD_OP",
+        prefetch="FSDP2: set_modules_to_forward_prefetch and set_modules_to_backward_prefetch; "
+        "FSDP: forward_prefetch=True",
+    ),
+    "deepspeed": _Options(
+        merge=" (DeepSpeed: a larger reduce_bucket_size)",
+        split="DeepSpeed: overlap_comm and a smaller reduce_bucket_size",
+        halve=" (DeepSpeed: communication_data_type)",
+        accumulate="DeepSpeed: gradient_accumulation_steps)",
+        keep="DeepSpeed: ZeRO stage 2, or a larger stage3_param_persistence_threshold",
+        prefetch="DeepSpeed: overlap_comm and a larger stage3_prefetch_bucket_size",
+    ),
+    None: _Options(),
 }
-_HALVE: Final = {
-    "ddp": " (bf16_compress_hook)",
-    "deepspeed": " (DeepSpeed: communication_data_type)",
-}
-_KEEP: Final = {
-    "fsdp": "FSDP2: reshard_after_forward=False; FSDP: SHARD_GRAD_OP",
-    "deepspeed": "DeepSpeed: ZeRO stage 2, or a larger stage3_param_persistence_threshold",
-}
-_PREFETCH: Final = {
-    "fsdp": "FSDP2: set_modules_to_forward_prefetch and set_modules_to_backward_prefetch; "
-    "FSDP: forward_prefetch=True",
-    "deepspeed": "DeepSpeed: overlap_comm and a larger stage3_prefetch_bucket_size",
-}
-"""Options of what exchanges the gradients, by `JobFacts.wrapper`."""
 
 _PIECES: Final = (2, 4, 8, 16)
 _FULL_PRECISION: Final = 3.5
@@ -114,13 +140,12 @@ def _of_exchange(
     overlap = analysis.summary.overlap_ratio
     low = overlap is not None and overlap < _LOW_OVERLAP
     count = exchange.count
-    ddp = facts.wrapper == "ddp"
+    ddp, options = facts.wrapper == "ddp", _OPTIONS[facts.wrapper]
     by_size = "" if cost.fitted else ", by its size"
     if count >= 2 and exchange.bytes:
         each = cost.latency_us / count
-        how = _MERGE.get(facts.wrapper or "", "")
         yield Proposal(
-            f"merge messages{how}: {count:.0f} {exchange.op} of "
+            f"merge messages{options.merge}: {count:.0f} {exchange.op} of "
             f"{bytes_text(round(exchange.bytes / count))} in each step pay a latency of "
             f"{time_text(each)} one by one{by_size}",
             (count - 1) * each * scale,
@@ -128,28 +153,27 @@ def _of_exchange(
         )
     if facts.replicated and exchange.op == "all_reduce" and exchange.bytes:
         if low and cost.moving_us > cost.latency_us:
-            yield from _split(exchange, cost, scale, ddp=ddp)
+            yield from _split(exchange, cost, scale, facts)
         if facts.element_bytes is None or facts.element_bytes >= _FULL_PRECISION:
             unknown = ", if they are in full precision" if facts.element_bytes is None else ""
             yield Proposal(
-                f"send less: gradients in half precision{_HALVE[facts.wrapper or 'ddp']} halve the "
+                f"send less: gradients in half precision{options.halve} halve the "
                 f"{bytes_text(round(exchange.bytes))} a step{unknown}",
                 cost.moving_us / 2 * scale,
                 ("bf16", "ddp") if ddp else (),
             )
     if facts.sharded and exchange.op == "all_gather":
-        sharding = "deepspeed" if facts.deepspeed else "fsdp"
         scatters = next((e.count for e in facts.exchanges if e.op == "reduce_scatter"), 0.0)
         if scatters and count >= 1.5 * scatters:
             yield Proposal(
-                f"keep gathered parameters for the backward pass ({_KEEP[sharding]}), if memory "
+                f"keep gathered parameters for the backward pass ({options.keep}), if memory "
                 "allows: "
                 f"{count:.0f} all_gathers a step serve {scatters:.0f} reduce_scatters",
                 (count - scatters) / count * cost.total_us * scale,
             )
         if low:
             yield Proposal(
-                f"gather parameters earlier ({_PREFETCH[sharding]}), so that compute hides the "
+                f"gather parameters earlier ({options.prefetch}), so that compute hides the "
                 "all_gathers",
                 cost.total_us * scale,
             )
@@ -196,7 +220,7 @@ def _of_link(
     )
 
 
-def _split(exchange: Exchange, cost: _Cost, scale: float, *, ddp: bool) -> Iterator[Proposal]:
+def _split(exchange: Exchange, cost: _Cost, scale: float, facts: JobFacts) -> Iterator[Proposal]:
     """Smaller buckets: all but the last move while backward still computes."""
     count = max(exchange.count, 1.0)
     latency = cost.latency_us / count
@@ -211,11 +235,8 @@ def _split(exchange: Exchange, cost: _Cost, scale: float, *, ddp: bool) -> Itera
     remaining, pieces = min(left)
     size = max(round(exchange.bytes / (count * pieces)), 1)
     megabytes = max(size / 2**20, 0.01)
-    how = (
-        f"DDP: bucket_cap_mb={megabytes:.2g}"
-        if ddp
-        else "DeepSpeed: overlap_comm and a smaller reduce_bucket_size"
-    )
+    ddp, options = facts.wrapper == "ddp", _OPTIONS[facts.wrapper]
+    how = options.split.format(megabytes=megabytes)
     yield Proposal(
         f"start sending earlier, in smaller buckets of about {bytes_text(size)} ({how}): only the "
         "last one then follows the backward pass",
@@ -244,11 +265,10 @@ def _none_pays(analysis: Analysis, facts: JobFacts, exposed_us: float) -> Propos
         return Proposal(
             f"no change of this job's messages pays: {why}; a faster link would", exposed_us
         )
-    ddp = facts.wrapper == "ddp"
-    how = "no_sync) or local SGD" if ddp else "DeepSpeed: gradient_accumulation_steps)"
+    ddp, options = facts.wrapper == "ddp", _OPTIONS[facts.wrapper]
     return Proposal(
         f"neither other buckets nor fewer bytes pay: {why}; only fewer exchanges would, by "
-        f"accumulating gradients over several batches ({how}",
+        f"accumulating gradients over several batches ({options.accumulate}",
         exposed_us * (1 - 1 / _PERIOD),
         (f"localsgd:period={_PERIOD}", "ddp") if ddp else (),
     )

@@ -452,6 +452,10 @@ class Trace:
                 return info.tensors
         return []
 
+    def tensor_names(self, rank: int) -> dict[int, str]:
+        """Returns the names of a rank's parameters by id."""
+        return {info.id: info.name for info in self.tensors(rank)}
+
     def group_ranks(self, name: str, rank: int | None = None) -> tuple[int, ...]:
         """Global ranks of the members of a process group; empty if the trace does not say.
 

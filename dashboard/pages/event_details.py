@@ -211,8 +211,7 @@ def _life(
         ("Message in flight", message["start_ns"]),
     ]
     times.append(("Message complete", message["end_ns"]))
-    tensors = opened.trace.tensors(rank)
-    name = next((tensor.name for tensor in tensors if tensor.id == row["tensors"][0]), None)
+    name = opened.trace.tensor_names(rank).get(row["tensors"][0])
     life += [
         (label, f"{time_text((time - ready) / 1e3)} after ready")
         for label, time in times

@@ -57,7 +57,7 @@ def messages_of(opened: OpenTrace, tensor: str, step: int) -> list[TensorMessage
     found = []
     origin = opened.trace.origin_ns
     for rank in opened.trace.ranks:
-        names = {info.id: info.name for info in opened.trace.tensors(rank)}
+        names = opened.trace.tensor_names(rank)
         wanted = {number for number, name in names.items() if name == tensor}
         begin = opened.timeline.step_start(rank, step)
         begin = None if begin is None else begin + origin

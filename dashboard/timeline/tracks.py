@@ -258,7 +258,7 @@ class _RankTracks:
         self._timeline = timeline
         self._rank = events.rank
         self._events = events
-        self._tensor_names = {tensor.id: tensor.name for tensor in trace.tensors(events.rank)}
+        self._tensor_names = trace.tensor_names(events.rank)
         self._origin = origin_ns
         # In place: of a rank with millions of events, each copy counts.
         self._start, self._end = events.start, events.end

@@ -19,7 +19,7 @@ from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.trace.arrow_arrays import integers, strings
 from ddltrace.tracer.trace.batch_facts import BatchFacts, evenly_spread
 from ddltrace.tracer.trace.schema import ADDED, EVENTS, SCHEMA_NAME
-from ddltrace.tracer.trace.stream_frames import Scan, scan_stream
+from ddltrace.tracer.trace.stream_frames import FILE_MAGIC, FILE_START, Scan, scan_stream
 from ddltrace.tracer.trace.trace_files import (
     FILE_SUFFIX,
     event_path,
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ddltrace.tracer.storage.remote_path import RemotePath
 
 _KEPT_BYTES: Final = 4 << 20
-_FILE_MAGIC: Final = b"ARROW1"
 _Content: TypeAlias = bytes | mmap.mmap
 _DECODING_ERRORS: Final = (pa.ArrowException, OSError, MemoryError, OverflowError)
 
@@ -139,8 +138,8 @@ class ArrowReader:
         size = len(content)
         # After its magic bytes, a file is a stream. Reading it as a stream avoids trusting the
         # footer.
-        start = 8 if is_file else 0
-        if is_file and content[:6] != _FILE_MAGIC:
+        start = FILE_START if is_file else 0
+        if is_file and content[:6] != FILE_MAGIC:
             self.lost_bytes += max(1, size)
             return
         scan = scan_stream(memoryview(content), start, _ReleasedPages(content))

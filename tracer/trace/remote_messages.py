@@ -19,6 +19,8 @@ import pyarrow as pa
 from ddltrace.tracer.storage.merged_ranges import read_merged
 from ddltrace.tracer.trace.batch_facts import BatchFacts, evenly_spread, read_facts
 from ddltrace.tracer.trace.stream_frames import (
+    FILE_MAGIC,
+    FILE_START,
     Block,
     buffers_of_batch,
     message_length,
@@ -31,8 +33,6 @@ from ddltrace.tracer.trace.trace_files import FILE_SUFFIX
 if TYPE_CHECKING:
     from ddltrace.tracer.storage.remote_path import RemotePath
 
-FILE_MAGIC: Final = b"ARROW1"
-FILE_START: Final = 8
 _TAIL_BYTES: Final = 32 << 10
 _FOOTER_END: Final = 10
 """Length of the footer, and the magic bytes after it."""

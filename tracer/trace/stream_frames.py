@@ -10,10 +10,16 @@ checked against the header's bounds.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
+
+FILE_MAGIC: Final = b"ARROW1"
+"""First and last bytes of a file; a stream has none."""
+FILE_START: Final = 8
+"""Offset of the first message of a file: its magic bytes, padded."""
 
 _CONTINUATION: Final = 0xFFFFFFFF
 _DICTIONARY_BATCH: Final = 2
@@ -117,18 +123,15 @@ def read_footer(footer: bytes, size: int) -> list[Block]:
     Raises:
         ValueError: The footer is damaged.
     """
-    data = memoryview(footer)
-    try:
-        table = _Table(data, _u32(data, 0))
+    with _damage_of("footer"):
+        table = _root(memoryview(footer))
         blocks = [
             Block(begin, header, body, is_batch)
             for field, is_batch in ((2, False), (3, True))
             for begin, header, body in table.blocks(field)
         ]
-    except (struct.error, IndexError) as error:
-        raise ValueError("footer") from error
     blocks.sort(key=lambda block: block.begin)
-    end = 8
+    end = FILE_START
     for block in blocks:
         if block.begin < end or block.header < 8 or block.body < 0 or block.end > size:
             raise ValueError("footer")
@@ -157,10 +160,8 @@ def message_length(data: bytes | bytearray) -> int | None:
     header = memoryview(bytes(data[8 : 8 + length]))
     if len(header) < length:
         return None
-    try:
-        body = _Table(header, _u32(header, 0)).i64(3)
-    except (struct.error, IndexError) as error:
-        raise ValueError("message") from error
+    with _damage_of("message"):
+        body = _root(header).i64(3)
     if not 0 <= body <= _MAX_BODY_BYTES:
         raise ValueError("message")
     return 8 + length + body
@@ -175,11 +176,8 @@ def buffers_of_batch(header: bytes) -> list[tuple[int, int]]:
     Raises:
         ValueError: The header is damaged.
     """
-    data = memoryview(header)[8:]
-    try:
-        return list(_Table(data, _u32(data, 0)).table(2).pairs(2))
-    except (struct.error, IndexError) as error:
-        raise ValueError("header") from error
+    with _damage_of("header"):
+        return list(_root(memoryview(header)[8:]).table(2).pairs(2))
 
 
 def metadata_of_message(header: bytes) -> dict[bytes, bytes]:
@@ -191,17 +189,14 @@ def metadata_of_message(header: bytes) -> dict[bytes, bytes]:
     Raises:
         ValueError: The header is damaged.
     """
-    data = memoryview(header)[8:]
-    try:
-        entries = _Table(data, _u32(data, 0)).tables(4)
+    with _damage_of("header"):
+        entries = _root(memoryview(header)[8:]).tables(4)
         return {entry.text(0): entry.text(1) for entry in entries}
-    except (struct.error, IndexError) as error:
-        raise ValueError("header") from error
 
 
 def _message(header: memoryview, body: memoryview) -> tuple[int, int, int]:
     """A message's kind, the length of its body, and the bytes that decoding it would allocate."""
-    table = _Table(header, _u32(header, 0))
+    table = _root(header)
     kind = table.u8(1)
     body_length = table.i64(3)
     if not 0 <= body_length <= len(body):
@@ -303,6 +298,20 @@ class _Table:
             return b""
         at += _u32(self._data, at)
         return bytes(self._data[at + 4 : at + 4 + _u32(self._data, at)])
+
+
+def _root(data: memoryview) -> _Table:
+    """The table that a flatbuffer holds."""
+    return _Table(data, _u32(data, 0))
+
+
+@contextlib.contextmanager
+def _damage_of(part: str) -> Iterator[None]:
+    """Raises ValueError with the name of the part in place of errors of reading beyond its end."""
+    try:
+        yield
+    except (struct.error, IndexError) as error:
+        raise ValueError(part) from error
 
 
 def _u16(data: memoryview, at: int) -> int:
