@@ -24,11 +24,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from measured_files import measured
 from page_section import PAGE, write_image, write_section
-from svg_plots import bars
+from svg_plots import Bar, bars
 
 from ddltrace.experiments.architectures.hierarchical import LEVELS, Hierarchical, hosts_of
 from ddltrace.experiments.architectures.parameter_server import ParameterServer
@@ -192,23 +194,14 @@ def main() -> None:
     if options.rank:
         _run_rank(options)
         return
-    options.directory.mkdir(parents=True, exist_ok=True)
-    found = []
-    for network in NETWORKS:
-        if options.network and network.name not in options.network:
-            continue
-        output = options.directory / f"{network.name}.json"
-        if not output.is_file() and not options.report_only:
-            _measure(network, output.resolve(), options)
-        if output.is_file():
-            found.append((network, json.loads(output.read_text(encoding="utf-8"))))
-    if not found:
-        sys.exit(f"no network was measured; see {options.directory}")
+    networks = [each for each in NETWORKS if not options.network or each.name in options.network]
+    measure = None if options.report_only else partial(_measure, options)
+    found = measured(networks, options.directory, lambda network: network.name, measure)
     write_section("architectures", _section(found, options.page), options.page)
     print(f"wrote {options.page}")
 
 
-def _measure(network: Network, output: Path, options: argparse.Namespace) -> None:
+def _measure(options: argparse.Namespace, network: Network, output: Path) -> None:
     print(f"== {network.title}", flush=True)
     arguments = [part for key, value in network.options.items() for part in (f"--{key}", value)]
     command = [
@@ -354,7 +347,7 @@ def _plot(found: Sequence[tuple[Network, dict[str, Any]]], size: int) -> str:
     series = {}
     for network, results in found:
         us = {row["name"]: row["us"] for row in results["rows"] if row["bytes"] == size}
-        series[network.title] = {name: time / us["ring"] for name, time in us.items()}
+        series[network.title] = {name: Bar(time / us["ring"]) for name, time in us.items()}
     return bars(f"Time over the ring's, {_size(size)}", series, "", reference=1.0)
 
 

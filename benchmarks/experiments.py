@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from page_section import sections
+from svg_plots import Bar, bars
 
 from ddltrace.analyzer.formatting.units import NOT_KNOWN
 from ddltrace.experiments.harness.results import Results, Row
@@ -239,59 +240,19 @@ def _number(value: float | None, scale: float, form: str) -> str:
 
 
 def _plot(workload: str, cells: Sequence[Cell]) -> str:
-    """Speed-up over tuned DDP with its interval: a row of bars for each strategy, as SVG."""
-    colours = ("#3b7dc4", "#e08a3c", "#2f9e8f")
-    found = [
-        {
-            row.strategy: speedup
-            for row, speedup in zip(
+    """Speed-up over tuned DDP with its interval: a bar for each strategy and bandwidth, as SVG."""
+    series = {
+        cell.bandwidth: {
+            row.strategy: Bar(found.ratio, found.low, found.high, faint=found.verdict == "noise")
+            for row, found in zip(
                 cell.results.rows, cell.results.speedups(cell.results.tuned_ddp()), strict=True
             )
-            if speedup is not None
+            if found is not None
         }
         for cell in cells
-    ]
-    names = list(dict.fromkeys(name for rows in found for name in rows))
-    left, right, bar = 230, 690, 11
-    group = bar * len(cells) + 12
-    height = 60 + group * len(names)
-    longest = max((s.high for rows in found for s in rows.values()), default=1.0)
-    scale = (right - left) / max(longest, 1.2)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="720" height="{height}" fill="#ffffff"/>',
-        f"<title>{html.escape(workload)}: speed-up over tuned DDP</title>",
-    ]
-    for number, cell in enumerate(cells):
-        x = left + 110 * number
-        parts.append(f'<rect x="{x}" y="12" width="11" height="11" fill="{colours[number % 3]}"/>')
-        parts.append(f'<text x="{x + 16}" y="22">{html.escape(cell.bandwidth)}</text>')
-    for place, name in enumerate(names):
-        top = 40 + group * place
-        middle = top + bar * len(cells) / 2 + 4
-        parts.append(
-            f'<text x="{left - 8}" y="{middle:.0f}" text-anchor="end">{html.escape(name)}</text>'
-        )
-        for number, rows in enumerate(found):
-            speedup = rows.get(name)
-            if speedup is None:
-                continue
-            y = top + bar * number
-            low, high = (left + scale * value for value in (speedup.low, speedup.high))
-            faint = ' fill-opacity="0.4"' if speedup.verdict == "noise" else ""
-            parts.append(
-                f'<rect x="{left}" y="{y}" width="{scale * speedup.ratio:.1f}" height="{bar - 1}" '
-                f'fill="{colours[number % 3]}"{faint}/>'
-                f'<path d="M{low:.1f} {y + bar / 2 - 0.5}H{high:.1f}" stroke="#1a2230"/>'
-            )
-    one = left + scale
-    parts.append(
-        f'<path d="M{one:.1f} 34V{height - 16}" stroke="#5f6b7c" stroke-dasharray="3 3"/>'
-        f'<text x="{one:.1f}" y="{height - 4}" text-anchor="middle">1 = tuned DDP; faint: noise'
-        "</text></svg>"
-    )
-    return "\n".join(parts) + "\n"
+    }
+    title = f"{workload}: speed-up over tuned DDP"
+    return bars(title, series, "", reference=1.0, note="dashed: tuned DDP; faint: noise")
 
 
 def _parse_options() -> argparse.Namespace:

@@ -5,57 +5,97 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 COLOURS: Final = ("#3b7dc4", "#e08a3c", "#2f9e8f", "#a05195", "#7a8793", "#c0504d")
 _WIDTH: Final = 720
+_BARS_LEFT: Final = 250
+_BAR_HEIGHT: Final = 11
 _LINE: Final = "#5f6b7c"
+_INTERVAL: Final = "#1a2230"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar.
+
+    Attributes:
+        value: Its length.
+        low: Lower end of the interval of the value; None if there is none.
+        high: Upper end of the interval; None if there is none.
+        faint: Whether to draw it faint.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    faint: bool = False
+
+    @property
+    def end(self) -> float:
+        """The largest value that it shows."""
+        return self.value if self.high is None else max(self.value, self.high)
 
 
 def bars(
     title: str,
-    series: Mapping[str, Mapping[str, float | None]],
+    series: Mapping[str, Mapping[str, Bar | None]],
     unit: str,
     *,
     reference: float | None = None,
+    note: str = "",
 ) -> str:
     """One group of bars for each row, with a bar for each series.
 
     Args:
         title: Title of the plot.
-        series: Name of the series -> name of the row -> value; None for no bar.
+        series: Name of the series -> name of the row -> its bar; None for no bar.
         unit: Unit of the values, with which each bar is labelled.
         reference: A value to draw a line at.
+        note: Text below the bars.
     """
     names = list(dict.fromkeys(name for values in series.values() for name in values))
-    left, right, bar = 250, 640, 11
+    left, right, bar = _BARS_LEFT, 640, _BAR_HEIGHT
     group = bar * len(series) + 12
-    height = 50 + 18 * math.ceil(len(series) / 2) + group * len(names)
-    known = [value for values in series.values() for value in values.values() if value is not None]
-    scale = (right - left) / max([*known, reference or 0.0, 1e-9])
     top = 30 + 18 * math.ceil(len(series) / 2)
-    parts = [_head(title, height), *_legend(series)]
+    bottom = top + group * len(names)
+    known = [each.end for values in series.values() for each in values.values() if each is not None]
+    scale = (right - left) / max([*known, reference or 0.0, 1e-9])
+    parts = [_head(title, bottom + 20), *_legend(series)]
     for place, name in enumerate(names):
         y = top + group * place
         middle = y + bar * len(series) / 2 + 4
         parts.append(_text(left - 8, middle, name, anchor="end"))
         for number, values in enumerate(series.values()):
-            value = values.get(name)
-            if value is None:
-                continue
-            width = max(scale * value, 1.0)
-            parts.append(
-                f'<rect x="{left}" y="{y + bar * number}" width="{width:.1f}" height="{bar - 1}" '
-                f'fill="{COLOURS[number % len(COLOURS)]}"/>'
-            )
-            label = f"{value:.3g} {unit}".strip()
-            parts.append(_text(left + width + 4, y + bar * number + 9, label, size=10))
+            drawn = values.get(name)
+            if drawn is not None:
+                colour = COLOURS[number % len(COLOURS)]
+                parts += _bar(drawn, y + bar * number, scale, colour, unit)
     if reference is not None:
         x = left + scale * reference
         parts.append(
-            f'<path d="M{x:.1f} {top - 4}V{height - 14}" stroke="{_LINE}" stroke-dasharray="3 3"/>'
+            f'<path d="M{x:.1f} {top - 4}V{bottom}" stroke="{_LINE}" stroke-dasharray="3 3"/>'
         )
+    parts.append(_text(left, bottom + 12, note))
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _bar(bar: Bar, y: float, scale: float, colour: str, unit: str) -> list[str]:
+    """A bar with its interval and its label."""
+    left, height = _BARS_LEFT, _BAR_HEIGHT
+    opacity = ' fill-opacity="0.4"' if bar.faint else ""
+    parts = [
+        f'<rect x="{left}" y="{y}" width="{max(scale * bar.value, 1.0):.1f}" '
+        f'height="{height - 1}" fill="{colour}"{opacity}/>'
+    ]
+    if bar.low is not None and bar.high is not None:
+        low, high = left + scale * bar.low, left + scale * bar.high
+        parts.append(
+            f'<path d="M{low:.1f} {y + (height - 1) / 2}H{high:.1f}" stroke="{_INTERVAL}"/>'
+        )
+    label = f"{bar.value:.3g} {unit}".strip()
+    return [*parts, _text(left + scale * bar.end + 4, y + 9, label, size=10)]
 
 
 def curves(

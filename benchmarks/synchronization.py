@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from page_section import PAGE, write_image, write_section
-from svg_plots import bars
+from svg_plots import Bar, bars
 
 from ddltrace.analyzer.formatting.units import NOT_KNOWN
 from ddltrace.experiments.harness.results import Results, Row
@@ -184,7 +184,7 @@ def _speed(row: Row) -> list[str]:
 def _plot(found: Sequence[tuple[Cell, Results]]) -> str:
     series = {
         cell.title: {
-            row.strategy: None if row.time_to_loss_us is None else row.time_to_loss_us / 1e6
+            row.strategy: None if row.time_to_loss_us is None else Bar(row.time_to_loss_us / 1e6)
             for row in results.rows
         }
         for cell, results in found

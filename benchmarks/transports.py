@@ -17,10 +17,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+from measured_files import measured
 from page_section import PAGE, write_image, write_section
 from svg_plots import curves
 
@@ -34,21 +36,14 @@ _OPERATIONS: Final = ("ping_pong", "push_pull", "all_reduce")
 def main() -> None:
     """Measures the missing bandwidths and writes the section."""
     options = _parse_options()
-    options.directory.mkdir(parents=True, exist_ok=True)
-    found = []
-    for bandwidth in options.bandwidth or BANDWIDTHS:
-        file = options.directory / f"{bandwidth}.json"
-        if not file.is_file() and not options.report_only:
-            _measure(bandwidth, file, options)
-        if file.is_file():
-            found.append((bandwidth, json.loads(file.read_text(encoding="utf-8"))))
-    if not found:
-        sys.exit(f"no bandwidth was measured; see {options.directory}")
+    bandwidths = options.bandwidth or BANDWIDTHS
+    measure = None if options.report_only else partial(_measure, options)
+    found = measured(bandwidths, options.directory, str, measure)
     write_section("transports", _section(found, options.page), options.page)
     print(f"wrote {options.page}")
 
 
-def _measure(bandwidth: str, file: Path, options: argparse.Namespace) -> None:
+def _measure(options: argparse.Namespace, bandwidth: str, file: Path) -> None:
     command = [sys.executable, "-m", "ddltrace", "experiment", "transports", "--json"]
     command += ["--hosts", "2", "--bandwidth", bandwidth, "--max-bytes", str(options.max_bytes)]
     command += ["--rounds", str(options.rounds)]
@@ -59,8 +54,8 @@ def _measure(bandwidth: str, file: Path, options: argparse.Namespace) -> None:
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
     if not done.stdout:
         sys.exit(done.returncode or 1)
-    measured = json.loads(done.stdout) | {"date": datetime.date.today().isoformat()}
-    file.write_text(json.dumps(measured), encoding="utf-8")
+    results = json.loads(done.stdout) | {"date": datetime.date.today().isoformat()}
+    file.write_text(json.dumps(results), encoding="utf-8")
 
 
 def _section(found: Sequence[tuple[str, dict[str, Any]]], page: Path) -> str:
@@ -73,7 +68,7 @@ def _section(found: Sequence[tuple[str, dict[str, Any]]], page: Path) -> str:
         "*Processor*: time of both ranks, with all threads of the library, for each byte of the "
         "largest message. [The operations](experiment-guide.md#transports).",
     ]
-    for bandwidth, measured in found:
+    for bandwidth, results in found:
         lines = [
             f"### {bandwidth}",
             "",
@@ -85,15 +80,15 @@ def _section(found: Sequence[tuple[str, dict[str, Any]]], page: Path) -> str:
             + " |",
             "|---|" + "---|" * (3 * len(_OPERATIONS)),
         ]
-        for row in measured["transports"]:
+        for row in results["transports"]:
             values = [part for name in _OPERATIONS for part in _cells(row, name)]
             lines.append(f"| `{row['transport']}` | {' | '.join(values)} |")
         missing = [
             f"- `{row['transport']}` {row['status']}: {row['reason'].partition(chr(10))[0]}"
-            for row in measured["transports"]
+            for row in results["transports"]
             if row["status"] != "complete"
         ]
-        image = write_image(f"transports-{bandwidth}", _plot(bandwidth, measured), page)
+        image = write_image(f"transports-{bandwidth}", _plot(bandwidth, results), page)
         plot = f"![One-way time of a message at {bandwidth}]({image})"
         parts.append("\n".join([*lines, *(["", *missing] if missing else []), "", plot]))
     return "\n\n".join(parts)
@@ -110,14 +105,14 @@ def _cells(row: dict[str, Any], operation: str) -> list[str]:
     return [f"{fit['latency_us']:.0f}", rate, f"{processor:.2f}"]
 
 
-def _plot(bandwidth: str, measured: dict[str, Any]) -> str:
+def _plot(bandwidth: str, results: dict[str, Any]) -> str:
     series = {
         row["transport"]: [
             (float(point["bytes"]), point["us"] / 2)
             for point in row["points"]
             if point["operation"] == "ping_pong"
         ]
-        for row in measured["transports"]
+        for row in results["transports"]
         if row["points"]
     }
     return curves(f"One-way time of a message at {bandwidth}", series, "bytes", "us")
