@@ -27,6 +27,11 @@ class Accumulate:
         if self.steps < 1:
             raise ValueError("steps must be at least 1")
 
+    @property
+    def cycle_steps(self) -> int:
+        """Steps after which the exchanges repeat."""
+        return self.steps
+
     def updates_after(self, step: int) -> bool:
         """Whether the job's step number `step`, from 0, exchanges and updates."""
         return (step + 1) % self.steps == 0

@@ -32,6 +32,11 @@ class DiLoCo:
     def __post_init__(self) -> None:
         check_outer(self.period, self.outer_lr, self.outer_momentum)
 
+    @property
+    def cycle_steps(self) -> int:
+        """Steps after which the exchanges repeat."""
+        return self.period
+
     def steps_after(self, step: int) -> bool:
         """Whether the outer optimizer steps after inner update number `step`, from 0."""
         return (step + 1) % self.period == 0

@@ -24,6 +24,11 @@ class LocalSgd:
         if self.period < 1:
             raise ValueError("period must be at least 1")
 
+    @property
+    def cycle_steps(self) -> int:
+        """Steps after which the exchanges repeat."""
+        return self.period
+
     def exchanges_gradients(self, step: int) -> bool:
         """Whether gradients are averaged in update number `step`, from 0: never."""
         del step

@@ -40,6 +40,11 @@ class StreamingDiLoCo:
         if not 0 < self.alpha <= 1:
             raise ValueError("alpha must be above 0 and at most 1")
 
+    @property
+    def cycle_steps(self) -> int:
+        """Steps after which the exchanges repeat."""
+        return self.period
+
     def starts_after(self, step: int) -> list[int]:
         """The fragments whose exchange starts after inner update number `step`, from 0.
 

@@ -102,11 +102,12 @@ def _launch(planned: PlannedRun, settings: Settings, worker: list[str], outcome:
 
 
 def _worker(planned: PlannedRun, settings: Settings, outcome: Path) -> list[str]:
+    measured = settings.measured_steps(planned.strategy)
     return [
         "ddltrace.experiments.harness.worker",
         *("--strategy", planned.strategy, "--outcome", str(outcome)),
         *("--workload", str(settings.workload), "--width", str(settings.width)),
-        *("--steps", str(settings.steps), "--warmup", str(settings.warmup)),
+        *("--steps", str(settings.steps), "--warmup", str(measured.start)),
         *("--batch-size", str(settings.batch_size)),
         *("--learning-rate", str(settings.learning_rate), "--seed", str(planned.seed)),
         *_slow(settings),

@@ -13,14 +13,16 @@ from ddltrace.experiments.harness.loss_curves import time_to_loss
 from ddltrace.experiments.harness.run_record import Run
 from ddltrace.experiments.harness.step_intervals import (
     Difference,
-    Rounds,
     Speedup,
     StepTime,
+    Timed,
     compare_rounds,
+    means_over_cycles,
     speedup,
     step_time,
 )
 from ddltrace.experiments.harness.synchronization_report import merged
+from ddltrace.experiments.strategy.spec import cycle_steps_of
 from ddltrace.tracer.errors import TraceError
 
 SCHEMA: Final = "ddltrace.experiment/1"
@@ -62,7 +64,8 @@ class Row:
         strategy: The strategy's spec, or a trace's name.
         trace: The first run's trace, relative to the results' directory.
         step_us: Wall time of every steady step over all ranks, run after run.
-        step_us_p50: Their median.
+        step_us_p50: Their median. Where a strategy exchanges in some steps only, that of means over
+            `cycle_steps` steps in a row.
         step_us_p95: Their 95th percentile.
         overlap_ratio, exposed_us, payload_bytes, wire_bytes, messages, encode_us, decode_us,
             train_loss, test_loss, test_accuracy: As those of `Run`.
@@ -112,16 +115,22 @@ class Row:
     runs: list[Run] = field(default_factory=list)
 
     @cached_property
-    def rounds(self) -> Rounds:
+    def cycle_steps(self) -> int:
+        """Steps after which the strategy's exchanges repeat; 1 if all steps have the same."""
+        return cycle_steps_of(self.strategy.rpartition("/")[2])
+
+    @cached_property
+    def timed(self) -> Timed:
         """Step times of the finished runs by round."""
-        if not self.runs:
-            return {1: self.step_us} if self.step_us else {}
-        return {run.round: run.step_us for run in self.runs if run.is_finished and run.step_us}
+        rounds = {run.round: run.step_us for run in self.runs if run.is_finished and run.step_us}
+        if not self.runs and self.step_us:
+            rounds = {1: self.step_us}
+        return Timed(rounds, self.cycle_steps)
 
     @cached_property
     def step_time(self) -> StepTime | None:
         """The step time over rounds."""
-        return step_time(self.rounds)
+        return step_time(self.timed)
 
 
 @dataclass
@@ -152,7 +161,7 @@ class Results:
         """Each row's difference in step time to the baseline; None for the baseline itself."""
         base = self.row(self.baseline)
         return [
-            None if base is None or row is base else compare_rounds(row.rounds, base.rounds)
+            None if base is None or row is base else compare_rounds(row.timed, base.timed)
             for row in self.rows
         ]
 
@@ -175,7 +184,7 @@ class Results:
         for row in self.rows:
             difference = None
             if reference is not None and row is not reference:
-                difference = compare_rounds(row.rounds, reference.rounds)
+                difference = compare_rounds(row.timed, reference.timed)
             found.append(
                 None
                 if difference is None or reference is None
@@ -189,6 +198,7 @@ class Results:
         rows = [
             {
                 **asdict(row),
+                "cycle_steps": row.cycle_steps,
                 "step_time": row.step_time and asdict(row.step_time),
                 "difference": difference and asdict(difference),
                 "speedup_plain": over_plain and asdict(over_plain),
@@ -235,6 +245,10 @@ def summarize(
     """
     finished = [run for run in runs if run.is_finished]
     steps = [wall for run in finished for wall in run.step_us]
+    cycle = cycle_steps_of(strategy)
+    means = [
+        mean for run in finished if run.step_us for mean in means_over_cycles(run.step_us, cycle)
+    ]
     peaks = [run.peak_memory_bytes for run in finished if run.peak_memory_bytes is not None]
     identical = [run.replicas_identical for run in finished]
     status, reason = _status(runs, len(runs) if repeats is None else repeats)
@@ -242,7 +256,7 @@ def summarize(
         strategy=strategy,
         trace=next((run.trace for run in runs if run.trace), None),
         step_us=steps,
-        step_us_p50=float(np.median(steps)) if steps else None,
+        step_us_p50=float(np.median(means)) if means else None,
         step_us_p95=float(np.percentile(steps, 95)) if steps else None,
         **{name: _mean(getattr(run, name) for run in finished) for name in _MEANS},
         peak_memory_bytes=max(peaks, default=None),
@@ -257,7 +271,10 @@ def summarize(
         protocol=protocol,
         choices=finished[-1].choices if finished else {},
         synchronization=merged([r.synchronization for r in finished if r.synchronization]),
-        notes=list(dict.fromkeys(note for run in runs for note in run.notes)),
+        notes=[
+            *dict.fromkeys(note for run in runs for note in run.notes),
+            *_notes_of_cycle(finished, cycle),
+        ],
         runs=list(runs),
     )
 
@@ -300,6 +317,16 @@ def combine(named: Sequence[tuple[str, Results]], baseline: str | None) -> Resul
     elif combined.baseline is None and combined.rows:
         combined.baseline = combined.rows[0].strategy
     return combined
+
+
+def _notes_of_cycle(finished: Sequence[Run], cycle: int) -> list[str]:
+    shortest = min((len(run.step_us) for run in finished), default=cycle)
+    if shortest >= cycle:
+        return []
+    return [
+        f"it exchanges in cycles of {cycle} steps, and {shortest} were measured: its times and "
+        "bytes lack a part of the exchange; give more --steps"
+    ]
 
 
 def _status(runs: Sequence[Run], repeats: int) -> tuple[RowStatus, str | None]:

@@ -185,6 +185,10 @@ def explanations(results: Results) -> list[str]:
         f"{interval}.",
         "~ the difference may be noise: its interval contains zero.",
     ]
+    if any(row.cycle_steps > 1 for row in results.rows):
+        lines.append(
+            "step of a strategy that exchanges in every n-th step only: the mean over n steps."
+        )
     lines += map(printable, synchronization_table.explanations(results))
     lines += [
         f"{printable(label(row))}: {printable(text)}"

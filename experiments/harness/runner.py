@@ -185,12 +185,13 @@ def _make_run(
     others = OtherCores()
     observed = directory / f"{planned.name}.observed"
     observed_ranks.remove_ranks(observed)
+    measured = settings.measured_steps(planned.strategy)
     end = run_job(
         job_command(planned, settings, directory),
         log,
         timeout_s=settings.timeout_s,
         environment=observed_ranks.environment(
-            observed, warmup=settings.warmup, steps=settings.steps
+            observed, warmup=measured.start, steps=settings.steps
         )
         if settings.command
         else {},
@@ -223,7 +224,7 @@ def _make_run(
     try:
         run = measure(
             directory / planned.name,
-            steps=range(settings.warmup, settings.steps),
+            steps=measured,
             outcome=outcome,
         )
     except TraceError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ddltrace.experiments.strategy.spec import cycle_steps_of
 from ddltrace.tracer.errors import UsageError
 
 
@@ -66,6 +67,19 @@ class Settings:
     delay: str | None = None
     loss: str | None = None
     command: list[str] = field(default_factory=list)
+
+    def measured_steps(self, strategy: str) -> range:
+        """The steps that are measured: those after the warm-up.
+
+        If a strategy exchanges in some steps only, the first ones are left out where that leaves
+        whole cycles, so that means over steps contain each kind of step in its share.
+
+        Args:
+            strategy: The strategy's spec, or the name of another row.
+        """
+        cycle = cycle_steps_of(strategy)
+        after = self.steps - self.warmup
+        return range(self.warmup + (after % cycle if after > cycle else 0), self.steps)
 
     def __post_init__(self) -> None:
         if not self.warmup < self.steps:

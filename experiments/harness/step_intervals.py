@@ -5,7 +5,9 @@ observation; rounds are the blocks. These intervals include variation between ru
 load, the state of the network). With a single round, the interval is computed over the steps of
 that run and is too narrow; every result states which of the two it is.
 
-Medians are used, because a single slow step must not determine the result.
+Medians are used, because a single slow step must not determine the result. If a strategy exchanges
+in some steps only, such as local SGD, the median step contains no exchange. Its median is of means
+over one cycle of its exchanges instead, which begins at every step in turn.
 Differences of means are in `ddltrace.analyzer.compare.mean_difference`.
 """
 
@@ -23,12 +25,33 @@ from ddltrace.analyzer.compare.mean_difference import LEVEL, student_quantile
 Over = Literal["rounds", "steps"]
 """The units of an interval: the medians of several rounds, or the steps of one run."""
 
-Rounds = Mapping[int, Sequence[float]]
-"""Step times in microseconds of one strategy, by the number of the round."""
-
 _MIN_STEPS: Final = 8
 _RESAMPLES: Final = 2000
 _ELEMENTS_AT_ONCE: Final = 1 << 21
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The step times of one strategy.
+
+    Attributes:
+        rounds: Number of the round -> the times of its steps in order, microseconds.
+        cycle_steps: Steps after which the strategy's exchanges repeat.
+    """
+
+    rounds: Mapping[int, Sequence[float]]
+    cycle_steps: int = 1
+
+    @property
+    def filled(self) -> dict[int, Sequence[float]]:
+        """The rounds that have steps, in their order."""
+        return {
+            number: self.rounds[number] for number in sorted(self.rounds) if self.rounds[number]
+        }
+
+    def median(self, number: int) -> float:
+        """The median step of a round."""
+        return float(np.median(means_over_cycles(self.rounds[number], self.cycle_steps)))
 
 
 @dataclass(frozen=True)
@@ -36,7 +59,7 @@ class StepTime:
     """A strategy's step time with its interval.
 
     Attributes:
-        us: Mean over rounds of the median step, microseconds.
+        us: Mean over rounds of the median step, microseconds; see `means_over_cycles`.
         low_us, high_us: Bounds of the interval; None if there are too few steps.
         over: The units that the interval is computed over: rounds or steps.
         rounds: Number of rounds.
@@ -94,35 +117,51 @@ class Speedup:
     reference: str
 
 
-def step_time(rounds: Rounds) -> StepTime | None:
+def means_over_cycles(steps: Sequence[float], cycle_steps: int) -> NDArray[np.float64]:
+    """Means over as many steps in a row as one cycle has.
+
+    Args:
+        steps: Step times in order, at least one.
+        cycle_steps: Steps after which the exchanges repeat.
+
+    Returns:
+        One mean for each step at which a whole cycle begins; the mean of all steps if they are
+        fewer than a cycle has.
+    """
+    size = min(cycle_steps, len(steps))
+    sums = np.concatenate([[0.0], np.cumsum(np.asarray(steps, dtype=np.float64))])
+    return (sums[size:] - sums[:-size]) / size
+
+
+def step_time(timed: Timed) -> StepTime | None:
     """The step time over rounds.
 
     Student's interval of the mean of the rounds' medians; within a single round, a bootstrap
     interval of the median over its steps.
 
     Args:
-        rounds: Step times by round; rounds without steps are left out.
+        timed: Step times by round; rounds without steps are left out.
 
     Returns:
         The step time; None if no round has steps.
     """
-    filled = {number: steps for number, steps in rounds.items() if len(steps)}
+    filled = timed.filled
     if not filled:
         return None
-    medians = np.array([np.median(steps) for steps in filled.values()])
+    medians = np.array([timed.median(number) for number in filled])
     mean = float(medians.mean())
     if len(medians) > 1:
         half = _half_width(medians)
         return StepTime(mean, mean - half, mean + half, "rounds", len(medians))
     (steps,) = filled.values()
-    if len(steps) < _MIN_STEPS:
+    if not _has_interval(steps, timed.cycle_steps):
         return StepTime(mean, None, None, "steps", 1)
-    resampled = _resampled_medians(steps, np.random.default_rng(0))
+    resampled = _resampled_medians(steps, timed.cycle_steps, np.random.default_rng(0))
     low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return StepTime(mean, float(low), float(high), "steps", 1)
 
 
-def compare_rounds(rounds: Rounds, baseline: Rounds) -> Difference | None:
+def compare_rounds(timed: Timed, baseline: Timed) -> Difference | None:
     """The relative difference of two strategies' step times, blocked by round.
 
     Over the rounds that both have: the mean of log(median / baseline's median) with Student's
@@ -130,42 +169,49 @@ def compare_rounds(rounds: Rounds, baseline: Rounds) -> Difference | None:
     interval is that of `compare_medians`.
 
     Args:
-        rounds: Step times by round.
-        baseline: Those of the strategy to compare with, in the same unit.
+        timed: Step times by round.
+        baseline: Those of the strategy to compare with.
 
     Returns:
         The difference; None if there is no common round or it has too few steps.
     """
-    common = [r for r in sorted(set(rounds) & set(baseline)) if len(rounds[r]) and len(baseline[r])]
+    common = [number for number in timed.filled if number in baseline.filled]
     if not common:
         return None
     if len(common) == 1:
-        return compare_medians(rounds[common[0]], baseline[common[0]])
-    logs = np.array([np.log(np.median(rounds[r]) / np.median(baseline[r])) for r in common])
+        cycles = (timed.cycle_steps, baseline.cycle_steps)
+        return compare_medians(timed.rounds[common[0]], baseline.rounds[common[0]], cycles)
+    logs = np.array([np.log(timed.median(r) / baseline.median(r)) for r in common])
     mean, half = float(logs.mean()), _half_width(logs)
     relative, low, high = (float(np.expm1(value)) for value in (mean, mean - half, mean + half))
     return Difference(relative, low, high, over="rounds")
 
 
-def compare_medians(values: Sequence[float], baseline: Sequence[float]) -> Difference | None:
+def compare_medians(
+    values: Sequence[float], baseline: Sequence[float], cycles: tuple[int, int] = (1, 1)
+) -> Difference | None:
     """The relative difference of two medians over the steps of two runs.
 
     Bootstrap with circular blocks (Politis & Romano 1992), because neighbouring steps resemble
-    each other; blocks of about n^(1/3) steps. The interval does not include variation between runs.
+    each other; blocks of about n^(1/3) steps, and of a cycle at least. The interval does not
+    include variation between runs.
 
     Args:
         values: Step times of one run, in order.
         baseline: Step times of the other, in the same unit.
+        cycles: Of each, the steps after which the exchanges repeat.
 
     Returns:
-        The difference; None with fewer than 8 steps on either side.
+        The difference; None with fewer than 8 steps or two cycles on either side.
     """
-    if min(len(values), len(baseline)) < _MIN_STEPS:
+    both = list(zip((values, baseline), cycles, strict=True))
+    if not all(_has_interval(steps, cycle) for steps, cycle in both):
         return None
     random = np.random.default_rng(0)
-    ratios = _resampled_medians(values, random) / _resampled_medians(baseline, random)
-    low, high = np.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    estimate = float(np.median(values) / np.median(baseline))
+    one, other = (_resampled_medians(steps, cycle, random) for steps, cycle in both)
+    low, high = np.quantile(one / other, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    mine, theirs = (float(np.median(means_over_cycles(steps, cycle))) for steps, cycle in both)
+    estimate = mine / theirs
     return Difference(relative=estimate - 1, low=float(low) - 1, high=float(high) - 1)
 
 
@@ -186,10 +232,16 @@ def _half_width(values: NDArray[np.float64]) -> float:
     return float(student_quantile(len(values) - 1.0) * error)
 
 
-def _resampled_medians(values: Sequence[float], random: np.random.Generator) -> NDArray[np.float64]:
-    array = np.asarray(values, dtype=np.float64)
+def _has_interval(steps: Sequence[float], cycle_steps: int) -> bool:
+    return len(steps) >= max(_MIN_STEPS, 2 * cycle_steps if cycle_steps > 1 else 1)
+
+
+def _resampled_medians(
+    values: Sequence[float], cycle_steps: int, random: np.random.Generator
+) -> NDArray[np.float64]:
+    array = means_over_cycles(values, cycle_steps)
     size = len(array)
-    block = round(size ** (1 / 3))
+    block = max(round(size ** (1 / 3)), cycle_steps)
     at_once = max(1, min(_RESAMPLES, _ELEMENTS_AT_ONCE // size))
     medians = []
     for first in range(0, _RESAMPLES, at_once):

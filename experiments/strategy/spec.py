@@ -59,6 +59,18 @@ def parse(spec: str) -> Strategy:
     return strategy
 
 
+def cycle_steps_of(name: str) -> int:
+    """Steps after which the exchanges of a row of an experiment repeat.
+
+    Args:
+        name: A spec; 1 for any other name, such as that of a trace.
+    """
+    try:
+        return parse(name).cycle_steps
+    except UsageError:
+        return 1
+
+
 def refuse_repeated(specs: Sequence[str]) -> None:
     """Checks that no strategy is given twice.
 

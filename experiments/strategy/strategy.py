@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,12 @@ class Strategy:
     architecture: Any = None
     synchronization: Any = None
     transport: Any = None
+
+    @property
+    def cycle_steps(self) -> int:
+        """Steps after which its exchanges repeat; 1 if all steps have the same."""
+        parts = (self.frequency, self.synchronization)
+        return math.lcm(*(getattr(part, "cycle_steps", 1) for part in parts))
 
     @property
     def slug(self) -> str:

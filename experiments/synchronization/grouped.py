@@ -30,6 +30,11 @@ class Grouped(Synchronization):
         if self.size < 1 or self.every < 1:
             raise ValueError("size and every must be at least 1")
 
+    @property
+    def cycle_steps(self) -> int:
+        """Steps after which the exchanges repeat."""
+        return self.every
+
     def groups(self, ranks: int) -> list[list[int]]:
         """The groups.
 

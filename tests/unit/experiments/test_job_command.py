@@ -32,6 +32,26 @@ def test_the_own_job_runs_unchanged_and_with_each_strategy() -> None:
     assert other == [*RECORD, "out/bf16-wfbp", *options, "--strategy", "bf16+wfbp", *end]
 
 
+@pytest.mark.parametrize(
+    ("strategy", "first"),
+    [
+        ("ddp", 10),
+        ("localsgd:period=8", 12),
+        ("grouped:size=2,every=6", 12),
+        ("diloco:period=25", 10),
+        ("streaming_diloco:period=48,fragments=4", 12),
+        ("diloco:period=51", 10),  # a cycle does not fit
+        ("unchanged", 10),
+    ],
+)
+def test_whole_cycles_of_exchanges_are_measured(strategy: str, first: int) -> None:
+    settings = Settings(strategies=[strategy], ranks=2, steps=60, warmup=10, workload="digits")
+    assert settings.measured_steps(strategy) == range(first, 60)
+    if strategy != "unchanged":
+        command = job_command(plan_runs(settings)[0], settings, Path("out"))
+        assert command[command.index("--warmup") + 1] == str(first)
+
+
 def test_on_hosts_the_networks_launcher_stands_before_the_script() -> None:
     command = ["python", "t.py"]
     slow = ["rank=2,factor=1.5"]

@@ -7,8 +7,10 @@ import pytest
 
 from ddltrace.experiments.harness.step_intervals import (
     Difference,
+    Timed,
     compare_medians,
     compare_rounds,
+    means_over_cycles,
     speedup,
     step_time,
 )
@@ -50,8 +52,12 @@ def test_too_few_steps_say_nothing() -> None:
     assert compare_medians(steps(1), []) is None
 
 
-def in_rounds(*scales: float) -> dict[int, list[float]]:
-    return {number: steps(40 + number, scale=scale) for number, scale in enumerate(scales, 1)}
+def in_rounds(*scales: float) -> Timed:
+    return Timed({n: steps(40 + n, scale=scale) for n, scale in enumerate(scales, 1)})
+
+
+def only(timed: Timed, *rounds: int) -> Timed:
+    return Timed({number: timed.rounds[number] for number in rounds})
 
 
 def test_a_drift_between_rounds_cancels_out() -> None:
@@ -73,16 +79,16 @@ def test_a_win_within_the_noise_of_rounds_is_marked() -> None:
 
 def test_only_rounds_that_both_have_are_compared() -> None:
     left, right = in_rounds(0.9, 1.8, 5.0), in_rounds(1, 2)
-    assert compare_rounds(left, right) == compare_rounds({1: left[1], 2: left[2]}, right)
-    one = compare_rounds({2: left[2]}, right)
+    assert compare_rounds(left, right) == compare_rounds(only(left, 1, 2), right)
+    one = compare_rounds(only(left, 2), right)
     assert one is not None
     assert one.over == "steps"
-    assert compare_rounds({7: left[1]}, right) is None
+    assert compare_rounds(Timed({7: left.rounds[1]}), right) is None
 
 
 def test_the_interval_of_rounds_is_students() -> None:
     # Medians 1, 2 and 3: mean 2, standard error 1 / sqrt(3), t = 4.303 with 2 degrees of freedom.
-    time = step_time({1: [1.0], 2: [2.0], 3: [3.0]})
+    time = step_time(Timed({1: [1.0], 2: [2.0], 3: [3.0]}))
     assert time is not None
     assert (time.us, time.over, time.rounds) == (2.0, "rounds", 3)
     assert time.high_us == pytest.approx(2 + 4.303 / 3**0.5, rel=1e-3)
@@ -90,13 +96,13 @@ def test_the_interval_of_rounds_is_students() -> None:
 
 
 def test_one_round_has_the_interval_of_its_steps() -> None:
-    time = step_time({1: steps(1)})
+    time = step_time(Timed({1: steps(1)}))
     assert time is not None
     assert time.over == "steps"
     assert time.low_us is not None
     assert time.high_us is not None
     assert time.low_us < time.us < time.high_us
-    assert step_time({1: []}) is None
+    assert step_time(Timed({1: []})) is None
 
 
 def test_a_speedup_turns_the_interval_around() -> None:
@@ -105,3 +111,32 @@ def test_a_speedup_turns_the_interval_around() -> None:
     assert found.verdict == "noise"
     assert speedup(Difference(-0.2, -0.3, -0.1), "ddp").verdict == "faster"
     assert speedup(Difference(0.2, 0.1, 0.3), "ddp").verdict == "slower"
+
+
+def test_the_step_of_a_periodic_strategy_contains_its_exchange() -> None:
+    # Three local steps of 10 ms, then one with an exchange of 80 ms: 30 ms on average. The window
+    # may begin anywhere in the cycle, and one slow step changes nothing.
+    cycle = [10_000.0, 10_000.0, 10_000.0, 90_000.0]
+    walls = [*(6 * cycle)[1:], 1e9]
+    assert means_over_cycles(walls[:-1], 4) == pytest.approx([30_000.0] * 20)
+    local, plain = Timed({1: walls}, 4), Timed({1: [60_000.0] * 24})
+    time = step_time(local)
+    assert time is not None
+    assert (time.us, time.low_us) == pytest.approx((30_000.0, 30_000.0))
+    found = compare_rounds(local, plain)
+    assert found is not None
+    assert found.relative == pytest.approx(-0.5)
+    two = Timed({1: walls[:-1], 2: walls[:-1]}, 4)
+    in_rounds = compare_rounds(two, Timed({1: [60_000.0], 2: [60_000.0]}))
+    assert in_rounds is not None
+    assert in_rounds.relative == pytest.approx(-0.5)
+
+
+def test_less_than_two_cycles_have_no_interval() -> None:
+    walls = [10_000.0] * 15
+    time = step_time(Timed({1: walls}, 8))
+    assert time is not None
+    assert (time.us, time.low_us) == (10_000.0, None)
+    assert compare_rounds(Timed({1: walls}, 8), Timed({1: walls})) is None
+    # Less than one cycle: the mean of all steps.
+    assert means_over_cycles([1.0, 2.0, 6.0], 8).tolist() == [3.0]
