@@ -130,7 +130,8 @@ def means_over_cycles(steps: Sequence[float], cycle_steps: int) -> NDArray[np.fl
     """
     size = min(cycle_steps, len(steps))
     sums = np.concatenate([[0.0], np.cumsum(np.asarray(steps, dtype=np.float64))])
-    return (sums[size:] - sums[:-size]) / size
+    means: NDArray[np.float64] = (sums[size:] - sums[:-size]) / size
+    return means
 
 
 def step_time(timed: Timed) -> StepTime | None:
