@@ -145,7 +145,7 @@ def test_failures_are_rows_and_the_others_go_on(
     assert wfbp.runs[0].losses[5] is None
     # Values come from the runs that were measured.
     assert len(ddp.step_us) == STEPS - WARMUP
-    assert set(ddp.rounds) == {2}
+    assert set(ddp.timed.rounds) == {2}
 
 
 def test_a_killed_rank_is_the_reason_and_not_what_the_others_say_of_it(
