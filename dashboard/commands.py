@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from ddltrace.analyzer.engine.engine_options import chosen_engine, engine_options
 from ddltrace.tracer.optional_packages import require_extra
 
 if TYPE_CHECKING:
+    from ddltrace.analyzer.engine.engine import Engine
     from ddltrace.dashboard.experiments import OpenExperiment
 
 
@@ -26,7 +28,8 @@ _NICE_BESIDE_JOB: Final = 10
     "  ddltrace dashboard before after      compare two runs\n"
     "  ddltrace dashboard my-experiment     strategies side by side, with their traces\n"
     "  ddltrace dashboard my-trace --allow-run   also start experiments from the page\n"
-    "  ddltrace dashboard my-trace --no-browser --port 9000"
+    "  ddltrace dashboard my-trace --no-browser --port 9000\n"
+    "  ddltrace dashboard large-trace --engine dask --scheduler tcp://head:8786"
 )
 @click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=click.Path())
 @click.option(
@@ -47,6 +50,7 @@ _NICE_BESIDE_JOB: Final = 10
     help="Let the experiments page start experiments on this machine. Everyone who can open the "
     "page can start them, so the address must be a loopback address.",
 )
+@engine_options
 # `ddltrace run --dashboard` starts the server with it: see tracer/launch/dashboard_server.py.
 @click.option("--beside-job", is_flag=True, hidden=True, help="End when standard input is closed.")
 def dashboard(  # noqa: PLR0917 - click passes one argument for each option
@@ -55,13 +59,39 @@ def dashboard(  # noqa: PLR0917 - click passes one argument for each option
     port: int | None,
     no_browser: bool,
     allow_run: bool,
+    engine: str,
+    scheduler: str | None,
     beside_job: bool,
 ) -> None:
     """Show traces, experiments, or folders of both in the browser.
 
     Serves until interrupted with Ctrl-C. All files come from this machine; no network is needed.
+    With --engine dask, a cluster analyzes the traces and builds the timelines of large ones.
     """
     require_extra("dashboard", "ddltrace dashboard")
+    with chosen_engine(engine, scheduler) as chosen:
+        _serve(
+            traces,
+            chosen,
+            host=host,
+            port=port,
+            no_browser=no_browser,
+            allow_run=allow_run,
+            beside_job=beside_job,
+        )
+
+
+def _serve(
+    traces: tuple[str, ...],
+    engine: Engine | None,
+    *,
+    host: str,
+    port: int | None,
+    no_browser: bool,
+    allow_run: bool,
+    beside_job: bool,
+) -> None:
+    """Opens the traces and serves them until interrupted; the options are those of `dashboard`."""
     if beside_job:
         os.nice(_NICE_BESIDE_JOB)
     from ddltrace.analyzer.formatting.units import printable
@@ -78,7 +108,8 @@ def dashboard(  # noqa: PLR0917 - click passes one argument for each option
         OpenExperiment(number, printable(path.resolve().name), path)
         for number, path in enumerate(found.experiments)
     ]
-    opened = [open_trace(path) for path in (*found.traces, *_traces_of(experiments))]
+    paths = (*found.traces, *_traces_of(experiments))
+    opened = [open_trace(path, engine) for path in paths]
     listening = bind(host, port)
     if port is None and (taken := listening.getsockname()[1]) != FIRST_PORT:
         click.echo(f"port {FIRST_PORT} is taken, using {taken}", err=True)

@@ -547,7 +547,9 @@ class Workspace:
             TraceError: The trace does not exist, or cannot be read any more.
         """
         former = self.get(number)
-        self.traces[number] = OpenTrace(number, former.title, open_trace(former.trace.path))
+        self.traces[number] = OpenTrace(
+            number, former.title, open_trace(former.trace.path, former.trace.engine)
+        )
 
     def reopen_if_empty(self, number: int) -> None:
         """Opens a trace again if no rank had recorded anything when it was opened.

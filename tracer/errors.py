@@ -41,5 +41,5 @@ class MissingCapabilityError(DdltraceError):
     """This machine lacks a package, a privilege or a program."""
 
 
-class EngineError(DdltraceError):
-    """The cluster that executes an analysis cannot be reached, or cannot go on."""
+class EngineError(TraceError):
+    """The cluster that reads and analyzes a trace cannot be reached, or cannot go on."""

@@ -482,13 +482,8 @@ class Trace:
     def origin_ns(self) -> int:
         """The earliest start of any event on rank 0's clock; 0 in a trace without events."""
         if self._steps is None and self._tables is None:
-            firsts = (
-                int(self.clocks[info.segment].apply(numbers.min(keepdims=True))[0])
-                for info in self.run.ranks
-                for batch in self.read_columns(info, ("start_ns",))
-                if len(numbers := batch["start_ns"].to_numpy())
-            )
-            return min(firsts, default=0)
+            firsts = self.map_ranks(_first_start, "reading when ranks start")
+            return min((first for first in firsts if first is not None), default=0)
         starts = [
             events["start_ns"][0].as_py()
             for events in map(self.events, self.ranks)
@@ -757,6 +752,17 @@ def _process_times(trace: Trace) -> ProcessTimes:
     """The times of a trace of one process, on its own clock."""
     (info,) = trace.run.ranks
     return process_times(info, trace._read_clock_windows(info), trace._generations[info.segment])
+
+
+def _first_start(trace: Trace) -> int | None:
+    """The earliest start of any event of a trace's processes; None without events."""
+    firsts = (
+        int(trace.clocks[info.segment].apply(numbers.min(keepdims=True))[0])
+        for info in trace.run.ranks
+        for batch in trace.read_columns(info, ("start_ns",))
+        if len(numbers := batch["start_ns"].to_numpy())
+    )
+    return min(firsts, default=None)
 
 
 def _age(info: RankInfo) -> tuple[int, int, int]:

@@ -7,10 +7,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.analyzer.analysis import analyze_in_full
+from ddltrace.analyzer.engine.engine import EmbeddedEngine
 from ddltrace.dashboard.stored.container import ArrayReader, ArrayWriter, InvalidCacheError
 from ddltrace.dashboard.stored.place import (
     content_key,
@@ -90,7 +92,8 @@ class Stored:
     def build_parts(
         self, numbers: Sequence[int], came: Callable[[int, list[Timeline]], None]
     ) -> None:
-        """Builds some parts of the timeline, in as many processes as there are cores.
+        """Builds some parts of the timeline: in as many processes as there are cores, or by the
+        tasks of the trace's engine, if that executes them elsewhere.
 
         Args:
             numbers: Numbers of the parts.
@@ -99,6 +102,9 @@ class Stored:
         Raises:
             TraceError: A part cannot be built.
         """
+        if self._is_elsewhere:
+            self._build_on_engine(numbers, came)
+            return
         largest = max(_events_of(self._trace, self.parts[number]) for number in numbers)
         fitting = max(1, _BYTES_AT_ONCE // (_BYTES_PER_EVENT * largest + 1))
         workers = min(os.cpu_count() or 1, len(numbers), fitting)
@@ -126,10 +132,13 @@ class Stored:
         self._remove_others()
 
     def analyzed(self) -> Analyzed:
-        """The analysis; built by another process if it is not stored."""
+        """The analysis; if it is not stored, built by another process or by the trace's engine."""
         if (found := self._read(ANALYSIS)) is None:
             self.measuring.is_under_way = True
-            self._build([ANALYSIS], lambda line: self.measuring.add(int(line)))
+            if self._is_elsewhere:
+                self.write_analysis()
+            else:
+                self._build([ANALYSIS], lambda line: self.measuring.add(int(line)))
             self.measuring.is_under_way = False
             self._remove_others()
             found = self._read(ANALYSIS)
@@ -137,6 +146,24 @@ class Stored:
             raise TraceError(_changed(self._trace))
         analyzed: Analyzed = found
         return analyzed
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Whether the trace's engine executes tasks in other processes."""
+        return not isinstance(self._trace.engine, EmbeddedEngine)
+
+    def _build_on_engine(
+        self, numbers: Sequence[int], came: Callable[[int, list[Timeline]], None]
+    ) -> None:
+        self.reading.is_under_way = True
+        for number in numbers:
+            self.write_part(self._kind(number), self.parts[number])
+            self.reading.add(_events_of(self._trace, self.parts[number]))
+            if (part := self._read_part(number)) is None:
+                raise TraceError(_changed(self._trace))
+            came(number, part)
+        self.reading.is_under_way = False
+        self._remove_others()
 
     def _adopt(self, origin_ns: int, notes: list[str], damage: list[str]) -> None:
         """Sets the attributes of the trace that reading its events would have set."""
@@ -204,8 +231,9 @@ class Stored:
         trace = self._trace
 
         def encode(encoder: Encoder) -> Any:
-            origin = trace.origin_ns
-            timelines = (build_rank(trace, rank, origin) for rank in ranks)
+            task = partial(_timeline, origin_ns=trace.origin_ns)
+            doing = "building timelines"
+            timelines = trace.map_ranks(task, doing, ranks, one_at_a_time=True)
             return ["list", -1, *map(encoder.encode, timelines)]
 
         self._write(name, encode)
@@ -234,6 +262,12 @@ class Stored:
         kept = {file_name(kind, self._secret) for kind in kinds}
         for folder in folders(self._trace):
             remove_others(folder, kept, self._secret)
+
+
+def _timeline(trace: Trace, *, origin_ns: int) -> Timeline:
+    """The timeline of a trace's only rank."""
+    (rank,) = trace.ranks
+    return build_rank(trace, rank, origin_ns)
 
 
 def _parts_of(trace: Trace) -> list[list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from ddltrace.analyzer.engine.dask_engine import DaskEngine, open_dask
 from ddltrace.analyzer.importers import formats
 from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 from ddltrace.analyzer.trace.windows import with_window
+from ddltrace.dashboard.stored.place import FOLDER
+from ddltrace.dashboard.stored.stored_trace import Stored
 from ddltrace.tracer.errors import EngineError, MissingCapabilityError, UsageError
 from ddltrace.tracer.trace.trace_files import RUN_FILE
 
@@ -72,6 +75,24 @@ def test_a_folder_of_kineto_files_is_imported_the_same(cluster):
     one, other = formats.read(FOREIGN[0]), formats.read(FOREIGN[0], cluster)
     assert one.run == other.run
     assert one.tables == other.tables
+
+
+def test_the_dashboard_stores_the_same(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shape = simulated.synthetic().Shape(ranks=6, steps=4, layers=40, buckets=4)
+    one = simulated.synthetic().write_trace(tmp_path / "one" / "trace", shape)
+    other = tmp_path / "other" / "trace"
+    shutil.copytree(one, other)
+    analyses = []
+    for trace in (open_trace(one), on(cluster, other)):
+        stored = Stored(trace)
+        stored.build_parts(range(len(stored.parts)), lambda number, part: None)
+        analyses.append(json.dumps(stored.analyzed().analysis.to_json()))
+    assert analyses[0].replace(str(one), str(other)) == analyses[1]
+    files = [path.name for path in (one / FOLDER).glob("timeline-*")]
+    assert len(files) == len(stored.parts)
+    for name in files:
+        assert (one / FOLDER / name).read_bytes() == (other / FOLDER / name).read_bytes()
 
 
 def test_some_steps_and_a_window_have_the_same_analysis(cluster):
