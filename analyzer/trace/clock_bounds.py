@@ -8,6 +8,7 @@ clocks from one side.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -240,7 +241,7 @@ def _messages(info: RankInfo, events: pa.Table, generation: int) -> pa.Table:
     gives = pc.or_(pc.or_(everyone, send), pc.and_(rooted, pc.invert(against_root)))
     takes = pc.or_(pc.or_(everyone, receive), pc.and_(rooted, against_root))
     slack = scalar(_DEVICE_SLACK_NS if info.device != "cpu" else 0)
-    named = {one.name: str(one.ranks) for one in info.groups}
+    named = {one.name: _digest(one.ranks) for one in info.groups}
     members = strings(list(named.values())).take(pc.index_in(group, value_set=strings(list(named))))
     rows = pa.table(
         {
@@ -259,6 +260,11 @@ def _messages(info: RankInfo, events: pa.Table, generation: int) -> pa.Table:
         }
     )
     return rows.filter(pc.or_(gives, takes))
+
+
+def _digest(members: Sequence[int]) -> str:
+    """A short text for the members of a group: each message has it, and a group may be large."""
+    return hashlib.sha256(str(members).encode()).hexdigest()[:16]
 
 
 def _complete(events: pa.Table) -> pa.ChunkedArray:

@@ -12,7 +12,7 @@ from ddltrace.analyzer.trace import align as alignment
 from ddltrace.analyzer.trace import clock_bounds
 from ddltrace.analyzer.trace.align import align, worst_residual
 from ddltrace.analyzer.trace.clock_fit import Bounds, fit_broken_line, fit_line
-from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
+from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo
 from ddltrace.tracer.trace.schema import EVENTS
 
 SECOND = 1_000_000_000
@@ -273,6 +273,16 @@ def reader(tables):
     return lambda infos: [
         clock_bounds.process_times(info, [tables[info.rank]], 0) for info in infos
     ]
+
+
+def test_the_times_of_messages_do_not_grow_with_their_group():
+    table, _ = collectives(0)
+    sizes = []
+    for ranks in (2, 4096):
+        group = GroupInfo("0", "default", "gloo", tuple(range(ranks)))
+        times = clock_bounds.process_times(info(0, "a", groups=[group]), [table], 0)
+        sizes.append(times.messages.starts.nbytes)
+    assert sizes[0] == sizes[1]
 
 
 @pytest.mark.parametrize("offset", [0, 3 * SECOND, -(10**18)])
