@@ -12,13 +12,15 @@ from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.storage.location import Location, matches
 from ddltrace.tracer.trace.json_files import read_json, release_space, write_with_reserve
 from ddltrace.tracer.trace.run_info import (
+    GroupInfo,
     RankInfo,
     RunInfo,
     rank_from_json,
     run_from_json,
     run_to_json,
+    share_groups,
 )
-from ddltrace.tracer.trace.schema import SCHEMA_NAME
+from ddltrace.tracer.trace.schema import LARGE_RUN_SCHEMA_NAME, SCHEMA_NAME
 from ddltrace.tracer.trace.trace_files import RUN_FILE, SIDECAR_SUFFIX
 
 CHANGED: Final = f"{RUN_FILE} is not what ddltrace wrote: its numbers may be wrong"
@@ -54,7 +56,7 @@ def read_run_file(directory: Location) -> RunInfo:
         )
     value = read_json(path)
     schema = value.get("schema")
-    if schema != SCHEMA_NAME:
+    if schema not in (SCHEMA_NAME, LARGE_RUN_SCHEMA_NAME):
         raise TraceError(
             f"{path}: schema {schema!r:.80} is not {SCHEMA_NAME!r}; "
             "read it with the version of ddltrace that wrote it"
@@ -80,11 +82,14 @@ def write_sidecar(directory: Path, info: RankInfo) -> None:
 def read_sidecars(directory: Location, notes: list[str]) -> list[RankInfo]:
     """Reads the record of every rank process; an unreadable file becomes a note."""
     infos = []
+    groups: dict[GroupInfo, GroupInfo] = {}
     for path in matches(directory, f"rank-*{SIDECAR_SUFFIX}"):
         try:
             infos.append(read_sidecar(path))
         except TraceError as error:
             notes.append(f"{path.name} cannot be read ({error!s:.80}): its rank is left out")
+        else:
+            share_groups(infos[-1], groups)
     return infos
 
 

@@ -6,11 +6,10 @@ checked when it is read.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from ddltrace.tracer.trace.schema import SCHEMA_NAME
+from ddltrace.tracer.trace.schema import LARGE_RUN_SCHEMA_NAME, SCHEMA_NAME
 from ddltrace.tracer.trace.trace_files import is_segment_name
 
 PARTS_LABEL: Final = "parts"
@@ -21,6 +20,9 @@ PART_LABEL: Final = "part"
 
 JOB_LABEL: Final = "job"
 """Label of a run with the name that its launcher has for the job, such as that of Slurm."""
+
+_MOST_MEMBERS: Final = 1 << 16
+"""With more members of groups in total, each list of members is stored once."""
 
 _MAX_RANK: Final = 1 << 24
 _MAX_COUNT: Final = 1 << 53
@@ -153,20 +155,57 @@ class RunInfo:
 
 
 def run_to_json(run: RunInfo) -> dict[str, Any]:
-    """The contents of ``run.json``; equal tensor tables of the ranks are stored once."""
-    tables: list[list[dict[str, Any]]] = []
-    index_of: dict[str, int] = {}
+    """The contents of ``run.json``; equal tensor tables of the ranks are stored once.
+
+    If the members of all groups of all ranks are few, they stand in each rank's entry, as all
+    versions of ddltrace read them. Otherwise equal lists of members are stored once as well, and
+    the schema is another one, so that earlier versions refuse the file.
+    """
+    is_large = sum(len(g.ranks) for info in run.ranks for g in info.groups) > _MOST_MEMBERS
+    tensor_tables: dict[tuple[TensorInfo, ...], int] = {}
+    member_tables: dict[tuple[int, ...], int] = {}
     ranks = []
     for info in run.ranks:
-        entry = info.to_json()
-        table = entry.pop("tensors")
-        key = json.dumps(table)
-        if key not in index_of:
-            index_of[key] = len(tables)
-            tables.append(table)
-        entry["tensor_table"] = index_of[key]
+        entry = replace(info, tensors=[], groups=[]).to_json()
+        del entry["tensors"]
+        for group in info.groups:
+            entry["groups"].append(_group_to_json(group, member_tables if is_large else None))
+        entry["tensor_table"] = _index(tensor_tables, tuple(info.tensors))
         ranks.append(entry)
-    return {"schema": SCHEMA_NAME, **asdict(run), "ranks": ranks, "tensor_tables": tables}
+    value = {
+        "schema": LARGE_RUN_SCHEMA_NAME if is_large else SCHEMA_NAME,
+        **asdict(replace(run, ranks=[])),
+        "ranks": ranks,
+        "tensor_tables": [[asdict(tensor) for tensor in table] for table in tensor_tables],
+    }
+    return {**value, "member_tables": list(member_tables)} if is_large else value
+
+
+def share_groups(info: RankInfo, known: dict[GroupInfo, GroupInfo]) -> None:
+    """Replaces the groups of a rank by equal ones of other ranks.
+
+    Each rank's own record lists all members of its groups; kept for each rank, they would be
+    quadratic in the ranks.
+
+    Args:
+        info: The rank; its groups are replaced.
+        known: Each group that other ranks have; new ones are added.
+    """
+    info.groups = [known.setdefault(group, group) for group in info.groups]
+
+
+def _group_to_json(
+    group: GroupInfo, member_tables: dict[tuple[int, ...], int] | None
+) -> dict[str, Any]:
+    own = {"name": group.name, "description": group.description, "backend": group.backend}
+    if member_tables is None:
+        return {**own, "ranks": group.ranks}
+    return {**own, "member_table": _index(member_tables, tuple(group.ranks))}
+
+
+def _index(tables: dict[Any, int], table: Any) -> int:
+    """Index of a table, which is added if it is new."""
+    return tables.setdefault(table, len(tables))
 
 
 def run_from_json(value: dict[str, Any]) -> RunInfo:
@@ -176,12 +215,17 @@ def run_from_json(value: dict[str, Any]) -> RunInfo:
         KeyError, TypeError, ValueError, OverflowError, AttributeError, IndexError: The contents
             are damaged.
     """
-    tables = [[_tensor_from_json(t) for t in table] for table in value["tensor_tables"]]
+    tensor_tables = [[_tensor_from_json(t) for t in table] for table in value["tensor_tables"]]
+    member_tables = None
+    if value["schema"] == LARGE_RUN_SCHEMA_NAME:
+        member_tables = [_members_from_json(table) for table in value["member_tables"]]
     ranks = []
     for entry in value["ranks"]:
-        tensors = tables[entry.pop("tensor_table")]
-        ranks.append(rank_from_json({**entry, "tensors": []}))
+        tensors = tensor_tables[entry.pop("tensor_table")]
+        groups = entry.pop("groups", [])
+        ranks.append(rank_from_json(entry))
         ranks[-1].tensors = tensors
+        ranks[-1].groups = [_group_from_json(group, member_tables) for group in groups]
     known = {f: value[f] for f in RunInfo.__dataclass_fields__ if f in value}
     run = RunInfo(**{**known, "ranks": ranks})
     _check_run(run)
@@ -203,15 +247,7 @@ def rank_from_json(value: dict[str, Any]) -> RankInfo:
 def _rank_from_json(value: dict[str, Any]) -> RankInfo:
     known = {f: value[f] for f in RankInfo.__dataclass_fields__ if f in value}
     known["tensors"] = [_tensor_from_json(t) for t in known.get("tensors", [])]
-    known["groups"] = [
-        GroupInfo(
-            name=str(g["name"]),
-            description=str(g["description"]),
-            backend=str(g["backend"]),
-            ranks=tuple(int(r) for r in g["ranks"]),
-        )
-        for g in known.get("groups", [])
-    ]
+    known["groups"] = [_group_from_json(group, None) for group in known.get("groups", [])]
     info = RankInfo(**known)
     for number in (info.rank, info.world_size):
         if type(number) is not int or not 0 <= number <= _MAX_RANK:
@@ -243,6 +279,25 @@ def _tensor_from_json(value: dict[str, Any]) -> TensorInfo:
         dtype=str(value["dtype"]),
         bytes=int(value["bytes"]),
     )
+
+
+def _group_from_json(
+    value: dict[str, Any], member_tables: list[tuple[int, ...]] | None
+) -> GroupInfo:
+    if member_tables is None:
+        members = _members_from_json(value["ranks"])
+    else:
+        members = member_tables[value["member_table"]]
+    return GroupInfo(
+        name=str(value["name"]),
+        description=str(value["description"]),
+        backend=str(value["backend"]),
+        ranks=members,
+    )
+
+
+def _members_from_json(value: list[Any]) -> tuple[int, ...]:
+    return tuple(int(rank) for rank in value)
 
 
 def _check_run(run: RunInfo) -> None:

@@ -13,7 +13,7 @@ from ddltrace.tracer.trace.completeness import (
 )
 from ddltrace.tracer.trace.liveness import has_died, is_gone
 from ddltrace.tracer.trace.run_files import read_run_file, read_sidecars
-from ddltrace.tracer.trace.run_info import PARTS_LABEL, RunInfo
+from ddltrace.tracer.trace.run_info import PARTS_LABEL, GroupInfo, RunInfo, share_groups
 from ddltrace.tracer.trace.trace_files import PART_PREFIX, RUN_FILE
 
 LAUNCHER_GONE: Final = "the launcher was killed or could not write: it is unknown how the job ended"
@@ -54,8 +54,11 @@ def read_run(directory: Location) -> RunInfo:
 def _add_parts(directory: Location, run: RunInfo) -> None:
     """Adds the parts of a trace, one directory per launcher of the job."""
     parts = []
+    groups: dict[GroupInfo, GroupInfo] = {}
     for path in matches(directory, f"{PART_PREFIX}*/{RUN_FILE}"):
         parts.append(read_run(path.parent))
+        for info in parts[-1].ranks:
+            share_groups(info, groups)
     if not parts:
         return
     known: set[str] = set()

@@ -16,6 +16,9 @@ SCHEMA_VERSION: Final = 1
 
 SCHEMA_NAME: Final = f"ddltrace.trace/{SCHEMA_VERSION}"
 
+LARGE_RUN_SCHEMA_NAME: Final = "ddltrace.trace/2"
+"""Schema of ``run.json`` if the members of groups are stored once, which version 1 cannot read."""
+
 KINDS: Final = (
     "step",  # one optimizer step: from the end of the previous step to the end of this one
     "phase",  # forward, backward or optimizer as a whole

@@ -18,8 +18,15 @@ from ddltrace.tracer.trace import event_file
 from ddltrace.tracer.trace.event_file import write_events
 from ddltrace.tracer.trace.event_reader import read_events
 from ddltrace.tracer.trace.finalize import finalize
-from ddltrace.tracer.trace.run_files import write_run, write_sidecar
-from ddltrace.tracer.trace.run_info import RankInfo, RunInfo, TensorInfo, rank_from_json
+from ddltrace.tracer.trace.run_files import read_run_file, write_run, write_sidecar
+from ddltrace.tracer.trace.run_info import (
+    PARTS_LABEL,
+    GroupInfo,
+    RankInfo,
+    RunInfo,
+    TensorInfo,
+    rank_from_json,
+)
 from ddltrace.tracer.trace.run_reader import read_run
 from ddltrace.tracer.trace.schema import EVENTS
 from ddltrace.tracer.trace.stream_frames import scan_stream
@@ -365,3 +372,63 @@ def test_finalizing_holds_a_piece_at_a_time(tmp_path: Path) -> None:
         peaks.append(peak - before)
     assert peaks[1] < 1.5 * peaks[0]
     assert peaks[1] < 64 << 20
+
+
+def wide_run(size: int) -> RunInfo:
+    """A run in which each rank is in two groups: of all ranks, and of every eighth."""
+    infos = []
+    for rank in range(size):
+        groups = [
+            GroupInfo("0", "default_pg", "gloo", tuple(range(size))),
+            GroupInfo("1", "replicas", "gloo", tuple(range(rank % 8, size, 8))),
+        ]
+        segment = segment_name(rank=rank, attempt=0, pid=7)
+        infos.append(RankInfo(rank, segment, world_size=size, status="complete", groups=groups))
+    return RunInfo(status="complete", ranks=infos)
+
+
+def test_the_record_of_many_ranks_grows_in_proportion(tmp_path: Path) -> None:
+    sizes = []
+    for ranks in (512, 1024):
+        run = wide_run(ranks)
+        write_run(tmp_path, run)
+        assert read_run_file(tmp_path) == run
+        sizes.append((tmp_path / "run.json").stat().st_size)
+    assert sizes[1] < 2.1 * sizes[0]
+    # Ranks that share their members share them in memory as well.
+    read = read_run_file(tmp_path).ranks
+    assert read[0].groups[0].ranks is read[1].groups[0].ranks
+    # Earlier versions, which would find no members, refuse the file by its schema.
+    assert json.loads((tmp_path / "run.json").read_text())["schema"] == "ddltrace.trace/2"
+
+
+def test_the_record_of_few_ranks_can_be_read_by_earlier_versions(tmp_path: Path) -> None:
+    write_run(tmp_path, wide_run(64))
+    value = json.loads((tmp_path / "run.json").read_text())
+    assert value["schema"] == "ddltrace.trace/1"
+    assert value["ranks"][63]["groups"][1]["ranks"] == list(range(7, 64, 8))
+    assert "member_tables" not in value
+
+
+def test_ranks_share_their_groups_in_memory(tmp_path: Path) -> None:
+    """From the ranks' own records, and from the parts of a trace."""
+    write_run(tmp_path, RunInfo(labels={PARTS_LABEL: True}))
+    for number, info in enumerate(wide_run(4).ranks):
+        part = tmp_path / f"part-{number % 2}"
+        part.mkdir(exist_ok=True)
+        write_run(part, RunInfo())
+        write_sidecar(part, info)
+    members = [info.groups[0].ranks for info in read_run(tmp_path).ranks]
+    assert len(members) == 4
+    assert all(each is members[0] for each in members)
+
+
+@pytest.mark.parametrize("members", [None, [], [3], ["x"]])
+def test_a_record_of_many_ranks_without_its_members_is_damaged(
+    tmp_path: Path, members: object
+) -> None:
+    write_run(tmp_path, wide_run(512))
+    value = json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps({**value, "member_tables": members}))
+    with pytest.raises(TraceError, match="damaged"):
+        read_run(tmp_path)
