@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote
 
 from ddltrace.tracer.errors import UsageError
 
@@ -15,6 +15,9 @@ _OPTIONS: Final = (
     *("project_id", "replication", "buffer_size", "default_block_size"),
 )
 """Parameters that a URL may have. None of them is a secret."""
+
+
+_BUCKETS: Final = ("s3", "gs", "gcs")
 
 
 @dataclass(frozen=True)
@@ -52,27 +55,45 @@ def parse_url(text: str) -> StoreUrl:
         UsageError: The URL holds credentials, or parameters that it must not have. The message
             does not repeat them.
     """
-    try:
-        parts = urlsplit(text)
-        options = tuple(parse_qsl(parts.query, keep_blank_values=True))
-    except ValueError as error:
-        raise UsageError("the URL of the trace is not valid") from error
-    scheme = parts.scheme.lower()
-    user, at, host = parts.netloc.rpartition("@")
-    shown = f"{scheme}://{host}{parts.path}"
-    # Only HDFS has user names without a secret.
-    if at and (":" in unquote(user) or scheme not in ("hdfs", "viewfs")):
+    scheme, _, rest = text.partition("://")
+    scheme = scheme.lower()
+    place, _, query = rest.partition("?")
+    if not text.isprintable():
+        raise UsageError("the URL of the trace is not valid: it has a character such as a newline")
+    if _has_credentials(scheme, place):
+        # Nothing of the rest is repeated: a secret may contain each character that ends a part.
         raise UsageError(
-            f"{shown}: a URL must not hold credentials: leave out what is before the @, and give "
-            "the credentials to the store's own library (such as AWS_PROFILE or ~/.aws)"
+            f"{scheme}://...: a URL must not hold credentials: leave out what is before the @, and "
+            "give the credentials to the store's own library (such as AWS_PROFILE or ~/.aws)"
         )
+    if scheme in _BUCKETS and ":" in place.partition("/")[0]:
+        raise UsageError(
+            f"{scheme}://...: a bucket has no port: name the store by ?endpoint_override=HOST:PORT"
+        )
+    options = tuple(parse_qsl(query, keep_blank_values=True))
+    place = place.rstrip("/")
+    shown = f"{scheme}://{place}"
     unknown = [name for name, _ in options if name not in _OPTIONS]
     if unknown:
         raise UsageError(
             f"{shown}: the URL has a parameter that is not known here: only "
             f"{', '.join(_OPTIONS)} are (credentials never belong in a URL)"
         )
-    place = (parts.netloc + parts.path).rstrip("/")
+    secret = next((name for name, value in options if "@" in value), None)
+    if secret is not None:
+        raise UsageError(f"{shown}: {secret} must not hold credentials: leave out what ends with @")
     if not place.strip("/"):
         raise UsageError(f"{shown}: the URL names no bucket or directory")
     return StoreUrl(scheme, place, options)
+
+
+def _has_credentials(scheme: str, place: str) -> bool:
+    """Whether the first part of a place holds credentials, or looks like a part of some."""
+    host = place.partition("/")[0]
+    user, at, _ = host.rpartition("@")
+    # Only HDFS has user names without a secret.
+    if at and (":" in unquote(user) or scheme not in ("hdfs", "viewfs")):
+        return True
+    # A secret with a slash or a question mark ends the host before the @; a port is a number.
+    name, colon, port = host.rpartition(":")
+    return bool(colon) and not name.startswith("[") and port != "" and not port.isdigit()

@@ -156,6 +156,12 @@ def test_a_store_that_denies_or_is_away_is_reported(environment: S3Server) -> No
         "gs://bucket/run?access_token=hunter2",
         "https://user:hunter2@example.org/run",
         "hdfs://user%3Ahunter2@host/run",
+        # Characters of a secret that end a part of a URL.
+        "s3://user:hunter2/and+more@bucket/run",
+        "s3://user:hunter2@and/more@bucket/run",
+        "s3://user:and?hunter2@bucket/run",
+        "s3://user:and#hunter2@bucket/run",
+        "s3://bucket/run?endpoint_override=http://user:hunter2@host:9000",
     ],
 )
 def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
