@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import keyword
 import os
@@ -12,6 +13,7 @@ import click
 
 from ddltrace import __version__
 from ddltrace.tracer.errors import DdltraceError
+from ddltrace.tracer.storage.store_threads import is_any_left
 
 # Command -> (its module, its line in `--help`). The lines are kept here so that `ddltrace --help`
 # imports none of the modules.
@@ -100,4 +102,9 @@ def main() -> None:
             err=True,
         )
         status = 1
-    sys.exit(status if isinstance(status, int) else 0)
+    status = status if isinstance(status, int) else 0
+    if is_any_left():
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(status)  # without waiting for a store that does not answer
+    sys.exit(status)

@@ -201,6 +201,8 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     if result.num_ranks == 0:
         why = explain_nothing_recorded(command, result.reasons)
         click.echo(f"ddltrace: nothing was recorded: {why}", err=True)
+        if missing is not None:
+            _report_place(whole, upload, missing)
         return result.exit_status if result.harmed else result.exit_status or 1
     if measure_cost:
         click.echo(f"ddltrace: {_measured_cost(directory)}", err=True)
@@ -260,9 +262,10 @@ def _report_place(whole: Path, upload: BackgroundUpload | None, missing: str | N
         click.echo(f"ddltrace: uploaded; {whole} may be deleted", err=True)
         click.echo(f"ddltrace: next: ddltrace analyze {upload.url}", err=True)
     else:
-        click.echo(f"ddltrace: the upload is not complete: {missing}", err=True)
         click.echo(
-            f"ddltrace: the trace is in {whole}; to go on: {upload.resume_command}", err=True
+            f"ddltrace: the upload is not complete: {missing}; the trace is in {whole}; to go on: "
+            f"{upload.resume_command}",
+            err=True,
         )
 
 

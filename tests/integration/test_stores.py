@@ -76,6 +76,35 @@ def test_a_store_that_is_away_loses_nothing(server: S3Server, tmp_path: Path) ->
     assert "has a trace: choose another with -o" in again.stderr
 
 
+def test_a_store_that_hangs_does_not_delay_the_end(server: S3Server, tmp_path: Path) -> None:
+    """It answers at the start and no more later; the status is that of the job all the same."""
+    variables = {**server.environment, "DDLTRACE_UPLOAD_WAIT": "0"}
+    job = ["sh", "-c", "while [ ! -e go ]; do sleep 0.05; done; exit 7"]
+    with subprocess.Popen(
+        [*DDLTRACE, "run", "-o", f"s3://{BUCKET}/hanging", "--", *job],
+        cwd=tmp_path,
+        env=environment(**variables),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        deadline = time.monotonic() + LIMIT_S
+        while "run.json" not in contents(server, "hanging"):
+            assert time.monotonic() < deadline, "nothing was uploaded while the job ran"
+            assert process.poll() is None, "the job ended"
+            time.sleep(0.1)
+        with server.hanging():
+            (tmp_path / "go").touch()
+            _, stderr = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 7
+    last = stderr.strip().splitlines()[-1]
+    assert "1 of 1 files are not in the store" in last
+    assert "the store does not answer" in last
+    assert last.endswith(f"to go on: ddltrace upload {tmp_path / 'hanging'}")
+    sent = run([*DDLTRACE, "upload", "hanging"], cwd=tmp_path, **variables)
+    assert sent.status == 0, sent.stderr
+    assert contents(server, "hanging") == local(tmp_path / "hanging")
+
+
 def test_files_of_a_killed_job_are_uploaded(server: S3Server, tmp_path: Path) -> None:
     """The launcher uploads while the job runs; after its death, another command goes on."""
     command = [

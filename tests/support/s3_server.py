@@ -1,4 +1,4 @@
-"""A server of Amazon's S3 protocol (moto) that counts the bytes it sends and can be away."""
+"""A server of Amazon's S3 protocol (moto) that counts its bytes, and can be away or hang."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ class S3Server:
         self.denies = False
         self._application: Application = DomainDispatcherApplication(create_backend_app)
         self._lock = threading.Lock()
+        self._answers = threading.Event()
+        self._answers.set()
         self._server: BaseWSGIServer | None = None
         self.start()
 
@@ -90,6 +92,15 @@ class S3Server:
         finally:
             self.start()
 
+    @contextlib.contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Accepts requests in the context, but answers none before its end."""
+        self._answers.clear()
+        try:
+            yield
+        finally:
+            self._answers.set()
+
     def forget(self) -> None:
         """Counts from zero."""
         with self._lock:
@@ -103,6 +114,7 @@ class S3Server:
     def _serve(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         seen: list[str] = []
+        self._answers.wait()
 
         def begin(status: str, headers: Any, *rest: Any) -> Any:
             seen.append(status)

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import shlex
 import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FuturesTimeoutError
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from ddltrace.tracer.errors import StoreError, UsageError
+from ddltrace.tracer.errors import DdltraceError, StoreError, UsageError
+from ddltrace.tracer.storage.store_threads import start_store_thread
 from ddltrace.tracer.storage.store_url import StoreUrl
 from ddltrace.tracer.storage.upload import Upload
+from ddltrace.tracer.trace.run_info import PARTS_LABEL
 from ddltrace.tracer.trace.trace_files import RUN_FILE
 
 WAIT_VARIABLE: Final = "DDLTRACE_UPLOAD_WAIT"
-"""Environment variable: seconds for which to wait at the end for a store that is away."""
+"""Environment variable: seconds without progress after which the upload is given up at the end."""
 _WAIT_S: Final = 60.0
+_ANSWER_S: Final = 5.0
+"""A request that is under way after that time may take so much longer."""
+_POLL_S: Final = 0.1
 _CHECK_S: Final = 10.0
-_JOIN_S: Final = 30.0
 _INTERVAL_S: Final = 5.0
 _LONGEST_S: Final = 60.0
 _LOWEST_PRIORITY: Final = 19
@@ -46,9 +53,11 @@ class BackgroundUpload:
         self._upload = new_upload(
             whole, url, lambda name: name == RUN_FILE or name.startswith(folder)
         )
+        self._folder = folder
+        self._is_forced = False
         self._stop = threading.Event()
         self._has_begun = threading.Event()
-        self._is_stuck = False
+        self._thread: threading.Thread | None = None
 
     @property
     def url(self) -> StoreUrl:
@@ -68,9 +77,10 @@ class BackgroundUpload:
                 is not known.
             MissingCapabilityError: A package is missing.
         """
+        self._is_forced = force
         # In a thread, because a store may accept connections and not answer.
         answer: Future[None] = Future()
-        threading.Thread(target=self._answer, args=(answer, force), daemon=True).start()
+        start_store_thread(_answer, answer, lambda: self._check(force=force))
         try:
             answer.result(_CHECK_S)
         except (StoreError, TimeoutError, FuturesTimeoutError) as error:
@@ -80,76 +90,128 @@ class BackgroundUpload:
             # An answer that comes later must not delete anything.
             self._has_begun.set()
 
-    def _answer(self, answer: Future[None], force: bool) -> None:
-        try:
-            self._check(force=force)
-        except Exception as error:  # noqa: BLE001 - raised in the thread that waits
-            answer.set_exception(error)
-        else:
-            answer.set_result(None)
-
     def _check(self, *, force: bool) -> None:
         if not self._upload.holds((self._own / RUN_FILE).as_posix()):
             return
         if not force:
             raise UsageError(f"{self.url} has a trace: choose another with -o, or add --force")
-        if self._own == Path(".") and not self._has_begun.is_set():
-            self._upload.clear()
+        if not self._has_begun.is_set():
+            self._upload.clear(self._folder)
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
         """Uploads in a thread, from the fork of the job's process to its end."""
         with contextlib.suppress(OSError):
             self._upload.remember()
-        thread = threading.Thread(target=self._run, name="upload", daemon=True)
-        thread.start()
+        self._thread = start_store_thread(self._run)
         try:
             yield
         finally:
+            # `finish` waits for the thread: before, the trace is finalized.
             self._stop.set()
-            thread.join(max(_wait_s(), _JOIN_S))
-            self._is_stuck = thread.is_alive()
 
     def finish(self) -> str | None:
-        """Sends what is not in the store yet.
+        """Sends what is not in the store yet; gives up when there is no progress for some time.
+
+        A thread that waits for the store is then left behind.
 
         Returns:
-            None if everything is there; else why not.
+            None if everything is there; else what is not, and why.
         """
-        if self._is_stuck:
-            return f"{self.url}: the store does not answer"
+        self._stop.set()
+        answer: Future[None] = Future()
+        start_store_thread(_answer, answer, self._send_rest)
+        try:
+            reason = self._reason(answer)
+        except KeyboardInterrupt:
+            reason = "interrupted"
+        if reason is None:
+            return None
+        missing, files = self._upload.missing()
+        if not files:
+            return reason
+        return f"{missing} of {files} files are not in the store ({reason})" if missing else None
+
+    def _reason(self, answer: Future[None]) -> str | None:
+        """Waits for the end of the upload, or for a time without progress; says why it failed."""
+        wait_s = _wait_s()
+        activity, since_s = -1, 0.0
+        while not wait([answer], _POLL_S).done:
+            if activity != self._upload.activity:
+                activity, since_s = self._upload.activity, time.monotonic()
+            elif time.monotonic() > since_s + wait_s + _ANSWER_S:
+                return f"{self.url}: the store does not answer"
+        error = answer.exception()
+        if error is None or isinstance(error, (DdltraceError, OSError)):
+            return None if error is None else str(error)
+        return f"{type(error).__name__}: {error}"
+
+    def _send_rest(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
         try:
             self._upload.finish(_wait_s())
-        except (StoreError, OSError) as error:
-            return str(error)
-        except KeyboardInterrupt:
-            return "interrupted"
-        return None
+        except UsageError:
+            if not self._is_forced:
+                raise
+            # The store, which has another run, was away when it was checked.
+            self._upload.clear(self._folder)
+            self._upload.finish(_wait_s())
 
     def _run(self) -> None:
         with contextlib.suppress(OSError, AttributeError):  # per thread on Linux only
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
-        wait = _INTERVAL_S
-        while not self._stop.wait(wait):
+        pause_s = 0.0  # at once, so that other runs with this URL see it
+        while not self._stop.wait(pause_s):
             try:
-                self._upload.send_grown()
-                wait = _INTERVAL_S
+                self._upload.send_grown(self._stop.is_set)
+                pause_s = _INTERVAL_S
             except (StoreError, OSError):
-                wait = min(2 * wait, _LONGEST_S)
+                pause_s = min(max(2 * pause_s, _INTERVAL_S), _LONGEST_S)
+
+
+def _answer(answer: Future[None], work: Callable[[], None]) -> None:
+    """Does some work in this thread; its error is raised where the answer is read."""
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001 - see above
+        answer.set_exception(error)
+    else:
+        answer.set_result(None)
 
 
 def _wait_s() -> float:
-    try:
-        return float(os.environ.get(WAIT_VARIABLE) or _WAIT_S)
-    except ValueError:
-        return _WAIT_S
+    with contextlib.suppress(ValueError):
+        wait_s = float(os.environ.get(WAIT_VARIABLE, ""))
+        if math.isfinite(wait_s):
+            return max(wait_s, 0.0)
+    return _WAIT_S
 
 
 def new_upload(
     directory: Path, url: StoreUrl, is_own: Callable[[str], bool] = lambda name: True
 ) -> Upload:
     """The upload of a trace, to which ``run.json`` goes last; see `Upload`."""
-    return Upload(directory, url, lambda name: name.rpartition("/")[2] == RUN_FILE, is_own)
+    return Upload(
+        directory, url, lambda name: name.rpartition("/")[2] == RUN_FILE, is_own, _is_of_another_run
+    )
+
+
+def _is_of_another_run(own: bytes, stored: bytes) -> bool:
+    """Whether two files `RUN_FILE` are of different runs; false if that cannot be determined."""
+    try:
+        one, other = _identity(json.loads(own)), _identity(json.loads(stored))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return False
+    return one != other
+
+
+def _identity(run: dict[str, Any]) -> Any:
+    """What two states of the record of one run have in common, and those of others do not."""
+    if run["labels"].get(PARTS_LABEL):
+        # Each launcher of a job may have created it.
+        return PARTS_LABEL
+    return [run.get(name) for name in ("created_unix_ns", "host", "source", "command")]
 
 
 def resume_command(directory: Path) -> str:

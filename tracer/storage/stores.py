@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Final
 
@@ -17,10 +18,17 @@ from ddltrace.tracer.storage.store_url import StoreUrl
 
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
-_SECRETS: Final = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
+_SECRET_NAME: Final = re.compile(
+    r"KEY|SECRET|TOKEN|PASSW|CREDENTIAL|CONNECTION_STRING|SIGNATURE|_SAS", re.IGNORECASE
+)
+_USER: Final = re.compile(r"[^/\s@]+:[^/\s@]+@")
+_LEAST_SECRET: Final = 6
+"""Shorter values of variables with such names are no secrets, but flags and numbers."""
 _CONNECT_S: Final = 5.0
 _REQUEST_S: Final = 20.0
 _ATTEMPTS: Final = 3
+_RETRY_S: Final = 60.0
+"""For Google's library, which otherwise tries again for a quarter of an hour."""
 
 _CAUSES: Final = (
     (r"NO_SUCH_BUCKET|NoSuchBucket|Bucket.* not found", "there is no such bucket"),
@@ -85,9 +93,10 @@ def _cause(error: Exception) -> str:
             return cause
     if isinstance(error, FileNotFoundError):
         return "not there"
-    for name in _SECRETS:
-        if secret := os.environ.get(name):
-            text = text.replace(secret, "***")
+    for name, value in os.environ.items():
+        if len(value) >= _LEAST_SECRET and _SECRET_NAME.search(name):
+            text = text.replace(value, "***")
+    text = _USER.sub("***@", text)
     first = text.strip().partition("\n")[0]
     return f"{type(error).__name__}: {first:.160}"
 
@@ -115,6 +124,7 @@ def _connect(
             scheme=given.get("scheme", "https"),
             endpoint_override=given.get("endpoint_override"),
             project_id=given.get("project_id"),
+            retry_time_limit=timedelta(seconds=float(given.get("retry_limit_seconds", _RETRY_S))),
         )
     if scheme in ("hdfs", "viewfs"):
         query = "&".join(f"{name}={value}" for name, value in options)
@@ -138,6 +148,8 @@ def _connect_to_s3(
         region=region,
         scheme=scheme or "https",
         endpoint_override=endpoint,
+        # Otherwise a file that is read faster than it is sent would be in memory as a whole.
+        background_writes=False,
         connect_timeout=_CONNECT_S,
         request_timeout=_REQUEST_S,
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),

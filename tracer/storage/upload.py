@@ -3,6 +3,9 @@
 What was uploaded is recorded twice: in a hidden file of the directory, after each file, and in the
 store at the end. An upload skips a file if a record has its size and checksum and the file in the
 store has its size.
+
+An upload ends with an error if it gets no further for some time. It gets further when the store
+takes bytes of a file that it had not taken before, so trying again does not count.
 """
 
 from __future__ import annotations
@@ -32,8 +35,13 @@ _PIECE_BYTES: Final = 4 << 20
 _GROWTH: Final = 2
 _LEAST_BYTES: Final = 1 << 20
 _WAITS_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
+_RECORD_EVERY_S: Final = 1.0
 _FLAT: Final = ("s3", "gs", "gcs")
 """Stores without directories, in which none has to be created."""
+
+
+def _never() -> bool:
+    return False
 
 
 class Uploaded(NamedTuple):
@@ -72,7 +80,12 @@ class Upload:
         is_last: Whether a file, by its path in the directory, makes the upload complete. These are
             sent when all others are there, those in subdirectories first.
         is_own: Whether a file, by its path, is part of this upload.
+        is_foreign: Whether the content of such a last file here, and that in the store, show that
+            the store has another upload's files.
 
+    Attributes:
+        url: Where the files go.
+        activity: Grows while the upload does something; another thread may read it.
     """
 
     def __init__(
@@ -81,11 +94,19 @@ class Upload:
         url: StoreUrl,
         is_last: Callable[[str], bool],
         is_own: Callable[[str], bool] = lambda name: True,
+        is_foreign: Callable[[bytes, bytes], bool] = lambda own, stored: False,
     ) -> None:
         self.url = url
+        self.activity = 0
         self._directory = directory
         self._is_last = is_last
         self._is_own = is_own
+        self._is_foreign = is_foreign
+        self._taken: dict[str, int] = {}
+        self._further_s = time.monotonic()
+        self._recorded_s = 0.0
+        self._is_unrecorded = False
+        self._there: set[str] = set()
         record = read_record(directory)
         same = record[0] == str(url)
         self._done = {name: done for name, done in record[1].items() if same and is_own(name)}
@@ -103,6 +124,13 @@ class Upload:
         temporary = self._directory / f"{RECORD_FILE}.{os.getpid()}.tmp"
         temporary.write_text(json.dumps(value), encoding="utf-8")
         temporary.replace(self._directory / RECORD_FILE)
+        self._recorded_s = time.monotonic()
+        self._is_unrecorded = False
+
+    def missing(self) -> tuple[int, int]:
+        """How many files the last `send_all` did not get into the store, and how many there are."""
+        names = self._names()
+        return sum(name not in self._there for name in names), len(names)
 
     def holds(self, name: str) -> bool:
         """Whether the store has a file.
@@ -114,34 +142,48 @@ class Upload:
             info = connect(self.url).get_file_info(self._target(name))
         return bool(info.type == fs.FileType.File)
 
-    def clear(self) -> None:
-        """Deletes what the store has below the URL.
+    def clear(self, folder: str = "") -> None:
+        """Deletes what the store has below the URL, or in a folder there.
 
         Raises:
+            UsageError: It would be all of a bucket.
             StoreError: The store refuses.
         """
+        place = f"{path_in_store(self.url)}/{folder}".rstrip("/")
+        if not place or (self.url.scheme in _FLAT and "/" not in place):
+            raise UsageError(
+                f"{self.url} is a whole bucket, which is not emptied: name a directory"
+            )
         with reporting(self.url):
-            connect(self.url).delete_dir_contents(path_in_store(self.url), missing_dir_ok=True)
+            connect(self.url).delete_dir_contents(place, missing_dir_ok=True)
         self._done.clear()
 
-    def send_grown(self) -> None:
+    def send_grown(self, is_stopped: Callable[[], bool] = _never) -> None:
         """Sends the present state of files that have grown much since they were sent.
 
         A file is sent again when it has doubled, so in total at most twice its final size is
         sent. A file below 1 MB is sent again when it has another size.
+
+        Args:
+            is_stopped: Whether to return soon. Of a file that is being sent, the store then has the
+                beginning.
 
         Raises:
             StoreError: The store cannot be written.
             OSError: A file cannot be read.
         """
         for name in self._names():
-            size = (self._directory / name).stat().st_size
-            before = self._done.get(name)
-            limit = 0 if before is None else max(_GROWTH * before.size, _LEAST_BYTES)
-            is_small = size < _LEAST_BYTES and before is not None and size != before.size
-            if size >= limit or is_small:
-                with contextlib.suppress(FileNotFoundError):  # replaced by its final file
-                    self._send(name)
+            if is_stopped():
+                break
+            with contextlib.suppress(FileNotFoundError):  # replaced by its final file
+                size = (self._directory / name).stat().st_size
+                before = self._done.get(name)
+                limit = 0 if before is None else max(_GROWTH * before.size, _LEAST_BYTES)
+                is_small = size < _LEAST_BYTES and before is not None and size != before.size
+                if size >= limit or is_small:
+                    self._send(name, is_stopped)
+        if self._is_unrecorded:
+            self.remember()
 
     def send_all(self, heard: Callable[[str], None] = lambda name: None) -> Progress:
         """Sends every file that is not in the store, and removes those that are gone here.
@@ -151,53 +193,90 @@ class Upload:
 
         Raises:
             StoreError: The store cannot be written; what was sent is remembered.
+            UsageError: The store has the files of another upload, which are left as they are; or
+                the directory has no last file.
             OSError: A file cannot be read.
         """
+        self._there.clear()
+        try:
+            return self._send_all(heard)
+        finally:
+            with contextlib.suppress(OSError):
+                self.remember()
+
+    def _send_all(self, heard: Callable[[str], None]) -> Progress:
         sizes = self._sizes_in_store()
-        known = {**self._read_manifest(sizes), **self._done}
+        manifest = self._read_manifest(sizes)
+        known = {**manifest, **self._done}
         # Other launchers of the job may have uploaded their parts to the same place.
         facts = {name: done for name, done in known.items() if not self._is_own(name)}
         names = self._names()
         lasts = sorted(filter(self._is_last, names), key=lambda name: -name.count("/"))
+        if not lasts:
+            # Its disk may be gone: what was uploaded before may be all that is left.
+            raise UsageError(f"{self._directory} is gone: the store keeps what was uploaded before")
+        self._check_own([name for name in lasts if name in sizes], manifest)
         firsts = [name for name in names if name not in lasts]
         sent = size = 0
         for name in [*firsts, MANIFEST_FILE, *lasts]:
             if name == MANIFEST_FILE:
-                facts |= {last: _fact(self._directory / last) for last in lasts}
+                facts |= {last: self._fact(last) for last in lasts}
                 if facts != known or MANIFEST_FILE not in sizes:
                     self._write_manifest(facts)
                 continue
-            done = _fact(self._directory / name)
+            done = self._fact(name)
             if known.get(name) != done or sizes.get(name) != done.size:
                 heard(name)
                 done = self._send(name)
                 sent, size = sent + 1, size + done.size
             facts[name] = self._done[name] = done
+            self._there.add(name)
         for name in [name for name in self._done if name not in names]:
             self._remove(name)
-        self.remember()
         return Progress(sent, len(names) - sent, size)
 
     def finish(self, wait_s: float, heard: Callable[[str], None] = lambda name: None) -> Progress:
-        """Calls `send_all`, again and again for some time if the store is away.
+        """Calls `send_all`, again and again if the store is away.
 
         Args:
-            wait_s: Give up after this time, in seconds.
+            wait_s: Give up when the upload got no further for this time, in seconds.
             heard: See `send_all`.
 
         Raises:
             StoreError: The store was away to the end.
+            UsageError: See `send_all`.
             OSError: A file cannot be read.
         """
-        deadline = time.monotonic() + wait_s
+        self._taken.clear()
+        self._further_s = time.monotonic()
         for wait in _waits():
             try:
                 return self.send_all(heard)
             except StoreError:
-                if time.monotonic() + wait > deadline:
+                if time.monotonic() + wait > self._further_s + wait_s:
                     raise
                 time.sleep(wait)
         raise AssertionError("it waits without end")
+
+    def _check_own(self, lasts: list[str], manifest: Mapping[str, Uploaded]) -> None:
+        """Checks that the store does not have another upload's files.
+
+        Raises:
+            UsageError: It has. Files that only this upload has sent are removed.
+        """
+        for name in lasts:
+            own = (self._directory / name).read_bytes()
+            with reporting(self.url), connect(self.url).open_input_file(self._target(name)) as file:
+                stored = file.read()
+            self.activity += 1
+            if own != stored and self._is_foreign(own, stored):
+                mixed = [each for each in self._done if each not in manifest and each not in lasts]
+                for each in mixed:
+                    self._remove(each)
+                raise UsageError(
+                    f"{self.url} has the files of another run, which are left as they are: choose "
+                    "another URL"
+                )
 
     def _names(self) -> list[str]:
         """Paths of the files in the directory, without hidden ones."""
@@ -215,18 +294,53 @@ class Upload:
     def _target(self, name: str) -> str:
         return f"{path_in_store(self.url)}/{name}"
 
-    def _send(self, name: str) -> Uploaded:
+    def _send(self, name: str, is_stopped: Callable[[], bool] = _never) -> Uploaded:
         store, target = connect(self.url), self._target(name)
+        if self._is_last(name):
+            is_stopped = _never  # the beginning of such a file has no meaning
         with (self._directory / name).open("rb") as source, reporting(self.url):
             if self.url.scheme not in _FLAT:
                 store.create_dir(target.rpartition("/")[0], recursive=True)
-            done = _copy(source, store.open_output_stream(target))
+            with store.open_output_stream(target) as sink:
+                done = self._copy(name, source, sink, is_stopped)
             found = store.get_file_info(target).size
         if found != done.size:
             raise StoreError(f"{self.url}: {name} has {found} of {done.size} bytes in the store")
+        self._note_taken(name, done.size + 1)
         self._done[name] = done
-        self.remember()
+        self._is_unrecorded = True
+        if time.monotonic() > self._recorded_s + _RECORD_EVERY_S:
+            self.remember()
         return done
+
+    def _copy(
+        self, name: str, source: BinaryIO, sink: Any, is_stopped: Callable[[], bool]
+    ) -> Uploaded:
+        """Copies as much of a file as there is now; it may grow meanwhile."""
+        size = crc32 = 0
+        left = os.fstat(source.fileno()).st_size
+        while left and not is_stopped() and (piece := source.read(min(left, _PIECE_BYTES))):
+            sink.write(piece)
+            size, crc32 = size + len(piece), zlib.crc32(piece, crc32)
+            left -= len(piece)
+            self._note_taken(name, size)
+        return Uploaded(size, crc32)
+
+    def _note_taken(self, name: str, size: int) -> None:
+        """Notes that the store took bytes of a file."""
+        self.activity += 1
+        if size > self._taken.get(name, 0):
+            self._taken[name] = size
+            self._further_s = time.monotonic()
+
+    def _fact(self, name: str) -> Uploaded:
+        """Size and checksum of a file."""
+        size = crc32 = 0
+        with (self._directory / name).open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                size, crc32 = size + len(piece), zlib.crc32(piece, crc32)
+                self.activity += 1
+        return Uploaded(size, crc32)
 
     def _remove(self, name: str) -> None:
         with contextlib.suppress(StoreError), reporting(self.url):
@@ -290,27 +404,6 @@ def _files(value: Any) -> dict[str, Uploaded]:
         str(name): Uploaded(int(done["size"]), int(done["crc32"]))
         for name, done in value["files"].items()
     }
-
-
-def _fact(path: Path) -> Uploaded:
-    """Size and checksum of a file."""
-    size = crc32 = 0
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            size, crc32 = size + len(piece), zlib.crc32(piece, crc32)
-    return Uploaded(size, crc32)
-
-
-def _copy(source: BinaryIO, sink: Any) -> Uploaded:
-    """Copies as much of a file as there is now; it may grow meanwhile."""
-    size = crc32 = 0
-    left = os.fstat(source.fileno()).st_size
-    with sink:
-        while left and (piece := source.read(min(left, _PIECE_BYTES))):
-            sink.write(piece)
-            size, crc32 = size + len(piece), zlib.crc32(piece, crc32)
-            left -= len(piece)
-    return Uploaded(size, crc32)
 
 
 def _waits() -> Iterator[float]:

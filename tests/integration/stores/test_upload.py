@@ -11,14 +11,19 @@ from click.testing import CliRunner
 from pyarrow import fs
 from support.s3_server import BUCKET, S3Server
 
+import ddltrace
 from ddltrace.cli import cli
 from ddltrace.tracer.errors import StoreError, UsageError
 from ddltrace.tracer.launch import background_upload
 from ddltrace.tracer.launch.background_upload import BackgroundUpload, new_upload
+from ddltrace.tracer.storage import store_threads
+from ddltrace.tracer.storage import upload as upload_module
 from ddltrace.tracer.storage.store_url import parse_url
 from ddltrace.tracer.storage.upload import MANIFEST_FILE, Progress, read_record
 
-from .conftest import SAMPLE
+from .conftest import SAMPLE, put
+
+OTHER_SAMPLE = SAMPLE.parent / "straggler"
 
 
 @pytest.fixture
@@ -46,13 +51,17 @@ def local(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir() if path.name[0] != "."}
 
 
-def test_files_are_equal_and_the_run_comes_last(environment: S3Server, directory: Path) -> None:
+@pytest.mark.parametrize("name", ["equal", "a run #1 of 100%25 + b"])
+def test_files_are_equal_and_the_run_comes_last(
+    environment: S3Server, directory: Path, name: str
+) -> None:
     environment.forget()
-    done = new_upload(directory, parse_url(f"s3://{BUCKET}/equal")).send_all()
+    done = new_upload(directory, parse_url(f"s3://{BUCKET}/{name}")).send_all()
     assert done == Progress(5, 0, sum(map(len, local(directory).values())))
-    assert contents(environment, "equal") == local(directory)
-    stored = [path.rpartition("/")[2] for path in environment.methods("PUT") if "/equal/" in path]
+    assert contents(environment, name) == local(directory)
+    stored = [path.rpartition("/")[2] for path in environment.methods("PUT") if f"/{name}/" in path]
     assert list(dict.fromkeys(stored))[-2:] == [MANIFEST_FILE, "run.json"]
+    assert ddltrace.open(f"s3://{BUCKET}/{name}").ranks == ddltrace.open(directory).ranks
 
 
 def test_an_upload_is_resumed_where_the_store_went_away(
@@ -170,6 +179,87 @@ def test_a_store_that_does_not_answer_does_not_stop_the_job(
         upload = BackgroundUpload(directory, directory, parse_url(url))
         upload.check(warnings.append, force=False)
     assert "the store does not answer: the trace is written here" in warnings[0]
+
+
+def test_the_end_does_not_wait_for_a_store_that_hangs(
+    environment: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(background_upload.WAIT_VARIABLE, "0")
+    monkeypatch.setattr(background_upload, "_ANSWER_S", 0.2)
+    url = f"s3://{BUCKET}/hanging"
+    upload = BackgroundUpload(directory, directory, parse_url(url))
+    with environment.hanging():
+        missing = upload.finish()
+        assert missing == f"5 of 5 files are not in the store ({url}: the store does not answer)"
+        assert store_threads.is_any_left()
+
+
+def test_a_store_that_goes_away_at_the_end_is_waited_for(
+    environment: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment.stop()
+    monkeypatch.setattr(upload_module.time, "sleep", lambda _: environment.start())
+    upload = BackgroundUpload(directory, directory, parse_url(f"s3://{BUCKET}/back"))
+    assert upload.finish() is None
+    assert contents(environment, "back") == local(directory)
+
+
+def test_two_runs_with_one_url_are_not_mixed(
+    environment: S3Server, directory: Path, tmp_path: Path
+) -> None:
+    """Both began before the other had uploaded anything."""
+    url = parse_url(f"s3://{BUCKET}/twice")
+    shutil.copytree(OTHER_SAMPLE, tmp_path / "other")
+    one, other = (new_upload(path, url) for path in (directory, tmp_path / "other"))
+    other.send_grown()
+    one.send_grown()
+    with pytest.raises(UsageError, match="has the files of another run"):
+        other.send_all()
+    assert contents(environment, "twice") == local(directory)
+    one.send_all()
+    with pytest.raises(UsageError, match="choose another URL"):
+        CliRunner().invoke(
+            cli, ["upload", str(tmp_path / "other"), str(url)], catch_exceptions=False
+        )
+    assert contents(environment, "twice") == local(directory)
+    # With --force, although the store was away at the beginning.
+    forced = BackgroundUpload(tmp_path / "other", tmp_path / "other", url)
+    with environment.away():
+        forced.check(lambda text: None, force=True)
+    assert forced.finish() is None
+    assert contents(environment, "twice") == local(tmp_path / "other")
+
+
+def test_force_replaces_a_part_and_no_other(environment: S3Server, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    for number, sample in enumerate((SAMPLE, OTHER_SAMPLE)):
+        put(environment, sample, f"forced-parts/part-{number}")
+    shutil.copytree(OTHER_SAMPLE, whole / "part-0")
+    url = parse_url(f"s3://{BUCKET}/forced-parts")
+    upload = BackgroundUpload(whole, whole / "part-0", url)
+    upload.check(lambda text: None, force=True)
+    assert upload.finish() is None
+    expected = local(OTHER_SAMPLE)
+    assert contents(environment, "forced-parts") == {
+        f"part-{number}/{name}": content
+        for number in range(2)
+        for name, content in expected.items()
+    }
+    with pytest.raises(UsageError, match="a whole bucket, which is not emptied"):
+        new_upload(whole, parse_url(f"s3://{BUCKET}")).clear()
+
+
+def test_a_directory_that_is_gone_takes_nothing_from_the_store(
+    environment: S3Server, directory: Path
+) -> None:
+    upload = BackgroundUpload(directory, directory, parse_url(f"s3://{BUCKET}/gone"))
+    assert upload.finish() is None
+    expected = local(directory)
+    shutil.rmtree(directory)
+    missing = upload.finish()
+    assert missing is not None
+    assert "is gone: the store keeps what was uploaded before" in missing
+    assert contents(environment, "gone") == expected
 
 
 def test_the_record_holds_no_credentials(environment: S3Server, directory: Path) -> None:
