@@ -34,9 +34,9 @@ def upload(directory: Path, url: str | None) -> None:
 
     read_run(directory)
     place = url_of_upload(directory, url)
-    finalize_abandoned(directory)
-    sending = new_upload(directory, place)
     try:
+        finalize_abandoned(directory)
+        sending = new_upload(directory, place)
         sending.remember()
         done = sending.send_all(lambda name: click.echo(f"ddltrace: sending {name}", err=True))
     except StoreError as error:

@@ -171,8 +171,10 @@ def _check_workers(client: Client, scheduler: str | None) -> None:
         installed = client.run(metadata.version, "ddltrace", on_error="return")
         own = metadata.version("ddltrace")
         for worker, version in installed.items():
-            if isinstance(version, Exception):
+            if isinstance(version, metadata.PackageNotFoundError):
                 raise EngineError(f"Dask worker {worker} has no ddltrace: install ddltrace {own}")
+            if isinstance(version, Exception):
+                raise EngineError(f"Dask worker {worker} does not answer ({_first_line(version)})")
             if version != own:
                 raise _other_version(worker, version, own)
         try:

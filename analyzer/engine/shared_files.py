@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Final
 
 from ddltrace.analyzer.engine.engine import Engine
@@ -22,10 +23,12 @@ def check_shared(engine: Engine, file: Location) -> None:
     for worker, seen in engine.on_each_worker(_digest, file.absolute()).items():
         if seen != own:
             problem = "does not see" if not seen else "sees another file at"
-            raise EngineError(
-                f"Dask worker {worker} {problem} {file.absolute()}: put the files on a filesystem "
-                "that all workers mount at the same path"
+            remedy = (
+                "put the files on a filesystem that all workers mount at the same path"
+                if isinstance(file, Path)
+                else "start the workers with the store's endpoint and credentials"
             )
+            raise EngineError(f"Dask worker {worker} {problem} {file.absolute()}: {remedy}")
 
 
 def _digest(file: Location) -> str:

@@ -19,7 +19,7 @@ from support import simulated
 from support.jobs import environment, free_port
 
 from ddltrace.analyzer.commands import analyze
-from ddltrace.analyzer.engine import dask_worker
+from ddltrace.analyzer.engine import dask_engine, dask_worker
 from ddltrace.analyzer.engine.dask_engine import DaskEngine, open_dask
 from ddltrace.analyzer.importers import formats
 from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
@@ -198,6 +198,18 @@ def test_a_worker_with_another_version(tmp_path):
             worker.wait()
     assert "has ddltrace 0.0.7, this command" in text
     assert text.endswith("install the same version on all workers")
+
+
+def test_a_worker_that_does_not_answer():
+    class Silent:
+        def wait_for_workers(self, *_, **__):
+            pass
+
+        def run(self, *_, **__):
+            return {"tcp://there:1": OSError("Timed out")}
+
+    with pytest.raises(EngineError, match=r"worker tcp://there:1 does not answer \(Timed out\)"):
+        dask_engine._check_workers(Silent(), None)
 
 
 def test_a_worker_with_other_code():

@@ -55,8 +55,15 @@ class Found:
                 f"{one} is of the job {first:.60}, {other} of the job {second:.60}: only "
                 "directories of one job can be collected"
             )
-        check_one_job(self.directories)
-        check_same_time(self.directories)
+        try:
+            check_one_job(self.directories)
+            check_same_time(self.directories)
+        except UsageError as error:
+            # The user knows the URLs, not the copies.
+            text = str(error)
+            for directory, source in zip(self.directories, self.named, strict=True):
+                text = text.replace(str(directory), str(source))
+            raise UsageError(text) from error
 
 
 @contextlib.contextmanager

@@ -64,7 +64,7 @@ def test_what_is_missing_is_named(environment: S3Server, tmp_path: Path) -> None
         collect(tmp_path / "gone", "-o", tmp_path / "nothing")
 
 
-def test_traces_of_different_jobs_are_refused(tmp_path: Path) -> None:
+def test_traces_of_different_jobs_are_refused(environment: S3Server, tmp_path: Path) -> None:
     first, second = node(tmp_path, 0), node(tmp_path, 1)
     larger = node(tmp_path, 3, world_size=4)
     for directory, job in ((first, "17"), (second, "18")):
@@ -77,5 +77,9 @@ def test_traces_of_different_jobs_are_refused(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=said):
             collect(*sources, "-o", tmp_path / "whole")
         assert not (tmp_path / "whole").exists()
+    # A copy of what is in a store has its URL in the message.
+    put(environment, first, "same")
+    with pytest.raises(UsageError, match=f"{first} and s3://{BUCKET}/same both hold rank 0"):
+        collect(first, f"s3://{BUCKET}/same", "-o", tmp_path / "whole")
     name_job(second, "17")
     assert collect(first, second, "-o", tmp_path / "whole").exit_code == 0

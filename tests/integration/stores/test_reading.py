@@ -25,6 +25,7 @@ from ddltrace.dashboard.stored import stored_trace
 from ddltrace.dashboard.workspace import Workspace
 from ddltrace.tracer.errors import (
     DdltraceError,
+    EngineError,
     MissingCapabilityError,
     StoreError,
     TraceError,
@@ -235,9 +236,13 @@ def test_a_stream_in_a_store_is_read_as_far_as_it_is_intact(tmp_path: Path) -> N
 
 def test_workers_of_a_dask_cluster_read_from_the_store(sample: str) -> None:
     pytest.importorskip("distributed")
+    memory = fs.PyFileSystem(fs.FSSpecHandler(pytest.importorskip("fsspec").filesystem("memory")))
+    fs.copy_files(str(SAMPLE), "traces/own", destination_filesystem=memory)
     with open_dask(workers=1) as engine:
         trace = open_trace(sample, engine)
         assert trace.analyze().to_json() == open_trace(sample).analyze().to_json()
+        with pytest.raises(EngineError, match=r"start the workers with the store's endpoint"):
+            open_trace("memory://traces/own", engine)  # of this process
 
 
 def test_the_timeline_of_a_trace_in_a_store_is_kept_by_the_user(
