@@ -18,7 +18,11 @@ class TraceError(DdltraceError):
 
 
 class StoreError(TraceError):
-    """A store cannot be reached, denies access, or lacks the object that was asked for."""
+    """A store cannot be reached, or denies access; see `NotStoredError`."""
+
+
+class NotStoredError(StoreError):
+    """A store lacks the object that was asked for."""
 
 
 class UsageError(DdltraceError):
@@ -43,3 +47,12 @@ class MissingCapabilityError(DdltraceError):
 
 class EngineError(TraceError):
     """The cluster that reads and analyzes a trace cannot be reached, or cannot go on."""
+
+
+def is_store_failure(error: Exception) -> bool:
+    """Whether a store did not answer as it should, so that trying again may succeed.
+
+    A reader that goes on without what it cannot read must not go on then: its result would be
+    another one the next time.
+    """
+    return isinstance(error, StoreError) and not isinstance(error, NotStoredError)

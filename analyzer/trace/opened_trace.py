@@ -28,7 +28,7 @@ from ddltrace.analyzer.recent_cache import RecentCache
 from ddltrace.analyzer.trace.align import RankClock, align
 from ddltrace.analyzer.trace.clock_bounds import CLOCK_COLUMNS, ProcessTimes, process_times
 from ddltrace.analyzer.trace.run_validation import check_run
-from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.errors import TraceError, is_store_failure
 from ddltrace.tracer.storage.local_copy import local_copy
 from ddltrace.tracer.storage.location import Location, location_of, matches
 from ddltrace.tracer.trace.counters import COUNTERS, read_counters
@@ -345,7 +345,7 @@ class Trace:
             return None
         from ddltrace.tracer.trace.event_reader import read_batch_facts
 
-        with contextlib.suppress(TraceError):
+        with _leaving_out_unreadable():
             return read_batch_facts(self.path, info.segment)
         return None
 
@@ -435,6 +435,8 @@ class Trace:
         try:
             table, lost_bytes = read_counters(self.path, info.segment)
         except TraceError as error:
+            if is_store_failure(error):
+                raise
             self._note_damage(f"rank {info.rank}: {error}")
             return COUNTERS.empty_table()
         if lost_bytes:
@@ -562,7 +564,7 @@ class Trace:
             if self._tables is not None:
                 yield self._place(self._tables[info.segment], info, 0)
                 continue
-            with contextlib.suppress(TraceError):
+            with _leaving_out_unreadable():
                 for batch in EventReader(self.path, info.segment, most=batches):
                     some = pa.Table.from_batches([batch.slice(0, rows)], schema=EVENTS)
                     yield self._place(some, info, 0)
@@ -610,7 +612,7 @@ class Trace:
             yield from self._tables[info.segment].select(list(names)).to_batches()
             return
         self._verify(info)
-        with contextlib.suppress(TraceError):
+        with _leaving_out_unreadable():
             yield from EventReader(self.path, info.segment, names)
 
     def first_step(self, info: RankInfo) -> int:
@@ -680,6 +682,8 @@ class Trace:
                     self.on_read(table.num_rows)
                 yield table
         except TraceError as error:
+            if is_store_failure(error):
+                raise
             self._note_damage(f"rank {info.rank}: {error}")
             return
         if reader.lost_bytes and not info.lost_bytes:
@@ -746,6 +750,16 @@ class Trace:
                 last = pc.max(table["step"]).as_py()
                 counts[generation] = max(counts[generation], 0 if last is None else last + 1)
         return [sum(counts[:number]) for number in range(len(counts))]
+
+
+@contextlib.contextmanager
+def _leaving_out_unreadable() -> Iterator[None]:
+    """Goes on without a file that cannot be read, but not without a store that does not answer."""
+    try:
+        yield
+    except TraceError as error:
+        if is_store_failure(error):
+            raise
 
 
 def _process_times(trace: Trace) -> ProcessTimes:

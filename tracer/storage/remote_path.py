@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
-from ddltrace.tracer.errors import StoreError
+from ddltrace.tracer.errors import NotStoredError, StoreError
 from ddltrace.tracer.storage.store_url import StoreUrl, parse_url
 from ddltrace.tracer.storage.stores import connect, path_in_store, reporting
 
@@ -140,11 +140,11 @@ class RemotePath:
         """Size and age of a file.
 
         Raises:
-            StoreError: It is not there.
+            NotStoredError: It is not there.
         """
         found = self._found()
         if found is None:
-            raise StoreError(f"{self}: not there")
+            raise NotStoredError(f"{self}: not there")
         return Stat(found.size, found.modified_s)
 
     def iterdir(self) -> Iterator[RemotePath]:

@@ -13,7 +13,13 @@ from typing import Any, Final
 
 from pyarrow import fs
 
-from ddltrace.tracer.errors import DdltraceError, MissingCapabilityError, StoreError, UsageError
+from ddltrace.tracer.errors import (
+    DdltraceError,
+    MissingCapabilityError,
+    NotStoredError,
+    StoreError,
+    UsageError,
+)
 from ddltrace.tracer.storage.store_url import StoreUrl
 
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
@@ -30,8 +36,10 @@ _ATTEMPTS: Final = 3
 _RETRY_S: Final = 60.0
 """For Google's library, which otherwise tries again for a quarter of an hour."""
 
+_NO_BUCKET: Final = "there is no such bucket"
+_NOT_THERE: Final = "not there"
 _CAUSES: Final = (
-    (r"NO_SUCH_BUCKET|NoSuchBucket|Bucket.* not found", "there is no such bucket"),
+    (r"NO_SUCH_BUCKET|NoSuchBucket|Bucket.* not found", _NO_BUCKET),
     (
         r"ACCESS_DENIED|AccessDenied|INVALID_ACCESS_KEY|SIGNATURE_DOES_NOT_MATCH|HTTP status 40[13]"
         r"|Permission|credential|Unauthenticated|UNAUTHENTICATED|EXPIRED_TOKEN|UNRECOGNIZED_CLIENT",
@@ -46,7 +54,7 @@ _CAUSES: Final = (
     ),
     (
         r"NO_SUCH_KEY|RESOURCE_NOT_FOUND|NoSuchKey|HTTP status 404|No such file|not found",
-        "not there",
+        _NOT_THERE,
     ),
 )
 
@@ -77,13 +85,16 @@ def reporting(url: StoreUrl) -> Iterator[None]:
 
     Raises:
         StoreError: Something inside raised an error of the library.
+        NotStoredError: The error says that there is no such object or bucket.
     """
     try:
         yield
     except DdltraceError:
         raise
     except Exception as error:  # noqa: BLE001 - the libraries behind fsspec have errors of their own
-        raise StoreError(f"{url}: {_cause(error)}") from None
+        cause = _cause(error)
+        kind = NotStoredError if cause in (_NO_BUCKET, _NOT_THERE) else StoreError
+        raise kind(f"{url}: {cause}") from None
 
 
 def _cause(error: Exception) -> str:
@@ -92,7 +103,7 @@ def _cause(error: Exception) -> str:
         if re.search(pattern, text):
             return cause
     if isinstance(error, FileNotFoundError):
-        return "not there"
+        return _NOT_THERE
     for name, value in os.environ.items():
         if len(value) >= _LEAST_SECRET and _SECRET_NAME.search(name):
             text = text.replace(value, "***")

@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Any, Final
 
-from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.errors import TraceError, is_store_failure
 from ddltrace.tracer.storage.location import Location, matches
 from ddltrace.tracer.trace.json_files import read_json, release_space, write_with_reserve
 from ddltrace.tracer.trace.run_info import (
@@ -87,6 +87,8 @@ def read_sidecars(directory: Location, notes: list[str]) -> list[RankInfo]:
         try:
             infos.append(read_sidecar(path))
         except TraceError as error:
+            if is_store_failure(error):
+                raise
             notes.append(f"{path.name} cannot be read ({error!s:.80}): its rank is left out")
         else:
             share_groups(infos[-1], groups)

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from ddltrace.tracer.errors import (
     UsageError,
 )
 from ddltrace.tracer.storage.location import location_of
+from ddltrace.tracer.storage.remote_path import RemotePath
 from ddltrace.tracer.trace.event_reader import EventReader
 from ddltrace.tracer.trace.run_reader import read_run
 
@@ -146,6 +148,32 @@ def test_a_store_that_denies_or_is_away_is_reported(environment: S3Server) -> No
     for caught in (denied, away):
         assert len(str(caught.value).splitlines()) == 1
         assert "secret-of-the-test" not in str(caught.value)
+
+
+def test_a_store_that_goes_away_ends_an_analysis(
+    sample: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not go on with a part of the trace, wherever it is: the numbers would be others."""
+    real = RemotePath.read_ranges
+    left = calls = 0
+
+    def read_ranges(self: RemotePath, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        nonlocal left, calls
+        calls, left = calls + 1, left - 1
+        if not left:
+            raise StoreError(f"{self}: the store cannot be reached")
+        return real(self, ranges)
+
+    monkeypatch.setattr(RemotePath, "read_ranges", read_ranges)
+    for options in ((), ("--steps", "10:14")):
+        calls = 0
+        document(sample, *options)
+        draw = random.Random(choose_seed())
+        for number in {2, calls, *draw.sample(range(1, calls + 1), 4)}:
+            left = number
+            done = run("analyze", sample, "--json", *options)
+            assert isinstance(done.exception, StoreError), f"read {number} of {calls}"
+            assert not done.stdout
 
 
 @pytest.mark.parametrize(
