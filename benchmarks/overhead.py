@@ -12,6 +12,7 @@ level; `torch.profiler`. Prints the numbers of docs/measurements.md::
 
     python benchmarks/overhead.py                      # all three jobs, an hour
     python benchmarks/overhead.py --job cnn            # a quarter of an hour
+    python benchmarks/overhead.py --upload 6           # a store against a directory: ten minutes
 
 The jobs: `cnn`, a residual CNN under DistributedDataParallel; `messages`, a step that makes
 1,000 small all-reduces; `layers`, a model of 2,000 layers.
@@ -26,13 +27,14 @@ import multiprocessing
 import os
 import random
 import resource
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -40,11 +42,15 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import psutil
+
 if TYPE_CHECKING:
     from torch import nn
 
 MODES = ("untraced", "again", "comm", "layer", "op", "profiler")
 TRACED = ("comm", "layer", "op")
+UPLOAD = "upload"
+"""Level `layer`, with a store of `store` as the output."""
 JOBS = ("cnn", "messages", "layers")
 WARM_UP_STEPS = 15  # the window of level `op` lies in it: what it leaves behind is measured
 NUM_MESSAGES = 1000
@@ -68,6 +74,7 @@ CALLS = (
 )
 CALLS_OF_TURN = 100
 NUM_TURNS = 300
+BUCKET = "bucket"
 
 
 def residual_cnn() -> nn.Module:
@@ -180,7 +187,7 @@ class RunningJob:
 
     Args:
         job: Which.
-        mode: One of `MODES`.
+        mode: One of `MODES`, or `UPLOAD`.
         directory: Where to leave what it writes; a trace goes to ``directory / "trace-MODE"``.
     """
 
@@ -194,12 +201,15 @@ class RunningJob:
         if mode in TRACED:
             run = [sys.executable, "-m", "ddltrace", "run", "--level", mode]
             command = [*run, "-o", str(directory / f"trace-{mode}"), "--", *command]
+        if mode == UPLOAD:
+            run = [sys.executable, "-m", "ddltrace", "run", "--level", "layer"]
+            command = [*run, "-o", f"s3://{BUCKET}/{directory.name}", "--", *command]
         environment = {**os.environ, **SAME_FOR_ALL}
         self._log = (directory / f"{mode}.log").open("w+")
         with Listener(address) as listener:
             listener._listener._socket.settimeout(START_TIMEOUT_S)  # type: ignore[attr-defined]
             self._process = subprocess.Popen(
-                command, stdout=self._log, stderr=subprocess.STDOUT, env=environment
+                command, stdout=self._log, stderr=subprocess.STDOUT, env=environment, cwd=directory
             )
             try:
                 self._ranks: list[Connection] = [listener.accept() for _ in range(NUM_RANKS)]
@@ -215,6 +225,11 @@ class RunningJob:
             [seconds for turn in turns for seconds in turn.step_seconds],
             statistics.mean(turn.cpu_seconds for turn in turns),
         )
+
+    def launcher_seconds(self) -> float:
+        """Processor time of its first process so far: of a traced job, that of `ddltrace run`."""
+        used = psutil.Process(self._process.pid).cpu_times()
+        return float(used.user + used.system)
 
     def end(self) -> int:
         """Ends it; returns the most memory that a rank held, in kB."""
@@ -329,6 +344,66 @@ def measure(job: str, modes: Sequence[str], starts: int, rounds: int, seconds: f
             each, further = zip(*(start.event_bytes[mode] for start in found), strict=True)
             size = f"{statistics.median(each):8.1f} {statistics.median(further):14.1f}"
         print(f"{mode:<9} {step_ms:8.2f}   {time_ratio:<24} {cpu_ratio:<26} {more_mb:7.1f} {size}")
+
+
+@contextmanager
+def store() -> Iterator[None]:
+    """Runs a server of Amazon's S3 protocol at the lowest priority, as the store of `UPLOAD`."""
+    from pyarrow import fs
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    command = ["nice", "-n", "19", sys.executable, "-m", "moto.server", "-H", "127.0.0.1"]
+    server = subprocess.Popen([*command, "-p", port], stderr=subprocess.DEVNULL)
+    try:
+        os.environ |= {"AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none"}
+        os.environ |= {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+        place = {"endpoint_override": f"127.0.0.1:{port}", "scheme": "http"}
+        retries = fs.AwsStandardS3RetryStrategy(max_attempts=20)  # until it has started
+        fs.S3FileSystem(**place, retry_strategy=retries, allow_bucket_creation=True).create_dir(
+            BUCKET
+        )
+        yield
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def measure_upload(job: str, pairs: int, seconds: float) -> None:
+    """Compares a job that uploads its trace with one that writes it to a directory.
+
+    The upload does not keep to turns, so only one job is alive at a time.
+    """
+    step_ratios, cpu_ratios = [], []
+    launchers: dict[str, list[float]] = {"layer": [], UPLOAD: []}
+    with store():
+        for number in range(pairs):
+            turns = {}
+            for mode in random.sample(list(launchers), 2):
+                print(f"\r{job}: pair {number + 1}/{pairs}: {mode:<9}", end="", file=sys.stderr)
+                with tempfile.TemporaryDirectory(prefix="ddltrace-") as name:
+                    running = RunningJob(job, mode, Path(name))
+                    try:
+                        usual = statistics.mean(running.train(10).step_seconds)
+                        began, used = time.monotonic(), running.launcher_seconds()
+                        turns[mode] = running.train(math.ceil(seconds / usual))
+                        used = running.launcher_seconds() - used
+                        launchers[mode].append(used / (time.monotonic() - began))
+                        running.end()
+                    finally:
+                        running.stop()
+            step = {mode: statistics.median(turn.step_seconds) for mode, turn in turns.items()}
+            step_ratios.append(step[UPLOAD] / step["layer"])
+            cpu_ratios.append(turns[UPLOAD].cpu_seconds / turns["layer"].cpu_seconds)
+    print(file=sys.stderr)
+    print(
+        f"\n{job}: {NUM_RANKS} ranks, {pairs} pairs of runs of {seconds:.0f} s, with the store on "
+        "the same machine; ratio of -o s3://... to -o DIRECTORY, median and 95 % interval"
+    )
+    print(f"median step                {interval(step_ratios)}")
+    print(f"processor time of a rank   {interval(cpu_ratios)}")
+    for mode, shares in launchers.items():
+        print(f"ddltrace run, {mode:<12} {statistics.median(shares) * 1e3:.1f} ms of processor / s")
 
 
 def run_traced(script: str, arguments: Sequence[str], level: str = "layer") -> int:
@@ -527,12 +602,16 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=6, help="6 give a 95 %% interval")
     parser.add_argument("--rounds", type=int, default=8, help="in each start")
     parser.add_argument("--seconds", type=float, default=0.8, help="length of a turn (0.8)")
+    parser.add_argument("--upload", type=int, metavar="PAIRS", help="6 give a 95 %% interval")
     parser.add_argument("--rank-of", choices=JOBS, help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
     parser.add_argument("--profiler", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of:
         work(options.rank_of, options.address, options.profiler)
+        return
+    if options.upload:
+        measure_upload("cnn", options.upload, seconds=30)
         return
     costs = hot_path_costs()
     for call, cost in costs.items():

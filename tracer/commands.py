@@ -148,14 +148,9 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     group of torch.distributed records its messages, waits, layers, gradients and steps.
     """
     from ddltrace.tracer.launch.dashboard_server import dashboard_beside
-    from ddltrace.tracer.launch.launcher import prepare_directory, run_job, run_untraced
+    from ddltrace.tracer.launch.launcher import run_job, run_untraced
     from ddltrace.tracer.launch.missing_events import explain_nothing_recorded
-    from ddltrace.tracer.trace.trace_parts import (
-        Part,
-        open_shared_directory,
-        part_name,
-        part_of_job,
-    )
+    from ddltrace.tracer.trace.trace_parts import Part, part_name, part_of_job
 
     if dashboard:
         require_extra("dashboard", "ddltrace run --dashboard")
@@ -170,12 +165,8 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     found = Part(part_name(part), None) if part else part_of_job(command, dict(os.environ))
     whole = _local_directory(output, found)
     upload = _upload_of(output, whole, found, force=force)
-    directory = whole
     try:
-        if found is not None:
-            directory = open_shared_directory(whole, found, force=force)
-        else:
-            prepare_directory(directory, force=force)
+        directory = _prepare(whole, found, upload, force=force)
         config = CaptureConfig(
             directory=directory.resolve(),
             level=level,
@@ -235,6 +226,10 @@ def _local_directory(output: Location | None, part: Part | None) -> Path:
     return output if isinstance(output, Path) else Path(output.name)
 
 
+def _warn(text: str) -> None:
+    click.echo(f"ddltrace: {text}", err=True)
+
+
 def _upload_of(
     output: Location | None, whole: Path, part: Part | None, *, force: bool
 ) -> BackgroundUpload | None:
@@ -250,8 +245,32 @@ def _upload_of(
     whole = whole.resolve()
     own = whole if part is None else whole / (PART_PREFIX + part.name)
     upload = BackgroundUpload(whole, own, output.url)
-    upload.check(lambda text: click.echo(f"ddltrace: {text}", err=True), force=force)
+    if not force:
+        upload.check(_warn, force=False)
     return upload
+
+
+def _prepare(
+    whole: Path, part: Part | None, upload: BackgroundUpload | None, *, force: bool
+) -> Path:
+    """Creates the directory that this launcher writes; with `force`, in place of what is there.
+
+    Raises:
+        UsageError: It exists and must not, or cannot, be replaced.
+        UnwritableError: It cannot be created.
+    """
+    from ddltrace.tracer.launch.launcher import prepare_directory
+    from ddltrace.tracer.trace.trace_parts import open_shared_directory
+
+    directory = whole
+    if part is None:
+        prepare_directory(directory, force=force)
+    else:
+        directory = open_shared_directory(whole, part, force=force)
+    if upload is not None and force:
+        # Empties the place in the store, so it comes last.
+        upload.check(_warn, force=True)
+    return directory
 
 
 def _report_place(whole: Path, upload: BackgroundUpload | None, missing: str | None) -> None:

@@ -102,7 +102,15 @@ def test_a_store_that_hangs_does_not_delay_the_end(server: S3Server, tmp_path: P
     assert last.endswith(f"to go on: ddltrace upload {tmp_path / 'hanging'}")
     sent = run([*DDLTRACE, "upload", "hanging"], cwd=tmp_path, **variables)
     assert sent.status == 0, sent.stderr
-    assert contents(server, "hanging") == local(tmp_path / "hanging")
+    expected = local(tmp_path / "hanging")
+    assert contents(server, "hanging") == expected
+    # A run that cannot begin takes nothing from the store.
+    (tmp_path / "hanging" / "run.json").rename(tmp_path / "hanging" / "other.json")
+    options = ["-o", f"s3://{BUCKET}/hanging", "--force"]
+    refused = run([*DDLTRACE, "run", *options, "--", "true"], cwd=tmp_path, **variables)
+    assert refused.status == 2
+    assert "is not a trace: --force overwrites only traces" in refused.stderr
+    assert contents(server, "hanging") == expected
 
 
 def test_files_of_a_killed_job_are_uploaded(server: S3Server, tmp_path: Path) -> None:
