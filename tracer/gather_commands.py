@@ -28,6 +28,7 @@ def upload(directory: Path, url: str | None) -> None:
     the whole.
     """
     from ddltrace.tracer.launch.background_upload import new_upload, resume_command
+    from ddltrace.tracer.storage.store_threads import begin_in_store_thread
     from ddltrace.tracer.storage.upload import url_of_upload
     from ddltrace.tracer.trace.finalize import finalize_abandoned
     from ddltrace.tracer.trace.run_reader import read_run
@@ -38,7 +39,7 @@ def upload(directory: Path, url: str | None) -> None:
         finalize_abandoned(directory)
         sending = new_upload(directory, place)
         sending.remember()
-        done = sending.send_all(lambda name: click.echo(f"ddltrace: sending {name}", err=True))
+        done = begin_in_store_thread(lambda: sending.send_all(_tell)).result()
     except StoreError as error:
         raise StoreError(f"{error} (to go on: {resume_command(directory)})") from error
     except OSError as error:
@@ -48,6 +49,10 @@ def upload(directory: Path, url: str | None) -> None:
         err=True,
     )
     click.echo(f"ddltrace: next: ddltrace analyze {place}", err=True)
+
+
+def _tell(name: str) -> None:
+    click.echo(f"ddltrace: sending {name}", err=True)
 
 
 @click.command(

@@ -100,6 +100,19 @@ def test_a_store_that_hangs_does_not_delay_the_end(server: S3Server, tmp_path: P
     assert "1 of 1 files are not in the store" in last
     assert "the store does not answer" in last
     assert last.endswith(f"to go on: ddltrace upload {tmp_path / 'hanging'}")
+    with server.hanging():
+        interrupted = subprocess.Popen(
+            # A background job of a shell ignores the signal.
+            [*("env", "--default-signal=INT"), *DDLTRACE, "upload", "hanging"],
+            cwd=tmp_path,
+            env=environment(**variables),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        server.wait_for_request()
+        interrupted.send_signal(signal.SIGINT)
+        _, stderr = interrupted.communicate(timeout=LIMIT_S)
+    assert (interrupted.returncode, stderr.strip()) == (130, "ddltrace: interrupted")
     sent = run([*DDLTRACE, "upload", "hanging"], cwd=tmp_path, **variables)
     assert sent.status == 0, sent.stderr
     expected = local(tmp_path / "hanging")

@@ -43,6 +43,7 @@ class S3Server:
         self._lock = threading.Lock()
         self._answers = threading.Event()
         self._answers.set()
+        self._waits = threading.Event()
         self._server: BaseWSGIServer | None = None
         self.start()
 
@@ -96,10 +97,15 @@ class S3Server:
     def hanging(self) -> Iterator[None]:
         """Accepts requests in the context, but answers none before its end."""
         self._answers.clear()
+        self._waits.clear()
         try:
             yield
         finally:
             self._answers.set()
+
+    def wait_for_request(self) -> None:
+        """Waits until a request has come since the server hangs."""
+        assert self._waits.wait(60), "no request came"
 
     def forget(self) -> None:
         """Counts from zero."""
@@ -114,6 +120,7 @@ class S3Server:
     def _serve(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         seen: list[str] = []
+        self._waits.set()
         self._answers.wait()
 
         def begin(status: str, headers: Any, *rest: Any) -> Any:

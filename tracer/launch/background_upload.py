@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ddltrace.tracer.errors import DdltraceError, StoreError, UsageError
-from ddltrace.tracer.storage.store_threads import start_store_thread
+from ddltrace.tracer.storage.store_threads import begin_in_store_thread, start_store_thread
 from ddltrace.tracer.storage.store_url import StoreUrl
 from ddltrace.tracer.storage.upload import Upload
 from ddltrace.tracer.trace.run_info import PARTS_LABEL
@@ -79,8 +79,7 @@ class BackgroundUpload:
         """
         self._is_forced = force
         # In a thread, because a store may accept connections and not answer.
-        answer: Future[None] = Future()
-        start_store_thread(_answer, answer, lambda: self._check(force=force))
+        answer = begin_in_store_thread(lambda: self._check(force=force))
         try:
             answer.result(_CHECK_S)
         except (StoreError, TimeoutError, FuturesTimeoutError) as error:
@@ -119,8 +118,7 @@ class BackgroundUpload:
             None if everything is there; else what is not, and why.
         """
         self._stop.set()
-        answer: Future[None] = Future()
-        start_store_thread(_answer, answer, self._send_rest)
+        answer = begin_in_store_thread(self._send_rest)
         try:
             reason = self._reason(answer)
         except KeyboardInterrupt:
@@ -168,16 +166,6 @@ class BackgroundUpload:
                 pause_s = _INTERVAL_S
             except (StoreError, OSError):
                 pause_s = min(max(2 * pause_s, _INTERVAL_S), _LONGEST_S)
-
-
-def _answer(answer: Future[None], work: Callable[[], None]) -> None:
-    """Does some work in this thread; its error is raised where the answer is read."""
-    try:
-        work()
-    except Exception as error:  # noqa: BLE001 - see above
-        answer.set_exception(error)
-    else:
-        answer.set_result(None)
 
 
 def _wait_s() -> float:

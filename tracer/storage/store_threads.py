@@ -9,7 +9,10 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar
+
+Result = TypeVar("Result")
 
 _started: Final[weakref.WeakSet[threading.Thread]] = weakref.WeakSet()
 
@@ -22,6 +25,22 @@ def start_store_thread(target: Callable[..., None], *arguments: Any) -> threadin
     return thread
 
 
+def begin_in_store_thread(work: Callable[[], Result]) -> Future[Result]:
+    """Begins some work in a thread of its own, so that the caller can stop waiting for it."""
+    answer: Future[Result] = Future()
+    start_store_thread(_answer, answer, work)
+    return answer
+
+
 def is_any_left() -> bool:
     """Whether one of these threads still runs."""
     return any(thread.is_alive() for thread in _started)
+
+
+def _answer(answer: Future[Result], work: Callable[[], Result]) -> None:
+    try:
+        result = work()
+    except Exception as error:  # noqa: BLE001 - raised where the answer is read
+        answer.set_exception(error)
+    else:
+        answer.set_result(result)
