@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import pickle
+import signal
 import tempfile
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.analyzer.engine import dask_worker
@@ -121,7 +124,8 @@ def open_dask(
         stack.enter_context(dask.config.set({"distributed.logging.distributed": "critical"}))
         target: Any = scheduler
         if scheduler is None:
-            target = stack.enter_context(_local_cluster(workers, memory_limit))
+            with _interrupts_held_back():
+                target = stack.enter_context(_local_cluster(workers, memory_limit))
         try:
             client = stack.enter_context(Client(target, set_as_default=False))
         except (OSError, ValueError, TypeError) as error:
@@ -131,6 +135,32 @@ def open_dask(
             ) from error
         _check_workers(client, scheduler)
         yield DaskEngine(client)
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Lets a Ctrl-C take effect at the end of the block: Dask cannot be interrupted when it starts.
+
+    Threads and processes that are started in the block do not receive the signal at all.
+
+    Raises:
+        KeyboardInterrupt: One came.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # Otherwise it is started with the first process, and unblocks the signal for its thread.
+    resource_tracker.ensure_running()
+    seen: list[int] = []
+    former = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, former)
+        if seen:
+            raise KeyboardInterrupt
 
 
 @contextmanager
@@ -150,6 +180,11 @@ def _local_cluster(workers: int | None, memory_limit: str) -> Iterator[Any]:
             preload=[dask_worker.__name__],
         ) as cluster,
     ):
+        with contextlib.suppress(ImportError):  # of no public module
+            from distributed.gc import disable_gc_diagnosis
+
+            # Of a Ctrl-C during its callback, Python says only that it was ignored.
+            disable_gc_diagnosis(force=True)
         yield cluster
 
 
