@@ -10,9 +10,11 @@ import fnmatch
 import io
 import posixpath
 import threading
+import uuid
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
 from ddltrace.tracer.errors import NotStoredError, StoreError
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 _KEPT_BYTES: Final = 256 << 20
 _MOST_OPEN: Final = 64
+_MOST_COPIED: Final = 4
+"""Paths of so many stores share the listings of their copies."""
 _AT_ONCE: Final = 8
 _PIECE_BYTES: Final = 8 << 20
 
@@ -43,7 +47,8 @@ class Stat(NamedTuple):
 class RemotePath:
     """A file or directory in a store.
 
-    What was listed or read is remembered: a new `RemotePath` of the same URL sees changes.
+    What was listed or read is remembered: a new `RemotePath` of the same URL sees changes. Copies
+    by pickle share the listings of a process, because each task of an engine has a copy.
 
     Args:
         url: Its URL.
@@ -54,7 +59,7 @@ class RemotePath:
 
     def __init__(self, url: str) -> None:
         self._url = parse_url(url)
-        self._store = _Store(self._url)
+        self._store = _Store(self._url, _Listings(uuid.uuid4().hex))
 
     def _at(self, place: str) -> RemotePath:
         made = object.__new__(RemotePath)
@@ -80,7 +85,7 @@ class RemotePath:
         return str(self) < str(other)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RemotePath, (str(self),)
+        return _unpickled, (str(self), self._store.listings.key)
 
     @property
     def url(self) -> StoreUrl:
@@ -221,13 +226,41 @@ class _Entry(NamedTuple):
     modified_s: float
 
 
+class _Listings:
+    """Listings of directories.
+
+    Attributes:
+        key: Equal for the listings of all copies of a path, in all processes.
+        lock: Held while a directory is listed.
+        entries: Place of a directory -> name -> file or directory.
+    """
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.lock = threading.Lock()
+        self.entries: dict[str, dict[str, _Entry]] = {}
+
+
+@lru_cache(maxsize=_MOST_COPIED)
+def _copied_listings(key: str) -> _Listings:
+    """The listings that the copies of a path share in this process."""
+    return _Listings(key)
+
+
+def _unpickled(url: str, key: str) -> RemotePath:
+    """A copy of a path."""
+    made = RemotePath(url)
+    made._store.listings = _copied_listings(key)
+    return made
+
+
 class _Store:
     """What the paths below one URL share: the connection, listings, open files, bytes read."""
 
-    def __init__(self, root: StoreUrl) -> None:
+    def __init__(self, root: StoreUrl, listings: _Listings) -> None:
         self.root = root
+        self.listings = listings
         self._lock = threading.RLock()
-        self._listings: dict[str, dict[str, _Entry]] = {}
         self._files: OrderedDict[str, Any] = OrderedDict()
         self._kept: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
         self._kept_bytes = 0
@@ -244,14 +277,14 @@ class _Store:
         """Name -> file or directory, of a directory, which may be missing."""
         from pyarrow import fs
 
-        with self._lock:
-            if directory.place not in self._listings:
+        known = self.listings.entries
+        with self.listings.lock:
+            if directory.place not in known:
                 selector = fs.FileSelector(path_in_store(directory), allow_not_found=True)
                 with reporting(directory):
                     infos = connect(directory).get_file_info(selector)
-                found = {info.base_name: _entry(info) for info in infos}
-                self._listings[directory.place] = found
-            return self._listings[directory.place]
+                known[directory.place] = {info.base_name: _entry(info) for info in infos}
+            return known[directory.place]
 
     def read(self, url: StoreUrl, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Parts of a file; see `RemotePath.read_ranges`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import shutil
 import sys
@@ -88,6 +89,19 @@ def test_one_column_of_a_long_trace_takes_few_bytes(
     expected = list(EventReader(long_trace, info.segment, most=2))
     assert sampled == expected
     assert len(sampled) == 2
+
+
+def test_copies_of_a_path_list_a_directory_once(environment: S3Server, sample: str) -> None:
+    """The tasks of an engine have a copy each, and a directory may have thousands of files."""
+    environment.forget()
+    content = pickle.dumps(location_of(sample))
+    for _ in range(3):
+        directory = pickle.loads(content)
+        assert (directory / "run.json").is_file()
+    assert len(environment.methods("GET", f"/{BUCKET}")) == 1
+    assert location_of(sample).is_dir()  # another path, which sees changes
+    assert (location_of(sample) / "run.json").is_file()
+    assert len(environment.methods("GET", f"/{BUCKET}")) > 1
 
 
 def test_commands_take_urls(sample: str, tmp_path: Path) -> None:
