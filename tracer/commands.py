@@ -60,7 +60,8 @@ The exit status is the job's own; 1 if the job succeeded but nothing could be re
     "--output",
     type=LocationType(),
     help="Trace directory to create, or a URL in a store, such as s3://bucket/run: the trace is "
-    "written to a directory of that name here and uploaded.  [default: ddltrace-trace-DATE-TIME]",
+    "written to a directory of that name here and uploaded, and after the job until there is no "
+    "progress for 60 seconds (DDLTRACE_UPLOAD_WAIT).  [default: ddltrace-trace-DATE-TIME]",
 )
 @click.option(
     "--level",
