@@ -13,9 +13,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -35,6 +37,9 @@ _PIECE_BYTES: Final = 4 << 20
 _GROWTH: Final = 2
 _LEAST_BYTES: Final = 1 << 20
 _WAITS_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
+_LARGE_BYTES: Final = 8 << 20
+_LARGE_AT_ONCE: Final = 4
+"""Files of at least this size that are sent at the same time; of each, one piece is in memory."""
 _RECORD_EVERY_S: Final = 1.0
 _FLAT: Final = ("s3", "gs", "gcs")
 """Stores without directories, in which none has to be created."""
@@ -102,6 +107,7 @@ class Upload:
         self._is_last = is_last
         self._is_own = is_own
         self._is_foreign = is_foreign
+        self._lock = threading.Lock()
         self._taken: dict[str, int] = {}
         self._further_s = time.monotonic()
         self._recorded_s = 0.0
@@ -117,15 +123,16 @@ class Upload:
         Raises:
             OSError: The directory cannot be written.
         """
-        value = {
-            "url": str(self.url),
-            "files": {name: done._asdict() for name, done in sorted(self._done.items())},
-        }
-        temporary = self._directory / f"{RECORD_FILE}.{os.getpid()}.tmp"
-        temporary.write_text(json.dumps(value), encoding="utf-8")
-        temporary.replace(self._directory / RECORD_FILE)
-        self._recorded_s = time.monotonic()
-        self._is_unrecorded = False
+        with self._lock:
+            value = {
+                "url": str(self.url),
+                "files": {name: done._asdict() for name, done in sorted(self._done.items())},
+            }
+            temporary = self._directory / f"{RECORD_FILE}.{os.getpid()}.tmp"
+            temporary.write_text(json.dumps(value), encoding="utf-8")
+            temporary.replace(self._directory / RECORD_FILE)
+            self._recorded_s = time.monotonic()
+            self._is_unrecorded = False
 
     def missing(self) -> tuple[int, int]:
         """How many files the last `send_all` did not get into the store, and how many there are."""
@@ -216,24 +223,30 @@ class Upload:
             # Its disk may be gone: what was uploaded before may be all that is left.
             raise UsageError(f"{self._directory} is gone: the store keeps what was uploaded before")
         self._check_own([name for name in lasts if name in sizes], manifest)
-        firsts = [name for name in names if name not in lasts]
-        sent = size = 0
-        for name in [*firsts, MANIFEST_FILE, *lasts]:
-            if name == MANIFEST_FILE:
-                facts |= {last: self._fact(last) for last in lasts}
-                if facts != known or MANIFEST_FILE not in sizes:
-                    self._write_manifest(facts)
-                continue
+        is_large = {name: self._is_large(name) for name in names if name not in lasts}
+        sent: list[int] = []
+
+        def send(name: str) -> None:
             done = self._fact(name)
             if known.get(name) != done or sizes.get(name) != done.size:
                 heard(name)
                 done = self._send(name)
-                sent, size = sent + 1, size + done.size
-            facts[name] = self._done[name] = done
-            self._there.add(name)
+                sent.append(done.size)
+            with self._lock:
+                facts[name] = self._done[name] = done
+                self._there.add(name)
+
+        for name in [name for name, large in is_large.items() if not large]:
+            send(name)
+        _at_once(send, [name for name, large in is_large.items() if large])
+        facts |= {last: self._fact(last) for last in lasts}
+        if facts != known or MANIFEST_FILE not in sizes:
+            self._write_manifest(facts)
+        for name in lasts:
+            send(name)
         for name in [name for name in self._done if name not in names]:
             self._remove(name)
-        return Progress(sent, len(names) - sent, size)
+        return Progress(len(sent), len(names) - len(sent), sum(sent))
 
     def finish(self, wait_s: float, heard: Callable[[str], None] = lambda name: None) -> Progress:
         """Calls `send_all`, again and again if the store is away.
@@ -307,11 +320,16 @@ class Upload:
         if found != done.size:
             raise StoreError(f"{self.url}: {name} has {found} of {done.size} bytes in the store")
         self._note_taken(name, done.size + 1)
-        self._done[name] = done
-        self._is_unrecorded = True
-        if time.monotonic() > self._recorded_s + _RECORD_EVERY_S:
+        with self._lock:
+            self._done[name] = done
+            self._is_unrecorded = True
+            is_due = time.monotonic() > self._recorded_s + _RECORD_EVERY_S
+        if is_due:
             self.remember()
         return done
+
+    def _is_large(self, name: str) -> bool:
+        return (self._directory / name).stat().st_size >= _LARGE_BYTES
 
     def _copy(
         self, name: str, source: BinaryIO, sink: Any, is_stopped: Callable[[], bool]
@@ -328,10 +346,11 @@ class Upload:
 
     def _note_taken(self, name: str, size: int) -> None:
         """Notes that the store took bytes of a file."""
-        self.activity += 1
-        if size > self._taken.get(name, 0):
-            self._taken[name] = size
-            self._further_s = time.monotonic()
+        with self._lock:
+            self.activity += 1
+            if size > self._taken.get(name, 0):
+                self._taken[name] = size
+                self._further_s = time.monotonic()
 
     def _fact(self, name: str) -> Uploaded:
         """Size and checksum of a file."""
@@ -374,6 +393,20 @@ class Upload:
             connect(self.url).open_output_stream(self._target(MANIFEST_FILE)) as file,
         ):
             file.write(json.dumps(value, indent=1).encode())
+
+
+def _at_once(send: Callable[[str], None], names: Sequence[str]) -> None:
+    """Sends some files at the same time; begins no other after an error."""
+    if not names:
+        return
+    with ThreadPoolExecutor(min(_LARGE_AT_ONCE, len(names))) as pool:
+        futures = [pool.submit(send, name) for name in names]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            for future in futures:
+                future.cancel()
 
 
 def read_record(directory: Path) -> tuple[str | None, dict[str, Uploaded]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,28 @@ def test_an_upload_is_resumed_where_the_store_went_away(
         CliRunner().invoke(cli, ["upload", str(directory)], catch_exceptions=False)
     assert new_upload(directory, parse_url(url)).send_all() == Progress(0, 5, 0)
     assert not environment.methods("PUT")
+
+
+def test_large_files_are_sent_at_the_same_time(
+    environment: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload_module, "_LARGE_BYTES", 1)
+    two_at_once = threading.Barrier(2)
+    url = parse_url(f"s3://{BUCKET}/large")
+    numbers = itertools.count(1)
+
+    def stop_at_third(name: str) -> None:
+        if next(numbers) < 3:
+            two_at_once.wait(60)
+        else:
+            raise StoreError("the store cannot be reached")
+
+    with pytest.raises(StoreError, match="cannot be reached"):
+        new_upload(directory, url).send_all(stop_at_third)
+    assert "run.json" not in contents(environment, "large")
+    done = new_upload(directory, url).send_all()
+    assert (done.sent, done.skipped) == (3, 2)
+    assert contents(environment, "large") == local(directory)
 
 
 def test_changed_and_damaged_files_are_sent_again(environment: S3Server, directory: Path) -> None:
