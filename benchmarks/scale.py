@@ -4,7 +4,9 @@ Creates traces of simulated ranks, analyzes each on a local Dask cluster in a pr
 and prints tables in Markdown: one worker against two on one trace; then time, memory and bytes of
 the files that were opened, for every number of ranks. A straight line is fitted to all sizes but
 the largest, checked on the largest, and extended to 100,000 ranks. The output is in
-`docs/scale.md`.
+`docs/scale.md`. ``--records`` prints a table about ``run.json`` instead: its size, and the
+processor time to write and to read it, if each rank lists the members of its groups, and if they
+are stored once.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import tempfile
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -73,10 +76,17 @@ def main() -> None:
         "--checked", type=int, default=256, help="compare engines up to these ranks"
     )
     parser.add_argument("--keep", type=Path, help="directory for the traces; kept and reused")
+    parser.add_argument("--records", action="store_true", help="measure only run.json")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.one:
         print(json.dumps(vars(measure(Path(chosen.one[0]), int(chosen.one[1])))))
+        return
+    if chosen.records:
+        print("| ranks | members | MB | write CPU s | read CPU s |\n|---|---|---|---|---|")
+        for ranks in chosen.ranks:
+            for once in (False, True):
+                _print_record(ranks, once=once)
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = chosen.keep or Path(temporary)
@@ -143,6 +153,35 @@ def _print_model(found: list[Measured]) -> None:
             f"| {name.replace('_', ' ')} | {base:.2f} | {slope * 1e3:.2f} | {predicted:.1f} | "
             f"{measured:.1f} | {measured / predicted:.2f} | {base + slope * TARGET:,.0f} |"
         )
+
+
+def _print_record(ranks: int, *, once: bool) -> None:
+    """Prints a row about ``run.json`` of a job with a group of all ranks and eight replicas."""
+    from ddltrace.tracer.trace import run_info
+    from ddltrace.tracer.trace.run_files import read_run_file, write_run
+
+    whole = run_info.GroupInfo("0", "default_pg", "gloo", tuple(range(ranks)))
+    replicas = [
+        run_info.GroupInfo(str(1 + first), "replicas", "gloo", tuple(range(first, ranks, 8)))
+        for first in range(8)
+    ]
+    infos = [
+        run_info.RankInfo(rank, f"rank-{rank:05d}-0-1", ranks, groups=[whole, replicas[rank % 8]])
+        for rank in range(ranks)
+    ]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(run_info, "_MOST_MEMBERS", 0 if once else sys.maxsize),
+    ):
+        times = [time.process_time()]
+        write_run(Path(folder), run_info.RunInfo(ranks=infos))
+        times.append(time.process_time())
+        read_run_file(Path(folder))
+        times.append(time.process_time())
+        size = os.stat(os.path.join(folder, "run.json")).st_size / 1e6
+    how = "once" if once else "for each rank"
+    written, read = np.diff(times)
+    print(f"| {ranks:,} | {how} | {size:.1f} | {written:.2f} | {read:.2f} |")
 
 
 def _trace(folder: Path, ranks: int, steps: int) -> Path:
