@@ -201,7 +201,7 @@ class Upload:
         Raises:
             StoreError: The store cannot be written; what was sent is remembered.
             UsageError: The store has the files of another upload, which are left as they are; or
-                the directory has no last file.
+                the directory has no last file, or not that which was sent before.
             OSError: A file cannot be read.
         """
         self._there.clear()
@@ -219,9 +219,11 @@ class Upload:
         facts = {name: done for name, done in known.items() if not self._is_own(name)}
         names = self._names()
         lasts = sorted(filter(self._is_last, names), key=lambda name: -name.count("/"))
-        if not lasts:
+        gone = [name for name in self._done if self._is_last(name) and name not in lasts]
+        if gone or not lasts:
             # Its disk may be gone: what was uploaded before may be all that is left.
-            raise UsageError(f"{self._directory} is gone: the store keeps what was uploaded before")
+            lost = (self._directory / gone[0]).parent if gone else self._directory
+            raise UsageError(f"{lost} is gone: the store keeps what was uploaded before")
         self._check_own([name for name in lasts if name in sizes], manifest)
         is_large = {name: self._is_large(name) for name in names if name not in lasts}
         sent: list[int] = []

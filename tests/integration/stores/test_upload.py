@@ -273,17 +273,22 @@ def test_force_replaces_a_part_and_no_other(environment: S3Server, tmp_path: Pat
         new_upload(whole, parse_url(f"s3://{BUCKET}")).clear()
 
 
+@pytest.mark.parametrize("is_part", [False, True])
 def test_a_directory_that_is_gone_takes_nothing_from_the_store(
-    environment: S3Server, directory: Path
+    environment: S3Server, directory: Path, is_part: bool
 ) -> None:
-    upload = BackgroundUpload(directory, directory, parse_url(f"s3://{BUCKET}/gone"))
+    own = directory / "part-0" if is_part else directory
+    if is_part:
+        shutil.copytree(SAMPLE, own)
+    url = parse_url(f"s3://{BUCKET}/gone-{is_part}")
+    upload = BackgroundUpload(directory, own, url)
     assert upload.finish() is None
-    expected = local(directory)
-    shutil.rmtree(directory)
+    expected = contents(environment, f"gone-{is_part}")
+    shutil.rmtree(own)
     missing = upload.finish()
     assert missing is not None
-    assert "is gone: the store keeps what was uploaded before" in missing
-    assert contents(environment, "gone") == expected
+    assert f"{own} is gone: the store keeps what was uploaded before" in missing
+    assert contents(environment, f"gone-{is_part}") == expected
 
 
 def test_the_record_holds_no_credentials(environment: S3Server, directory: Path) -> None:
