@@ -345,9 +345,10 @@ class Trace:
             return None
         from ddltrace.tracer.trace.event_reader import read_batch_facts
 
+        facts = None
         with _leaving_out_unreadable():
-            return read_batch_facts(self.path, info.segment)
-        return None
+            facts = read_batch_facts(self.path, info.segment)
+        return facts
 
     @property
     def is_stored(self) -> bool:

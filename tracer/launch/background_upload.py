@@ -194,7 +194,7 @@ def _is_of_another_run(own: bytes, stored: bytes) -> bool:
     return one != other
 
 
-def _identity(run: dict[str, Any]) -> Any:
+def _identity(run: dict[str, Any]) -> object:
     """What two states of the record of one run have in common, and those of others do not."""
     if run["labels"].get(PARTS_LABEL):
         # Each launcher of a job may have created it.
