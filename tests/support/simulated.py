@@ -1,4 +1,4 @@
-"""Modules of `benchmarks/` that tests use as well: simulated ranks and generated traces."""
+"""Modules of `benchmarks/` that tests use as well: simulated ranks, messages, generated traces."""
 
 from __future__ import annotations
 
@@ -19,6 +19,16 @@ def simulated_training() -> ModuleType:
 def convergence() -> ModuleType:
     """The benchmark itself."""
     return _benchmark("convergence")
+
+
+def simulated_ranks() -> ModuleType:
+    """Ranks as threads of one process."""
+    return _benchmark("simulated_ranks")
+
+
+def codec_messages() -> ModuleType:
+    """Encoded messages of one rank."""
+    return _benchmark("codec_messages")
 
 
 def synthetic() -> ModuleType:

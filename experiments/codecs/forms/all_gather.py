@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
 
-from ddltrace.experiments.codecs.forms.base import (
-    Coding,
-    Form,
-    Landing,
-    Part,
-    gather_bytes,
-    wide_zeros,
+from ddltrace.experiments.codecs.forms.base import Coding, Form, Landing, Part, gather_bytes
+from ddltrace.experiments.codecs.forms.equal_lengths import (
+    Equals,
+    Piece,
+    equals_of,
+    fill,
+    in_order,
+    joined_bytes,
+    sum_of_ranks,
 )
 from ddltrace.experiments.codecs.forms.votes import Combination
-from ddltrace.experiments.codecs.kernels.codec import Codec, Payload
+from ddltrace.experiments.codecs.kernels.codec import Codec
 from ddltrace.experiments.collectives.base import Collectives
 from ddltrace.experiments.messages.message_exchange import Handle
 
@@ -37,34 +40,44 @@ class AllGatherForm(Form):
 
     def start(self, parts: Sequence[Part], payload: torch.Tensor) -> Handle:
         """Encodes every part and launches the all-gather."""
-        encode = self._combination.encoder(self._codec, parts, self._collectives)
+        pieces = []
+        at = 0
+        for part in parts:
+            if part.tensor.numel():
+                pieces.append(Piece(part.key, at, at + part.tensor.numel()))
+            at += part.tensor.numel()
+        groups = equals_of(pieces)
+        batches = [(group.rows(payload), group.keys) for group in groups]
+        encode = self._combination.encoder(self._codec, batches, self._collectives)
         with Coding("encode", payload.nbytes) as coding:
-            payloads = [encode(part.tensor, part.key) for part in parts]
-            data = torch.cat([part.data for part in payloads])
+            codes = in_order(groups, encode())
+            data = joined_bytes(codes, payload)
             coding.bytes_out = data.numel()
         work, received = gather_bytes(data, self._collectives)
+        sizes = [code.numel() for code in codes]
 
         def land() -> torch.Tensor:
             if work is not None:
                 work.wait()
-            with Coding("decode", data.numel() * len(received)) as coding:
-                self._decode(received, payloads, payload)
+            with Coding("decode", received.numel()) as coding:
+                self._decode(received, groups, sizes, payload)
                 coding.bytes_out = payload.nbytes
             return payload
 
         return Landing(land)
 
     def _decode(
-        self, received: list[torch.Tensor], payloads: list[Payload], result: torch.Tensor
+        self,
+        received: torch.Tensor,
+        groups: Sequence[Equals],
+        sizes: Sequence[int],
+        result: torch.Tensor,
     ) -> None:
-        at = start = 0
-        for own in payloads:
-            total = wide_zeros(result, own.elements)
-            if own.elements:
-                for data in received:
-                    piece = data[start : start + own.nbytes]
-                    self._codec.add_to(total, Payload(piece, own.shape, own.dtype, own.draw))
-                self._combination.conclude(total, len(received))
-            result[at : at + own.elements] = total
-            at += own.elements
-            start += own.nbytes
+        ends = list(itertools.accumulate(sizes))
+        averages = []
+        for group in groups:
+            places = [(ends[index] - sizes[index], ends[index]) for index in group.members]
+            total = sum_of_ranks(self._codec, received, places, group.elements, result.dtype)
+            self._combination.conclude(total, len(received))
+            averages.append(total.to(result.dtype))
+        fill(result, groups, averages)

@@ -2,23 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from ddltrace.experiments.codecs.description import shard_elements
-from ddltrace.experiments.codecs.forms.base import (
-    Coding,
-    Form,
-    Landing,
-    Part,
-    gather_bytes,
-    wide_zeros,
+from ddltrace.experiments.codecs.forms.base import Coding, Form, Landing, Part, gather_bytes
+from ddltrace.experiments.codecs.forms.equal_lengths import (
+    Equals,
+    Piece,
+    equals_of,
+    fill,
+    in_order,
+    joined_bytes,
+    sum_of_ranks,
 )
 from ddltrace.experiments.codecs.forms.votes import Combination
-from ddltrace.experiments.codecs.kernels.codec import Codec, Payload
+from ddltrace.experiments.codecs.kernels.codec import Codec
 from ddltrace.experiments.collectives.base import Collectives
 from ddltrace.experiments.messages.message_exchange import Handle
+
+
+@dataclass(frozen=True)
+class _Shards:
+    """The shards of one message, which depend on its parts only.
+
+    Attributes:
+        pieces: All that have elements, rank by rank, and of one rank in the order of parts.
+        of_rank: The indices of each rank's.
+        groups: All of them by their length.
+    """
+
+    pieces: tuple[Piece, ...]
+    of_rank: tuple[range, ...]
+    groups: tuple[Equals, ...]
+
+
+@dataclass(frozen=True)
+class _Own:
+    """This rank's shards of one message: their indices, and their groups by length."""
+
+    indices: range
+    groups: tuple[Equals, ...]
 
 
 class AllToAllForm(Form):
@@ -47,102 +74,104 @@ class AllToAllForm(Form):
 
     def start(self, parts: Sequence[Part], payload: torch.Tensor) -> Handle:
         """Encodes every rank's shard of every part and launches the all-to-all."""
-        ranks, own_rank = self._collectives.size(), self._collectives.rank()
-        ranges = [self._shards(part.tensor.numel()) for part in parts]
-        pieces = [
-            [
-                Part((part.key, rank), part.tensor.reshape(-1)[start:stop])
-                for part, shards in zip(parts, ranges, strict=True)
-                for start, stop in [shards[rank]]
-            ]
-            for rank in range(ranks)
-        ]
-        every = [piece for of_rank in pieces for piece in of_rank]
-        encode = self._combination.encoder(self._worker, every, self._collectives)
+        ranks, rank = self._collectives.size(), self._collectives.rank()
+        lengths = tuple((part.key, part.tensor.numel()) for part in parts)
+        shards = _shards(lengths, ranks, self._worker.description.alignment)
+        batches = [(group.rows(payload), group.keys) for group in shards.groups]
+        encode = self._combination.encoder(self._worker, batches, self._collectives)
         with Coding("encode", payload.nbytes) as coding:
-            encoded = [[encode(piece.tensor, piece.key) for piece in of_rank] for of_rank in pieces]
-            sent = torch.cat([code.data for of_rank in encoded for code in of_rank])
+            codes = in_order(shards.groups, encode())
+            sent = joined_bytes(codes, payload)
             coding.bytes_out = sent.numel()
-        lengths = [sum(code.nbytes for code in of_rank) for of_rank in encoded]
-        received = sent.new_empty(ranks * lengths[own_rank])
-        work = self._collectives.all_to_all(received, sent, [lengths[own_rank]] * ranks, lengths)
+        sizes = [code.numel() for code in codes]
+        totals = [sum(sizes[of_rank.start : of_rank.stop]) for of_rank in shards.of_rank]
+        received = sent.new_empty(ranks * totals[rank])
+        work = self._collectives.all_to_all(received, sent, [totals[rank]] * ranks, totals)
+        own = _Own(shards.of_rank[rank], equals_of(shards.pieces, shards.of_rank[rank]))
 
         def land() -> torch.Tensor:
             work.wait()
-            averages = self._average(received.view(ranks, -1), encoded[own_rank], payload)
-            return self._distribute(averages, pieces, ranges, payload)
+            averages = self._average(received.view(ranks, -1), own, sizes, payload)
+            return self._distribute(averages, own, shards, payload)
 
         return Landing(land)
 
-    def _shards(self, elements: int) -> list[tuple[int, int]]:
-        ranks = self._collectives.size()
-        size = shard_elements(elements, ranks, self._worker.description.alignment)
-        return [
-            (min(rank * size, elements), min((rank + 1) * size, elements)) for rank in range(ranks)
-        ]
-
     def _average(
-        self, received: torch.Tensor, own: Sequence[Payload], like: torch.Tensor
+        self, received: torch.Tensor, own: _Own, sizes: Sequence[int], like: torch.Tensor
     ) -> list[torch.Tensor]:
-        """The averages of this rank's shards."""
-        averages = []
+        """The averages of each group of this rank's shards."""
+        places = {}
         at = 0
+        for index in own.indices:
+            places[index] = (at, at + sizes[index])
+            at += sizes[index]
+        averages = []
         with Coding("decode", received.numel()) as coding:
-            for code in own:
-                total = wide_zeros(like, code.elements)
-                if code.elements:
-                    for data in received:
-                        piece = data[at : at + code.nbytes]
-                        self._worker.add_to(total, Payload(piece, code.shape, code.dtype))
-                    self._combination.conclude(total, len(received))
+            for group in own.groups:
+                places_of_group = [places[index] for index in group.members]
+                total = sum_of_ranks(
+                    self._worker, received, places_of_group, group.elements, like.dtype
+                )
+                self._combination.conclude(total, len(received))
                 averages.append(total.to(like.dtype))
-                at += code.nbytes
             coding.bytes_out = sum(average.nbytes for average in averages)
         return averages
 
     def _distribute(
         self,
         averages: Sequence[torch.Tensor],
-        pieces: Sequence[Sequence[Part]],
-        ranges: Sequence[Sequence[tuple[int, int]]],
+        own: _Own,
+        shards: _Shards,
         result: torch.Tensor,
     ) -> torch.Tensor:
         """Encodes this rank's averages, gathers all ranks' and decodes them."""
-        own = pieces[self._collectives.rank()]
-        sizes = [
-            [self._server.payload_bytes(p.tensor.shape, result.dtype, key=p.key) for p in of_rank]
-            for of_rank in pieces
-        ]
         with Coding("encode", sum(average.nbytes for average in averages)) as coding:
             codes = [
-                self._server.encode(average, key=piece.key)
-                for average, piece in zip(averages, own, strict=True)
+                self._server.encode_rows(average, group.keys)
+                for average, group in zip(averages, own.groups, strict=True)
             ]
-            data = torch.cat([code.data for code in codes])
+            data = joined_bytes(in_order(own.groups, codes), result)
             coding.bytes_out = data.numel()
+        sizes = [0] * len(shards.pieces)
+        for group in shards.groups:
+            size = self._server.payload_bytes((group.elements,), result.dtype)
+            for index in group.members:
+                sizes[index] = size
         # An all-gather takes as much from every rank: shards at the end are shorter.
-        longest = max(sum(of_rank) for of_rank in sizes)
+        totals = [sum(sizes[of_rank.start : of_rank.stop]) for of_rank in shards.of_rank]
+        longest = max(totals)
         padded = torch.nn.functional.pad(data, (0, longest - data.numel()))
         work, received = gather_bytes(padded, self._second_collectives)
         if work is not None:
             work.wait()
-        with Coding("decode", longest * len(received)) as coding:
-            self._decode(received, sizes, ranges, result)
+        with Coding("decode", received.numel()) as coding:
+            lengths = []
+            for of_rank, total in zip(shards.of_rank, totals, strict=True):
+                lengths += [*sizes[of_rank.start : of_rank.stop], longest - total]
+            pieces = received.view(-1).split(lengths)
+            decoded = []
+            for group in shards.groups:
+                # Behind each rank's pieces lies its padding.
+                found = [pieces[index + shards.pieces[index].rank] for index in group.members]
+                data = torch.cat(found).view(len(found), -1)
+                decoded.append(self._server.decode_rows(data, group.elements, result.dtype))
+            fill(result, shards.groups, decoded)
             coding.bytes_out = result.nbytes
         return result
 
-    def _decode(
-        self,
-        received: Sequence[torch.Tensor],
-        sizes: Sequence[Sequence[int]],
-        ranges: Sequence[Sequence[tuple[int, int]]],
-        result: torch.Tensor,
-    ) -> None:
-        for rank, data in enumerate(received):
-            at = offset = 0
-            for size, shards in zip(sizes[rank], ranges, strict=True):
-                start, stop = shards[rank]
-                code = Payload(data[at : at + size], (stop - start,), result.dtype)
-                result[offset + start : offset + stop] = self._server.decode(code)
-                at += size
-                offset += shards[-1][1]
+
+@functools.lru_cache(maxsize=256)
+def _shards(parts: tuple[tuple[Hashable, int], ...], ranks: int, alignment: int) -> _Shards:
+    """Cuts the parts of a message, given as keys and numbers of elements."""
+    pieces = []
+    of_rank = []
+    for rank in range(ranks):
+        first, offset = len(pieces), 0
+        for key, elements in parts:
+            size = shard_elements(elements, ranks, alignment)
+            start, stop = min(rank * size, elements), min((rank + 1) * size, elements)
+            if start < stop:
+                pieces.append(Piece((key, rank), offset + start, offset + stop, rank))
+            offset += elements
+        of_rank.append(range(first, len(pieces)))
+    return _Shards(tuple(pieces), tuple(of_rank), equals_of(pieces))

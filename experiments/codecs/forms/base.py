@@ -81,7 +81,7 @@ class Landing:
 
 def gather_bytes(
     data: torch.Tensor, collectives: Collectives
-) -> tuple[Pending | None, list[torch.Tensor]]:
+) -> tuple[Pending | None, torch.Tensor]:
     """Launches an all-gather of equally many bytes from every rank.
 
     Args:
@@ -89,20 +89,9 @@ def gather_bytes(
         collectives: Collectives over the ranks.
 
     Returns:
-        The collective (None if there is nothing to send), and the received bytes of every rank.
+        The collective (None if there is nothing to send), and the received bytes: ranks x bytes.
     """
-    received = list(data.new_empty(collectives.size() * data.numel()).view(collectives.size(), -1))
+    received = data.new_empty(collectives.size(), data.numel())
     if data.numel() == 0:
         return None, received
-    return collectives.all_gather(received, data), received
-
-
-def wide_zeros(like: torch.Tensor, elements: int) -> torch.Tensor:
-    """A zero accumulator for tensors: float32 for 16-bit tensors.
-
-    Args:
-        like: A tensor of the type and device.
-        elements: Number of elements.
-    """
-    dtype = torch.float32 if like.dtype.itemsize < 4 else like.dtype
-    return torch.zeros(elements, dtype=dtype, device=like.device)
+    return collectives.all_gather(list(received.unbind()), data), received

@@ -6,32 +6,32 @@ from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
-from ddltrace.experiments.codecs.forms.base import Part
-from ddltrace.experiments.codecs.kernels.codec import Codec, Payload
+from ddltrace.experiments.codecs.kernels.codec import Codec
 from ddltrace.experiments.codecs.kernels.sign_sgd import SignSgdCodec
 from ddltrace.experiments.codecs.kernels.ternary import TernaryCodec
 from ddltrace.experiments.collectives.base import Collectives
 
-Encode = Callable[[torch.Tensor, Hashable], Payload]
+Batch = tuple[torch.Tensor, Sequence[Hashable]]
+"""Tensors of equal length as the rows of a matrix, and their keys."""
+
+Encode = Callable[[], list[list[torch.Tensor]]]
+"""Encodes batches: the bytes of each row of each of them."""
 
 
 class Combination:
     """The mean of the ranks' tensors."""
 
-    def encoder(self, codec: Codec, parts: Sequence[Part], collectives: Collectives) -> Encode:
-        """The encoder of the parts of one message; may communicate.
+    def encoder(self, codec: Codec, batches: Sequence[Batch], collectives: Collectives) -> Encode:
+        """The encoder of one message; may communicate.
 
         Args:
             codec: The ranks'.
-            parts: The parts of tensors that the message carries.
+            batches: The tensors that the message carries, equal in number and lengths on all
+                ranks.
             collectives: Collectives over the ranks.
         """
-        del parts, collectives
-
-        def encode(tensor: torch.Tensor, key: Hashable) -> Payload:
-            return codec.encode(tensor, key=key)
-
-        return encode
+        del collectives
+        return lambda: [codec.encode_rows(rows, keys) for rows, keys in batches]
 
     def conclude(self, total: torch.Tensor, ranks: int) -> None:
         """Makes the result of the sum of the ranks' decoded tensors, in place.
@@ -55,25 +55,21 @@ class MajorityVote(Combination):
 class SharedScale(Combination):
     """The mean of ternary tensors that all ranks encode with the largest of their scales."""
 
-    def encoder(self, codec: Codec, parts: Sequence[Part], collectives: Collectives) -> Encode:
-        """Agrees on the scale of every part by one small all-reduce."""
+    def encoder(self, codec: Codec, batches: Sequence[Batch], collectives: Collectives) -> Encode:
+        """Agrees on the scales of all tensors by one small all-reduce."""
         assert isinstance(codec, TernaryCodec)
-        filled = [part for part in parts if part.tensor.numel()]
-        if not filled:
-            return super().encoder(codec, parts, collectives)
-        own = torch.stack([codec.scale_of(part.tensor) for part in filled])
+        if not batches:
+            return list
+        scales = [codec.scales_of(rows) for rows, _ in batches]
+        own = torch.cat(scales)
         largest = own.clone()
         collectives.maximum(largest)
         # A maximum may lose NaN; the rank's own payload has to keep it.
-        shared = torch.where(own.isnan(), own, largest)
-        scale_of = {part.key: scale for part, scale in zip(filled, shared, strict=True)}
-
-        def encode(tensor: torch.Tensor, key: Hashable) -> Payload:
-            if tensor.numel() == 0:
-                return codec.encode(tensor)
-            return codec.encode_scaled(tensor, scale_of[key])
-
-        return encode
+        shared = torch.where(own.isnan(), own, largest).split([len(part) for part in scales])
+        return lambda: [
+            codec.encode_rows_scaled(rows, own, scale)
+            for (rows, _), own, scale in zip(batches, scales, shared, strict=True)
+        ]
 
 
 def combination_of(codec: Codec) -> Combination:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 
 import torch
 
 from ddltrace.experiments.codecs.block_int8 import BlockInt8
-from ddltrace.experiments.codecs.kernels.chunks import chunk_elements, float_chunks, scratch
-from ddltrace.experiments.codecs.kernels.codec import ChunkedCodec, Payload, view_as
+from ddltrace.experiments.codecs.kernels.chunks import (
+    chunk_elements,
+    float_chunks,
+    rounded_up,
+    scratch,
+)
+from ddltrace.experiments.codecs.kernels.codec import as_bytes, finite_or_nan, floats_at_start
+from ddltrace.experiments.codecs.kernels.row_codec import ChunkedCodec
 
 _LEVELS = 127.0
 
@@ -24,41 +30,41 @@ class BlockInt8Codec(ChunkedCodec):
         super().__init__(description)
         self._block = description.block
 
-    def _encode(self, flat: torch.Tensor, shape: tuple[int, ...], key: Hashable) -> Payload:
-        elements, block = flat.numel(), self._block
+    def encode_matrix(self, rows: torch.Tensor) -> torch.Tensor:
+        """Encodes all blocks of a chunk together."""
+        count, elements = rows.shape
+        block = min(self._block, rounded_up(elements))
         blocks = -(-elements // block)
-        data = torch.empty(4 * blocks + elements, dtype=torch.uint8, device=flat.device)
-        scales = data[: 4 * blocks].view(torch.float32)
-        codes = data[4 * blocks :].view(torch.int8)
-        chunk = chunk_elements(flat.numel(), flat.device, block)
-        work = scratch("noise", chunk, flat.device)
-        for start, stop, values in float_chunks(flat, chunk):
-            rows = -(-(stop - start) // block)
-            part, magnitudes = values[: rows * block].view(rows, block), work[: rows * block]
-            magnitudes = magnitudes.view(rows, block)
+        data = torch.empty(count, 4 * blocks + elements, dtype=torch.uint8, device=rows.device)
+        codes = data[:, 4 * blocks :].view(torch.int8)
+        chunk = chunk_elements(count, elements, rows.device, block)
+        for start, stop, values in float_chunks(rows, chunk, block):
+            work = scratch("noise", values.numel(), rows.device).view(values.shape)
+            first, last = start // block, -(-stop // block)
+            part = values.unflatten(1, (-1, block))
+            magnitudes = work.unflatten(1, (-1, block))
             torch.abs(part, out=magnitudes)
-            scale = magnitudes.amax(1).div_(_LEVELS)
-            scale.masked_fill_(~scale.isfinite(), torch.nan)
-            scales[start // block : start // block + rows] = scale
+            scale = finite_or_nan(magnitudes.amax(2).div_(_LEVELS))
+            data[:, 4 * first : 4 * last] = as_bytes(scale)[:, : 4 * (last - first)]
             # Where the scale is zero, so is the block: any divisor will do.
-            divisor = scale.masked_fill(scale == 0, 1.0).unsqueeze(1)
+            divisor = scale.masked_fill_(scale == 0, 1.0).unsqueeze(2)
             torch.div(part, divisor, out=magnitudes)
             magnitudes.round_().clamp_(-_LEVELS, _LEVELS).nan_to_num_(0.0)
-            codes[start:stop] = work[: stop - start]
-        return Payload(data, shape, flat.dtype)
+            codes[:, start:stop] = work[:, : stop - start]
+        return data
 
-    def _pieces(self, payload: Payload) -> Iterator[tuple[int, int, torch.Tensor]]:
-        elements, block = payload.elements, self._block
+    def _pieces(self, data: torch.Tensor, elements: int) -> Iterator[tuple[int, int, torch.Tensor]]:
+        count = data.shape[0]
+        block = min(self._block, rounded_up(elements))
         blocks = -(-elements // block)
-        data = payload.data
-        scales = view_as(data[: 4 * blocks], torch.float32)
-        codes = data[4 * blocks :].view(torch.int8)
-        chunk = chunk_elements(elements, data.device, block)
-        work = scratch("decoded", chunk, data.device)
+        scales = floats_at_start(data, blocks).unsqueeze(2)
+        codes = data[:, 4 * blocks :].view(torch.int8)
+        chunk = chunk_elements(count, elements, data.device, block)
+        work = scratch("decoded", count * chunk, data.device).view(count, chunk)
         for start in range(0, elements, chunk):
             stop = min(start + chunk, elements)
-            rows = -(-(stop - start) // block)
-            work[: stop - start].copy_(codes[start:stop])
-            scale = scales[start // block : start // block + rows].unsqueeze(1)
-            work[: rows * block].view(rows, block).mul_(scale)
-            yield start, stop, work[: stop - start]
+            first, last = start // block, -(-stop // block)
+            work[:, : stop - start].copy_(codes[:, start:stop])
+            used = work[:, : (last - first) * block].unflatten(1, (-1, block))
+            used.mul_(scales[:, first:last])
+            yield start, stop, work[:, : stop - start]

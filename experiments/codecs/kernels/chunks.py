@@ -1,10 +1,15 @@
-"""Long tensors encoded in pieces that stay in the processor's cache."""
+"""Long tensors encoded in pieces that stay in the processor's cache, short ones together.
+
+Codecs work on matrices: each row is a tensor, and all have the same length. A single tensor is a
+matrix of one row, and a long one is cut into pieces of columns. Several rows are never cut, since
+`rows_at_once` limits them.
+"""
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
 import torch
@@ -13,48 +18,91 @@ _ELEMENTS_PER_THREAD: Final = 1 << 18
 """1 MiB of float32: few enough calls, and the buffers of a codec stay in the cache (measured with
 benchmarks/codecs.py: 2 ** 16 elements are slower by a third, 2 ** 19 no faster for all codecs)."""
 
+_ELEMENTS_ON_A_DEVICE: Final = 1 << 24
 _PACKED_TOGETHER: Final = 8
 _kept: Final = threading.local()
 
 
-def chunk_elements(elements: int, device: torch.device, alignment: int = 1) -> int:
-    """Elements that are encoded at once.
+def chunk_elements(
+    rows: int, elements: int, device: torch.device, block: int = 1, unit: int = 1
+) -> int:
+    """Columns that are encoded at once.
 
     Args:
-        elements: Number of elements of the tensor that is encoded.
+        rows: Number of rows.
+        elements: Number of elements of each row.
         device: Device of the tensor.
-        alignment: Chunks are multiples of this many elements.
+        block: Elements that share a scale; chunks are multiples of it.
+        unit: A chunk that is followed by another is also a multiple of this many elements.
 
     Returns:
-        A multiple of 8 and of `alignment`: all of a device's tensor, which has no cache worth
-        the extra launches, or as much of a host's as its threads' caches hold.
+        A multiple of 8 and of `block`: all columns of several rows or on a device, which has no
+        cache worth the extra launches, else as many of a row as the threads' caches hold.
     """
-    unit = math.lcm(alignment, _PACKED_TOGETHER)
-    whole = -(-elements // unit) * unit
-    if device.type != "cpu":
+    whole = rounded_up(elements, math.lcm(block, _PACKED_TOGETHER))
+    if device.type != "cpu" or rows > 1:
         return whole
+    step = math.lcm(block, unit, _PACKED_TOGETHER)
     wanted = _ELEMENTS_PER_THREAD * torch.get_num_threads()
-    return min(whole, max(1, wanted // unit) * unit)
+    return min(whole, max(1, wanted // step) * step)
 
 
-def float_chunks(flat: torch.Tensor, chunk: int) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """The pieces of a tensor as float32, in one buffer that is used again for each.
+def rows_at_once(elements: int, device: torch.device, *, same_everywhere: bool = False) -> int:
+    """Number of rows that are encoded or decoded together: at least one.
 
     Args:
-        flat: Floating elements.
-        chunk: Elements at once.
+        elements: Number of elements of each row, at least one.
+        device: Device of the rows.
+        same_everywhere: Whether the number must not depend on this rank's number of threads.
+    """
+    if device.type != "cpu":
+        return max(1, _ELEMENTS_ON_A_DEVICE // elements)
+    threads = 1 if same_everywhere else torch.get_num_threads()
+    return max(1, _ELEMENTS_PER_THREAD * threads // elements)
+
+
+def rounded_up(elements: int, multiple: int = _PACKED_TOGETHER) -> int:
+    """The next multiple of a number."""
+    return -(-elements // multiple) * multiple
+
+
+def float_chunks(
+    rows: torch.Tensor, chunk: int, block: int = 1
+) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """The pieces of rows as float32, in one buffer that is used again for each.
+
+    Args:
+        rows: Rows x floating elements.
+        chunk: Columns at once, from `chunk_elements`.
+        block: Elements that share a scale.
 
     Yields:
-        Start and stop (exclusive) of the piece, and a buffer of `chunk` elements (of fewer
-        for the last piece, rounded up to a multiple of 8) whose rest is zero.
+        First column and last (exclusive) of the piece, and a contiguous matrix of its elements.
+        Its number of columns is rounded up to a multiple of 8 and of `block` with zeros.
     """
-    buffer = scratch("values", chunk, flat.device)
-    for start in range(0, flat.numel(), chunk):
-        stop = min(start + chunk, flat.numel())
-        buffer[: stop - start].copy_(flat[start:stop])
-        if stop - start < chunk:
-            buffer[stop - start :].zero_()
-        yield start, stop, buffer
+    count, elements = rows.shape
+    buffer = scratch("values", count * chunk, rows.device)
+    for start in range(0, elements, chunk):
+        stop = min(start + chunk, elements)
+        width = rounded_up(stop - start, math.lcm(block, _PACKED_TOGETHER))
+        values = buffer[: count * width].view(count, width)
+        if stop - start == width:
+            values.copy_(rows[:, start:stop])
+        else:
+            values[:, : stop - start].copy_(rows[:, start:stop])
+            values[:, stop - start :].zero_()
+        yield start, stop, values
+
+
+def added(sums: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The float64 sum of what was found in each piece.
+
+    Args:
+        sums: One float32 tensor for each piece, all of the same shape.
+    """
+    if len(sums) == 1:
+        return sums[0].double()
+    return torch.stack(list(sums)).sum(0, dtype=torch.float64)
 
 
 def scratch(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,10 +72,7 @@ class Codec(ABC):
         Raises:
             UsageError: The tensor is sparse, or not of a floating element type.
         """
-        if tensor.layout != torch.strided:
-            raise UsageError("a codec encodes dense tensors only; sparse gradients go as they are")
-        if tensor.dtype not in FLOATS:
-            raise UsageError(f"a codec encodes floating tensors, not {tensor.dtype}")
+        check_encodable(tensor)
         shape = tuple(tensor.shape)
         if tensor.numel() == 0:
             empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)
@@ -121,6 +118,50 @@ class Codec(ABC):
         """
         total.add_(self.decode(payload).view(-1), alpha=factor)
 
+    def encode_rows(self, rows: torch.Tensor, keys: Sequence[Hashable]) -> list[torch.Tensor]:
+        """Encodes tensors of equal length, together where the codec can.
+
+        Args:
+            rows: One flat tensor of at least one element in each row; not changed.
+            keys: The key of each row's state.
+
+        Returns:
+            The bytes of each row's payload, as `encode` makes them.
+        """
+        return [self.encode(row, key=key).data for row, key in zip(rows, keys, strict=True)]
+
+    def decode_rows(self, data: torch.Tensor, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """Decodes payloads of tensors of equal length.
+
+        Args:
+            data: Payloads x bytes, uint8; at least one payload.
+            elements: Number of elements of each tensor, at least one.
+            dtype: Type of their elements.
+
+        Returns:
+            Payloads x elements; not a view of `data`.
+        """
+        return torch.stack([self.decode(Payload(row, (elements,), dtype)) for row in data])
+
+    def sum_rows(self, data: torch.Tensor, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """Adds up the payloads of several ranks for each of some tensors of equal length.
+
+        The sum does not depend on this rank's number of threads.
+
+        Args:
+            data: Tensors x ranks x bytes, uint8.
+            elements: Number of elements of each tensor, at least one.
+            dtype: Type of their elements.
+
+        Returns:
+            Tensors x elements, float32 for 16-bit tensors, else of type `dtype`.
+        """
+        totals = data.new_zeros(data.shape[0], elements, dtype=sum_type(dtype))
+        for total, payloads in zip(totals, data, strict=True):
+            for payload in payloads:
+                self.add_to(total, Payload(payload, (elements,), dtype))
+        return totals
+
     def with_feedback(self) -> Codec:
         """The codec for use with error feedback; itself, unless its paper defines another form."""
         return self
@@ -134,25 +175,17 @@ class Codec(ABC):
         """Decodes a payload of at least one element; returns its elements, flat."""
 
 
-class ChunkedCodec(Codec):
-    """A codec whose payloads are decoded in pieces that stay in the processor's cache."""
+def check_encodable(tensor: torch.Tensor) -> None:
+    """Raises UsageError if a tensor is sparse, or not of a floating element type."""
+    if tensor.layout != torch.strided:
+        raise UsageError("a codec encodes dense tensors only; sparse gradients go as they are")
+    if tensor.dtype not in FLOATS:
+        raise UsageError(f"a codec encodes floating tensors, not {tensor.dtype}")
 
-    def add_to(self, total: torch.Tensor, payload: Payload, factor: float = 1.0) -> None:
-        """Adds piece by piece, without a decoded tensor in between."""
-        narrow = payload.dtype if payload.dtype.itemsize < 4 else None
-        for start, stop, values in self._pieces(payload):
-            decoded = values if narrow is None else values.to(narrow)
-            total[start:stop].add_(decoded, alpha=factor)
 
-    def _decode(self, payload: Payload) -> torch.Tensor:
-        result = torch.empty(payload.elements, dtype=payload.dtype, device=payload.data.device)
-        for start, stop, values in self._pieces(payload):
-            result[start:stop] = values
-        return result
-
-    @abstractmethod
-    def _pieces(self, payload: Payload) -> Iterator[tuple[int, int, torch.Tensor]]:
-        """Start and stop (exclusive) of each piece, and its elements as float32."""
+def sum_type(dtype: torch.dtype) -> torch.dtype:
+    """Type of sums of tensors: float32 for 16-bit tensors, else the same."""
+    return torch.float32 if dtype.itemsize < 4 else dtype
 
 
 def view_as(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -160,16 +193,34 @@ def view_as(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
     Args:
         data: Contiguous uint8 elements.
-        dtype: The element type; its size divides the number of bytes.
+        dtype: The element type; its size divides the number of bytes of the last dimension.
     """
     if data.data_ptr() % dtype.itemsize or data.storage_offset() % dtype.itemsize:
         data = data.clone()
     return data.view(dtype)
 
 
+def floats_at_start(data: torch.Tensor, count: int) -> torch.Tensor:
+    """The float32 numbers with which each of some payloads begins.
+
+    Args:
+        data: Payloads x bytes, uint8.
+        count: Numbers of each payload.
+
+    Returns:
+        Payloads x `count`.
+    """
+    return view_as(data[:, : 4 * count].reshape(-1), torch.float32).view(-1, count)
+
+
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a flat contiguous tensor, without a copy."""
+    """The bytes of a contiguous tensor, without a copy; the last dimension becomes longer."""
     return tensor.view(torch.uint8)
+
+
+def finite_or_nan(numbers: torch.Tensor) -> torch.Tensor:
+    """Makes NaN of infinite numbers, in place and without a copy to the host."""
+    return numbers.nan_to_num_(torch.nan, torch.nan, torch.nan)
 
 
 def is_finite(flat: torch.Tensor) -> bool:

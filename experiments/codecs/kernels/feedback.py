@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from ddltrace.experiments.codecs.feedback import WithFeedback
-from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, is_finite
+from ddltrace.experiments.codecs.kernels.chunks import rows_at_once
+from ddltrace.experiments.codecs.kernels.codec import (
+    Codec,
+    Payload,
+    check_encodable,
+    is_finite,
+    sum_type,
+)
+from ddltrace.experiments.codecs.kernels.row_codec import RowCodec
+
+
+@dataclass(frozen=True)
+class _Together:
+    """Residuals that are the rows of one matrix, so that they are computed together.
+
+    Attributes:
+        matrix: All of them.
+        keys: The key of each row.
+        rows: Views of the rows, which `FeedbackCodec.residuals` has as long as they are in use.
+    """
+
+    matrix: torch.Tensor
+    keys: tuple[Hashable, ...]
+    rows: tuple[torch.Tensor, ...]
 
 
 class FeedbackCodec(Codec):
@@ -32,6 +56,7 @@ class FeedbackCodec(Codec):
         self.inner = inner.with_feedback()
         self._decay = description.decay
         self.residuals: dict[Hashable, torch.Tensor] = {}
+        self._together: dict[Hashable, _Together] = {}
         self._shape: tuple[int, ...] = ()
 
     @property
@@ -83,6 +108,62 @@ class FeedbackCodec(Codec):
     def _is_residual(self, compensated: torch.Tensor, key: Hashable) -> bool:
         residual = self.residuals.get(key)
         return residual is not None and residual.data_ptr() == compensated.data_ptr()
+
+    def encode_rows(self, rows: torch.Tensor, keys: Sequence[Hashable]) -> list[torch.Tensor]:
+        """Computes residuals for as many rows together as the inner codec encodes together."""
+        if not isinstance(self.inner, RowCodec):
+            return super().encode_rows(rows, keys)
+        check_encodable(rows)
+        found: list[torch.Tensor] = []
+        at_once = rows_at_once(rows.shape[1], rows.device)
+        with torch.no_grad():
+            for start in range(0, len(keys), at_once):
+                group = rows[start : start + at_once].detach()
+                own = tuple(keys[start : start + at_once])
+                if len(own) == 1 or not is_finite(group):
+                    found += super().encode_rows(group, own)  # finds the rows that are not finite
+                else:
+                    found += self._encode_matrix(self.inner, group, own).unbind()
+        return found
+
+    def _encode_matrix(
+        self, inner: RowCodec, rows: torch.Tensor, keys: tuple[Hashable, ...]
+    ) -> torch.Tensor:
+        residuals = self._matrix_of(keys, rows)
+        if self._decay != 1.0:
+            residuals.mul_(self._decay)
+        residuals.add_(rows)
+        data = inner.encode_matrix(residuals.to(rows.dtype))
+        residuals.sub_(inner.decode_rows(data, rows.shape[1], rows.dtype))
+        _without_overflow(residuals)
+        return data
+
+    def _matrix_of(self, keys: tuple[Hashable, ...], like: torch.Tensor) -> torch.Tensor:
+        """The residuals of some keys as one matrix, which is made where there is none yet."""
+        found = self._together.get(keys[0])
+        former = [self.residuals.get(key) for key in keys]
+        if (
+            found is not None
+            and found.keys == keys
+            and all(one is row for one, row in zip(former, found.rows, strict=True))
+        ):
+            return found.matrix
+        matrix = torch.zeros(like.shape, dtype=sum_type(like.dtype), device=like.device)
+        rows = matrix.unbind()
+        for key, residual, row in zip(keys, former, rows, strict=True):
+            if residual is not None:
+                row.copy_(residual)
+            self.residuals[key] = row
+        self._together.update(dict.fromkeys(keys, _Together(matrix, keys, rows)))
+        return matrix
+
+    def decode_rows(self, data: torch.Tensor, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """Decodes as the inner codec does."""
+        return self.inner.decode_rows(data, elements, dtype)
+
+    def sum_rows(self, data: torch.Tensor, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """Adds up as the inner codec does."""
+        return self.inner.sum_rows(data, elements, dtype)
 
     def _encode(self, flat: torch.Tensor, shape: tuple[int, ...], key: Hashable) -> Payload:
         wanted = self.compensated(flat, key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import torch
@@ -27,26 +28,27 @@ def unit_elements(group: int = _UNIT) -> int:
 
 
 class PackedLevels:
-    """Codes of one tensor: a plane of up to 8 bits, and one of what is above them.
+    """Codes of one tensor, or of each row of a matrix.
 
-    The planes lie behind each other. In a plane of 2 or 4 bits every whole unit of codes is cut
-    into 4 or 2 stretches, and byte i holds code i of each: that needs no shuffling of bits. Other
-    planes, and the codes behind the last whole unit, hold neighbouring codes in a byte.
+    A plane of up to 8 bits and one of what is above them lie behind each other. In a plane of 2
+    or 4 bits every whole unit of codes is cut into 4 or 2 stretches, and byte i holds code i of
+    each: that needs no shuffling of bits. Other planes, and the codes behind the last whole unit,
+    hold neighbouring codes in a byte.
     """
 
     def __init__(self, data: torch.Tensor, elements: int, bits: int, unit: int = _UNIT) -> None:
         """Takes the bytes of the codes.
 
         Args:
-            data: ``ceil(elements * bits / 8)`` bytes, uint8, flat.
-            elements: Number of codes.
+            data: ``ceil(elements * bits / 8)`` bytes, uint8; rows of that many for a matrix.
+            elements: Number of codes of the tensor, or of each row.
             bits: 1 to 16.
             unit: From `unit_elements`: codes are written and read in pieces that start at its
                 multiples, with the same unit.
         """
         self._low_bits, self._high_bits = min(bits, _BYTE), max(0, bits - _BYTE)
         border = packed_bytes(elements, self._low_bits)
-        self._low, self._high = data[:border], data[border:]
+        self._low, self._high = data[..., :border], data[..., border:]
         self._stretches = _BYTE // bits if bits in (2, 4) and unit == _UNIT else 0
 
     def write(self, start: int, stop: int, codes: torch.Tensor) -> None:
@@ -55,14 +57,14 @@ class PackedLevels:
         Args:
             start: A multiple of the unit.
             stop: Exclusive.
-            codes: Their values: float32, not negative; a fraction is dropped. A multiple of 8,
-                zeros behind `stop`. Changed.
+            codes: Their values: float32, not negative; a fraction is dropped. A multiple of 8
+                in each row, zeros behind `stop`. Changed.
         """
         if self._stretches:
             whole = (stop - start) // _UNIT * _UNIT
             if whole:
-                self._write_units(start, codes[:whole])
-            start, codes = start + whole, codes[whole:]
+                self._write_units(start, codes[..., :whole])
+            start, codes = start + whole, codes[..., whole:]
             if start == stop:
                 return
         if not self._high_bits:
@@ -80,35 +82,36 @@ class PackedLevels:
         Args:
             start: A multiple of the unit.
             stop: Exclusive.
-            out: float32, ``stop - start`` elements, rounded up to a multiple of 8.
+            out: float32, ``stop - start`` elements in each row, rounded up to a multiple of 8.
         """
         if self._stretches:
             whole = (stop - start) // _UNIT * _UNIT
             if whole:
-                self._read_units(start, out[:whole])
-            start, out = start + whole, out[whole:]
+                self._read_units(start, out[..., :whole])
+            start, out = start + whole, out[..., whole:]
             if start == stop:
                 return
         count = -(-(stop - start) // 8) * 8
         low = _load(self._low, start, stop, self._low_bits, count)
-        out[:count].copy_(low)
+        out[..., :count].copy_(low)
         if self._high_bits:
             high = _load(self._high, start, stop, self._high_bits, count)
-            out[:count].add_(high, alpha=1 << _BYTE)
+            out[..., :count].add_(high, alpha=1 << _BYTE)
 
     def _write_units(self, start: int, codes: torch.Tensor) -> None:
         # In float32 the bytes are exact: they are below 2 ** 8.
-        first, *others = codes.floor_().view(-1, _UNIT).chunk(self._stretches, 1)
+        first, *others = codes.floor_().unflatten(-1, (-1, _UNIT)).chunk(self._stretches, -1)
         for number, stretch in enumerate(others, 1):
             first.add_(stretch, alpha=1 << (number * self._low_bits))
-        size = first.numel()
+        packed = first.to(torch.int16).flatten(-2)
         begin = start // self._stretches
-        self._low[begin : begin + size] = first.to(torch.int16).view(-1)
+        self._low[..., begin : begin + packed.shape[-1]] = packed
 
     def _read_units(self, start: int, out: torch.Tensor) -> None:
-        stretches = out.view(-1, _UNIT).chunk(self._stretches, 1)
+        stretches = out.unflatten(-1, (-1, _UNIT)).chunk(self._stretches, -1)
         begin = start // self._stretches
-        packed = self._low[begin : begin + stretches[0].numel()].view_as(stretches[0])
+        packed = self._low[..., begin : begin + out.shape[-1] // self._stretches]
+        packed = packed.unflatten(-1, (-1, _UNIT // self._stretches))
         for number, stretch in enumerate(stretches):
             shifted = packed.bitwise_right_shift(number * self._low_bits) if number else packed
             last = number == self._stretches - 1
@@ -117,8 +120,14 @@ class PackedLevels:
 
 def _store(plane: torch.Tensor, start: int, stop: int, bits: int, codes: torch.Tensor) -> None:
     first, last = start * bits // 8, packed_bytes(stop, bits)
-    plane[first:last] = pack(codes, bits)[: last - first]
+    packed = pack(codes.view(-1), bits).view(*codes.shape[:-1], -1)
+    plane[..., first:last] = packed[..., : last - first]
 
 
 def _load(plane: torch.Tensor, start: int, stop: int, bits: int, count: int) -> torch.Tensor:
-    return unpack(plane[start * bits // 8 : packed_bytes(stop, bits)], bits, count)
+    packed = plane[..., start * bits // 8 : packed_bytes(stop, bits)]
+    rows = packed.shape[:-1]
+    missing = count * bits // 8 - packed.shape[-1]
+    if missing:
+        packed = torch.nn.functional.pad(packed, (0, missing))
+    return unpack(packed.reshape(-1), bits, math.prod(rows) * count).view(*rows, count)

@@ -2,44 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 import torch
 
-from ddltrace.experiments.codecs.kernels.chunks import scratch
-from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, as_bytes, view_as
+from ddltrace.experiments.codecs.kernels.chunks import added, scratch
+from ddltrace.experiments.codecs.kernels.codec import as_bytes, finite_or_nan, floats_at_start
+from ddltrace.experiments.codecs.kernels.row_codec import RowCodec
 from ddltrace.experiments.codecs.kernels.signs import pack_signs, signs_to_values
 
 _HEADER = 8
 
 
-class OneBitCodec(Codec):
+class OneBitCodec(RowCodec):
     """One bit an element, and the mean of the negative and of the other elements.
 
     A tensor with an infinite or NaN element decodes to NaN as a whole.
     """
 
-    def _encode(self, flat: torch.Tensor, shape: tuple[int, ...], key: Hashable) -> Payload:
-        size = self.description.wire_bytes(flat.numel())
-        data = torch.empty(size, dtype=torch.uint8, device=flat.device)
-        sums = torch.zeros(3, dtype=torch.float64, device=flat.device)
+    def encode_matrix(self, rows: torch.Tensor) -> torch.Tensor:
+        """Packs the signs of all rows together."""
+        count, elements = rows.shape
+        size = self.description.wire_bytes(elements)
+        data = torch.empty(count, size, dtype=torch.uint8, device=rows.device)
+        sums: list[torch.Tensor] = []
 
-        def add(values: torch.Tensor) -> None:
-            part = scratch("exact", values.numel(), values.device)
-            sums[0] += torch.clamp(values, max=0, out=part).sum()
-            sums[1] += torch.clamp(values, min=0, out=part).sum()
-            sums[2] += torch.lt(values, 0, out=part).sum(dtype=torch.float32)
+        def add(values: torch.Tensor, signs: torch.Tensor) -> None:
+            part = scratch("exact", values.numel(), values.device).view(values.shape)
+            negative = torch.clamp(values, max=0, out=part).sum(1)
+            positive = torch.clamp(values, min=0, out=part).sum(1)
+            sums.append(torch.stack([negative, positive, signs.sum(1)], 1))
 
-        pack_signs(flat, data[_HEADER:], add)
-        counts = torch.stack([sums[2], flat.numel() - sums[2]])
-        means = torch.where(counts > 0, sums[:2] / counts.clamp(min=1), 0.0)
-        if not bool(means.isfinite().all()):
-            means.fill_(torch.nan)
-        data[:_HEADER] = as_bytes(means.to(torch.float32))
-        return Payload(data, shape, flat.dtype)
+        pack_signs(rows, data[:, _HEADER:], add)
+        total = added(sums)
+        positives = total[:, 2:]
+        counts = torch.cat([elements - positives, positives], 1)
+        means = total[:, :2].div_(counts.clamp_(min=1))  # the sum of no elements is zero
+        means.add_(means.sum(1, keepdim=True).mul_(0))  # NaN if one of them is not finite
+        data[:, :_HEADER] = as_bytes(finite_or_nan(means).to(torch.float32))
+        return data
 
-    def _decode(self, payload: Payload) -> torch.Tensor:
-        negative, positive = view_as(payload.data[:_HEADER], torch.float32)
-        result = torch.empty(payload.elements, dtype=payload.dtype, device=payload.data.device)
-        signs_to_values(payload.data[_HEADER:], negative, positive, result)
-        return result
+    def _decode_matrix(self, data: torch.Tensor, result: torch.Tensor) -> None:
+        negative, positive = floats_at_start(data, 2).unbind(1)
+        signs_to_values(data[:, _HEADER:], negative, positive, result)

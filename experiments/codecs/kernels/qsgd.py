@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 
 import torch
 
-from ddltrace.experiments.codecs.kernels.chunks import chunk_elements, float_chunks, scratch
-from ddltrace.experiments.codecs.kernels.codec import ChunkedCodec, Codec, Payload, view_as
+from ddltrace.experiments.codecs.kernels.chunks import (
+    chunk_elements,
+    float_chunks,
+    rounded_up,
+    scratch,
+)
+from ddltrace.experiments.codecs.kernels.codec import Codec, as_bytes, floats_at_start
 from ddltrace.experiments.codecs.kernels.fit import fitted_factor
 from ddltrace.experiments.codecs.kernels.levels import PackedLevels, unit_elements
 from ddltrace.experiments.codecs.kernels.random_bits import OFFSET, RandomBits, round_at_random
+from ddltrace.experiments.codecs.kernels.row_codec import ChunkedCodec
 from ddltrace.experiments.codecs.qsgd import Qsgd
 
 _SQUARES_HOLD = (1e-15, 1e15)
@@ -43,66 +48,69 @@ class QsgdCodec(ChunkedCodec):
         codec._random = self._random
         return codec
 
-    def _encode(self, flat: torch.Tensor, shape: tuple[int, ...], key: Hashable) -> Payload:
-        elements, bucket = flat.numel(), self._bucket
-        buckets = -(-elements // bucket)
+    def encode_matrix(self, rows: torch.Tensor) -> torch.Tensor:
+        """Encodes all buckets of a chunk together."""
+        count, elements = rows.shape
+        device = rows.device
         size = self.description.wire_bytes(elements)
-        data = torch.empty(size, dtype=torch.uint8, device=flat.device)
-        norms = data[: 4 * buckets].view(torch.float32)
-        unit = unit_elements(bucket)
-        levels = PackedLevels(data[4 * buckets :], elements, self._bits, unit)
-        chunk = chunk_elements(flat.numel(), flat.device, math.lcm(bucket, unit))
-        noise = scratch("noise", chunk, flat.device)
-        exact = scratch("exact", chunk, flat.device) if self._fitted else noise
-        for start, stop, values in float_chunks(flat, chunk):
-            rows = -(-(stop - start) // bucket)
-            part = values[: rows * bucket].view(rows, bucket)
+        data = torch.empty(count, size, dtype=torch.uint8, device=device)
+        bucket, buckets, unit = self._geometry(elements)
+        levels = PackedLevels(data[:, 4 * buckets :], elements, self._bits, unit)
+        chunk = chunk_elements(count, elements, device, bucket, unit)
+        for start, stop, values in float_chunks(rows, chunk, bucket):
+            first, last = start // bucket, -(-stop // bucket)
+            part = values[:, : (last - first) * bucket].unflatten(1, (-1, bucket))
             norm, all_finite = _norms(part)
-            norms[start // bucket : start // bucket + rows] = norm
-            scale = (self._s / norm).nan_to_num_(0.0, posinf=0.0).unsqueeze(1)
-            scaled = torch.mul(part, scale, out=exact[: part.numel()].view_as(part))
+            scale = (self._s / norm).nan_to_num_(0.0, posinf=0.0).unsqueeze(2)
+            exact = scratch("exact" if self._fitted else "noise", part.numel(), device)
+            scaled = torch.mul(part, scale, out=exact.view(part.shape))
             # A sign and a level become one number from 0 to 2 s.
             torch.add(scaled, self._s + OFFSET, out=part)
-            padded = -(-(stop - start) // 8) * 8
-            round_at_random(values[:padded], noise[:padded], self._random)
-            values[:padded].clamp_(0, 2 * self._s)
+            codes = values[:, : rounded_up(stop - start)]
+            noise = scratch("noise", codes.numel(), device).view(codes.shape)
+            round_at_random(codes, noise, self._random)
+            codes.clamp_(0, 2 * self._s)
             if not all_finite:  # NaN would spread to the codes in the same byte
-                values[:padded].nan_to_num_(0.0)
+                codes.nan_to_num_(0.0)
             if self._fitted:
-                drawn = torch.sub(part.floor_(), self._s, out=noise[: part.numel()].view_as(part))
-                factor = fitted_factor(scaled, drawn)
-                norms[start // bucket : start // bucket + rows].mul_(factor)
-            levels.write(start, stop, values[:padded])
-        return Payload(data, shape, flat.dtype)
+                drawn = scratch("noise", part.numel(), device).view(part.shape)
+                torch.sub(part.floor_(), self._s, out=drawn)
+                norm.mul_(fitted_factor(scaled, drawn))
+            data[:, 4 * first : 4 * last] = as_bytes(norm)
+            levels.write(start, stop, codes)
+        return data
 
-    def _pieces(self, payload: Payload) -> Iterator[tuple[int, int, torch.Tensor]]:
-        elements, bucket = payload.elements, self._bucket
-        buckets = -(-elements // bucket)
-        data = payload.data
-        steps = view_as(data[: 4 * buckets], torch.float32) / self._s
-        unit = unit_elements(bucket)
-        levels = PackedLevels(data[4 * buckets :], elements, self._bits, unit)
-        chunk = chunk_elements(elements, data.device, math.lcm(bucket, unit))
-        work = scratch("decoded", chunk, data.device)
+    def _pieces(self, data: torch.Tensor, elements: int) -> Iterator[tuple[int, int, torch.Tensor]]:
+        count = data.shape[0]
+        bucket, buckets, unit = self._geometry(elements)
+        steps = floats_at_start(data, buckets).div(self._s).unsqueeze(2)
+        levels = PackedLevels(data[:, 4 * buckets :], elements, self._bits, unit)
+        chunk = chunk_elements(count, elements, data.device, bucket, unit)
+        work = scratch("decoded", count * chunk, data.device).view(count, chunk)
         for start in range(0, elements, chunk):
             stop = min(start + chunk, elements)
-            rows = -(-(stop - start) // bucket)
+            first, last = start // bucket, -(-stop // bucket)
             levels.read(start, stop, work)
-            step = steps[start // bucket : start // bucket + rows].unsqueeze(1)
-            work[: rows * bucket].sub_(self._s).view(rows, bucket).mul_(step)
-            yield start, stop, work[: stop - start]
+            used = work[:, : (last - first) * bucket]
+            used.sub_(self._s).unflatten(1, (-1, bucket)).mul_(steps[:, first:last])
+            yield start, stop, work[:, : stop - start]
+
+    def _geometry(self, elements: int) -> tuple[int, int, int]:
+        """Elements of a bucket, number of buckets, and the unit of the codes' layout."""
+        bucket = min(self._bucket, rounded_up(elements))
+        return bucket, -(-elements // bucket), unit_elements(self._bucket)
 
 
 def _norms(rows: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """The Euclidean norm of each row, and whether all elements are finite.
+    """The Euclidean norms over the last dimension, and whether all elements are finite.
 
     The norm of a row with an infinite or NaN element is NaN.
     """
-    norms: torch.Tensor = torch.linalg.vector_norm(rows, dim=1)
+    norms: torch.Tensor = torch.linalg.vector_norm(rows, dim=-1)
     low, high = _SQUARES_HOLD
     least, most = torch.aminmax(norms)
     if low < float(least) and float(most) < high:
         return norms, True
-    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).to(torch.float32)
+    norms = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64).to(torch.float32)
     bad = ~norms.isfinite()
     return norms.masked_fill_(bad, torch.nan), not bool(bad.any())

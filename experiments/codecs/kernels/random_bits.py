@@ -68,12 +68,12 @@ def round_at_random(values: torch.Tensor, noise: torch.Tensor, bits: RandomBits)
     """Adds to each value a number that is uniform in (0, 1): truncation then rounds at random.
 
     Args:
-        values: float32, flat, an even number of elements, each raised by `OFFSET` already;
-            changed in place.
-        noise: A buffer like it.
+        values: float32, an even number of elements, each raised by `OFFSET` already; changed in
+            place.
+        noise: A contiguous buffer of its shape.
         bits: Source of random bits.
     """
-    bits.draw(noise)
+    bits.draw(noise.view(-1))
     values.add_(noise, alpha=2.0**-BITS)
 
 

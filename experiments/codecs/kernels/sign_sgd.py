@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 import torch
 
 from ddltrace.experiments.codecs.description import CodecDescription
-from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, as_bytes, is_finite, view_as
+from ddltrace.experiments.codecs.kernels.chunks import added
+from ddltrace.experiments.codecs.kernels.codec import (
+    Codec,
+    as_bytes,
+    finite_or_nan,
+    floats_at_start,
+)
+from ddltrace.experiments.codecs.kernels.row_codec import RowCodec
 from ddltrace.experiments.codecs.kernels.signs import pack_signs, signs_to_values
 
 _HEADER = 4
 
 
-class SignSgdCodec(Codec):
+class SignSgdCodec(RowCodec):
     """One bit an element. The scale is 1, or the mean magnitude below a residual.
 
     A tensor with an infinite or NaN element decodes to NaN as a whole: its scale is NaN.
@@ -30,25 +35,26 @@ class SignSgdCodec(Codec):
         """EF-signSGD's form: signs scaled by the mean magnitude."""
         return SignSgdCodec(self.description, scaled=True)
 
-    def _encode(self, flat: torch.Tensor, shape: tuple[int, ...], key: Hashable) -> Payload:
-        size = self.description.wire_bytes(flat.numel())
-        data = torch.empty(size, dtype=torch.uint8, device=flat.device)
-        total = torch.zeros((), dtype=torch.float64, device=flat.device)
+    def encode_matrix(self, rows: torch.Tensor) -> torch.Tensor:
+        """Packs the signs of all rows together."""
+        count, elements = rows.shape
+        size = self.description.wire_bytes(elements)
+        data = torch.empty(count, size, dtype=torch.uint8, device=rows.device)
+        sums: list[torch.Tensor] = []
 
-        def add(values: torch.Tensor) -> None:
-            if not self.votes:
-                total.add_(values.abs_().sum())
-            elif not is_finite(values):
-                total.fill_(torch.nan)
+        def add(values: torch.Tensor, signs: torch.Tensor) -> None:
+            del signs
+            # A product with zero is NaN where the element is not finite.
+            part = values.mul_(0) if self.votes else values.abs_()
+            sums.append(part.sum(1))
 
-        pack_signs(flat, data[_HEADER:], add)
-        scale = 1.0 + total if self.votes else total / flat.numel()
-        scale = torch.where(scale.isfinite(), scale, torch.nan)
-        data[:_HEADER] = as_bytes(scale.to(torch.float32).reshape(1))
-        return Payload(data, shape, flat.dtype)
+        pack_signs(rows, data[:, _HEADER:], add)
+        total = added(sums)
+        scale = total.add_(1.0) if self.votes else total.div_(elements)
+        scale = finite_or_nan(scale).to(torch.float32)
+        data[:, :_HEADER] = as_bytes(scale.unsqueeze(1))
+        return data
 
-    def _decode(self, payload: Payload) -> torch.Tensor:
-        scale = view_as(payload.data[:_HEADER], torch.float32)[0]
-        result = torch.empty(payload.elements, dtype=payload.dtype, device=payload.data.device)
-        signs_to_values(payload.data[_HEADER:], -scale, scale, result)
-        return result
+    def _decode_matrix(self, data: torch.Tensor, result: torch.Tensor) -> None:
+        scale = floats_at_start(data, 1).view(-1)
+        signs_to_values(data[:, _HEADER:], -scale, scale, result)

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 
 import torch
 
-from ddltrace.experiments.codecs.kernels.chunks import chunk_elements, float_chunks, scratch
-from ddltrace.experiments.codecs.kernels.codec import (
-    ChunkedCodec,
-    Codec,
-    Payload,
-    as_bytes,
-    view_as,
+from ddltrace.experiments.codecs.kernels.chunks import (
+    added,
+    chunk_elements,
+    float_chunks,
+    rows_at_once,
+    scratch,
 )
+from ddltrace.experiments.codecs.kernels.codec import (
+    Codec,
+    as_bytes,
+    check_encodable,
+    finite_or_nan,
+    floats_at_start,
+)
+from ddltrace.experiments.codecs.kernels.fit import fit_sums
 from ddltrace.experiments.codecs.kernels.levels import PackedLevels, unit_elements
 from ddltrace.experiments.codecs.kernels.random_bits import OFFSET, RandomBits, round_at_random
+from ddltrace.experiments.codecs.kernels.row_codec import ChunkedCodec
 from ddltrace.experiments.codecs.ternary import Ternary
 
 _HEADER = 4
@@ -46,94 +54,123 @@ class TernaryCodec(ChunkedCodec):
         codec._random = self._random
         return codec
 
-    def scale_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The largest magnitude after clipping: the tensor's own scale.
+    def scales_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """The largest magnitude of each row after clipping: its own scale.
 
         Args:
-            tensor: Floating, at least one element.
+            rows: Floating, at least one row and one column.
 
         Returns:
-            float32 without dimensions; NaN if an element is infinite or NaN.
+            float32, one number for each row; NaN if an element is infinite or NaN.
         """
-        flat = tensor.detach().reshape(-1)
-        if flat.dtype != torch.float64:
-            flat = flat.float()
-        smallest, largest = torch.aminmax(flat)
-        largest = torch.maximum(largest, -smallest)
-        if self._clip and flat.numel() > 1:
-            deviation = _deviation(flat)
+        at_once = rows_at_once(rows.shape[1], rows.device)
+        parts = [self._scales(part) for part in rows.detach().split(at_once)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _scales(self, rows: torch.Tensor) -> torch.Tensor:
+        if rows.dtype != torch.float64:
+            rows = rows.float()
+        largest = _largest(rows)
+        if self._clip and rows.shape[1] > 1:
+            deviation = _deviations(rows)
             limit = torch.where(deviation > 0, self._clip * deviation, largest)
             # NaN does not come through a minimum on every device.
             largest = torch.where(largest.isfinite(), torch.minimum(largest, limit), torch.nan)
-        scale = largest.float()
-        return torch.where(scale.isfinite(), scale, torch.nan)
+        return finite_or_nan(largest.float())
 
-    def encode_scaled(self, tensor: torch.Tensor, scale: torch.Tensor) -> Payload:
-        """Encodes with the scale that all ranks share.
+    def encode_rows_scaled(
+        self, rows: torch.Tensor, own: torch.Tensor, scales: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """Encodes tensors of equal length with the scales that all ranks share.
 
         Args:
-            tensor: Floating and dense, at least one element.
-            scale: Their largest `scale_of`.
-        """
-        flat = tensor.detach().reshape(-1)
-        return self._encode_with(flat, tuple(tensor.shape), self.scale_of(flat), scale)
+            rows: One flat tensor in each row.
+            own: Their `scales_of`.
+            scales: The largest of all ranks.
 
-    def _encode(self, flat: torch.Tensor, shape: tuple[int, ...], key: Hashable) -> Payload:
-        scale = self.scale_of(flat)
-        return self._encode_with(flat, shape, scale, scale)
+        Returns:
+            The bytes of each row's payload.
+        """
+        check_encodable(rows)
+        at_once = rows_at_once(rows.shape[1], rows.device)
+        groups = zip(
+            rows.detach().split(at_once), own.split(at_once), scales.split(at_once), strict=True
+        )
+        return [data for group in groups for data in self._encode_with(*group).unbind()]
+
+    def encode_matrix(self, rows: torch.Tensor) -> torch.Tensor:
+        """Encodes all rows together, each with its own scale."""
+        return self._encode_with(rows, None, self._scales(rows))
 
     def _encode_with(
-        self, flat: torch.Tensor, shape: tuple[int, ...], own: torch.Tensor, scale: torch.Tensor
-    ) -> Payload:
-        size = self.description.wire_bytes(flat.numel())
-        data = torch.empty(size, dtype=torch.uint8, device=flat.device)
-        levels = PackedLevels(data[_HEADER:], flat.numel(), _BITS)
-        factor = (1.0 / scale).nan_to_num(0.0, posinf=0.0)
-        limit = float((own * factor).nan_to_num(0.0))
-        finite = math.isfinite(float(scale))
-        chunk = chunk_elements(flat.numel(), flat.device, unit_elements())
-        noise = scratch("noise", chunk, flat.device)
-        exact = scratch("exact", chunk, flat.device) if self._fitted else noise
-        sums = torch.zeros(2, dtype=torch.float64, device=flat.device)
-        for start, stop, values in float_chunks(flat, chunk):
-            size = values.numel()
-            scaled = torch.mul(values, factor, out=exact[:size])
-            torch.clamp(scaled, -limit, limit, out=values).add_(1.0 + OFFSET)
-            round_at_random(values, noise[:size], self._random)
+        self, rows: torch.Tensor, own: torch.Tensor | None, scale: torch.Tensor
+    ) -> torch.Tensor:
+        count, elements = rows.shape
+        size = self.description.wire_bytes(elements)
+        data = torch.empty(count, size, dtype=torch.uint8, device=rows.device)
+        levels = PackedLevels(data[:, _HEADER:], elements, _BITS)
+        factor = (1.0 / scale).nan_to_num_(0.0, posinf=0.0)
+        limit = None if own is None else (own * factor).nan_to_num_(0.0).unsqueeze(1)
+        finite = math.isfinite(float(scale.sum()))
+        factor = factor.unsqueeze(1)
+        sums = []
+        for start, stop, values in float_chunks(
+            rows, chunk_elements(count, elements, rows.device, unit=unit_elements())
+        ):
+            noise = scratch("noise", values.numel(), rows.device).view(values.shape)
+            exact = noise
+            if self._fitted:
+                exact = scratch("exact", values.numel(), rows.device).view(values.shape)
+            scaled = torch.mul(values, factor, out=exact)
+            if limit is None:  # then the scale is the largest magnitude
+                torch.clamp(scaled, -1.0, 1.0, out=values)
+            else:  # faster than a clamp to columns
+                torch.minimum(scaled, limit, out=values)
+                torch.maximum(values, -limit, out=values)
+            values.add_(1.0 + OFFSET)
+            round_at_random(values, noise, self._random)
             values.clamp_(0, 2)
             if not finite:
                 values.nan_to_num_(1.0)
             if self._fitted:
-                drawn = torch.sub(values.floor_(), 1.0, out=noise[:size])
-                sums[0] += torch.dot(scaled, drawn)
-                sums[1] += torch.dot(drawn, drawn)
+                drawn = torch.sub(values.floor_(), 1.0, out=noise)
+                sums.append(torch.stack(fit_sums(scaled, drawn)))
             levels.write(start, stop, values)
         if self._fitted:
-            scale = torch.where(sums[1] == 0, scale, scale * (sums[0] / sums[1])).float()
-        data[:_HEADER] = as_bytes(scale.reshape(1))
-        return Payload(data, shape, flat.dtype)
+            product, square = added(sums)
+            scale = torch.where(square == 0, scale, scale * (product / square)).float()
+        data[:, :_HEADER] = as_bytes(scale.unsqueeze(1))
+        return data
 
-    def _pieces(self, payload: Payload) -> Iterator[tuple[int, int, torch.Tensor]]:
-        data, elements = payload.data, payload.elements
-        scale = view_as(data[:_HEADER], torch.float32)[0]
-        levels = PackedLevels(data[_HEADER:], elements, _BITS)
-        chunk = chunk_elements(elements, data.device, unit_elements())
-        work = scratch("decoded", chunk, data.device)
+    def _pieces(self, data: torch.Tensor, elements: int) -> Iterator[tuple[int, int, torch.Tensor]]:
+        count = data.shape[0]
+        scale = floats_at_start(data, 1)
+        levels = PackedLevels(data[:, _HEADER:], elements, _BITS)
+        chunk = chunk_elements(count, elements, data.device, unit=unit_elements())
+        work = scratch("decoded", count * chunk, data.device).view(count, chunk)
         for start in range(0, elements, chunk):
             stop = min(start + chunk, elements)
             levels.read(start, stop, work)
-            work.sub_(1.0).mul_(scale)
-            yield start, stop, work[: stop - start]
+            yield start, stop, work[:, : stop - start].sub_(1.0).mul_(scale)
 
 
-def _deviation(flat: torch.Tensor) -> torch.Tensor:
-    """The standard deviation: float32, or float64 for such elements."""
-    mean = flat.mean()
-    norm: torch.Tensor = torch.linalg.vector_norm(flat)
-    square = norm.square() / flat.numel()
-    variance = square - mean.square()
+def _largest(rows: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude of each row."""
+    if rows.shape[0] == 1:
+        smallest, largest = torch.aminmax(rows)  # several times as fast as along a dimension
+        return torch.maximum(largest, -smallest).view(1)
+    return torch.maximum(rows.amax(1), -rows.amin(1))
+
+
+def _deviations(rows: torch.Tensor) -> torch.Tensor:
+    """The standard deviation of each row: float32, or float64 for such elements."""
+    mean = rows.mean(1)
+    norm: torch.Tensor = torch.linalg.vector_norm(rows, dim=1)
+    square = norm.square_().div_(rows.shape[1])
+    variance = square - mean.square_()
     low, high = _SQUARES_HOLD
     # Exact enough unless the difference cancels, or squares vanish or overflow.
-    if low < float(square) < high and float(variance) > 0.1 * float(square):
-        return variance.sqrt()
-    return flat.std(correction=0)
+    exact = (square > low) & (square < high) & (variance > 0.1 * square)
+    if bool(exact.all()):
+        return variance.sqrt_()
+    return torch.where(exact, variance.sqrt_(), rows.std(1, correction=0))

@@ -50,7 +50,7 @@ class DecoupledMomentumPolicy(StepPolicy):
             work, received = gather_bytes(data, LibraryCollectives(self.context.group))
         if work is not None:
             work.wait()
-        with Coding("decode", data.numel() * len(received)) as coding:
+        with Coding("decode", received.numel()) as coding:
             self._update(owners, received)
             coding.bytes_out = sum(p.numel() * 4 for p in parameters)
         return False
@@ -76,7 +76,7 @@ class DecoupledMomentumPolicy(StepPolicy):
         momentum.sub_(transformed_back(sent, parameter.shape, self._demo))
         return as_bytes(values.reshape(-1)), as_bytes(chosen.to(torch.int16).reshape(-1))
 
-    def _update(self, owners: list[tuple[Any, Any]], received: list[torch.Tensor]) -> None:
+    def _update(self, owners: list[tuple[Any, Any]], received: torch.Tensor) -> None:
         sizes = [math.prod(self._demo.kept(parameter.shape)) for _, parameter in owners]
         value_at, index_at = 0, 4 * sum(sizes)
         for (group, parameter), size in zip(owners, sizes, strict=True):

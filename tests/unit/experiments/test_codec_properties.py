@@ -231,6 +231,13 @@ def test_onebit_has_the_means_of_both_signs(tensor: torch.Tensor) -> None:
             assert decoded[chosen].unique().numel() == 1
 
 
+def test_onebit_takes_the_means_of_the_signs_that_it_sends() -> None:
+    # In float32 the first element is zero.
+    tensor = torch.tensor([-1e-50, 1.0], dtype=torch.float64)
+    codec = create("onebit")
+    assert codec.decode(codec.encode(tensor)).tolist() == [0.0, 1.0]
+
+
 @quick
 @given(vectors, st.floats(1e-3, 1e3))
 def test_signs_do_not_depend_on_the_scale(tensor: torch.Tensor, scale: float) -> None:

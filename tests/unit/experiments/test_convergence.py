@@ -14,7 +14,6 @@ from support.sampling import choose_seed, sampled
 from support.simulated import simulated_training
 
 from ddltrace.experiments.codecs.kernels.block_int8 import BlockInt8Codec
-from ddltrace.experiments.codecs.kernels.codec import Payload
 from ddltrace.experiments.workloads import create
 
 SEED = choose_seed() % 1000
@@ -68,15 +67,13 @@ def test_a_lossy_technique_trains(spec: str, rate: float, momentum: float) -> No
 def test_a_codec_that_decodes_in_the_wrong_place_does_not_train(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    right = BlockInt8Codec.decode
+    right = BlockInt8Codec._pieces
 
-    def shifted(self: BlockInt8Codec, payload: Payload) -> torch.Tensor:
-        return right(self, payload).view(-1).roll(1).view(payload.shape)
+    def shifted(
+        self: BlockInt8Codec, data: torch.Tensor, elements: int
+    ) -> Iterator[tuple[int, int, torch.Tensor]]:
+        for start, stop, values in right(self, data, elements):
+            yield start, stop, values.roll(1, dims=1)
 
-    monkeypatch.setattr(BlockInt8Codec, "decode", shifted)
-    monkeypatch.setattr(
-        BlockInt8Codec,
-        "add_to",
-        lambda self, total, payload: total.add_(self.decode(payload).view(-1)),
-    )
+    monkeypatch.setattr(BlockInt8Codec, "_pieces", shifted)
     assert trained_accuracy("int8", 0.03, 0.9) < REACHED, f"seed {SEED}"
