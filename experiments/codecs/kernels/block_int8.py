@@ -41,8 +41,8 @@ class BlockInt8Codec(ChunkedCodec):
         for start, stop, values in float_chunks(rows, chunk, block):
             work = scratch("noise", values.numel(), rows.device).view(values.shape)
             first, last = start // block, -(-stop // block)
-            part = values.unflatten(1, (-1, block))
-            magnitudes = work.unflatten(1, (-1, block))
+            part = values.view(count, -1, block)
+            magnitudes = work.view(count, -1, block)
             torch.abs(part, out=magnitudes)
             scale = finite_or_nan(magnitudes.amax(2).div_(_LEVELS))
             data[:, 4 * first : 4 * last] = as_bytes(scale)[:, : 4 * (last - first)]
@@ -65,6 +65,6 @@ class BlockInt8Codec(ChunkedCodec):
             stop = min(start + chunk, elements)
             first, last = start // block, -(-stop // block)
             work[:, : stop - start].copy_(codes[:, start:stop])
-            used = work[:, : (last - first) * block].unflatten(1, (-1, block))
+            used = work[:, : (last - first) * block].view(count, -1, block)
             used.mul_(scales[:, first:last])
             yield start, stop, work[:, : stop - start]

@@ -100,7 +100,7 @@ class PackedLevels:
 
     def _write_units(self, start: int, codes: torch.Tensor) -> None:
         # In float32 the bytes are exact: they are below 2 ** 8.
-        first, *others = codes.floor_().unflatten(-1, (-1, _UNIT)).chunk(self._stretches, -1)
+        first, *others = _units(codes.floor_(), _UNIT).chunk(self._stretches, -1)
         for number, stretch in enumerate(others, 1):
             first.add_(stretch, alpha=1 << (number * self._low_bits))
         packed = first.to(torch.int16).flatten(-2)
@@ -108,14 +108,18 @@ class PackedLevels:
         self._low[..., begin : begin + packed.shape[-1]] = packed
 
     def _read_units(self, start: int, out: torch.Tensor) -> None:
-        stretches = out.unflatten(-1, (-1, _UNIT)).chunk(self._stretches, -1)
+        stretches = _units(out, _UNIT).chunk(self._stretches, -1)
         begin = start // self._stretches
         packed = self._low[..., begin : begin + out.shape[-1] // self._stretches]
-        packed = packed.unflatten(-1, (-1, _UNIT // self._stretches))
+        packed = _units(packed, _UNIT // self._stretches)
         for number, stretch in enumerate(stretches):
             shifted = packed.bitwise_right_shift(number * self._low_bits) if number else packed
             last = number == self._stretches - 1
             stretch.copy_(shifted if last else shifted.bitwise_and((1 << self._low_bits) - 1))
+
+
+def _units(tensor: torch.Tensor, unit: int) -> torch.Tensor:
+    return tensor.view(*tensor.shape[:-1], -1, unit)
 
 
 def _store(plane: torch.Tensor, start: int, stop: int, bits: int, codes: torch.Tensor) -> None:

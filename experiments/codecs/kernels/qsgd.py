@@ -59,7 +59,7 @@ class QsgdCodec(ChunkedCodec):
         chunk = chunk_elements(count, elements, device, bucket, unit)
         for start, stop, values in float_chunks(rows, chunk, bucket):
             first, last = start // bucket, -(-stop // bucket)
-            part = values[:, : (last - first) * bucket].unflatten(1, (-1, bucket))
+            part = values[:, : (last - first) * bucket].view(count, -1, bucket)
             norm, all_finite = _norms(part)
             scale = (self._s / norm).nan_to_num_(0.0, posinf=0.0).unsqueeze(2)
             exact = scratch("exact" if self._fitted else "noise", part.numel(), device)
@@ -92,7 +92,7 @@ class QsgdCodec(ChunkedCodec):
             first, last = start // bucket, -(-stop // bucket)
             levels.read(start, stop, work)
             used = work[:, : (last - first) * bucket]
-            used.sub_(self._s).unflatten(1, (-1, bucket)).mul_(steps[:, first:last])
+            used.sub_(self._s).view(count, -1, bucket).mul_(steps[:, first:last])
             yield start, stop, work[:, : stop - start]
 
     def _geometry(self, elements: int) -> tuple[int, int, int]:
