@@ -145,7 +145,7 @@ class AllToAllForm(Form):
         if work is not None:
             work.wait()
         with Coding("decode", received.numel()) as coding:
-            lengths = []
+            lengths: list[int] = []
             for of_rank, total in zip(shards.of_rank, totals, strict=True):
                 lengths += [*sizes[of_rank.start : of_rank.stop], longest - total]
             pieces = received.view(-1).split(lengths)
@@ -163,7 +163,7 @@ class AllToAllForm(Form):
 @functools.lru_cache(maxsize=256)
 def _shards(parts: tuple[tuple[Hashable, int], ...], ranks: int, alignment: int) -> _Shards:
     """Cuts the parts of a message, given as keys and numbers of elements."""
-    pieces = []
+    pieces: list[Piece] = []
     of_rank = []
     for rank in range(ranks):
         first, offset = len(pieces), 0

@@ -77,7 +77,7 @@ def equals_of(pieces: Sequence[Piece], chosen: Iterable[int] | None = None) -> t
     Returns:
         One group for each length.
     """
-    members = defaultdict(list)
+    members: defaultdict[int, list[int]] = defaultdict(list)
     indices = range(len(pieces)) if chosen is None else chosen
     for index in sorted(indices, key=lambda index: pieces[index].start):
         members[pieces[index].elements].append(index)
@@ -110,7 +110,7 @@ def fill(result: torch.Tensor, groups: Sequence[Equals], rows: Sequence[torch.Te
         groups: Groups that cover all of them.
         rows: The tensors of each group, of the same type as `result`.
     """
-    parts = []
+    parts: list[tuple[int, torch.Tensor]] = []
     for group, matrix in zip(groups, rows, strict=True):
         lengths = [stop - start for start, stop in group.ranges]
         starts = [start for start, _ in group.ranges]

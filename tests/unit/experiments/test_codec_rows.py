@@ -155,13 +155,16 @@ def test_residuals_may_be_replaced_and_regrouped_between_steps() -> None:
             assert torch.equal(codec.residuals[key], residual), (step, key)
 
 
+TINY = ((1,), (0,), (3,))
 SHAPES = ((40, 30), (1,), (7,), (), (513,), (0,), (64,), (64,), (5000,), (300, 100), (2, 2))
 
 
-def averages(spec: str, ranks: int, dtype: torch.dtype) -> list[list[torch.Tensor]]:
+def averages(
+    spec: str, ranks: int, dtype: torch.dtype, shapes: Sequence[tuple[int, ...]]
+) -> list[list[torch.Tensor]]:
     """What each rank gets in each step; in the second one, rank 0 has a NaN."""
     simulated = simulated_ranks().SimulatedRanks(ranks)
-    gradients = [Gradient(i, f"p{i}", math.prod(s), shape=s) for i, s in enumerate(SHAPES)]
+    gradients = [Gradient(i, f"p{i}", math.prod(s), shape=s) for i, s in enumerate(shapes)]
     (message,) = MessagePlan(gradients, [[whole(g) for g in gradients]]).messages
     strategy: Any = parse(spec)
 
@@ -174,7 +177,7 @@ def averages(spec: str, ranks: int, dtype: torch.dtype) -> list[list[torch.Tenso
             generator = torch.Generator().manual_seed(SEED + 100 * step + rank)
             payload = torch.randn(message.elements, generator=generator).to(dtype)
             if step == 1 and rank == 0:
-                payload[600] = math.nan
+                payload[message.elements // 2] = math.nan
             found.append(exchange.start(message, payload).wait().clone())
         return found
 
@@ -202,17 +205,18 @@ def test_a_message_has_the_average_of_tensors_that_are_encoded_alone(
     spec: str, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dtype = DTYPES[(ranks + SEED) % 2]
-    together = averages(spec, ranks, dtype)
+    messages = [TINY, SHAPES]
+    together = [averages(spec, ranks, dtype, shapes) for shapes in messages]
     for kind in (RowCodec, FeedbackCodec):
         for name in ("encode_rows", "decode_rows", "sum_rows"):
             monkeypatch.setattr(kind, name, getattr(Codec, name))
-    alone = averages(spec, ranks, dtype)
-    for step, expected in enumerate(alone[0]):
-        first = together[0][step]
-        for of_rank in together:
+    alone = [averages(spec, ranks, dtype, shapes) for shapes in messages]
+    for message, step in itertools.product(range(len(messages)), range(3)):
+        first = together[message][0][step]
+        for of_rank in together[message]:
             assert torch.equal(of_rank[step].isnan(), first.isnan())
             assert torch.equal(of_rank[step].nan_to_num(), first.nan_to_num())
-        assert_near(first, expected)
+        assert_near(first, alone[message][0][step])
 
 
 @pytest.mark.parametrize(
