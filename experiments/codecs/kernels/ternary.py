@@ -73,9 +73,9 @@ class TernaryCodec(ChunkedCodec):
         largest = _largest(rows)
         if self._clip and rows.shape[1] > 1:
             deviation = _deviations(rows)
+            # Of a row that is not finite the deviation is NaN, so it is never clipped.
             limit = torch.where(deviation > 0, self._clip * deviation, largest)
-            # NaN does not come through a minimum on every device.
-            largest = torch.where(largest.isfinite(), torch.minimum(largest, limit), torch.nan)
+            largest = torch.minimum(largest, limit)
         return finite_or_nan(largest.float())
 
     def encode_rows_scaled(
