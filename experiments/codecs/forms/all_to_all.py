@@ -148,7 +148,7 @@ class AllToAllForm(Form):
             lengths: list[int] = []
             for of_rank, total in zip(shards.of_rank, totals, strict=True):
                 lengths += [*sizes[of_rank.start : of_rank.stop], longest - total]
-            pieces = received.view(-1).split(lengths)
+            pieces = torch.split(received.view(-1), lengths)
             decoded = []
             for group in shards.groups:
                 # Behind each rank's pieces lies its padding.

@@ -114,7 +114,7 @@ def fill(result: torch.Tensor, groups: Sequence[Equals], rows: Sequence[torch.Te
     for group, matrix in zip(groups, rows, strict=True):
         lengths = [stop - start for start, stop in group.ranges]
         starts = [start for start, _ in group.ranges]
-        parts += zip(starts, matrix.reshape(-1).split(lengths), strict=True)
+        parts += zip(starts, torch.split(matrix.reshape(-1), lengths), strict=True)
     if parts:
         torch.cat([part for _, part in sorted(parts, key=lambda part: part[0])], out=result)
 

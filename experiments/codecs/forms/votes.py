@@ -65,10 +65,11 @@ class SharedScale(Combination):
         largest = own.clone()
         collectives.maximum(largest)
         # A maximum may lose NaN; the rank's own payload has to keep it.
-        shared = torch.where(own.isnan(), own, largest).split([len(part) for part in scales])
+        shared = torch.where(own.isnan(), own, largest)
+        shares = torch.split(shared, [len(part) for part in scales])
         return lambda: [
             codec.encode_rows_scaled(rows, own, scale)
-            for (rows, _), own, scale in zip(batches, scales, shared, strict=True)
+            for (rows, _), own, scale in zip(batches, scales, shares, strict=True)
         ]
 
 

@@ -23,7 +23,7 @@ class RowCodec(Codec):
         check_encodable(rows)
         found: list[torch.Tensor] = []
         with torch.no_grad():
-            for group in rows.detach().split(rows_at_once(rows.shape[1], rows.device)):
+            for group in torch.split(rows.detach(), rows_at_once(rows.shape[1], rows.device)):
                 found += self.encode_matrix(group).unbind()
         return found
 
@@ -32,7 +32,9 @@ class RowCodec(Codec):
         result = torch.empty(data.shape[0], elements, dtype=dtype, device=data.device)
         at_once = rows_at_once(elements, data.device)
         with torch.no_grad():
-            for part, decoded in zip(data.split(at_once), result.split(at_once), strict=True):
+            for part, decoded in zip(
+                torch.split(data, at_once), torch.split(result, at_once), strict=True
+            ):
                 self._decode_matrix(part, decoded)
         return result
 
@@ -48,12 +50,12 @@ class RowCodec(Codec):
                 self.decode_rows(part.flatten(0, 1), elements, dtype)
                 .view(-1, ranks, elements)
                 .sum(1, dtype=wide)
-                for part in data.split(at_once // ranks)
+                for part in torch.split(data, at_once // ranks)
             ]
             return sums[0] if len(sums) == 1 else torch.cat(sums)
         totals = data.new_zeros(tensors, elements, dtype=wide)
         for total, payloads in zip(totals, data, strict=True):
-            for part in payloads.split(at_once):
+            for part in torch.split(payloads, at_once):
                 total.add_(self.decode_rows(part, elements, dtype).sum(0, dtype=wide))
         return totals
 

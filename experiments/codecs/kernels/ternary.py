@@ -64,7 +64,7 @@ class TernaryCodec(ChunkedCodec):
             float32, one number for each row; NaN if an element is infinite or NaN.
         """
         at_once = rows_at_once(rows.shape[1], rows.device)
-        parts = [self._scales(part) for part in rows.detach().split(at_once)]
+        parts = [self._scales(part) for part in torch.split(rows.detach(), at_once)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _scales(self, rows: torch.Tensor) -> torch.Tensor:
@@ -94,7 +94,7 @@ class TernaryCodec(ChunkedCodec):
         check_encodable(rows)
         at_once = rows_at_once(rows.shape[1], rows.device)
         groups = zip(
-            rows.detach().split(at_once), own.split(at_once), scales.split(at_once), strict=True
+            *(torch.split(each, at_once) for each in (rows.detach(), own, scales)), strict=True
         )
         return [data for group in groups for data in self._encode_with(*group).unbind()]
 
