@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from ddltrace.analyzer.engine.engine import EmbeddedEngine
 from ddltrace.analyzer.events.event_columns import BoolArray
 from ddltrace.analyzer.events.interval_sets import (
     EMPTY,
@@ -84,6 +85,10 @@ if TYPE_CHECKING:
     from ddltrace.analyzer.trace.step_selection import StepSelection
 
 _STRAGGLERS_REPLAYED: Final = 32
+_MOST_BESIDE: Final = 4_000_000
+"""In a trace with more events, tensors and critical paths are not found at the same time in one
+process: both need memory for every event."""
+
 _UNRECORDED_WORTH_SAYING: Final = 0.01
 _CLOCK_ERROR_NS: Final = 200_000
 """In the public traces of StragglerAnalysis, computations start up to 0.13 ms before the end of the
@@ -146,6 +151,8 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
     p2p = p2p_rows(joined, chosen_messages, residual)
     with ThreadPoolExecutor(1) as beside:
         tensors = beside.submit(tensor_rows, trace, scans, steady)
+        if isinstance(trace.engine, EmbeddedEngine) and _events_of(scans) > _MOST_BESIDE:
+            tensors.result()
         paths = find_paths(trace, scans, joined, steps)
     steady_paths = [paths[number] for number in steady.tolist()]
     # Before the trace's facts are collected: it may add a note.
@@ -287,6 +294,10 @@ def _find_causes(
         waiting=delayed.waiting(),
         root_causes=delayed.causes(finder),
     )
+
+
+def _events_of(scans: Mapping[int, RankScan]) -> int:
+    return sum(scan.events for scan in scans.values())
 
 
 def _origin(scans: Mapping[int, RankScan]) -> int:
@@ -574,9 +585,7 @@ def _trace_facts(
         exit_status=run.exit_status,
         level=run.level,
         command=tuple(map(str, run.command)),
-        events=sum(scan.events for scan in scans.values())
-        if selection is None
-        else selection.events,
+        events=_events_of(scans) if selection is None else selection.events,
         dropped=sum(info.dropped for info in run.ranks),
         lost_bytes=sum(info.lost_bytes for info in run.ranks),
         notes=tuple(dict.fromkeys(notes)),

@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, Gathered, IntArray
 from ddltrace.analyzer.events.rank_timeline import CATEGORY, Timeline
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.joined.queues import Queues
 from ddltrace.analyzer.model import CATEGORIES
 
-_PIECES_AT_ONCE = 1 << 18
+_PIECES_AT_ONCE = 1 << 16
 _LOCAL = -1
 """Category of a stretch that follows the rank's own timeline."""
 
@@ -402,19 +402,18 @@ def describe_stretches(
         tensors = len(names) + which
         names += [f"{label}.grad" for label in labels]
     counts = _segment_counts(line, stretches)
-    parts = []
+    # There may be a piece for every event, so the large columns are kept only as long as needed.
+    start, end, window = Gathered(np.int64), Gathered(np.int64), Gathered(np.int32)
+    category, name = Gathered(np.int8), Gathered(np.int32)
     for low, high in _groups(counts):
         pieces = _local(line, stretches.keep(np.arange(low, high)), tensors)
-        parts.append(
-            replace(
-                pieces,
-                category=pieces.category.astype(np.int8),
-                name=pieces.name.astype(np.int32),
-                window=pieces.window.astype(np.int32),
-            )
-        )
-    whole = Pieces.joined(parts)
-    return RankPieces(whole.start, whole.end, whole.category, whole.name, whole.window, names)
+        start.add(pieces.start)
+        end.add(pieces.end)
+        category.add(pieces.category)
+        name.add(pieces.name)
+        window.add(pieces.window)
+    columns = (column.take_values() for column in (start, end, category, name, window))
+    return RankPieces(*columns, names)
 
 
 def _segment_counts(line: Timeline, stretches: Pieces) -> IntArray:

@@ -110,6 +110,7 @@ def tensor_rows(
     codes: dict[str, int] = {}
     sizes: list[int] = []
     parts: list[_Part] = []
+    ready = Gathered(np.int64)
     for rank, scan in scans.items():
         infos = trace.tensors(rank)
         if not infos:
@@ -123,8 +124,10 @@ def tensor_rows(
             np.array([codes[info.name] for info in infos] + [NULL], dtype=np.int32),
             np.array([max(info.bytes, 0) for info in infos] + [0], dtype=np.float64),
         )
-        parts.append(_Part.of(scan, table, steady))
-    ready_at = _medians((keys for part in parts for keys in part.ready()), len(sizes))
+        part = _Part.of(scan, table, steady)
+        ready.add(part.take_ready())
+        parts.append(part)
+    ready_at = _medians_of(ready.take_values(), len(sizes))
     # One after the other: each takes eight bytes for every tensor of every message.
     medians = {
         name: _medians((keys for part in parts for keys in part.times_of(name)), len(sizes))
@@ -249,14 +252,17 @@ class _Gradients:
             self.first[last if only_last else some[oldest]] = True
             self._is_sent[at[some]] = True
 
-    def ready(self) -> tuple[IntArray, IntArray, IntArray]:
+    def take_ready(self) -> tuple[IntArray, IntArray, IntArray]:
         """Returns code and step index of each gradient, and when it was finally ready.
 
-        In steps in which it was sent, if it ever was: those that its messages are of.
+        In steps in which it was sent, if it ever was: those that its messages are of. Can be called
+        once: the times of all ranks together would take much memory.
         """
         code = _codes_of(self._keys)
         chosen = self._is_sent | ~np.isin(code, code[self._is_sent])
-        return code[chosen], self._keys[chosen] >> _CODE_BITS, self._time[chosen]
+        found = code[chosen], self._keys[chosen] >> _CODE_BITS, self._time[chosen]
+        self._keys = self._time = self._is_sent = np.zeros(0, dtype=np.int64)
+        return found
 
 
 def _pairs(place: IntArray, code: IntArray) -> IntArray:
@@ -311,10 +317,13 @@ class _Part:
             gradients.find_messages(rows, table.codes(messages.tensors[part._items(rows)]))
         return part
 
-    def ready(self) -> Iterator[IntArray]:
-        """Returns keys of the times at which gradients became ready, from the start of the step."""
-        code, place, time = self.gradients.ready()
-        yield _keys(code, time - self.begins[place])
+    def take_ready(self) -> IntArray:
+        """Returns keys of the times at which gradients became ready, from the start of the step.
+
+        Can be called once.
+        """
+        code, place, time = self.gradients.take_ready()
+        return _keys(code, time - self.begins[place])
 
     def times_of(self, name: str) -> Iterator[IntArray]:
         """Returns keys of one time of the messages that carry each tensor's gradient."""
@@ -406,7 +415,11 @@ def _medians(blocks: Iterable[IntArray], count: int) -> FloatArray:
     gathered = Gathered(np.int64)
     for block in blocks:
         gathered.add(block)
-    keys = gathered.values()
+    return _medians_of(gathered.take_values(), count)
+
+
+def _medians_of(keys: IntArray, count: int) -> FloatArray:
+    """The same of keys in one array, which is sorted."""
     keys.sort()
     first = np.searchsorted(keys, np.arange(count + 1, dtype=np.int64) << _VALUE_BITS)
     counts = np.diff(first)
