@@ -139,23 +139,26 @@ class SavingsFinder:
     def _everywhere(self, parts: Sequence[PathPart]) -> dict[int, Spans]:
         """All instants of parts on their ranks, on the path or not, by their place in `parts`.
 
-        Without those of ranks whose timelines are not at hand, and of gradients.
+        Without those of ranks whose timelines are not at hand, of gradients, and of backward where
+        gradients divide it: the timeline has all of backward under one name.
         """
         found: dict[int, Spans] = {}
         for rank in {part.rank for part in parts}:
             line = self._scans[rank].timeline
             if line is None:
                 continue
-            codes = {name: code for code, name in enumerate(line.names)}
+            divided = line.backward if len(line.gradient_time) else NULL
+            codes = {name: code for code, name in enumerate(line.names) if code != divided}
+            stride = len(line.names) + 1
             codes_of = {
                 number: (NULL if part.name is None else codes[part.name])
                 + 1
-                + CATEGORIES.index(part.category) * (len(codes) + 1)
+                + CATEGORIES.index(part.category) * stride
                 for number, part in enumerate(parts)
                 if part.rank == rank and (part.name is None or part.name in codes)
             }
             time, category, name = line.segments
-            keys = category[:-1].astype(np.int64) * (len(codes) + 1) + name[:-1] + 1
+            keys = category[:-1].astype(np.int64) * stride + name[:-1] + 1
             rows = _grouped(keys, np.array(list(codes_of.values()), dtype=np.int64))
             for number, mine in zip(codes_of, rows, strict=True):
                 bounded = mine[time[mine] != NULL_NS]

@@ -77,6 +77,23 @@ def test_the_slack_of_a_name_is_the_smallest_of_a_step_and_the_median_over_steps
     """The later of two forward passes in a step has the smaller slack."""
     built = build(2)
     for step, late in enumerate((30, 20, 10, 10)):
+def test_parts_of_one_rank_save_what_they_take(build):
+    """Backward is divided by a gradient: what remains of it does not save the gradient's part."""
+    built = build(1)
+    weight, one = built.tensor("weight", 4), built[0]
+    for step in range(4):
+        begin, one.step = 100 * step, step
+        one.add("phase", begin, begin + 50, name="backward", phase="backward")
+        one.add("gradient", begin + 20, begin + 20, tensors=[weight])
+        one.add("phase", begin + 50, begin + 60, name="optimizer", phase="optimizer")
+        one.whole_step(step, begin, begin + 60)
+    parts = {part.name: part for part in built.trace().analyze().critical_path}
+    assert parts["weight.grad"].us == pytest.approx(20)
+    assert parts["backward"].us == pytest.approx(30)
+    for part in parts.values():
+        assert part.alone_us == pytest.approx(part.us)
+
+
         begin = 100 * step
         for rank, ready in ((0, begin + 10), (1, begin + 10 + late)):
             one = built[rank]
