@@ -21,6 +21,11 @@ _SHORTEST_HANG_NS: Final = 1_500_000_000
 _TIMES_LONGER: Final = 5
 """A message hangs when it takes this many times longer than the longest one before."""
 
+_LONG_HANG_NS: Final = 3_500_000_000
+_LITTLE_LONGER: Final = 1.5
+"""After `_LONG_HANG_NS`, this many times longer is enough: a hang is reported within 5 s unless
+messages of 2.3 s or more are usual."""
+
 _SILENT_NS: Final = 4_000_000_000
 _SILENT_S: Final = 3.5
 
@@ -108,7 +113,10 @@ def _has_failed(info: RankInfo, end: End | None) -> bool:
 def _find_hang(ranks: Sequence[LiveRank], signs: ProcessSigns) -> Alert | None:
     """The message that has hung for longest, and the ranks that do not take part in it."""
     longest_ns = max((rank.longest_ns for rank in ranks), default=0)
-    patience_ns = max(_SHORTEST_HANG_NS, _TIMES_LONGER * longest_ns)
+    patience_ns = min(
+        max(_SHORTEST_HANG_NS, _TIMES_LONGER * longest_ns),
+        max(_LONG_HANG_NS, round(_LITTLE_LONGER * longest_ns)),
+    )
     hung: list[tuple[int, LiveRank, OpenMessage]] = []
     for rank in ranks:
         now_ns = signs.now_ns.get(rank.info.segment)

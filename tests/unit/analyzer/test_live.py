@@ -10,7 +10,9 @@ import pytest
 
 from ddltrace.analyzer.events.event_columns import Columns
 from ddltrace.analyzer.events.rank_messages import read_messages
+from ddltrace.analyzer.live.live_alerts import ProcessSigns, find_alerts
 from ddltrace.analyzer.live.live_rank import WINDOW_NS, LiveRank
+from ddltrace.analyzer.live.live_state import Alert
 from ddltrace.analyzer.live.live_trace import lateness
 from ddltrace.analyzer.live.stream_tail import StreamTail
 from ddltrace.analyzer.trace.align import RankClock
@@ -124,6 +126,35 @@ def test_a_window_is_bounded_and_steps_are_counted(tmp_path: Path) -> None:
     assert 60 * SECOND - int(window.start.min()) <= WINDOW_NS + 2 * SECOND
     assert not window.unfinished.any()
     rank.close()
+
+
+@pytest.mark.parametrize(
+    ("longest_s", "hangs_after_s"), [(0.1, 1.5), (0.5, 2.5), (1.0, 3.5), (2.0, 3.5), (4.0, 6.0)]
+)
+def test_a_hang_is_reported_within_seconds_where_messages_are_not_longer(
+    tmp_path: Path, longest_s: float, hangs_after_s: float
+) -> None:
+    ranks = []
+    for number in (0, 1):
+        segment = segment_name(rank=number, attempt=0, pid=7 + number)
+        stream = StreamWriter(tmp_path / f"{segment}.arrows")
+        stream.write(rows(message(0, 0, round(longest_s * SECOND))))
+        if number == 0:
+            stream.write(rows(message(1, 5 * SECOND, None)))
+        info = RankInfo(rank=number, segment=segment, status="running")
+        ranks.append(LiveRank(info, tmp_path / f"{segment}.arrows", max_rows=1000))
+        ranks[-1].read()
+
+    def alerts(after_s: float) -> tuple[Alert, ...]:
+        now_ns = round((5 + after_s) * SECOND)
+        signs = ProcessSigns({}, {}, {rank.info.segment: now_ns for rank in ranks})
+        return find_alerts(ranks, signs, running=True)
+
+    assert alerts(hangs_after_s - 0.1) == ()
+    (alert,) = alerts(hangs_after_s + 0.1)
+    assert (alert.kind, alert.ranks) == ("hang", (1,))
+    for rank in ranks:
+        rank.close()
 
 
 def test_lateness_is_the_share_and_time_that_was_put_in() -> None:
