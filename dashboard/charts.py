@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 
 from ddltrace.analyzer.formatting.units import bytes_text, time_text
 from ddltrace.analyzer.model import Analysis
-from ddltrace.analyzer.report.figures import base_figure, label
+from ddltrace.analyzer.report.figures import base_figure, distinct, label
 from ddltrace.dashboard.rank_breakdowns import PARTS, Breakdown
 
 TITLES: Final = {
@@ -30,6 +30,8 @@ _ROLE_OF_PART: Final = {"copies": "copy"}
 _ROW_HEIGHT: Final = 34
 _UPRIGHT_RANKS: Final = 24
 _MAX_TENSORS: Final = 12
+_SERIES: Final = 6
+"""Number of colors of series."""
 _US_PER_MS: Final = 1e3
 
 
@@ -63,7 +65,7 @@ def breakdown_of_runs(runs: Sequence[tuple[str, Sequence[Breakdown]]]) -> go.Fig
         {part: float(np.mean([row.parts_us[part] for row in rows])) for part in PARTS}
         for _, rows in known
     ]
-    return _stacked([label(title) for title, _ in known], means, upright=False)
+    return _stacked(distinct([label(title) for title, _ in known]), means, upright=False)
 
 
 def _stacked(
@@ -108,7 +110,7 @@ def exposed_tensors(analysis: Analysis) -> go.Figure | None:
     figure = base_figure(height=76 + 26 * len(rows))
     figure.add_bar(
         x=[(row.exposed_us or 0) / _US_PER_MS for row in rows],
-        y=[label(row.name) for row in rows],
+        y=distinct([label(row.name) for row in rows]),
         orientation="h",
         meta={"role": "exposed"},
         text=[bytes_text(row.bytes) for row in rows],
@@ -129,17 +131,18 @@ def exposed_tensors(analysis: Analysis) -> go.Figure | None:
 
 
 def step_distributions(runs: Sequence[tuple[str, Sequence[float]]]) -> go.Figure | None:
-    """Wall times of the steady steps of two runs (ms), as a box plot with all points."""
+    """Wall times of the steady steps of some runs (ms), as a box plot with all points."""
     if not any(values for _, values in runs):
         return None
     figure = base_figure(height=104 + 76 * len(runs))
-    for number, (title, values) in enumerate(runs):
+    names = distinct([label(title) for title, _ in runs])
+    for number, (name, (_, values)) in enumerate(zip(names, runs, strict=True)):
         figure.add_box(
             x=[value / _US_PER_MS for value in values],
-            y=[label(title)] * len(values),
-            name=label(title),
+            y=[name] * len(values),
+            name=name,
             orientation="h",
-            meta={"role": f"series-{number}"},
+            meta={"role": f"series-{number % _SERIES}"},
             boxpoints="all" if len(values) <= 500 else "outliers",
             jitter=0.6,
             pointpos=0,

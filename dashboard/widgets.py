@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dash import dcc, html
 
+from ddltrace.analyzer.formatting.units import printable
 from ddltrace.dashboard.theme import GRAPH_CONFIG
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 
 _OPEN_NOTES: Final = 4
+_MAX_ASKED: Final = 12
 
 
 def card(title: str, *children: Any, hint: str = "", wide: bool = False) -> Component:
@@ -71,6 +73,13 @@ def step_field(name: str, label: str, step: int | None, *, placeholder: str) -> 
             placeholder=placeholder,
         ),
     ]
+
+
+def no_such_step(asked: str) -> Component:
+    """Says that the trace does not have the step of an address."""
+    return html.P(
+        f"The trace has no step {printable(asked)[:_MAX_ASKED]}.", className="warning", role="alert"
+    )
 
 
 def save_buttons() -> Component:

@@ -197,7 +197,7 @@ def wait_against_transfer(analysis: Analysis) -> go.Figure | None:
     if not rows:
         return None
     figure = base_figure(height=110 + _ROW_HEIGHT * len(rows))
-    names = _distinct([_collective_name(row) for row in rows])
+    names = distinct([_collective_name(row) for row in rows])
     for name, role, values in (
         ("waiting for the last rank", "wait", [row.wait_us for row in rows]),
         ("transfer", "transfer", [row.transfer_us for row in rows]),
@@ -364,7 +364,7 @@ def critical_parts(analysis: Analysis) -> go.Figure | None:
     rows = analysis.critical_path[:MAX_ROWS]
     if not rows:
         return None
-    names = _distinct(
+    names = distinct(
         [f"{label(row.name) if row.name else row.category}, rank {row.rank}" for row in rows]
     )
     figure = base_figure(height=110 + _ROW_HEIGHT * len(rows))
@@ -534,7 +534,7 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count:,} times"
 
 
-def _distinct(names: Sequence[str]) -> list[str]:
+def distinct(names: Sequence[str]) -> list[str]:
     """The same names, made distinct by invisible marks: plotly merges equal categories."""
     seen: dict[str, int] = {}
     out = []

@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Any, Final
 from dash import dcc, html
 
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, bytes_text, printable, time_text
-from ddltrace.analyzer.report.figures import base_figure, label
+from ddltrace.analyzer.report.figures import base_figure, distinct, label
 from ddltrace.dashboard.pages.sorted_table import Column, sort_rows, sorted_table
 from ddltrace.dashboard.pages.tensor_messages import messages_of, usual_step
 from ddltrace.dashboard.timeline.links import timeline_link
-from ddltrace.dashboard.widgets import card, empty, graph, notes_box, step_field, table
+from ddltrace.dashboard.widgets import (
+    card,
+    empty,
+    graph,
+    no_such_step,
+    notes_box,
+    step_field,
+    table,
+)
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -81,7 +89,7 @@ def tensor_times(rows: Sequence[TensorRow], step: int | None = None) -> go.Figur
     if not rows:
         return None
     figure = base_figure(height=110 + 20 * len(rows))
-    names = [label(row.name) for row in rows]
+    names = distinct([label(row.name) for row in rows])
     for first, last, title, role in _PARTS:
         starts, lengths = [], []
         for row in rows:
@@ -107,14 +115,18 @@ def tensor_times(rows: Sequence[TensorRow], step: int | None = None) -> go.Figur
 
 FIGURES: Final[dict[str, Callable[[OpenTrace, Address], go.Figure | None]]] = {
     "tensor-lives": lambda opened, address: tensor_times(
-        _ordered(opened, address), chosen_step(address)
+        _ordered(opened, address), chosen_step(opened, address)
     ),
 }
 
 
-def chosen_step(address: Address) -> int | None:
-    """The step that the page shows (key ``step`` of the address); None for all steady steps."""
-    return address.number("step", 0) if address.text("step") else None
+def chosen_step(opened: OpenTrace, address: Address) -> int | None:
+    """The step that the page shows (key ``step`` of the address); None for all steady steps.
+
+    None also for a step that the trace does not have.
+    """
+    wanted = address.number("step", -1)
+    return wanted if any(row.step == wanted for row in opened.analysis.steps) else None
 
 
 def tensors_page(opened: OpenTrace, address: Address) -> Component:
@@ -133,7 +145,7 @@ def tensors_page(opened: OpenTrace, address: Address) -> Component:
             ),
             className="page",
         )
-    step = chosen_step(address)
+    step = chosen_step(opened, address)
     rows = opened.tensors_of(step)
     chosen = next((row for row in rows if row.name == address.text("tensor")), None)
     ordered = _ordered(opened, address)
@@ -168,6 +180,10 @@ def tensors_page(opened: OpenTrace, address: Address) -> Component:
         ),
         _step_choice(analysis, address, step),
     ]
+    if not analysis.steps:
+        head.append(html.P("Their times are not known: no step was completed.", className="lead"))
+    elif step is None and address.text("step"):
+        head.append(no_such_step(address.text("step")))
     if opened.notes:
         head.append(notes_box(opened.notes))
     return html.Main([html.Section(head, className="headline"), *cards], className="page")
@@ -195,7 +211,7 @@ def _step_choice(analysis: Analysis, address: Address, step: int | None) -> Comp
 
 
 def _ordered(opened: OpenTrace, address: Address) -> list[TensorRow]:
-    rows = backward_order(opened.tensors_of(chosen_step(address)))
+    rows = backward_order(opened.tensors_of(chosen_step(opened, address)))
     column = next((c for c in _COLUMNS if c.key == address.text("sort")), None)
     return sort_rows(rows, column) if column else rows
 
@@ -219,7 +235,7 @@ def _name_column(address: Address) -> Column[TensorRow]:
 
 def _one_tensor(opened: OpenTrace, row: TensorRow, address: Address) -> Component:
     """The message that carried one tensor in the median step, on every rank."""
-    step = chosen_step(address)
+    step = chosen_step(opened, address)
     step = usual_step(opened.analysis) if step is None else step
     found = [] if step is None else messages_of(opened, row.name, step)
     name = printable(row.name)

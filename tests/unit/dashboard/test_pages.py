@@ -16,10 +16,11 @@ from ddltrace.analyzer.report.palette import ROLES, SURFACES
 from ddltrace.analyzer.report.text_report import render_report
 from ddltrace.analyzer.trace import step_selection
 from ddltrace.analyzer.trace.opened_trace import open_trace
-from ddltrace.dashboard import theme
+from ddltrace.dashboard import charts, theme
 from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.pages import comparison_page, overview, tensors_page
+from ddltrace.dashboard.rank_breakdowns import PARTS, Breakdown
 from ddltrace.dashboard.theme import dress, style_sheet
 from ddltrace.dashboard.workspace import Lazy, Workspace
 from ddltrace.tracer.errors import TraceError
@@ -81,6 +82,16 @@ def test_exposed_communication_has_one_colour(opened):
         trace.meta["role"] for figure in made for trace in figure.data if "exposed" in trace.name
     }
     assert roles == {"exposed"}
+
+
+@pytest.mark.parametrize("theme", sorted(ROLES))
+def test_traces_with_similar_titles_stay_apart_however_many_they_are(theme):
+    titles = [f"{'a' * 30}{number}{'b' * 30}" for number in range(8)]
+    figure = dress(charts.step_distributions([(title, [1.0]) for title in titles]), theme)
+    assert len({box.name for box in figure.data}) == len(titles)
+    parts = [Breakdown(0, 1, dict.fromkeys(PARTS, 1.0), 1, 1)]
+    figure = charts.breakdown_of_runs([(title, parts) for title in titles])
+    assert len(set(figure.data[0].y)) == len(titles)
 
 
 def test_tooltips_name_steps_groups_and_numbers(opened):
@@ -202,8 +213,9 @@ def test_tensors_are_shown_of_one_step(write_run_of):
     page = as_json(tensors_page.tensors_page(opened, Address({"step": "2"})))
     assert "Step 2: medians over ranks" in page
     assert "/tensors?step=1" in page
-    with pytest.raises(TraceError):
-        tensors_page.tensors_page(opened, Address({"step": "99"}))
+    missing = as_json(tensors_page.tensors_page(opened, Address({"step": "99"})))
+    assert "The trace has no step 99." in missing
+    assert "Medians over ranks and steady steps" in missing
 
 
 def test_a_trace_compared_with_itself_does_not_differ(trace_path):
