@@ -11,7 +11,12 @@ from dash import ALL, MATCH, Input, Output, State, ctx, dcc, html, no_update
 
 from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.hosts import check_host
-from ddltrace.dashboard.pages import experiments_page, live_page, sql_page
+from ddltrace.dashboard.pages import (
+    critical_path_page,
+    experiments_page,
+    live_page,
+    sql_page,
+)
 from ddltrace.dashboard.pages.page_list import PAGES, Page, make_figure, page_at
 from ddltrace.dashboard.pages.run_callbacks import add_run_callbacks
 from ddltrace.dashboard.pages.run_routes import add_run_routes
@@ -104,6 +109,7 @@ def create_app(workspace: Workspace, *, loopback: bool = True) -> dash.Dash:
     if workspace.runs is not None:
         add_run_callbacks(app, workspace, workspace.runs)
     live_page.add_callbacks(app, workspace)
+    critical_path_page.add_callbacks(app, workspace)
     add_routes(app.server, workspace)
     add_run_routes(app.server, workspace)
     _secure(app, loopback=loopback)

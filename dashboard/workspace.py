@@ -120,7 +120,7 @@ class OpenTrace:
         self._analyzed = Lazy(self._make_analysis)
         self._path_lane = Lazy(self._make_path_lane)
         self._breakdowns = Lazy(lambda: rank_breakdowns(self.analyzed))
-        self._slack = Lazy(lambda: slack_rows(shortened(trace), self.analyzed))
+        self._slack = Lazy(self._find_slack)
         self._figures: dict[str, go.Figure | None] = {}
         self._searches: OrderedDict[str, Search] = OrderedDict()
         self._search_lock = threading.Lock()
@@ -193,9 +193,25 @@ class OpenTrace:
         return self.analyzed.analysis
 
     @property
-    def slack(self) -> tuple[SlackRow, ...] | None:
-        """Slack over the steady steps; None for a large trace, whose events are not in memory."""
-        return self._slack.get() if self._stored.get()[0] is None else None
+    def slack(self) -> tuple[SlackRow, ...]:
+        """Slack over the steady steps; of a large trace, all events are read for it once.
+
+        Raises:
+            TraceError: The trace cannot be read.
+        """
+        return self._slack.get()
+
+    @property
+    def slack_if_soon(self) -> tuple[SlackRow, ...] | None:
+        """The same if it is at hand or the trace is small; requires the analysis."""
+        stored = self._stored.get()[0]
+        if stored is None:
+            return self.slack
+        return self._slack.value or stored.slack_if_stored()
+
+    def _find_slack(self) -> tuple[SlackRow, ...]:
+        stored, analyzed = self._stored.get()[0], self.analyzed
+        return slack_rows(shortened(self.trace), analyzed) if stored is None else stored.slack()
 
     @property
     def analysis_if_made(self) -> Analysis | None:

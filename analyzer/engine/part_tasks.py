@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from ddltrace.analyzer.engine.engine import Engine
@@ -36,6 +37,32 @@ class Whole(Protocol):
 
 
 PartT = TypeVar("PartT", bound=Part)
+
+
+@dataclass(frozen=True)
+class PartWithData(Generic[PartT]):
+    """A part of a trace with further data that its task needs; a `Part` itself.
+
+    Attributes:
+        trace: The part of the trace.
+    """
+
+    trace: PartT
+
+    @property
+    def notes(self) -> list[str]:
+        """See `Part`."""
+        return self.trace.notes
+
+    @property
+    def damage(self) -> list[str]:
+        """See `Part`."""
+        return self.trace.damage
+
+    @property
+    def verified(self) -> dict[str, bool]:
+        """See `Part`."""
+        return self.trace.verified
 
 
 class _Work(NamedTuple, Generic[PartT, Result]):

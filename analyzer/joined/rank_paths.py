@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddltrace.analyzer.engine.part_tasks import map_parts
+from ddltrace.analyzer.engine.part_tasks import PartWithData, map_parts
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.critical_path import Pieces, RankPieces, describe_stretches
 from ddltrace.analyzer.joined.trace_scans import timeline_of
@@ -16,27 +16,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _RankPart:
+class _RankPart(PartWithData["Trace"]):
     """What a task needs to describe the stretches of one rank."""
 
-    trace: Trace
     scan: RankScan
     stretches: Pieces
-
-    @property
-    def notes(self) -> list[str]:
-        """See `Part`."""
-        return self.trace.notes
-
-    @property
-    def damage(self) -> list[str]:
-        """See `Part`."""
-        return self.trace.damage
-
-    @property
-    def verified(self) -> dict[str, bool]:
-        """See `Part`."""
-        return self.trace.verified
 
 
 def describe_ranks(

@@ -14,75 +14,98 @@ later by the time until the rank is next blocked, plus the slack of that instant
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
-from ddltrace.analyzer.events.event_columns import KIND, NULL, NULL_NS, Columns, IntArray
+from ddltrace.analyzer.events.event_columns import (
+    KIND,
+    NULL,
+    NULL_NS,
+    BoolArray,
+    Columns,
+    IntArray,
+)
 from ddltrace.analyzer.events.interval_sets import length_before, union
-from ddltrace.analyzer.events.rank_scan import scan_rank
+from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.analyzed import Analyzed
-from ddltrace.analyzer.joined.trace_scans import timeline_of
-
-if TYPE_CHECKING:
-    from ddltrace.analyzer.trace.opened_trace import Trace
 
 
-def event_slack(trace: Trace, analyzed: Analyzed, rank: int) -> pa.Array:
-    """Slack of every event of a rank, microseconds.
+@dataclass(frozen=True)
+class Margins:
+    """How much before the others a rank arrives at collectives, and when its steps end.
 
-    Args:
-        trace: The trace.
-        analyzed: Its analysis.
-        rank: The rank of the events.
-
-    Returns:
-        One number per row of ``trace.events(rank)``: null for events of no completed step and
-        for those whose end is not known; 0 on what a delay of any length would show.
-
-    Raises:
-        TraceError: The trace has nothing of that rank.
+    Attributes:
+        arrival: When it arrives at each collective, ns.
+        before: How much before the last rank to arrive.
+        step: Numbers of the trace's steps, ascending.
+        latest: Latest end of each on any rank, ns.
     """
-    columns = Columns(trace.events(rank))
-    scan = scan_rank(rank, columns)
-    line = timeline_of(trace, scan)
-    blocked = union(line.block_start, line.block_end)
-    time, margin = _margins(analyzed, scan.step, scan.step_end, rank)
-    end = columns.end.astype(np.int64)
-    message = columns.kind == KIND["message"]
-    # A message ends when the rank next is, or still is, blocked, at no cost.
-    following = np.searchsorted(blocked.end, end, side="right")
-    at = np.where(
-        message & (following < len(blocked.end)),
-        np.append(blocked.end, 0)[np.minimum(following, len(blocked.end))],
-        end,
-    )
-    after = np.searchsorted(time, at, side="left")
-    held = length_before(blocked, time)
-    best = np.minimum.accumulate((margin + held)[::-1])[::-1]
-    known = (end != NULL_NS) & (columns.step != NULL) & (after < len(time))
-    known &= np.isin(columns.step, scan.step)
-    slack = np.zeros(len(end), dtype=np.int64)
-    slack[known] = best[after[known]] - length_before(blocked, at[known])
-    slack = np.maximum(slack, 0) + (at - end)
-    return pa.array(slack / 1e3, mask=~known)
+
+    arrival: IntArray
+    before: IntArray
+    step: IntArray
+    latest: IntArray
 
 
-def _margins(
-    analyzed: Analyzed, step: IntArray, step_end: IntArray, rank: int
-) -> tuple[IntArray, IntArray]:
-    """When the rank arrives at collectives and ends steps, and how much before the others."""
+def find_margins(analyzed: Analyzed, rank: int) -> Margins:
+    """The margins of a rank in an analyzed trace."""
     joined = analyzed.joined
     rows = joined.rows(rank)
     start, of = joined.messages.start[rows], joined.collective[rows]
     entered = (of != NULL) & (joined.released[rows] != NULL_NS)
     arrival = start[entered]
-    margins = joined.collectives.last[of[entered]] - arrival
-    ends = {row.step: analyzed.paths[row.step].end[-1] for row in analyzed.analysis.steps}
-    latest = np.array([ends.get(number, NULL_NS) for number in step.tolist()], dtype=np.int64)
-    some = latest != NULL_NS
-    time = np.concatenate([arrival, step_end[some]])
-    margin = np.concatenate([margins, latest[some] - step_end[some]])
-    order = np.argsort(time, kind="stable")
-    return time[order], margin[order]
+    steps = sorted(row.step for row in analyzed.analysis.steps)
+    return Margins(
+        arrival=arrival,
+        before=joined.collectives.last[of[entered]] - arrival,
+        step=np.array(steps, dtype=np.int64),
+        latest=np.array([analyzed.paths[step].end[-1] for step in steps], dtype=np.int64),
+    )
+
+
+class RankSlack:
+    """Slack of the events of one rank.
+
+    Args:
+        margins: The margins of the rank.
+        scan: Its scan.
+    """
+
+    def __init__(self, margins: Margins, scan: RankScan) -> None:
+        self._blocked = union(*scan.path_blocks()[:2])
+        self._steps = scan.step
+        _, own, place = np.intersect1d(
+            scan.step, margins.step, assume_unique=True, return_indices=True
+        )
+        end = scan.step_end[own]
+        time = np.concatenate([margins.arrival, end])
+        margin = np.concatenate([margins.before, margins.latest[place] - end])
+        order = np.argsort(time, kind="stable")
+        self._time, margin = time[order], margin[order]
+        held = length_before(self._blocked, self._time)
+        self._best = np.minimum.accumulate((margin + held)[::-1])[::-1]
+
+    def of(self, columns: Columns) -> tuple[IntArray, BoolArray]:
+        """Slack of each of some events of the rank.
+
+        Returns:
+            Nanoseconds, 0 on what a delay of any length would show; and whether the slack is known:
+            not for events of no completed step and for those whose end is not known.
+        """
+        blocked = self._blocked
+        end = columns.end.astype(np.int64)
+        message = columns.kind == KIND["message"]
+        # A message ends when the rank next is, or still is, blocked, at no cost.
+        following = np.searchsorted(blocked.end, end, side="right")
+        at = np.where(
+            message & (following < len(blocked.end)),
+            np.append(blocked.end, 0)[np.minimum(following, len(blocked.end))],
+            end,
+        )
+        after = np.searchsorted(self._time, at, side="left")
+        known = (end != NULL_NS) & (columns.step != NULL) & (after < len(self._time))
+        known &= np.isin(columns.step, self._steps)
+        slack = np.zeros(len(end), dtype=np.int64)
+        slack[known] = self._best[after[known]] - length_before(blocked, at[known])
+        return np.maximum(slack, 0) + (at - end), known

@@ -21,7 +21,7 @@ _FEW_RANKS: Final = 16
 
 def scan_ranks(trace: Trace) -> dict[int, RankScan]:
     """Scans every rank, on the engine of the trace."""
-    task = partial(_scan, with_timeline=len(trace.ranks) <= _FEW_RANKS)
+    task = partial(scan_part, with_timeline=len(trace.ranks) <= _FEW_RANKS)
     found = {scan.rank: scan for scan in trace.map_ranks(task, "reading ranks")}
     # Arrow keeps the memory of the windows, which is not needed any more.
     pa.default_memory_pool().release_unused()
@@ -44,7 +44,8 @@ def timeline_of(trace: Trace, scan: RankScan) -> Timeline:
     return line
 
 
-def _scan(trace: Trace, *, with_timeline: bool) -> RankScan:
+def scan_part(trace: Trace, *, with_timeline: bool) -> RankScan:
+    """Scans the rank of a trace of one rank."""
     (rank,) = trace.ranks
     scanner = RankScanner(rank, operations_only=_operations_only(trace))
     builder = TimelineBuilder() if with_timeline else None

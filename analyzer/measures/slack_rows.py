@@ -1,15 +1,21 @@
-"""Slack of the layers, phases and messages of each rank, over the steady steps."""
+"""Slack of the layers, phases and messages of each rank, over the steady steps.
+
+A rank's events are read twice, in windows: once for the times at which it is blocked, then for the
+slack of each event, of which a few numbers are kept.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import KIND, Columns
-from ddltrace.analyzer.joined.slack import event_slack
-from ddltrace.analyzer.measures.operation_rows import Groups, grouped
+from ddltrace.analyzer.engine.part_tasks import PartWithData, map_parts
+from ddltrace.analyzer.events.event_columns import KIND, Columns, Gathered
+from ddltrace.analyzer.joined.slack import Margins, RankSlack, find_margins
+from ddltrace.analyzer.joined.trace_scans import scan_part
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.events.event_columns import IntArray
@@ -30,7 +36,7 @@ class SlackRow:
     Attributes:
         rank: Global rank.
         kind: ``phase``, ``layer`` or ``message``.
-        name: Phase, layer or message; None if it has no name.
+        name: Phase, layer, or operation of the message; None if it has no name.
         steps: Number of steady steps in which the name occurs.
         us: Median duration of its events in a step, summed, microseconds.
         slack_us: Median slack, microseconds.
@@ -54,47 +60,105 @@ def slack_rows(trace: Trace, analyzed: Analyzed) -> tuple[SlackRow, ...]:
         analyzed: Its analysis.
     """
     steady = np.array([row.step for row in analyzed.analysis.steps if row.steady], dtype=np.int64)
-    rows = [row for rank in trace.ranks for row in _rows_of(trace, analyzed, rank, steady)]
+    parts = [_RankPart(trace.of_rank(r), find_margins(analyzed, r), steady) for r in trace.ranks]
+    found = map_parts(trace, _rows_of, parts, "finding slack", one_at_a_time=True)
+    rows = chain.from_iterable(found)
     return tuple(sorted(rows, key=lambda row: (row.slack_us, -row.us)))
 
 
-def _rows_of(trace: Trace, analyzed: Analyzed, rank: int, steady: IntArray) -> list[SlackRow]:
-    columns = Columns(trace.events(rank))
-    slack = event_slack(trace, analyzed, rank)
-    names, texts = columns.codes("name")
-    used = np.isin(columns.kind, list(_KIND_NAMES))
-    used &= np.isin(columns.step, steady) & np.asarray(slack.is_valid())
-    if not used.any():
-        return []
-    slack_ns = np.rint(slack.fill_null(0).to_numpy() * 1e3).astype(np.int64)[used]
-    step, kind = columns.step[used], columns.kind[used].astype(np.int64)
-    name, duration = names[used].astype(np.int64), (columns.end - columns.start)[used]
-    in_step = grouped([step, name, kind], slack_ns)
-    length = np.bincount(in_step.of_entry, weights=duration, minlength=len(in_step))
-    kinds, names_in_step = kind[in_step.first], name[in_step.first]
-    of_name = grouped([names_in_step, kinds], in_step.low)
-    lengths = _medians(length, of_name) / 1e3
-    slacks = _medians(in_step.low, of_name) / 1e3
-    rows = []
-    for number, entry in enumerate(of_name.first.tolist()):
-        code = int(names_in_step[entry])
-        rows.append(
+@dataclass(frozen=True)
+class _RankPart(PartWithData["Trace"]):
+    """What a task needs to find the slack of one rank."""
+
+    margins: Margins
+    steady: IntArray
+
+
+def _rows_of(part: _RankPart) -> list[SlackRow]:
+    (rank,) = part.trace.ranks
+    slack = RankSlack(part.margins, scan_part(part.trace, with_timeline=False))
+    found = _Found(part.steady)
+    for table in part.trace.windows(rank):
+        found.add(Columns(table), slack)
+    return found.rows(rank)
+
+
+class _Found:
+    """The slack of a rank's events, collected in parts.
+
+    Args:
+        steady: Numbers of the steady steps.
+    """
+
+    def __init__(self, steady: IntArray) -> None:
+        self._steady = steady
+        self._names: dict[str | None, int] = {None: 0}
+        self._key = Gathered(np.int64)
+        self._slack = Gathered(np.int64)
+        self._duration = Gathered(np.int64)
+
+    def add(self, columns: Columns, slack: RankSlack) -> None:
+        """Adds a part of the events."""
+        slack_ns, known = slack.of(columns)
+        used = np.isin(columns.kind, list(_KIND_NAMES)) & np.isin(columns.step, self._steady)
+        used &= known
+        if not used.any():
+            return
+        place = np.searchsorted(self._steady, columns.step[used])
+        name = np.where(
+            columns.kind == KIND["message"],
+            self._codes(*columns.codes("op")),
+            self._codes(columns.name, columns.names),
+        )
+        of_name = name[used] * len(KIND) + columns.kind[used]
+        self._key.add(of_name * len(self._steady) + place)
+        self._slack.add(slack_ns[used])
+        self._duration.add((columns.end - columns.start)[used])
+
+    def _codes(self, of_window: IntArray, words: list[str]) -> IntArray:
+        """Codes of a window as codes of all windows."""
+        names: list[str | None] = [*words, None]  # `NULL` is -1: the last
+        codes = np.array([self._names.setdefault(name, len(self._names)) for name in names])
+        return np.asarray(codes[of_window])
+
+    def rows(self, rank: int) -> list[SlackRow]:
+        """One row for each kind and name."""
+        key = self._key.take_values()
+        if not len(key):
+            return []
+        order = np.argsort(key, kind="stable")
+        key = key[order]
+        begin = _begins(key)
+        slack = np.minimum.reduceat(self._slack.take_values()[order], begin)
+        length = np.add.reduceat(self._duration.take_values()[order], begin)
+        of_name = key[begin] // len(self._steady)
+        first = _begins(of_name)
+        count = np.diff(np.append(first, len(of_name)))
+        number = np.repeat(np.arange(len(first)), count)
+        lengths, slacks = (_medians(each, number, first, count) for each in (length, slack))
+        smallest = np.minimum.reduceat(slack, first)
+        texts = list(self._names)
+        return [
             SlackRow(
                 rank=rank,
-                kind=_KIND_NAMES[int(kinds[entry])],
-                name=texts[code] if code >= 0 else None,
-                steps=int(of_name.count[number]),
-                us=float(lengths[number]),
-                slack_us=float(slacks[number]),
-                smallest_us=int(of_name.low[number]) / 1e3,
+                kind=_KIND_NAMES[code % len(KIND)],
+                name=texts[code // len(KIND)],
+                steps=int(count[place]),
+                us=float(lengths[place]) / 1e3,
+                slack_us=float(slacks[place]) / 1e3,
+                smallest_us=int(smallest[place]) / 1e3,
             )
-        )
-    return rows
+            for place, code in enumerate(of_name[first].tolist())
+        ]
 
 
-def _medians(values: IntArray, groups: Groups) -> IntArray:
-    """The median of the values of each group."""
-    ordered = values[np.lexsort((values, groups.of_entry))]
-    begin = np.cumsum(groups.count) - groups.count
-    lower, upper = begin + (groups.count - 1) // 2, begin + groups.count // 2
+def _begins(ordered: IntArray) -> IntArray:
+    """Where each run of equal numbers begins."""
+    return np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+
+
+def _medians(values: IntArray, number: IntArray, first: IntArray, count: IntArray) -> IntArray:
+    """The median of the values of each group; groups lie side by side."""
+    ordered = values[np.lexsort((values, number))]
+    lower, upper = first + (count - 1) // 2, first + count // 2
     return np.asarray((ordered[lower] + ordered[upper]) / 2)

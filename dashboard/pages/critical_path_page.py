@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from dash import dcc, html
+from dash import Input, Output, State, dcc, html
 
 from ddltrace.analyzer.formatting.units import NOT_KNOWN, printable, share_text, time_text
-from ddltrace.analyzer.query.result_tables import path_table
 from ddltrace.analyzer.report import figures
+from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.pages.figure_cards import Draw, figure_cards
 from ddltrace.dashboard.pages.sorted_table import Column, sorted_table
 from ddltrace.dashboard.timeline.links import timeline_link
-from ddltrace.dashboard.widgets import card, empty, notes_box, table
+from ddltrace.dashboard.widgets import card, empty, no_such_step, notes_box, table
+from ddltrace.tracer.errors import TraceError
 
 if TYPE_CHECKING:
+    import dash
     from dash.development.base_component import Component
 
     from ddltrace.analyzer.measures.slack_rows import SlackRow
     from ddltrace.analyzer.model import Analysis, PathPart, StepRow
-    from ddltrace.dashboard.address import Address
-    from ddltrace.dashboard.workspace import OpenTrace
+    from ddltrace.dashboard.workspace import OpenTrace, Workspace
 
 PATH: Final = "/critical-path"
 _MAX_PARTS: Final = 60
@@ -99,23 +102,14 @@ def critical_path_page(opened: OpenTrace, address: Address) -> Component:
             "this rank only. Then another rank, or another part, holds the step up.",
         ),
     ]
-    slack = opened.slack
-    if slack is not None:
-        cards.append(
-            card(
-                "Slack",
-                sorted_table(
-                    slack,
-                    _SLACK_COLUMNS,
-                    address,
-                    PATH,
-                    limit=_MAX_PARTS,
-                    text_columns=2,
-                ),
-                hint="How much later it could end in a step without a later end of the step; a "
-                "lower bound. Without slack, each delay makes the step longer.",
-            )
+    cards.append(
+        card(
+            "Slack",
+            _slack(opened, address),
+            hint="How much later it could end in a step without a later end of the step; a "
+            "lower bound. Without slack, each delay makes the step longer.",
         )
+    )
     head: list[Any] = [
         html.H1("Critical path over all ranks"),
         html.P(
@@ -124,9 +118,54 @@ def critical_path_page(opened: OpenTrace, address: Address) -> Component:
             className="lead",
         ),
     ]
+    if step is None and address.text("step"):
+        head.append(no_such_step(address.text("step")))
     if opened.notes:
         head.append(notes_box(opened.notes))
     return html.Main([html.Section(head, className="headline"), *cards], className="page")
+
+
+def _slack(opened: OpenTrace, address: Address) -> Component:
+    """The table of slack; of a large trace it may come after the page, from `add_callbacks`."""
+    rows = opened.slack_if_soon
+    if rows is not None:
+        return slack_table(rows, address)
+    return dcc.Loading(
+        html.Div(
+            [html.P("Slack needs all events.", className="quiet"), dcc.Store(id="slack-wanted")],
+            id="slack",
+        ),
+        custom_spinner=html.Div(
+            [
+                html.Div(className="spinner"),
+                html.P("Reading all events once more to find slack …", className="quiet"),
+            ],
+            className="spinner-line",
+        ),
+        target_components={"slack": "children"},
+    )
+
+
+def slack_table(rows: Sequence[SlackRow], address: Address) -> Component:
+    """The table of slack, in the order of the address."""
+    if not rows:
+        return html.P("No event of the steady steps has a known slack.", className="quiet")
+    return sorted_table(rows, _SLACK_COLUMNS, address, PATH, limit=_MAX_PARTS, text_columns=2)
+
+
+def add_callbacks(app: dash.Dash, workspace: Workspace) -> None:
+    """Adds the callback that shows the slack of a large trace once it has been found."""
+
+    def show(_: object, search: str | None) -> Any:
+        address = Address.parse(search)
+        try:
+            return slack_table(workspace.get(address.trace).slack, address)
+        except TraceError as error:
+            return html.P(printable(str(error)), className="warning", role="alert")
+
+    app.callback(
+        Output("slack", "children"), Input("slack-wanted", "data"), State("url", "search")
+    )(show)
 
 
 def _by_category(analysis: Analysis) -> Component:
@@ -162,9 +201,8 @@ def _steps(analysis: Analysis, address: Address) -> Component:
 
 def _one_step(opened: OpenTrace, step: StepRow, address: Address) -> Component:
     """The pieces of one step's path in order, with links to the previous and the next step."""
-    path = path_table(opened.analyzed)
+    path = opened.analyzed.paths[step.step]
     origin = opened.trace.origin_ns
-    pieces = [row for row in path.to_pylist() if row["step"] == step.step]
     numbers = [row.step for row in opened.analysis.steps]
     at = numbers.index(step.step)
     links = [
@@ -174,21 +212,19 @@ def _one_step(opened: OpenTrace, step: StepRow, address: Address) -> Component:
     ]
     rows = [
         (
-            piece["category"],
-            _name(piece["name"]),
-            str(piece["rank"]),
-            time_text((piece["start_ns"] - origin) / 1e3 - step.start_us),
-            time_text((piece["end_ns"] - piece["start_ns"]) / 1e3),
+            piece.category,
+            _name(piece.name),
+            str(piece.rank),
+            time_text((piece.start_ns - origin) / 1e3 - step.start_us),
+            time_text((piece.end_ns - piece.start_ns) / 1e3),
             dcc.Link(
                 "timeline",
-                href=timeline_link(
-                    opened.number, piece["start_ns"] - origin, piece["end_ns"] - origin
-                ),
+                href=timeline_link(opened.number, piece.start_ns - origin, piece.end_ns - origin),
             ),
         )
-        for piece in pieces[:_MAX_PIECES]
+        for piece in islice(path, _MAX_PIECES)
     ]
-    more = len(pieces) - len(rows)
+    more = len(path) - len(rows)
     return card(
         f"Step {step.step}: {time_text(step.wall_us)}",
         html.Div(

@@ -1,8 +1,8 @@
-"""The process that builds stored parts of a timeline, or the stored analysis, of one trace.
+"""The process that builds stored parts of a timeline, the analysis, or the slack, of one trace.
 
-``python -m ddltrace.dashboard.stored.builder TRACE analysis|PART...``, where a part is written as
-``NAME:RANK-RANK``, with its first and last rank. It prints the number of events that it has read
-since the last such line, and ``part NAME`` when a part is complete.
+``python -m ddltrace.dashboard.stored.builder TRACE analysis|slack|PART...``, where a part is
+written as ``NAME:RANK-RANK``, with its first and last rank. It prints the number of events that it
+has read since the last such line, and ``part NAME`` when a part is complete.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 
 from ddltrace.analyzer.trace.opened_trace import open_trace
-from ddltrace.dashboard.stored.stored_trace import ANALYSIS, Stored
+from ddltrace.dashboard.stored.stored_trace import ANALYSIS, SLACK, Stored
 from ddltrace.tracer.errors import DdltraceError
 
 
@@ -29,6 +29,9 @@ def main(path: str, *wanted: str) -> None:
     if wanted == (ANALYSIS,):
         os.nice(5)  # the timeline is shown first
         stored.write_analysis()
+        return
+    if wanted == (SLACK,):
+        stored.write_slack()
         return
     for part in wanted:
         name, _, ranks = part.rpartition(":")

@@ -17,6 +17,7 @@ from ddltrace.analyzer.joined.analyzed import Analyzed
 from ddltrace.analyzer.joined.critical_path import Path
 from ddltrace.analyzer.joined.executions import Executions
 from ddltrace.analyzer.joined.join import AllMessages, Collectives, Joined
+from ddltrace.analyzer.measures.slack_rows import SlackRow
 from ddltrace.dashboard.stored.container import ArrayReader, ArrayWriter
 from ddltrace.dashboard.timeline.event_index import EventIndex
 from ddltrace.dashboard.timeline.lod import RowIndex
@@ -26,7 +27,7 @@ RECORDS: Final[dict[str, type]] = {
     record.__name__: record
     for record in (
         *(item for item in vars(model).values() if dataclasses.is_dataclass(item)),
-        *(Analyzed, Path, Executions, AllMessages, Collectives, Joined),
+        *(Analyzed, Path, Executions, AllMessages, Collectives, Joined, SlackRow),
         *(EventIndex, Row, Timeline, Track),
     )
     if isinstance(record, type)

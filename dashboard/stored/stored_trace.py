@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.engine.engine import EmbeddedEngine
+from ddltrace.analyzer.measures.slack_rows import slack_rows
 from ddltrace.dashboard.stored.container import ArrayReader, ArrayWriter, InvalidCacheError
 from ddltrace.dashboard.stored.place import (
     content_key,
@@ -29,12 +30,14 @@ from ddltrace.tracer.errors import TraceError
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.joined.analyzed import Analyzed
+    from ddltrace.analyzer.measures.slack_rows import SlackRow
     from ddltrace.analyzer.trace.opened_trace import Trace
 
 FEWEST_EVENTS: Final = 1_000_000
 """Traces with fewer events are read in less time than a process takes to start."""
 
 ANALYSIS: Final = "analysis"
+SLACK: Final = "slack"
 _FEWEST_IN_PART: Final = 1_000_000
 _MOST_PARTS: Final = 16
 _BYTES_PER_EVENT: Final = 150
@@ -43,6 +46,15 @@ _BYTES_AT_ONCE: Final = 2 << 30
 
 _MAPPED_BYTES: Final = 300 << 20
 """Of files mapped into memory by this process; beyond that they are released."""
+_SPARING: Final = {
+    # Arrays of a builder are large and soon freed: without these, the C library and Arrow keep
+    # much of their memory, since it may be used again.
+    "MALLOC_MMAP_THRESHOLD_": "1048576",
+    "MALLOC_ARENA_MAX": "2",
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+}
+"""Environment of builders, unless the user has set it."""
+
 _TIMES_MORE: Final = 4
 """Divisor of an analysis's memory limit for the dashboard."""
 
@@ -165,6 +177,29 @@ class Stored:
         self.reading.is_under_way = False
         self._remove_others()
 
+    def slack_if_stored(self) -> tuple[SlackRow, ...] | None:
+        """The slack over the steady steps if it is stored."""
+        found: tuple[SlackRow, ...] | None = self._read(SLACK)
+        return found
+
+    def slack(self) -> tuple[SlackRow, ...]:
+        """The slack; if it is not stored, found by another process or by the trace's engine.
+
+        It is found in the stored analysis, which is built if it is missing.
+
+        Raises:
+            TraceError: It cannot be built.
+        """
+        if (found := self.slack_if_stored()) is None:
+            if self._is_elsewhere:
+                self.write_slack()
+            else:
+                self._build([SLACK], lambda _: None)
+            found = self.slack_if_stored()
+        if found is None:
+            raise TraceError(_changed(self._trace))
+        return found
+
     def _adopt(self, origin_ns: int, notes: list[str], damage: list[str]) -> None:
         """Sets the attributes of the trace that reading its events would have set."""
         trace = self._trace
@@ -197,14 +232,20 @@ class Stored:
         """Builds in another process, whose memory is free again when it ends.
 
         Args:
-            wanted: `ANALYSIS` or parts, see `builder`.
+            wanted: `ANALYSIS`, `SLACK` or parts, see `builder`.
             heard: Called with each line that it prints.
         """
         module = "ddltrace.dashboard.stored.builder"
         command = [sys.executable, "-m", module, str(self._trace.path), *wanted]
         pipe = subprocess.PIPE
         with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace"
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            errors="replace",
+            env={**_SPARING, **os.environ},
         ) as process:
             assert process.stdout is not None
             try:
@@ -248,6 +289,15 @@ class Stored:
             ANALYSIS, lambda encoder: encoder.encode(analyze_in_full(shortened(self._trace)))
         )
 
+    def write_slack(self) -> None:
+        """Finds and writes the slack.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        rows = slack_rows(shortened(self._trace), self.analyzed())
+        self._write(SLACK, lambda encoder: encoder.encode(rows))
+
     def _write(self, kind: str, encode: Callable[[Encoder], Any]) -> None:
         trace = self._trace
         with replacing(trace, file_name(kind, self._secret)) as file:
@@ -258,7 +308,7 @@ class Stored:
 
     def _remove_others(self) -> None:
         """Removes the stored files of an earlier content of the trace."""
-        kinds = [ANALYSIS, *map(self._kind, range(len(self.parts)))]
+        kinds = [ANALYSIS, SLACK, *map(self._kind, range(len(self.parts)))]
         kept = {file_name(kind, self._secret) for kind in kinds}
         for folder in folders(self._trace):
             remove_others(folder, kept, self._secret)

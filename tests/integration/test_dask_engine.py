@@ -85,11 +85,13 @@ def test_the_dashboard_stores_the_same(cluster, tmp_path, monkeypatch):
     one = simulated.synthetic().write_trace(tmp_path / "one" / "trace", shape)
     other = tmp_path / "other" / "trace"
     shutil.copytree(one, other)
-    analyses = []
+    analyses, slack = [], []
     for trace in (open_trace(one), on(cluster, other)):
         stored = Stored(trace)
         stored.build_parts(range(len(stored.parts)), lambda number, part: None)
         analyses.append(json.dumps(stored.analyzed().analysis.to_json()))
+        slack.append(stored.slack())
+    assert slack[0] == slack[1] != ()
     assert analyses[0].replace(str(one), str(other)) == analyses[1]
     files = [path.name for path in (one / FOLDER).glob("timeline-*")]
     assert len(files) == len(stored.parts)

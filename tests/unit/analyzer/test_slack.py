@@ -5,7 +5,9 @@ import statistics
 import pytest
 
 from ddltrace.analyzer.analysis import analyze_in_full
-from ddltrace.analyzer.joined.slack import event_slack
+from ddltrace.analyzer.events.event_columns import Columns
+from ddltrace.analyzer.joined.slack import RankSlack, find_margins
+from ddltrace.analyzer.joined.trace_scans import scan_part
 from ddltrace.analyzer.measures.slack_rows import slack_rows
 
 
@@ -24,11 +26,14 @@ def lagging(build):
 
 
 def _slack(trace, rank, kind, name=None):
-    values = event_slack(trace, analyze_in_full(trace), rank).to_pylist()
-    rows = trace.events(rank).to_pylist()
+    """The slack (us) of the events of a kind and name; None where it is not known."""
+    scan = scan_part(trace.of_rank(rank), with_timeline=False)
+    events = trace.events(rank)
+    margins = find_margins(analyze_in_full(trace), rank)
+    slack_ns, known = RankSlack(margins, scan).of(Columns(events))
     return [
-        value
-        for value, row in zip(values, rows, strict=True)
+        ns / 1e3 if is_known else None
+        for ns, is_known, row in zip(slack_ns, known, events.to_pylist(), strict=True)
         if row["kind"] == kind and name in (None, row["name"])
     ]
 
@@ -73,10 +78,6 @@ def test_a_part_alone_saves_no_more_than_its_lead(lagging):
     assert parts[0, "all_reduce"].alone_us == pytest.approx(10)
 
 
-def test_the_slack_of_a_name_is_the_smallest_of_a_step_and_the_median_over_steps(build):
-    """The later of two forward passes in a step has the smaller slack."""
-    built = build(2)
-    for step, late in enumerate((30, 20, 10, 10)):
 def test_parts_of_one_rank_save_what_they_take(build):
     """Backward is divided by a gradient: what remains of it does not save the gradient's part."""
     built = build(1)
@@ -94,6 +95,10 @@ def test_parts_of_one_rank_save_what_they_take(build):
         assert part.alone_us == pytest.approx(part.us)
 
 
+def test_the_slack_of_a_name_is_the_smallest_of_a_step_and_the_median_over_steps(build):
+    """The later of two forward passes in a step has the smaller slack."""
+    built = build(2)
+    for step, late in enumerate((30, 20, 10, 10)):
         begin = 100 * step
         for rank, ready in ((0, begin + 10), (1, begin + 10 + late)):
             one = built[rank]
@@ -114,3 +119,4 @@ def test_parts_of_one_rank_save_what_they_take(build):
     assert forward.smallest_us == pytest.approx(min(expected))
     assert forward.us == pytest.approx(10)
     assert rows[1, "phase", "forward"].slack_us == 0
+    assert (0, "message", "all_reduce") in rows

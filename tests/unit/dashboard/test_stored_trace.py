@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from plotly.utils import PlotlyJSONEncoder
 
 from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.app import create_app
+from ddltrace.dashboard.pages import critical_path_page
 from ddltrace.dashboard.stored import builder
 from ddltrace.dashboard.stored import stored_trace as stored
 from ddltrace.dashboard.stored.container import ArrayReader, ArrayWriter, InvalidCacheError
@@ -30,6 +34,10 @@ def large(trace_path, tmp_path, monkeypatch):
     return trace_path
 
 
+def as_json(component):
+    return json.dumps(component, cls=PlotlyJSONEncoder)
+
+
 def opened(path: Path) -> OpenTrace:
     return Workspace([open_trace(path)]).get(0)
 
@@ -48,6 +56,7 @@ def shown(trace: OpenTrace) -> tuple[object, ...]:
         trace.path_layout(),
         [trace.event(rank, 0) for rank in trace.trace.ranks],
         trace.notes,
+        trace.slack,
     )
 
 
@@ -56,8 +65,14 @@ def stored_files(path: Path) -> dict[str, bytes]:
 
 
 def test_a_stored_trace_shows_what_a_read_one_shows(large, monkeypatch):
-    built, loaded = shown(opened(large)), shown(opened(large))
-    assert len(stored_files(large / FOLDER)) == 2
+    fresh = opened(large)
+    page = as_json(critical_path_page.critical_path_page(fresh, Address()))
+    assert "slack-wanted" in page  # it comes after the page
+    built, loaded = shown(fresh), shown(opened(large))
+    assert len(stored_files(large / FOLDER)) == 3
+    page = as_json(critical_path_page.critical_path_page(opened(large), Address()))
+    assert "slack-wanted" not in page
+    assert "smallest slack" in page
     assert built == loaded
     shutil.rmtree(large / FOLDER)
     monkeypatch.setattr(stored, "FEWEST_EVENTS", 1 << 60)
