@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qs, urlencode
 
 _MAX_DIGITS = 9
-_MAX_TEXT = 4096
+_MAX_TEXT = 1 << 15
 
 
 @dataclass(frozen=True)

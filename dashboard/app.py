@@ -421,18 +421,19 @@ def _add_sql_callbacks(app: dash.Dash, workspace: Workspace) -> None:
         prevent_initial_call=True,
     )(run)
 
-    def save(clicks: int | None, statement: str | None, search: str | None) -> Any:
+    def save(clicks: int | None, statement: str | None, search: str | None) -> tuple[Any, Any]:
         if not clicks or not (statement or "").strip():
-            return no_update
+            return no_update, no_update
+        address = Address.parse(search)
         try:
-            opened = workspace.get(Address.parse(search).trace)
-            text = sql_page.as_csv(opened.query(str(statement)))
+            text = sql_page.as_csv(workspace.get(address.trace).query(str(statement)))
         except DdltraceError:
-            return no_update  # "Run" shows the error
-        return {"content": text, "filename": "query.csv", "type": "text/csv"}
+            return no_update, address.link("", q=statement)  # the page shows the error
+        return {"content": text, "filename": "query.csv", "type": "text/csv"}, no_update
 
     app.callback(
         Output("sql-file", "data"),
+        Output("go", "data", allow_duplicate=True),
         Input("sql-csv", "n_clicks"),
         State("sql-text", "value"),
         State("url", "search"),

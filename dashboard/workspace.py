@@ -19,7 +19,7 @@ from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.formatting.units import printable
 from ddltrace.analyzer.live.live_trace import LiveTrace
 from ddltrace.analyzer.measures.slack_rows import slack_rows
-from ddltrace.analyzer.query.result_tables import OF_ANALYSIS, OF_TRACE, EventStream
+from ddltrace.analyzer.query.result_tables import OF_TRACE, EventStream, columns_of
 from ddltrace.analyzer.query.sql import QueryLimits, run_query
 from ddltrace.analyzer.recent_cache import RecentCache
 from ddltrace.analyzer.report.notes import notes_of, state_text
@@ -125,7 +125,7 @@ class OpenTrace:
         self._searches: OrderedDict[str, Search] = OrderedDict()
         self._search_lock = threading.Lock()
         self._queries: RecentCache[str, pa.Table] = RecentCache(
-            lambda sql: run_query(trace, sql, _QUERY_LIMITS),
+            lambda sql: run_query(trace, sql, _QUERY_LIMITS, lambda: self.analyzed),
             lambda result: int(result.nbytes),
             _KEPT_QUERY_BYTES,
         )
@@ -249,7 +249,7 @@ class OpenTrace:
             elif table in OF_TRACE:
                 self._columns[table] = OF_TRACE[table](self.trace).column_names
             else:
-                self._columns[table] = OF_ANALYSIS[table](self.analyzed).column_names
+                self._columns[table] = columns_of(table, self.analyzed)
         return self._columns[table]
 
     @property

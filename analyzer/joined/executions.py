@@ -72,6 +72,11 @@ _COLUMNS: Final = (
 )
 
 
+def no_executions() -> Executions:
+    """Of no operation."""
+    return Executions(names=[], shapes=[], **_concatenated({column: [] for column in _COLUMNS}))
+
+
 def find_executions(trace: Trace, steps: IntArray | None = None) -> Executions:
     """Collects the operations of all ranks.
 

@@ -6,7 +6,7 @@ Times with ``_ns`` are on rank 0's clock, as in `Trace.events`; durations carry 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import chain
 from typing import Any, Final
 
@@ -16,7 +16,13 @@ import pyarrow as pa
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
 from ddltrace.analyzer.importers.kineto.hta_series import Series
 from ddltrace.analyzer.joined.analyzed import Analyzed
-from ddltrace.analyzer.joined.executions import DEVICE_KINDS, HOST_KINDS, KINDS, Executions
+from ddltrace.analyzer.joined.executions import (
+    DEVICE_KINDS,
+    HOST_KINDS,
+    KINDS,
+    Executions,
+    no_executions,
+)
 from ddltrace.analyzer.joined.join import State
 from ddltrace.analyzer.measures.hta_definitions import hta_series
 from ddltrace.analyzer.measures.operation_rows import grouped
@@ -34,12 +40,16 @@ from ddltrace.analyzer.trace.opened_trace import Trace
 from ddltrace.tracer.trace.counters import COUNTER_LIST
 from ddltrace.tracer.trace.schema import EVENTS
 
+MOST_AT_ONCE: Final = 1_000_000
+"""Events of a rank that are read at once."""
+
 
 class EventStream:
     """The events of all ranks, with a column ``rank`` before those of the schema.
 
-    Any consumer of Arrow streams can read it repeatedly. Ranks are read one after the other, so
-    that at most one is in memory; a very long trace is read in parts.
+    Any consumer of Arrow streams can read it repeatedly. Ranks are read one after the other. A
+    rank with at most `MOST_AT_ONCE` events is sorted by start; a longer one is read in parts, in
+    the order of recording, so that no consumer needs memory for all its events.
     """
 
     schema: Final = pa.schema([pa.field("rank", pa.int32()), *EVENTS])
@@ -53,10 +63,15 @@ class EventStream:
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         for rank in self._trace.ranks:
-            tables = self._trace.event_tables(rank)
-            for batch in chain.from_iterable(table.to_batches() for table in tables):
+            for batch in chain.from_iterable(table.to_batches() for table in self._tables(rank)):
                 ranks = pa.array(np.full(batch.num_rows, rank, dtype=np.int32))
                 yield pa.RecordBatch.from_arrays([ranks, *batch.columns], schema=self.schema)
+
+    def _tables(self, rank: int) -> Iterator[pa.Table]:
+        known = sum(info.events or 0 for info in self._trace.infos(rank))
+        if known > MOST_AT_ONCE:
+            return self._trace.event_windows(rank)
+        return self._trace.event_tables(rank)
 
 
 def counters_table(trace: Trace) -> pa.Table:
@@ -303,6 +318,14 @@ OF_TRACE: Final[dict[str, Callable[[Trace], pa.Table]]] = {
     "hta_copy_bandwidth": hta_copy_bandwidth_table,
 }
 """Name -> function that creates the table from a trace, without an analysis."""
+
+
+def columns_of(table: str, analyzed: Analyzed) -> list[str]:
+    """The columns of a table of `OF_ANALYSIS`, without rows of pieces of paths and operations."""
+    few = replace(analyzed, paths={}, executions=no_executions())
+    names: list[str] = OF_ANALYSIS[table](few).column_names
+    return names
+
 
 TABLES: Final = ("events", *OF_TRACE, *OF_ANALYSIS)
 """The tables that a statement can read."""

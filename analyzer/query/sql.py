@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 
 from ddltrace.analyzer.analysis import analyze_in_full
+from ddltrace.analyzer.joined.analyzed import Analyzed
 from ddltrace.analyzer.query.result_tables import OF_ANALYSIS, OF_TRACE, TABLES, EventStream
 from ddltrace.analyzer.query.statement_check import check_statement, refusal
 from ddltrace.analyzer.trace.opened_trace import Trace
@@ -46,7 +47,12 @@ class QueryLimits:
     timeout_s: float = 600.0
 
 
-def run_query(trace: Trace, sql: str, limits: QueryLimits | None = None) -> pa.Table:
+def run_query(
+    trace: Trace,
+    sql: str,
+    limits: QueryLimits | None = None,
+    analyzed: Callable[[], Analyzed] | None = None,
+) -> pa.Table:
     """Runs one SELECT over the tables of a trace.
 
     Only tables whose names occur in the statement are made, and events are read a rank at a
@@ -57,6 +63,7 @@ def run_query(trace: Trace, sql: str, limits: QueryLimits | None = None) -> pa.T
         trace: The trace.
         sql: A SELECT in DuckDB's dialect, or the EXPLAIN of one.
         limits: What the statement may use.
+        analyzed: Gives the analysis of the trace where that is at hand; otherwise it is made.
 
     Returns:
         The rows. Columns keep their order; of columns with the same name all but the first get
@@ -79,8 +86,8 @@ def run_query(trace: Trace, sql: str, limits: QueryLimits | None = None) -> pa.T
     tables |= {name: make(trace) for name, make in OF_TRACE.items() if name in words}
     wanted = [name for name in OF_ANALYSIS if name in words]
     if wanted:
-        analyzed = analyze_in_full(trace)
-        tables |= {name: OF_ANALYSIS[name](analyzed) for name in wanted}
+        found = analyze_in_full(trace) if analyzed is None else analyzed()
+        tables |= {name: OF_ANALYSIS[name](found) for name in wanted}
     with duckdb.connect(config=_SHUT_IN) as connection:
         connection.execute(f"SET memory_limit = '{limits.memory_bytes}B'")
         for name, table in tables.items():

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as arrow_csv
 from dash import dcc, html
 
@@ -28,6 +29,11 @@ _MAX_ROWS: Final = 500
 _MAX_BARS: Final = 200
 _MAX_TEXT: Final = 200
 _LARGE: Final = 1e15
+
+_NUMBERS: Final = (
+    *(pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal),
+    *(pa.types.is_date, pa.types.is_time, pa.types.is_timestamp),
+)
 
 EXAMPLES: Final = (
     (
@@ -168,25 +174,31 @@ def sql_page(opened: OpenTrace, address: Address) -> Component:
 def as_csv(result: pa.Table) -> str:
     """The whole result as CSV, with a header line."""
     sink = io.BytesIO()
-    plain = pa.table(
-        {
-            name: column.cast(column.type.value_type)
-            if pa.types.is_dictionary(column.type)
-            else column
-            for name, column in zip(result.column_names, result.columns, strict=True)
-        }
-    )
-    arrow_csv.write_csv(_without_nested(plain), sink)
+    names = _without_formulas(pa.array(result.column_names, pa.string())).to_pylist()
+    arrow_csv.write_csv(pa.table([_plain(column) for column in result.columns], names), sink)
     return sink.getvalue().decode()
 
 
-def _without_nested(result: pa.Table) -> pa.Table:
-    """CSV has no lists or structs: they are written as text."""
-    for number, column in enumerate(result.columns):
-        if pa.types.is_nested(column.type):
-            text = [None if value is None else str(value) for value in column.to_pylist()]
-            result = result.set_column(number, result.column_names[number], pa.array(text))
-    return result
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+    """A column as CSV has it: lists, intervals and bytes, among others, as text."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    if any(holds(kind) for holds in _NUMBERS):
+        return column
+    if not pa.types.is_string(kind):
+        values = [None if value is None else str(value) for value in column.to_pylist()]
+        column = pa.chunked_array([pa.array(values, pa.string())])
+    return _without_formulas(column)
+
+
+def _without_formulas(texts: Any) -> Any:
+    """Texts that a spreadsheet does not run as formulas: names come from the trace."""
+    runs = pc.and_not(
+        pc.match_substring_regex(texts, r"^[=+\-@\t\r]"),
+        pc.match_substring_regex(texts, r"^[+-]?[0-9.,]+$"),
+    )
+    return pc.if_else(runs, pc.binary_join_element_wise("'", texts, ""), texts)
 
 
 def _result(opened: OpenTrace, statement: str) -> list[Any]:

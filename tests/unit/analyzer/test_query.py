@@ -18,6 +18,7 @@ from ddltrace.analyzer.formatting.sizes import parse_memory_limit
 from ddltrace.analyzer.query.result_tables import TABLES
 from ddltrace.analyzer.query.rows_as_text import rows_as_text
 from ddltrace.analyzer.query.sql import QueryLimits, run_query
+from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 from ddltrace.tracer.errors import UsageError
 
 duckdb: Any = pytest.importorskip("duckdb")
@@ -102,6 +103,15 @@ def test_all_but_a_select_is_refused(
 )
 def test_what_returns_rows_is_accepted(sql: str) -> None:
     assert run_query(made_trace(), sql).num_rows > 0
+
+
+def test_a_long_rank_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = open_trace(SAMPLE)
+    sql = "SELECT * FROM events ORDER BY ALL"
+    whole = run_query(trace, sql)
+    monkeypatch.setattr("ddltrace.analyzer.query.result_tables.MOST_AT_ONCE", 10)
+    monkeypatch.delattr(Trace, "events")
+    assert run_query(trace, sql).to_pylist() == whole.to_pylist()
 
 
 def test_columns_of_one_name_are_told_apart_by_position(tmp_path: Path) -> None:
