@@ -16,7 +16,7 @@ from ddltrace.analyzer.formatting.units import (
 )
 from ddltrace.analyzer.report import figures
 from ddltrace.analyzer.report.figures import base_figure
-from ddltrace.dashboard.pages.collective_events import Collective, Filter, collectives
+from ddltrace.dashboard.pages.collective_events import Collective, Filter, Selection, select
 from ddltrace.dashboard.pages.figure_cards import Draw, figure_cards
 from ddltrace.dashboard.pages.sorted_table import Column, sorted_table
 from ddltrace.dashboard.timeline.links import timeline_link
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 
 PATH: Final = "/communication"
 _MAX_ROWS: Final = 100
+_STATES: Final = {
+    "open": "It did not complete on some rank.",
+    "partial": "The record of a member is missing: it never came, or its record was lost.",
+    "mismatch": "Its members disagree on operation or size, or one has it twice.",
+}
 _MAX_ROWS_IN_FULL: Final = 5000
 
 
@@ -123,8 +128,15 @@ def communication_page(opened: OpenTrace, address: Address) -> Component:
     """
     analysis = opened.analysis
     cards = figure_cards(opened, address, FIGURES, _CARDS)
-    rows = collectives(opened.analyzed, opened.trace.origin_ns)
-    if not cards and not rows:
+    wanted = Filter.of(address)
+    found = select(
+        opened.analyzed,
+        opened.trace.origin_ns,
+        wanted,
+        sort=address.text("sort"),
+        limit=_limit(address),
+    )
+    if not cards and not found.total:
         return html.Main(
             empty(
                 "No communication",
@@ -134,11 +146,11 @@ def communication_page(opened: OpenTrace, address: Address) -> Component:
         )
     if len(cards) % 2:
         cards[-1].className = "card wide"
-    joining = analysis.joining
+    joining, pairs = analysis.joining, sum(row.count for row in analysis.p2p)
     head: list[Any] = [
         html.H1(
-            f"{joining.collectives:,} collectives, {sum(row.count for row in analysis.p2p):,} "
-            "messages between pairs of ranks"
+            f"{joining.collectives:,} collective{'s' * (joining.collectives != 1)}, "
+            f"{pairs:,} message{'s' * (pairs != 1)} between pairs of ranks"
         ),
         _limits(analysis),
     ]
@@ -146,8 +158,8 @@ def communication_page(opened: OpenTrace, address: Address) -> Component:
         head.append(notes_box(opened.notes))
     parts: list[Any] = [html.Section(head, className="headline")]
     parts.append(html.Div(cards, className="cards"))
-    if rows:
-        parts.append(_all_collectives(opened, rows, address))
+    if found.total:
+        parts.append(_all_collectives(opened, found, wanted, address))
     if analysis.p2p:
         parts.append(_pairs(analysis))
     return html.Main(parts, className="page")
@@ -170,9 +182,9 @@ def _limits(analysis: Analysis) -> Component:
     )
 
 
-def _all_collectives(opened: OpenTrace, rows: list[Collective], address: Address) -> Component:
-    wanted = Filter.of(address)
-    shown = [row for row in rows if wanted.admits(row)]
+def _all_collectives(
+    opened: OpenTrace, found: Selection, wanted: Filter, address: Address
+) -> Component:
 
     def when(row: Collective) -> Component:
         return dcc.Link(
@@ -189,9 +201,14 @@ def _all_collectives(opened: OpenTrace, rows: list[Collective], address: Address
             lambda row: row.step,
         ),
         Column("size", "size", lambda row: bytes_text(row.bytes), lambda row: row.bytes),
-        Column("ranks", "ranks", lambda row: str(row.ranks), lambda row: row.ranks),
+        Column("ranks", "ranks", _ranks, lambda row: row.ranks),
         Column("skew", "arrival skew", lambda row: time_text(row.skew_us), lambda row: row.skew_us),
-        Column("last", "last rank", lambda row: str(row.last_rank), lambda row: row.last_rank),
+        Column(
+            "last",
+            "last rank",
+            lambda row: NOT_KNOWN if row.last_rank is None else str(row.last_rank),
+            lambda row: row.last_rank,
+        ),
         Column(
             "late",
             "its lateness",
@@ -208,13 +225,28 @@ def _all_collectives(opened: OpenTrace, rows: list[Collective], address: Address
     ]
     return card(
         "All collectives",
-        _filters(rows, wanted, address),
-        sorted_table(shown, columns, address, PATH, limit=_limit(address), text_columns=2),
-        _more(len(shown), address),
-        hint=f"{len(shown):,} of {len(rows):,}. A click on a name opens the timeline there; "
+        _filters(found, wanted, address),
+        sorted_table(
+            found.rows,
+            columns,
+            address,
+            PATH,
+            limit=_limit(address),
+            text_columns=2,
+            total=found.admitted,
+        ),
+        _more(found.admitted, address),
+        hint=f"{found.admitted:,} of {found.total:,}. A click on a name opens the timeline there; "
         "wait is summed over the ranks.",
         wide=True,
     )
+
+
+def _ranks(row: Collective) -> Any:
+    """How many ranks were seen, and the state if it is not complete."""
+    if row.state == "complete":
+        return str(row.ranks)
+    return html.Span(f"{row.ranks}, {row.state}", className="loss", title=_STATES[row.state])
 
 
 def _limit(address: Address) -> int:
@@ -228,14 +260,16 @@ def _more(count: int, address: Address) -> Component | None:
     return dcc.Link(f"Show {shown:,} rows", href=address.link(PATH, all=1), className="filter")
 
 
-def _filters(rows: list[Collective], wanted: Filter, address: Address) -> Component:
-    """Links that narrow the table to one operation, group or last rank."""
+def _filters(found: Selection, wanted: Filter, address: Address) -> Component:
+    """Links that narrow the table to one operation, group, last rank or state."""
     lines = []
-    for key, title, values in (
-        ("op", "operation", sorted({row.op for row in rows})),
-        ("group", "group", sorted({row.group for row in rows})),
-        ("rank", "last rank", [str(rank) for rank in sorted({row.last_rank for row in rows})]),
+    for key, title in (
+        ("op", "operation"),
+        ("group", "group"),
+        ("rank", "last rank"),
+        ("state", "state"),
     ):
+        values = found.choices[key]
         if len(values) < 2:
             continue
         chosen = getattr(wanted, key)

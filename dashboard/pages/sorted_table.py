@@ -52,6 +52,7 @@ def sorted_table(
     *,
     limit: int,
     text_columns: int = 1,
+    total: int | None = None,
 ) -> Component:
     """Draws the table in the order of the address (key ``sort``).
 
@@ -62,9 +63,10 @@ def sorted_table(
         path: The page's path.
         limit: Maximum number of rows; the number of further rows is shown below.
         text_columns: Number of text columns at the left.
+        total: Number of all rows, if `rows` are the first of them in the order of the address.
     """
     chosen = next((c for c in columns if c.key == address.text("sort")), None)
-    ordered = sort_rows(rows, chosen) if chosen else list(rows)
+    ordered = sort_rows(rows, chosen) if chosen and total is None else list(rows)
     heads = [
         dcc.Link(
             f"{column.title} ▾" if column is chosen else column.title,
@@ -76,7 +78,7 @@ def sorted_table(
     ]
     shown = [[column.cell(row) for column in columns] for row in ordered[:limit]]
     parts: list[Any] = [table(heads, shown, text_columns=text_columns)]
-    if len(ordered) > limit:
-        more = len(ordered) - limit
+    more = (len(ordered) if total is None else total) - len(shown)
+    if more:
         parts.append(html.P(f"{more:,} more rows are not shown.", className="quiet"))
     return html.Div(parts)

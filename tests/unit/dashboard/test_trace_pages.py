@@ -1,5 +1,6 @@
 """The pages of tensors, communication, the critical path, SQL, experiments and traces."""
 
+import csv
 import json
 import shutil
 
@@ -8,11 +9,13 @@ import pytest
 from plotly.utils import PlotlyJSONEncoder
 
 from ddltrace.dashboard.address import Address
+from ddltrace.analyzer.query.result_tables import OF_ANALYSIS
+from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.discovery import discover
 from ddltrace.dashboard.experiments import OpenExperiment
-from ddltrace.dashboard.pages import sql_page, tensors_page
-from ddltrace.dashboard.pages.collective_events import Filter, collectives
+from ddltrace.dashboard.pages import communication_page, sql_page, tensors_page
+from ddltrace.dashboard.pages.collective_events import Filter, select
 from ddltrace.dashboard.pages.experiments_page import experiments_page
 from ddltrace.dashboard.pages.page_list import PAGES, make_figure, page_at
 from ddltrace.dashboard.pages.sorted_table import Column, sort_rows
@@ -29,6 +32,12 @@ def as_json(component):
 
 
 def finished(strategy, step_us, round_number):
+def chosen(opened, address, **options):
+    """The collectives that an address admits."""
+    wanted = Filter.of(Address.parse(address))
+    return select(opened.analyzed, opened.trace.origin_ns, wanted, **{"limit": 1000} | options)
+
+
     return Run(
         strategy=strategy,
         round=round_number,
@@ -101,11 +110,51 @@ def test_sorting_puts_unknown_values_last():
 
 
 def test_collectives_are_filtered_by_the_rank_that_came_last(opened):
-    rows = collectives(opened.analyzed, opened.trace.origin_ns)
-    assert len(rows) == opened.analysis.joining.collectives
-    late = [row for row in rows if Filter.of(Address.parse("rank=1")).admits(row)]
-    assert late == [row for row in rows if row.last_rank == 1] != []
-    assert not [row for row in rows if Filter.of(Address.parse("op=broadcast")).admits(row)]
+    everything = chosen(opened, "")
+    assert len(everything.rows) == everything.total == opened.analysis.joining.collectives
+    late = chosen(opened, "rank=1")
+    assert late.rows == [row for row in everything.rows if row.last_rank == 1] != []
+    assert chosen(opened, "op=broadcast").admitted == 0
+    assert chosen(opened, "rank=x").admitted == chosen(opened, f"rank={'9' * 5000}").admitted == 0
+
+
+def test_collectives_are_sorted_as_the_table_says(opened):
+    for sort in ("step", "size", "skew", "late", "wait", "transfer", "last"):
+        value = {"size": "bytes", "step": "step", "last": "last_rank", "late": "lateness_us"}
+        name = value.get(sort, f"{sort}_us")
+        values = [getattr(row, name) for row in chosen(opened, "", sort=sort).rows]
+        known = [value for value in values if value is not None]
+        assert known == sorted(known, reverse=True)
+        assert values == known + [None] * (len(values) - len(known))
+    few = chosen(opened, "", sort="op", limit=3)
+    assert [row.title for row in few.rows] == [f"all_reduce #{number}" for number in range(3)]
+    assert few.admitted == few.total > 3
+
+
+def test_who_came_last_to_a_collective_is_not_known_while_a_member_is_missing(write_run_of):
+    """Rank 1 was killed before it came to the last all_reduce."""
+    path = write_run_of(
+        "killed",
+        change=lambda rank, rows: [row for row in rows if rank == 0 or row["seq"] != 6],
+    )
+    trace = Workspace([open_trace(path)]).get(0)
+    (partial,) = chosen(trace, "state=partial").rows
+    assert partial.title == "all_reduce #6"
+    assert partial.ranks == 1
+    assert partial.last_rank is partial.lateness_us is partial.skew_us is partial.wait_us is None
+    page = as_json(communication_page.communication_page(trace, Address.parse("state=partial")))
+    assert "1, partial" in page
+
+
+def test_columns_of_tables_are_known_without_their_rows(opened):
+    for name, make in OF_ANALYSIS.items():
+        assert opened.columns_of(name) == make(opened.analyzed).column_names
+
+
+def test_a_statement_uses_the_analysis_at_hand(opened, monkeypatch):
+    assert opened.analyzed
+    monkeypatch.delattr("ddltrace.analyzer.query.sql.analyze_in_full")
+    assert opened.query("SELECT count(*) AS n FROM steps").to_pylist() == [{"n": 4}]
 
 
 def test_sql_runs_the_statement_of_the_address_and_nothing_else(opened):
@@ -125,6 +174,16 @@ def test_examples_of_sql_are_valid(opened):
 
 
 def test_csv_writes_lists_as_text():
+def test_csv_has_every_type_and_no_formula(opened):
+    result = opened.query(
+        "SELECT INTERVAL 2 DAY AS \"=span\", 'x'::BLOB AS b, '=1+1' AS name, '-5' AS n, -5 AS m"
+    )
+    heads, cells = csv.reader(sql_page.as_csv(result).splitlines())
+    assert heads == ["'=span", "b", "name", "n", "m"]
+    assert "days=2" in cells[0]
+    assert cells[1:] == ["b'x'", "'=1+1", "-5", "-5"]
+
+
     result = pa.table({"name": pa.array(["a", "b"]).dictionary_encode(), "ids": [[1, 2], None]})
     assert sql_page.as_csv(result) == '"name","ids"\n"a","[1, 2]"\n"b",\n'
 
