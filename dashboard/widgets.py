@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from dash import dcc, html
@@ -134,20 +134,32 @@ def tiles(values: Sequence[tuple[str, str, str]]) -> Component:
 
 
 def table(
-    heads: Sequence[Any], rows: Sequence[Sequence[Any]], *, text_columns: int = 1
+    heads: Sequence[Any],
+    rows: Sequence[Sequence[Any]],
+    *,
+    text_columns: int = 1,
+    hidden: Collection[int] = (),
 ) -> Component:
-    """A table; its first `text_columns` columns are text, the others numbers."""
+    """A table.
 
-    def kind(column: int) -> str:
-        return "text" if column < text_columns else "number"
+    Args:
+        heads: The head of each column.
+        rows: The cells of each row.
+        text_columns: How many columns at the left are text; the others are numbers.
+        hidden: Numbers of columns that are not shown, but saved as CSV with the others.
+    """
+
+    def look(column: int) -> dict[str, Any]:
+        kind = "text" if column < text_columns else "number"
+        return {"className": kind, "hidden": True} if column in hidden else {"className": kind}
 
     shown = html.Div(
         html.Table(
             [
-                html.Thead(html.Tr([html.Th(h, className=kind(i)) for i, h in enumerate(heads)])),
+                html.Thead(html.Tr([html.Th(h, **look(i)) for i, h in enumerate(heads)])),
                 html.Tbody(
                     [
-                        html.Tr([html.Td(cell, className=kind(i)) for i, cell in enumerate(row)])
+                        html.Tr([html.Td(cell, **look(i)) for i, cell in enumerate(row)])
                         for row in rows
                     ]
                 ),

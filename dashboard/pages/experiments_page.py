@@ -7,17 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dash import dcc, html
 
-from ddltrace.analyzer.formatting.units import (
-    NOT_KNOWN,
-    bytes_text,
-    printable,
-    share_text,
-    time_text,
-)
+from ddltrace.analyzer.formatting.units import printable
 from ddltrace.dashboard import charts
 from ddltrace.dashboard.experiments import MISSING
+from ddltrace.dashboard.pages.experiment_table import is_sound, strategies_card
 from ddltrace.dashboard.pages.run_form import run_card, run_panel
-from ddltrace.dashboard.widgets import card, empty, graph, table
+from ddltrace.dashboard.widgets import card, empty, graph
 from ddltrace.experiments.harness import figures
 from ddltrace.experiments.harness.results_table import explanations, label, setting_lines
 
@@ -28,8 +23,7 @@ if TYPE_CHECKING:
     from ddltrace.dashboard.address import Address
     from ddltrace.dashboard.experiments import OpenExperiment
     from ddltrace.dashboard.workspace import Workspace
-    from ddltrace.experiments.harness.results import Results, Row
-    from ddltrace.experiments.harness.step_intervals import Difference, Speedup
+    from ddltrace.experiments.harness.results import Results
 
 PATH: Final = "/experiments"
 _REFRESH_MS: Final = 2000
@@ -120,7 +114,7 @@ def experiment_results(workspace: Workspace, address: Address) -> list[Any]:
     parts: list[Any] = [
         _choice(workspace, experiment, address),
         _headline(experiment, results),
-        card("Strategies", _strategies(results, experiment, workspace), wide=True),
+        strategies_card(results, experiment, workspace, address, PATH),
         html.Div(cards, className="cards"),
         card(
             "How to read the table",
@@ -178,11 +172,15 @@ def _headline(experiment: OpenExperiment, results: Results) -> Component:
 
 
 def _verdict(results: Results) -> str:
-    """One sentence: the fastest strategy against well-tuned DDP, or against the baseline."""
+    """One sentence: the fastest strategy against well-tuned DDP, or against the baseline.
+
+    A strategy of which a run diverged or failed is not called the fastest.
+    """
     reference = results.tuned_ddp() or results.row(results.baseline)
-    timed = [row for row in results.rows if row.step_time is not None]
+    timed = [row for row in results.rows if row.step_time is not None and is_sound(row)]
     if reference is None or reference.step_time is None or len(timed) < 2:
-        return "No two strategies have finished yet." if timed else "No strategy has finished yet."
+        yet = " yet" if results.status == "running" else ""
+        return f"No {'two strategies have' if timed else 'strategy has'} finished{yet}."
     fastest = min(timed, key=lambda row: row.step_time.us if row.step_time else float("inf"))
     name, other = printable(label(fastest)), printable(label(reference))
     if fastest is reference:
@@ -193,99 +191,3 @@ def _verdict(results: Results) -> str:
     if speedup.verdict == "noise":
         return f"{name} has the shortest step, but its lead over {other} may be noise."
     return f"{name} is {speedup.ratio:.2f} times as fast as {other}."
-
-
-def _strategies(results: Results, experiment: OpenExperiment, workspace: Workspace) -> Component:
-    plain, tuned = results.plain(), results.tuned_ddp()
-    rows = [
-        (
-            _name(row, experiment, workspace),
-            _step(row),
-            _change(row, results, difference),
-            _speedup(row, plain, over_plain),
-            _speedup(row, tuned, over_tuned),
-            share_text(row.overlap_ratio),
-            time_text(row.exposed_us),
-            _bytes(row.payload_bytes),
-            _bytes(row.wire_bytes),
-            _codec(row),
-            _bytes(row.peak_memory_bytes),
-            NOT_KNOWN if row.train_loss is None else f"{row.train_loss:.4f}",
-            share_text(row.test_accuracy),
-            time_text(row.time_to_loss_us),
-        )
-        for row, difference, over_plain, over_tuned in zip(
-            results.rows,
-            results.differences(),
-            results.speedups(plain),
-            results.speedups(tuned),
-            strict=True,
-        )
-    ]
-    return table(
-        (
-            "strategy",
-            "step, 95 % interval",
-            "against the baseline",
-            "vs plain",
-            "vs tuned DDP",
-            "overlap",
-            "exposed",
-            "payload",
-            "wire",
-            "encode + decode",
-            "peak memory",
-            "loss",
-            "accuracy",
-            "time to loss",
-        ),
-        rows,
-    )
-
-
-def _name(row: Row, experiment: OpenExperiment, workspace: Workspace) -> Component:
-    """The strategy, with a link to its first trace if there is one."""
-    name = printable(label(row))
-    path = experiment.directory / row.trace if row.trace else None
-    number = None if path is None else workspace.show_trace(path, experiment)
-    text = html.Span(name, title=name)
-    return text if number is None else dcc.Link(text, href=f"/?trace={number}")
-
-
-def _step(row: Row) -> str:
-    time = row.step_time
-    if time is None:
-        reason = f": {printable(row.reason)}" if row.reason else ""
-        return f"{row.status}{reason}"[:120]
-    if time.low_us is None or time.high_us is None:
-        return time_text(time.us)
-    return f"{time_text(time.us)} [{time_text(time.low_us)}, {time_text(time.high_us)}]"
-
-
-def _change(row: Row, results: Results, difference: Difference | None) -> Any:
-    if row.strategy == results.baseline:
-        return "baseline"
-    if difference is None:
-        return NOT_KNOWN
-    text = f"{difference.relative:+.1%} [{difference.low:+.1%}, {difference.high:+.1%}]"
-    if not difference.is_clear:
-        return f"{text} ~"
-    return html.Span(text, className="gain" if difference.relative < 0 else "loss")
-
-
-def _speedup(row: Row, reference: Row | None, found: Speedup | None) -> str:
-    if row is reference:
-        return "1"
-    if found is None:
-        return NOT_KNOWN
-    return f"{found.ratio:.2f}x" + (" ~" if found.verdict == "noise" else "")
-
-
-def _codec(row: Row) -> str:
-    if row.encode_us is None and row.decode_us is None:
-        return NOT_KNOWN
-    return time_text((row.encode_us or 0) + (row.decode_us or 0))
-
-
-def _bytes(value: float | None) -> str:
-    return NOT_KNOWN if value is None else bytes_text(round(value))

@@ -22,6 +22,7 @@ import ddltrace
 from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.experiments import OpenExperiment
+from ddltrace.dashboard.pages.sql_page import EXAMPLES
 from ddltrace.dashboard.runs.allowed_runs import AllowedRuns
 from ddltrace.dashboard.server import bind, running
 from ddltrace.dashboard.workspace import Workspace
@@ -741,8 +742,40 @@ def test_figures_and_timelines_are_saved_as_images(
     assert visit.troubles == []
 
 
+def csv_rows(path: Path) -> list[list[str]]:
+    """The cells of a CSV file."""
+    return list(csv.reader(path.read_text(encoding="utf-8").splitlines(keepends=True)))
+
+
+def as_shown(cell: str) -> str | float:
+    """A cell of the page or of a CSV file, in which numbers have more digits."""
+    if cell in ("", "null"):
+        return "null"
+    try:
+        return float(f"{float(cell):.3g}")
+    except ValueError:
+        return cell
+
+
 def test_a_statement_is_run_and_a_tensor_is_followed(browser: Any, address: str) -> None:
     visit = Visit(browser, address, "sql?trace=0")
+    for title, statement in EXAMPLES:
+        visit.page.get_by_role("link", name=title, exact=True).click()
+        visit.until_true(lambda s=statement: visit.page.input_value("#sql-text") == s, title)
+        assert visit.page.locator("#sql-result .warning").count() == 0
+        with visit.page.expect_download() as download:
+            visit.page.get_by_role("button", name="Save CSV").click()
+        saved = csv_rows(download.value.path())
+        shown = visit.page.evaluate(
+            "[...document.querySelectorAll('#sql-result tr')]"
+            ".map(row => [...row.cells].map(cell => cell.textContent))"
+        )
+        assert [list(map(as_shown, row)) for row in saved] == [
+            list(map(as_shown, row)) for row in shown
+        ]
+    visit.page.fill("#sql-text", "SELECT count(*) AS n FROM nowhere")
+    visit.page.get_by_role("button", name="Save CSV").click()
+    visit.page.get_by_role("alert").get_by_text("nowhere").first.wait_for()
     visit.page.fill("#sql-text", "SELECT count(*) AS n FROM steps")
     visit.page.get_by_role("button", name="Run").click()
     visit.page.get_by_text("1 row", exact=True).wait_for()
@@ -765,12 +798,24 @@ def test_an_experiment_under_way_fills_its_page(browser: Any, tmp_path: Path) ->
     results.write_text(json.dumps(under_way), encoding="utf-8")
     workspace = Workspace([], [OpenExperiment(0, "experiment", tmp_path)])
     with running(create_app(workspace).server, bind("127.0.0.1", None)) as url:
-        visit = Visit(browser, url, "experiments")
+        visit = Visit(browser, url, "experiments", viewport={"width": 1366, "height": 768})
         visit.page.wait_for_selector("main[data-page=experiments] .graph svg.main-svg")
         table = visit.page.locator("main .table tbody tr")
         assert table.count() == 2
         results.write_text(json.dumps(finished), encoding="utf-8")
         visit.until_true(lambda: table.count() == len(finished["rows"]), "all rows are there")
+        # The table fits; the columns that it hides are in its CSV file.
+        box = visit.page.locator(".strategies .table")
+        assert box.evaluate("box => box.scrollWidth <= box.clientWidth")
+        heads = visit.page.locator(".strategies th:visible")
+        few = heads.count()
+        with visit.page.expect_download() as download:
+            visit.page.locator(".strategies .save-csv").click()
+        saved = csv_rows(download.value.path())
+        assert len(saved) == 1 + len(finished["rows"])
+        visit.page.get_by_role("link", name="4 more columns").click()
+        visit.until_true(lambda: heads.count() == few + 4, "all columns are shown")
+        assert saved[0] == heads.all_inner_texts()
         visit.page.wait_for_load_state("networkidle")
         assert visit.troubles == []
 

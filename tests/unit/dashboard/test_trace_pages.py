@@ -3,14 +3,15 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
-from ddltrace.dashboard.address import Address
 from ddltrace.analyzer.query.result_tables import OF_ANALYSIS
 from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.discovery import discover
 from ddltrace.dashboard.experiments import OpenExperiment
@@ -31,13 +32,13 @@ def as_json(component):
     return json.dumps(component, cls=PlotlyJSONEncoder)
 
 
-def finished(strategy, step_us, round_number):
 def chosen(opened, address, **options):
     """The collectives that an address admits."""
     wanted = Filter.of(Address.parse(address))
     return select(opened.analyzed, opened.trace.origin_ns, wanted, **{"limit": 1000} | options)
 
 
+def finished(strategy, step_us, round_number):
     return Run(
         strategy=strategy,
         round=round_number,
@@ -173,7 +174,6 @@ def test_examples_of_sql_are_valid(opened):
         assert opened.query(statement).num_columns >= 2, title
 
 
-def test_csv_writes_lists_as_text():
 def test_csv_has_every_type_and_no_formula(opened):
     result = opened.query(
         "SELECT INTERVAL 2 DAY AS \"=span\", 'x'::BLOB AS b, '=1+1' AS name, '-5' AS n, -5 AS m"
@@ -184,6 +184,7 @@ def test_csv_has_every_type_and_no_formula(opened):
     assert cells[1:] == ["b'x'", "'=1+1", "-5", "-5"]
 
 
+def test_csv_writes_lists_as_text():
     result = pa.table({"name": pa.array(["a", "b"]).dictionary_encode(), "ids": [[1, 2], None]})
     assert sql_page.as_csv(result) == '"name","ids"\n"a","[1, 2]"\n"b",\n'
 
@@ -203,6 +204,34 @@ def test_an_experiment_is_found_shown_and_read_again(experiment, trace_path):
     assert "topk" not in running
     assert "refresh" in running
     assert "refresh" not in page
+
+
+def test_what_failed_or_diverged_is_neither_hidden_nor_called_the_fastest(experiment):
+    """One run of the fastest strategy diverged; another strategy failed."""
+    runs = [finished("wrong", 1000.0, number) for number in (1, 2)]
+    reason = "the loss is not finite " + "x" * 200
+    rows = OpenExperiment(0, "experiment", experiment).results.rows
+    rows += [
+        summarize("wrong", [*runs, replace(runs[0], round=3, status="diverged", reason=reason)]),
+        summarize("broken", [replace(runs[0], status="failed", reason=reason)]),
+    ]
+    write(Results(settings={}, rows=rows, baseline="ddp", status="failed"), experiment)
+    workspace = Workspace([], [OpenExperiment(0, "experiment", experiment)])
+    page = as_json(experiments_page(workspace, Address()))
+    assert "topk:density=0.01 is 1.80 times as fast as ddp" in page
+    table = page[page.index("Strategies") :]
+    assert '"children": "diverged", "className": "loss"' in table
+    assert f"failed: {reason}" in table
+
+
+def test_columns_that_do_not_fit_are_hidden_but_saved(experiment):
+    workspace = Workspace([], [OpenExperiment(0, "experiment", experiment)])
+    few = as_json(experiments_page(workspace, Address()))
+    full = as_json(experiments_page(workspace, Address.parse("columns=all")))
+    assert few.count('"hidden": true') == 4 * 3  # of the head and two rows
+    assert few.count("4.00 MB") == full.count("4.00 MB") == 2  # the payload
+    assert "columns=all" in few
+    assert '"hidden": true' not in full
 
 
 def test_damaged_results_are_one_line(experiment):
