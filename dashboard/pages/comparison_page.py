@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 Pair = tuple["OpenTrace", "OpenTrace"]
 
+_MANY: Final = 1000
+_SAME_SHARE: Final = 0.0005
+"""A smaller difference of shares would be written as 0.0 points."""
+
 
 def steady_times(analysis: Analysis) -> list[float]:
     """Wall times of the steady steps, microseconds."""
@@ -233,7 +237,9 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _number_text(value: float | None) -> str:
-    return NOT_KNOWN if value is None else f"{value:,.4g}"
+    if value is None:
+        return NOT_KNOWN
+    return f"{value:,.0f}" if value == round(value) or abs(value) >= _MANY else f"{value:.4g}"
 
 
 _Show = Callable[[float | None], str]
@@ -301,7 +307,7 @@ def _change(
     if first is None or second is None:
         return NOT_KNOWN, NOT_KNOWN
     change = second - first
-    if change == 0:
+    if change == 0 or (show is share_text and abs(change) < _SAME_SHARE):
         return "same", ""
     sign = "+" if change > 0 else "\N{MINUS SIGN}"
     if show is share_text:

@@ -243,6 +243,13 @@ def test_the_headline_says_what_the_comparison_finds(write_run_of, steps, step_m
     assert says in as_json(comparison_page.compare_page(workspace, pair(0, 1)))
 
 
+@pytest.mark.parametrize(
+    ("value", "says"), [(12345, "12,345"), (20.6789, "20.68"), (123456.7, "123,457"), (None, "–")]
+)
+def test_counts_are_written_in_full(value, says):
+    assert comparison_page._number_text(value) == says
+
+
 def test_what_may_be_noise_is_neither_gain_nor_loss(write_run_of):
     def wobble(rank, rows):
         """Every other step's optimizer runs on for 8 ms, so that the next step begins later."""
