@@ -96,13 +96,9 @@ def _cell(row: OpenTrace, column: OpenTrace) -> Any:
 def differences_card(first: OpenTrace, second: OpenTrace) -> Component | None:
     """The largest differences between two traces, each with a link into both timelines."""
     before, after = _times(first.analysis), _times(second.analysis)
-    rows = [
-        (kind, name, query, old, new)
-        for (kind, name, query), old in before.items()
-        if (new := after.get((kind, name, query))) is not None and old != new
-    ]
-    rows.sort(key=lambda row: -abs(row[4] - row[3]))
-    if not rows:
+    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    keys.sort(key=lambda key: -abs(after.get(key, 0.0) - before.get(key, 0.0)))
+    if not keys:
         return None
     cells = [
         (
@@ -110,12 +106,20 @@ def differences_card(first: OpenTrace, second: OpenTrace) -> Component | None:
             html.Span(printable(name), title=printable(name)),
             time_text(old),
             time_text(new),
-            _signed(new - old),
-            html.Span([_link(first, query, "A"), " ", _link(second, query, "B")]),
+            "only in B" if old is None else "only in A" if new is None else _signed(new - old),
+            html.Span(
+                [
+                    _link(first, query, "A") if old is not None else None,
+                    " ",
+                    _link(second, query, "B") if new is not None else None,
+                ]
+            ),
         )
-        for kind, name, query, old, new in rows[:_MAX_DIFFERENCES]
+        for (kind, name, query), old, new in (
+            (key, before.get(key), after.get(key)) for key in keys[:_MAX_DIFFERENCES]
+        )
     ]
-    more = len(rows) - len(cells)
+    more = len(keys) - len(cells)
     return card(
         "What differs",
         table(("of", "name", "A", "B", "difference", "timelines"), cells, text_columns=2),

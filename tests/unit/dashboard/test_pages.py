@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
+from ddltrace.analyzer.formatting.units import NOT_KNOWN
 from ddltrace.analyzer.report import figures, palette
 from ddltrace.analyzer.report.html_report import render as render_html
 from ddltrace.analyzer.report.palette import ROLES, SURFACES
@@ -20,6 +21,7 @@ from ddltrace.dashboard import charts, theme
 from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.pages import comparison_page, overview, tensors_page
+from ddltrace.dashboard.pages.comparison_matrix import differences_card
 from ddltrace.dashboard.rank_breakdowns import PARTS, Breakdown
 from ddltrace.dashboard.theme import dress, style_sheet
 from ddltrace.dashboard.workspace import Lazy, Workspace
@@ -244,10 +246,26 @@ def test_the_headline_says_what_the_comparison_finds(write_run_of, steps, step_m
 
 
 @pytest.mark.parametrize(
-    ("value", "says"), [(12345, "12,345"), (20.6789, "20.68"), (123456.7, "123,457"), (None, "–")]
+    ("value", "says"),
+    [(12345, "12,345"), (20.6789, "20.68"), (123456.7, "123,457"), (None, NOT_KNOWN)],
 )
 def test_counts_are_written_in_full(value, says):
     assert comparison_page._number_text(value) == says
+
+
+def test_what_only_one_of_two_traces_has_differs(write_run_of):
+    """The second run gathers instead of reducing."""
+    gathered = write_run_of(
+        "gathered",
+        change=lambda _, rows: [
+            row | {"op": "all_gather"} if row["op"] == "all_reduce" else row for row in rows
+        ],
+    )
+    workspace = Workspace([open_trace(write_run_of("reduced")), open_trace(gathered)])
+    page = as_json(differences_card(workspace.get(0), workspace.get(1)))
+    assert "all_reduce of group 0, 4.00 kB: wait" in page
+    assert "all_gather of group 0, 4.00 kB: wait" in page
+    assert page.count("only in A") == page.count("only in B") > 0
 
 
 def test_what_may_be_noise_is_neither_gain_nor_loss(write_run_of):
