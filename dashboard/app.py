@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import traceback
 from typing import TYPE_CHECKING, Any, Final
 
 import dash
 from dash import ALL, MATCH, Input, Output, State, ctx, dcc, html, no_update
 
+from ddltrace.analyzer.formatting.units import printable
 from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.hosts import check_host
 from ddltrace.dashboard.pages import (
@@ -33,6 +35,8 @@ from ddltrace.dashboard.widgets import empty, failed
 from ddltrace.tracer.errors import DdltraceError, TraceError
 
 if TYPE_CHECKING:
+    from dash.development.base_component import Component
+
     from ddltrace.dashboard.workspace import Workspace
 
 # Runs before the first paint, so that a dark page never flashes white.
@@ -211,13 +215,7 @@ def _add_shell_callbacks(app: dash.Dash, workspace: Workspace) -> None:
         ]
         if page is None:
             return html.Main(empty("There is no such page"), className="page"), links
-        try:
-            if page.is_of_trace:
-                workspace.reopen_if_empty(address.trace)
-            main = page.make(workspace, address)
-        except TraceError as error:
-            main = failed(str(error))
-        setattr(main, "data-page", page.name)
+        main = page_content(workspace, page, address)
         banner = None
         if page.is_of_trace and address.trace < len(workspace.traces):
             banner = live_page.running_banner(workspace, workspace.get(address.trace))
@@ -267,6 +265,21 @@ def _add_shell_callbacks(app: dash.Dash, workspace: Workspace) -> None:
 
     if len(workspace.traces) > 1 or workspace.may_grow:
         _add_choice_callbacks(app, workspace)
+
+
+def page_content(workspace: Workspace, page: Page, address: Address) -> Component:
+    """A page, or the reason why it cannot be shown: else the browser would keep the last page."""
+    try:
+        if page.is_of_trace:
+            workspace.reopen_if_empty(address.trace)
+        main = page.make(workspace, address)
+    except TraceError as error:
+        main = failed(str(error))
+    except Exception as error:  # noqa: BLE001 - shown, and printed for a report
+        traceback.print_exc()
+        main = failed(printable(f"an error in ddltrace, {type(error).__name__}: {error}"))
+    setattr(main, "data-page", page.name)
+    return main
 
 
 def _is_offered(workspace: Workspace, page: Page, address: Address) -> bool:

@@ -54,20 +54,21 @@ def matrix_cards(workspace: Workspace) -> list[Component]:
     more = len(workspace.traces) - len(traces)
     rows = [
         [
-            printable(row.title),
+            _title(row.title),
             time_text(row.analysis.summary.step_us.mean),
             *(_cell(row, column) for column in traces),
         ]
         for row in traces
     ]
-    heads = ["trace", "step, mean", *(f"against {printable(column.title)}" for column in traces)]
+    heads = ["trace", "step, mean", *(_title(f"against {column.title}") for column in traces)]
     hint = (
         "Mean step of the row less that of the column, with its 95 % interval; a link compares the "
         "two. ~ the difference may be noise."
     )
     if more:
         hint += f" {more} further traces are not shown."
-    cards = [card("All traces", table(heads, rows), hint=hint, wide=True)]
+    matrix = html.Div(table(heads, rows), className="matrix")
+    cards = [card("All traces", matrix, hint=hint, wide=True)]
     for name, title in (
         ("compare-all-steps", "Step times of all traces"),
         ("compare-all-breakdown", "Where a step of each trace goes"),
@@ -78,16 +79,21 @@ def matrix_cards(workspace: Workspace) -> list[Component]:
     return cards
 
 
+def _title(text: str) -> Component:
+    """A title, shortened where it is longer than its column."""
+    return html.Span(printable(text), title=printable(text), className="clipped")
+
+
 def _cell(row: OpenTrace, column: OpenTrace) -> Any:
     if row is column:
         return ""
     found = compare_steps(column.analysis, row.analysis)
     if found.change is None or found.low is None or found.high is None:
         return NOT_KNOWN
-    text = f"{_signed(found.change)} [{_signed(found.low)}, {_signed(found.high)}]"
     style = {"less": "gain", "more": "loss"}.get(found.verdict, "")
+    change = _signed(found.change) if style else f"{_signed(found.change)} ~"
     return dcc.Link(
-        text if style else f"{text} ~",
+        [f"{change} ", html.Small(f"[{_signed(found.low)}, {_signed(found.high)}]")],
         href=f"/compare?a={column.number}&b={row.number}",
         className=style,
     )

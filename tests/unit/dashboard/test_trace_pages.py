@@ -12,7 +12,7 @@ from plotly.utils import PlotlyJSONEncoder
 from ddltrace.analyzer.query.result_tables import OF_ANALYSIS
 from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard.address import Address
-from ddltrace.dashboard.app import create_app
+from ddltrace.dashboard.app import create_app, page_content
 from ddltrace.dashboard.discovery import discover
 from ddltrace.dashboard.experiments import OpenExperiment
 from ddltrace.dashboard.pages import communication_page, sql_page, tensors_page
@@ -77,6 +77,17 @@ def test_every_page_is_made_of_a_trace_and_without_one(page, workspace):
     else:
         with pytest.raises(TraceError, match="shows no trace"):
             page.make(empty, Address())
+
+
+def test_a_page_that_fails_says_why(workspace, capsys):
+    def broken(*_):
+        raise ZeroDivisionError("<b>by zero")
+
+    shown = as_json(page_content(workspace, replace(PAGES[0], make=broken), Address()))
+    assert "ZeroDivisionError: <b>by zero" in shown
+    assert "Traceback" in capsys.readouterr().err
+    missing = as_json(page_content(workspace, PAGES[0], Address.parse("trace=9")))
+    assert "this dashboard has no trace 9" in missing
 
 
 def test_pages_are_found_by_their_address():
