@@ -25,6 +25,7 @@ from ddltrace.dashboard.experiments import OpenExperiment
 from ddltrace.dashboard.pages.sql_page import EXAMPLES
 from ddltrace.dashboard.runs.allowed_runs import AllowedRuns
 from ddltrace.dashboard.server import bind, running
+from ddltrace.dashboard.stored import stored_trace
 from ddltrace.dashboard.workspace import Workspace
 from ddltrace.tracer.trace.event_file import write_events
 from ddltrace.tracer.trace.event_reader import read_events
@@ -666,6 +667,25 @@ def test_further_pages(browser: Any, address: str, path: str) -> None:
         assert visit.troubles == []
 
 
+def test_the_slack_of_a_large_trace_comes_after_its_page(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(stored_trace, "FEWEST_EVENTS", 1)
+    shutil.copytree(SAMPLES[-1], tmp_path / "trace")
+    workspace = Workspace([ddltrace.open(tmp_path / "trace")])
+    with running(create_app(workspace).server, bind("127.0.0.1", None)) as url:
+        visit = Visit(browser, url, "critical-path")
+        card = visit.page.locator("section", has=visit.page.get_by_text("Slack", exact=True))
+        card.get_by_role("link", name="smallest slack").wait_for()
+        rows = card.locator("tbody tr").count()
+        assert 0 < rows <= len(workspace.get(0).slack)
+        card.get_by_role("link", name="smallest slack").click()
+        card.get_by_role("link", name="smallest slack ▾").wait_for()
+        assert card.locator("tbody tr").count() == rows
+        assert visit.troubles == []
+
+
 def test_timelines_are_aligned_at_a_chosen_step(browser: Any, address: str) -> None:
     visit = Visit(browser, address, "compare?a=0&b=1")
     visit.timeline("#timeline-a").timeline("#timeline-b")
@@ -816,6 +836,7 @@ def test_an_experiment_under_way_fills_its_page(browser: Any, tmp_path: Path) ->
         visit.page.get_by_role("link", name="4 more columns").click()
         visit.until_true(lambda: heads.count() == few + 4, "all columns are shown")
         assert saved[0] == heads.all_inner_texts()
+        assert visit.barriers() == []
         visit.page.wait_for_load_state("networkidle")
         assert visit.troubles == []
 
