@@ -412,8 +412,14 @@ def describe_stretches(
         category.add(pieces.category)
         name.add(pieces.name)
         window.add(pieces.window)
-    columns = (column.take_values() for column in (start, end, category, name, window))
-    return RankPieces(*columns, names)
+    return RankPieces(
+        start=start.take_values(),
+        end=end.take_values(),
+        category=category.take_values(),
+        name=name.take_values(),
+        window=window.take_values(),
+        names=names,
+    )
 
 
 def _segment_counts(line: Timeline, stretches: Pieces) -> IntArray:
