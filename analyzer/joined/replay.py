@@ -28,7 +28,7 @@ from ddltrace.analyzer.events.interval_sets import Spans, length_before
 from ddltrace.analyzer.joined.dependencies import Graph
 from ddltrace.analyzer.joined.join import Joined
 
-_NUMBERS_AT_ONCE: Final = 1 << 22
+_NUMBERS_AT_ONCE: Final = 1 << 20
 _MIN_STEPS: Final = 8
 _UNBOUNDED: Final = 1 << 61
 _LEVELS: Final = 4096
