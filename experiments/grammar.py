@@ -90,8 +90,8 @@ class Grammar:
             presets written out.
 
         Raises:
-            UsageError: A name or parameter does not exist or has a bad value, two techniques are on
-                one axis, or a modifier has no technique to modify.
+            UsageError: A name or parameter does not exist, is given twice or has a bad value, two
+                techniques are on one axis, or a modifier has no technique to modify.
         """
         found: dict[str, Named] = {}
         for part in self._expanded(spec):
@@ -122,6 +122,14 @@ class Grammar:
 
     def _read_part(self, spec: str, part: str) -> Named:
         name, _, arguments = part.partition(":")
+        if not name:
+            raise self.error(spec, f"a name is missing; there are: {', '.join(self.names())}")
+        if name in self.presets:
+            raise self.error(
+                spec,
+                f"{name} is a preset and has no parameters; write what it stands for: "
+                f"{self.presets[name]}",
+            )
         entry = self.techniques.get(name)
         if entry is None or entry.build is None:
             raise self.error(
@@ -145,6 +153,8 @@ class Grammar:
                 raise self.error(
                     spec, f"{argument!r:.40} is no parameter of {name} (it has: {names})"
                 )
+            if key in values:
+                raise self.error(spec, f"{key} of {name} is given twice: keep one value")
             parameter = known[key]
             try:
                 values[key] = _read_bool(value) if parameter.type is bool else parameter.type(value)
@@ -207,4 +217,4 @@ def _number(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     # 25.0 is written as 25, but no digit may be lost.
-    return f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
+    return str(value).removesuffix(".0").replace("e+", "e")  # + joins techniques

@@ -78,6 +78,7 @@ class ByteScheduler(Schedule):
         return ByPriority(plan, self.credit_mb * MEBIBYTE)
 
     def _elements(self, gradient: Gradient) -> int:
-        if math.isinf(self.partition_mb):
+        limit = self.partition_mb * MEBIBYTE
+        if math.isinf(limit):
             return max(1, gradient.elements)
-        return max(1, int(self.partition_mb * MEBIBYTE) // gradient.element_bytes)
+        return max(1, int(limit) // gradient.element_bytes)

@@ -7,7 +7,6 @@ the original implementation; `plan` describes the messages of that reducer for r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from ddltrace.experiments.schedules.base import Dispatcher, InTurn, Schedule
 
 _DEFAULT_CAP_MB = 25.0
 _DEFAULT_FIRST_BUCKET_BYTES = 1 << 20
+_LARGEST_MB = float(1 << 40)
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class DdpBuckets(Schedule):
     bucket_mb: float | None = None
 
     def __post_init__(self) -> None:
-        if self.bucket_mb is not None and not 0 < self.bucket_mb < math.inf:
-            raise ValueError("bucket_mb must be a positive number")
+        if self.bucket_mb is not None and not 0 < self.bucket_mb <= _LARGEST_MB:
+            raise ValueError(f"bucket_mb must be a positive number up to {_LARGEST_MB:.0f}")
 
     def plan(self, gradients: Sequence[Gradient]) -> MessagePlan:
         """The buckets from the second step on, when the reducer has seen the order.

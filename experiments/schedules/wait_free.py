@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ddltrace.experiments.messages.message_plan import Gradient, MessagePlan, whole
-from ddltrace.experiments.schedules.base import Dispatcher, InTurn, Schedule, WaitingPoint
+from ddltrace.experiments.schedules.base import Dispatcher, InTurn, Schedule
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class WaitFree(Schedule):
             waits before the update.
     """
 
-    wait: WaitingPoint = "update"
+    wait: Literal["update", "layer"] = "update"
 
     def plan(self, gradients: Sequence[Gradient]) -> MessagePlan:
         """One message a tensor, in the order in which the gradients are created."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ddltrace.experiments.messages.message_plan import Gradient
+from ddltrace.experiments.schedules.bytescheduler import ByteScheduler
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.wait_free import WaitFree
 from ddltrace.experiments.strategy.catalogue import AXES, TECHNIQUES
@@ -19,6 +21,7 @@ from ddltrace.tracer.errors import UsageError
         ("ddp:bucket_mb=25.0", "ddp:bucket_mb=25", DdpBuckets(25.0)),
         ("wfbp:wait=layer", "wfbp:wait=layer", WaitFree("layer")),
         ("ddp: bucket_mb = 0.125", "ddp:bucket_mb=0.125", DdpBuckets(0.125)),
+        ("bytescheduler:credit_mb=1e20", "bytescheduler:credit_mb=1e20", ByteScheduler(1.0, 1e20)),
     ],
 )
 def test_parse(spec: str, canonical: str, schedule: object) -> None:
@@ -42,11 +45,21 @@ def test_parse(spec: str, canonical: str, schedule: object) -> None:
         ("ddp:bucket_mb=inf", "positive"),
         ("fifo+wfbp", "two techniques on the order axis"),
         ("every-step", "no 'every-step'"),
+        ("topk:density=0.1,density=0.2", "density of topk is given twice"),
+        ("sparseloco:period=10", "is a preset .* diloco:period=30"),
+        ("topk+", "a name is missing"),
+        ("wfbp:wait=next_update", "must be update or layer"),
+        ("ddp:bucket_mb=1e305", "positive number up to"),
     ],
 )
 def test_a_bad_spec_says_what_is_wrong(spec: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         parse(spec)
+
+
+def test_a_partition_larger_than_any_number_of_bytes_keeps_tensors_whole() -> None:
+    plan = parse("bytescheduler:partition_mb=1e305").schedule.plan([Gradient(0, "weight", 10)])
+    assert [message.elements for message in plan.messages] == [10]
 
 
 def test_slugs_name_files_safely() -> None:
