@@ -70,7 +70,8 @@ class Codec(ABC):
             Its payload, on the tensor's device.
 
         Raises:
-            UsageError: The tensor is sparse, or not of a floating element type.
+            UsageError: The tensor is sparse, or not of a floating element type, or the key is
+                that of a tensor of another size.
         """
         check_encodable(tensor)
         shape = tuple(tensor.shape)
@@ -221,6 +222,24 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 def finite_or_nan(numbers: torch.Tensor) -> torch.Tensor:
     """Makes NaN of infinite numbers, in place and without a copy to the host."""
     return numbers.nan_to_num_(torch.nan, torch.nan, torch.nan)
+
+
+def check_elements(known: int, flat: torch.Tensor, key: Hashable) -> None:
+    """Checks that a tensor fits the state that a codec keeps for it.
+
+    Args:
+        known: Number of elements of the state.
+        flat: The tensor.
+        key: Key of the state.
+
+    Raises:
+        UsageError: The numbers of elements differ.
+    """
+    if known != flat.numel():
+        raise UsageError(
+            f"the codec keeps the state of a tensor of {known} elements under the key {key!r}, and "
+            f"this one has {flat.numel()}: give each tensor a key of its own"
+        )
 
 
 def is_finite(flat: torch.Tensor) -> bool:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ddltrace.experiments.codecs.description import kept_elements
 from ddltrace.experiments.codecs.dgc import Dgc
-from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, is_finite
+from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, check_elements, is_finite
 from ddltrace.experiments.codecs.kernels.largest import largest
 from ddltrace.experiments.codecs.kernels.sparse import add_sparse, densified, sparse_payload
 
@@ -34,8 +34,8 @@ class Accumulated:
 class DgcCodec(Codec):
     """Sends the largest elements of the accumulated momentum.
 
-    A tensor with an infinite or NaN element is sent as NaN in all chosen places, and is
-    accumulated nowhere.
+    Both accumulations are float32 for 16-bit tensors. A tensor with an infinite or NaN element
+    is sent as NaN in all chosen places, and is accumulated nowhere.
 
     Attributes:
         ranks: Number of ranks for the clipping; that of the default process group.
@@ -69,7 +69,9 @@ class DgcCodec(Codec):
     def _encode(self, flat: torch.Tensor, shape: tuple[int, ...], key: Hashable) -> Payload:
         state = self.state.get(key)
         if state is None:
-            state = self.state[key] = Accumulated(torch.zeros_like(flat), torch.zeros_like(flat))
+            wide = flat.float() if flat.dtype.itemsize < 4 else flat
+            state = self.state[key] = Accumulated(torch.zeros_like(wide), torch.zeros_like(wide))
+        check_elements(state.unsent.numel(), flat, key)
         count = kept_elements(flat.numel(), self._parameters.density_at(state.step))
         state.step += 1
         if not is_finite(flat):
@@ -83,7 +85,7 @@ class DgcCodec(Codec):
         state.momentum.mul_(self._parameters.momentum).add_(flat)
         state.unsent.add_(state.momentum)
         indices = largest(state.unsent, count)
-        payload = sparse_payload(state.unsent, indices, shape)
+        payload = sparse_payload(state.unsent.to(flat.dtype), indices, shape)
         state.unsent[indices] = 0
         if self._parameters.masking:
             state.momentum[indices] = 0

@@ -12,6 +12,7 @@ from ddltrace.experiments.codecs.kernels.chunks import rows_at_once
 from ddltrace.experiments.codecs.kernels.codec import (
     Codec,
     Payload,
+    check_elements,
     check_encodable,
     is_finite,
     sum_type,
@@ -84,6 +85,8 @@ class FeedbackCodec(Codec):
         """
         wide = flat.float() if flat.dtype.itemsize < 4 else flat
         residual = self.residuals.get(key)
+        if residual is not None:
+            check_elements(residual.numel(), flat, key)
         if not is_finite(flat):
             return wide.clone() if residual is None else wide + residual
         if residual is None:
@@ -152,6 +155,7 @@ class FeedbackCodec(Codec):
         rows = matrix.unbind()
         for key, residual, row in zip(keys, former, rows, strict=True):
             if residual is not None:
+                check_elements(residual.numel(), row, key)
                 row.copy_(residual)
             self.residuals[key] = row
         self._together.update(dict.fromkeys(keys, _Together(matrix, keys, rows)))

@@ -9,6 +9,7 @@ import torch
 
 from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, as_bytes, view_as
 from ddltrace.experiments.codecs.power_sgd import PowerSgd
+from ddltrace.tracer.errors import UsageError
 
 
 class PowerSgdCodec(Codec):
@@ -42,12 +43,20 @@ class PowerSgdCodec(Codec):
 
         Returns:
             P, rows x rank.
+
+        Raises:
+            UsageError: The key is that of a matrix of another shape.
         """
         q = self.factors.get(key)
         if q is None:
             drawn = torch.randn(matrix.shape[1], rank, generator=self._generator)
             q = orthonormal(drawn.to(device=matrix.device, dtype=matrix.dtype))
             self.factors[key] = q
+        if q.shape != (matrix.shape[1], rank):
+            raise UsageError(
+                f"the codec keeps the factor of a matrix of {q.shape[0]} columns under the key "
+                f"{key!r}, and this one has {matrix.shape[1]}: give each tensor a key of its own"
+            )
         return matrix @ q
 
     def remember(self, q: torch.Tensor, key: Hashable) -> None:

@@ -397,6 +397,32 @@ def test_sent_and_residual_are_the_input(spec: str) -> None:
     torch.testing.assert_close(sent + former.double(), total, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("spec", ["topk+feedback", "dgc", "powersgd", "qsgd+feedback"])
+def test_a_key_of_another_tensor_is_refused(spec: str) -> None:
+    codec = create(spec)
+    codec.encode(drawn((20, 30)))
+    for shape in ((20, 31), (1, 40)):
+        with pytest.raises(UsageError, match="a key of its own"):
+            codec.encode(drawn(shape) if spec != "powersgd" else drawn((40, shape[1])))
+
+
+def test_dgc_accumulates_16_bits_in_32() -> None:
+    # In bfloat16, 256 + 1 is 256: what is small would never add up.
+    codec, exact = (create("dgc:density=0.01,momentum=0") for _ in range(2))
+    for step in range(40):
+        tensor = torch.ones(100)
+        tensor[0] = 2.0**10  # is sent in each step
+        tensor[1] = 256.0 if step == 0 else 1.0
+        codec.encode(tensor.to(torch.bfloat16))
+        exact.encode(tensor)
+    assert isinstance(codec, DgcCodec)
+    assert isinstance(exact, DgcCodec)
+    assert codec.residual is not None
+    assert exact.residual is not None
+    assert torch.equal(codec.residual.float(), exact.residual)
+    assert float(exact.residual[1]) == 295.0
+
+
 def test_residuals_belong_to_their_key() -> None:
     codec = create("topk:density=0.1+feedback")
     alone = create("topk:density=0.1+feedback")
