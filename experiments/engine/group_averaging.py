@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
@@ -17,6 +19,9 @@ _NAME = "average of all groups"
 
 class GroupAveraging(EveryStep):
     """Averages the parameters of all ranks after some steps."""
+
+    steps_alone: ClassVar[bool] = True
+    one_optimizer: ClassVar[bool] = True
 
     def __init__(self, rule: Grouped, context: StepContext) -> None:
         """Makes the exchange of all ranks. Collective.

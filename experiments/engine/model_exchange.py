@@ -83,8 +83,8 @@ class ModelExchange:
             policy: Determines in which backward passes gradients are exchanged.
             group: The ranks.
             find_unused_parameters: Whether a step may leave parameters without a gradient; as
-                in DistributedDataParallel such parameters count as zero on this rank, and keep
-                what they had if no rank used them.
+                in DistributedDataParallel this rank then contributes what they had, or zero, and
+                they keep what they had if no rank used them.
         """
         self._schedule = schedule
         self._spec = spec
@@ -102,7 +102,10 @@ class ModelExchange:
         self._search = None if search is None else ScheduleSearch(schedule, search, group)
         self._timing = GradientTiming(schedule, group) if schedule.timed_steps else None
         self._armed = False
+        self._end_awaited = False
         self._exchanges = True
+        self._used_before: set[int] = set()
+        self.backward_passes = 0
         self._step = StepInProgress(None, None)
         self._lock = threading.Lock()
         self._deferred: dict[int, DeferredUpdate] = {}
@@ -121,6 +124,7 @@ class ModelExchange:
 
     def begin_backward(self) -> None:
         """To be called after a forward pass whose backward pass synchronizes gradients."""
+        self.backward_passes += 1
         # What no layer has waited for was not used in this forward pass, or used unawares.
         self._left_over = set(self._deferred)
         self._settle_all()
@@ -128,12 +132,24 @@ class ModelExchange:
         self._plan_by_time()
         self._exchanges = self._policy.exchanges_gradients()
         self._armed = True
+        self._end_awaited = False
         dispatcher = None
         if self._plan is not None and self._decides:
             dispatcher = self._schedule.dispatcher(self._plan)
         self._step = StepInProgress(self._plan, dispatcher)
         if self._timing is not None and self._plan is not None and self._exchanges:
             self._timing.begin()
+
+    def backward_begun(self) -> None:
+        """To be called in backward, at an output of the model: before any gradient is ready.
+
+        Activation checkpoints may run a backward pass inside the one that the job called. The
+        callback of the first gradient would then run when the inner one has ended.
+        """
+        if self._armed and self._exchanges and not self._end_awaited:
+            self._end_awaited = True
+            # As in DistributedDataParallel, gradients are averages after backward.
+            Variable._execution_engine.queue_callback(self._finish)
 
     def _search_on(self) -> None:
         """Lets the schedule's search change the plan, between two steps."""
@@ -227,6 +243,7 @@ class ModelExchange:
 
     def _gradient_ready(self, index: int, parameter: nn.Parameter) -> None:
         if not self._armed:
+            self._used_before.add(index)
             return
         step = self._step
         if self._exchanges:
@@ -235,8 +252,7 @@ class ModelExchange:
         if not self._exchanges:
             return
         if not step.arrived:
-            # As in DistributedDataParallel, gradients are averages after backward.
-            Variable._execution_engine.queue_callback(self._finish)
+            self.backward_begun()
             self._exchange.begin_step()
             if step.plan is not None:
                 self._communicator.begin(step)
@@ -275,8 +291,11 @@ class ModelExchange:
     def _finish(self) -> None:
         """Runs when backward has ended: starts the remaining messages, and waits if the schedule
         does."""
-        self._armed = False
+        self._end_awaited = False
         step = self._step
+        if not self._armed or not step.arrived:
+            return  # nothing but gradients of inputs was computed
+        self._armed = False
         missing = [i for i in range(len(self._parameters)) if i not in step.arrived]
         if missing and not self._find_unused:
             names = ", ".join(repr(self._names[i]) for i in missing[:5])
@@ -286,8 +305,10 @@ class ModelExchange:
             )
         if step.plan is None:
             self._adopt_plan(step, missing)
-        for index in missing:
-            self._count_as_zero(step, index)
+        # As in DistributedDataParallel, what was used under no_sync counts as used.
+        used = {*step.arrived, *self._used_before}
+        used.update(index for index in missing if self._fill_in(step, index))
+        self._used_before.clear()
         with self._lock:
             step.ended = True
             if step.dispatcher is not None:
@@ -304,7 +325,7 @@ class ModelExchange:
             with carrying(f"{self._names[index]} sparse", [self._parameters[index]]):
                 step.sparse[index] = SparseFlight(step.sparse_gradients.pop(index), self._group)
         if self._find_unused:
-            step.usage = Usage(self._parameters, list(step.arrived), self._group)
+            step.usage = Usage(self._parameters, sorted(used), self._group)
         step.unsettled = set(step.gradients) | set(step.sparse)
         if not self.waits_by_layer:
             self._settle_all()
@@ -313,14 +334,30 @@ class ModelExchange:
             parameter = self._parameters[index]
             wait_when_read(parameter, functools.partial(self._settle, [index]))
 
-    def _count_as_zero(self, step: StepInProgress, index: int) -> None:
-        """Contributes zeros to the average of a gradient that this rank does not have."""
+    def _fill_in(self, step: StepInProgress, index: int) -> bool:
+        """Contributes to the average of a gradient that this backward pass did not compute.
+
+        As in DistributedDataParallel that is the gradient of earlier passes, under no_sync, and
+        zeros if there is none.
+
+        Returns:
+            Whether the policy had kept a gradient of the parameter.
+        """
         assert step.plan is not None
         parameter = self._parameters[index]
+        kept = self._policy.gradient_kept(parameter)
+        gradient = raw_gradient(parameter) if kept is None else kept
         if index in step.plan.gradients:
-            step.gradients[index] = torch.zeros_like(parameter)
-        else:
+            if gradient is None:
+                step.gradients[index] = torch.zeros_like(parameter)
+            else:
+                # Not in place: it stays as it is if no rank has used the parameter.
+                step.gradients[index] = _dense(gradient.detach()).clone()
+        elif gradient is None:
             step.sparse_gradients[index] = torch.zeros_like(parameter, layout=torch.sparse_coo)
+        else:
+            step.sparse_gradients[index] = gradient.detach()
+        return kept is not None
 
     def _adopt_plan(self, step: StepInProgress, missing: list[int]) -> None:
         """Agrees on a plan with the other ranks at the end of the first backward pass."""
@@ -459,6 +496,10 @@ class ModelExchange:
                 update.apply(gradients)
         if not self._deferred:
             updated(self)
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def _gradients_of(message: Message) -> list[int]:

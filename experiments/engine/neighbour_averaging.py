@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,9 @@ _END: Final = -1
 
 class _Peers(StepPolicy):
     """What both have in common: parameters as one flat tensor, and their mean at the end."""
+
+    steps_alone: ClassVar[bool] = True
+    one_optimizer: ClassVar[bool] = True
 
     def __init__(self, spec: str, context: StepContext, group: dist.ProcessGroup) -> None:
         """Takes the group.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.optim import SGD, Optimizer
@@ -59,6 +58,8 @@ class OneStepDelay(StepPolicy):
     clips each rank's own. Between two steps the parameters hold the local copy; a checkpoint,
     or a job that lists the parameters, gets the global weights, with all updates applied.
     """
+
+    steps_alone: ClassVar[bool] = True
 
     def __init__(self, strategy: Strategy, context: StepContext) -> None:
         """Creates the policy. Collective.
@@ -200,12 +201,6 @@ class OneStepDelay(StepPolicy):
                     "its local step is that of SGD, and the job uses "
                     f"{type(optimizer).__name__}; use torch.optim.SGD",
                 )
-            if _under_scaler():
-                refuse(
-                    self._spec,
-                    "a GradScaler skips steps by each rank's own gradients, and the ranks would "
-                    "no longer step together; use bfloat16, which needs no scaler",
-                )
         for index in self._indices_of(optimizer):
             gradient = raw_gradient(self._parameters[index])
             if gradient is not None and gradient.is_sparse:
@@ -230,13 +225,3 @@ def _sgd_direction(
     else:
         velocity = group["momentum"] * velocity + (1 - group["dampening"]) * direction
     return direction + group["momentum"] * velocity if group["nesterov"] else velocity
-
-
-def _under_scaler() -> bool:
-    """Whether a GradScaler has called the optimizer's step."""
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_globals.get("__name__") == "torch.amp.grad_scaler":
-            return True
-    return False

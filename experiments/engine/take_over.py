@@ -6,13 +6,15 @@ broadcast of buffers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel, distributed
 
 from ddltrace.experiments.engine.create_exchange import create_message_exchange
 from ddltrace.experiments.engine.create_policy import create_step_policy
@@ -109,6 +111,7 @@ class TakenOver:
             create_optimizer_rule(strategy.optimizer_rule),
             takes_momentum=getattr(strategy.codec, "takes_momentum", False),
         )
+        _watch_outputs()
         # The reducer's hooks go with the reducer: nothing of it may stay behind.
         ddp.reducer._remove_autograd_hooks()
         ddp.logger = _NoLogger(strategy.spec)
@@ -131,6 +134,22 @@ def _check(ddp: Any, strategy: Strategy) -> None:
     for option, used in unsupported.items():
         if used:
             refuse(strategy.spec, f"the job uses DistributedDataParallel with {option}")
+    changed = (
+        strategy.codec,
+        strategy.feedback,
+        strategy.optimizer_rule,
+        strategy.architecture,
+        strategy.synchronization,
+    )
+    exchanged = getattr(strategy.frequency, "exchanges", "gradients")
+    if any(p.is_complex() for p in ddp._module_parameters) and (
+        any(each is not None for each in changed) or exchanged == "momentum"
+    ):
+        refuse(
+            strategy.spec,
+            "the model has complex parameters, which only schedules, accumulate, localsgd and "
+            "diloco can exchange",
+        )
     knows_layers = not isinstance(ddp.module, nn.ParameterList)
     schedule = strategy.schedule
     if not knows_layers and (schedule.wait == "layer" or isinstance(schedule, Poseidon)):
@@ -205,6 +224,32 @@ def _group_for_messages(strategy: Strategy, group: dist.ProcessGroup) -> dist.Pr
     return new_group_like(group, "exchange")
 
 
+def _watch_outputs() -> None:
+    """Lets every model that is taken over know when a backward pass begins, once in a process."""
+    module: Any = distributed
+    ddp: Any = DistributedDataParallel
+    original = ddp._post_forward
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def post_forward(self: DistributedDataParallel, output: Any) -> Any:
+        result = original(self, output)
+        reducer: Any = self.reducer
+        if (
+            isinstance(reducer, _ReducerStandIn)
+            and torch.is_grad_enabled()
+            and self.require_backward_grad_sync
+            and not torch.compiler.is_compiling()
+        ):
+            for tensor in module._find_tensors(result):
+                if tensor.grad_fn is not None:
+                    tensor.register_hook(reducer.backward_begun)
+        return result
+
+    ddp._post_forward = post_forward
+
+
 class _ReducerStandIn:
     """Receives the calls of DistributedDataParallel to its reducer."""
 
@@ -219,6 +264,11 @@ class _ReducerStandIn:
         """The next backward pass synchronizes gradients."""
         del outputs
         self._exchange.begin_backward()
+
+    def backward_begun(self, gradient: torch.Tensor) -> None:
+        """A hook of the model's outputs."""
+        del gradient
+        self._exchange.backward_begun()
 
     def _rebuild_buckets(self) -> bool:
         return False

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -52,6 +54,8 @@ class UpdateControl:
             weakref.WeakKeyDictionary()
         )
         self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._skips = False
+        self._of_step: tuple[int, weakref.ref[Optimizer]] | None = None
         self._hidden: list[tuple[nn.Parameter, torch.Tensor]] = []
         _controls.add(self)
         _install()
@@ -72,13 +76,14 @@ class UpdateControl:
             self._exchange.waits_by_layer
             or self._rule is not None
             or self._takes_momentum
-            or not isinstance(self._policy, EveryStep)
+            or type(self._policy) is not EveryStep
         )
 
     def before(self, optimizer: Optimizer) -> None:
         """Just before the optimizer reads the gradients."""
         if not self.changes_updates:
             return
+        self._check_step(optimizer)
         if optimizer not in self._seen:
             self._seen.add(optimizer)
             self._check(optimizer)
@@ -87,7 +92,8 @@ class UpdateControl:
         self.restore(optimizer)
         if self._takes_momentum:
             self._take_momentum(optimizer)
-        if not self._policy.before_update(optimizer):
+        self._skips = not self._unscaled(optimizer)
+        if self._skips or not self._policy.before_update(optimizer):
             self._hide(optimizer)
             return
         if self._exchange.waits_by_layer:
@@ -105,7 +111,10 @@ class UpdateControl:
             set_gradient(parameter, gradient)
         self._hidden.clear()
         self.steps += 1
-        self._policy.after_update(optimizer)
+        if self._skips:
+            self._skips = False
+        else:
+            self._policy.after_update(optimizer)
 
     def settle(self) -> None:
         """Waits for pending messages and applies them."""
@@ -155,6 +164,39 @@ class UpdateControl:
                 )
             group["momentum"] = 0.0
 
+    def _unscaled(self, optimizer: Optimizer) -> bool:
+        """Completes the work of a GradScaler that has left it to a fused optimizer.
+
+        Returns:
+            Whether the optimizer steps: all gradients are finite.
+        """
+        scale, found_inf = (getattr(optimizer, name, None) for name in ("grad_scale", "found_inf"))
+        if found_inf is not None and bool(found_inf):
+            return False
+        if scale is not None:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad.div_(scale.to(parameter.grad.device))
+            optimizer.grad_scale = None  # type: ignore[attr-defined]
+        return True
+
+    def _check_step(self, optimizer: Optimizer) -> None:
+        """Rejects what would let the ranks make different numbers of steps."""
+        passes = self._exchange.backward_passes
+        former, self._of_step = self._of_step, (passes, weakref.ref(optimizer))
+        if (
+            self._policy.one_optimizer
+            and former is not None
+            and former[0] == passes
+            and former[1]() not in (None, optimizer)
+        ):
+            refuse(
+                self._spec,
+                "the job updates its model with several optimizers in one step, and the strategy "
+                "exchanges parameters after the step of one; use one with several parameter groups",
+            )
+
     def _check(self, optimizer: Optimizer) -> None:
         """Rejects optimizers whose step cannot be split or replaced."""
         kind = type(optimizer).__name__
@@ -164,6 +206,22 @@ class UpdateControl:
                 f"{kind} updates all parameters together, and the strategy has to update them "
                 "apart; use an optimizer such as SGD or AdamW",
             )
+        if self._policy.steps_alone and _called_by_scaler():
+            refuse(
+                self._spec,
+                "a GradScaler skips steps by each rank's own gradients, and the ranks would "
+                "no longer step together; use bfloat16, which needs no scaler",
+            )
+
+
+def _called_by_scaler() -> bool:
+    """Whether a GradScaler that is enabled has called the optimizer's step."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.amp.grad_scaler":
+            return bool(frame.f_locals["self"].is_enabled())
+        frame = frame.f_back
+    return False
 
 
 _controls: Final[weakref.WeakSet[UpdateControl]] = weakref.WeakSet()

@@ -54,7 +54,8 @@ def synchronization_of(trace: Trace) -> dict[str, Any] | None:
     rule = _parse_rule(spec)
     if rule is None:
         return None
-    workers = list(rules[-1].numbers.get("workers", ())) or list(marks)
+    # Without servers that follow the rule, ranks that only sum have no marks.
+    workers = list(rules[-1].numbers.get("workers", ())) or [r for r, own in marks.items() if own]
     servers = {rank: own for rank, own in marks.items() if rank not in workers}
     of_workers = {rank: own for rank, own in marks.items() if rank in workers}
     own_marks = [mark for own in of_workers.values() for mark in own]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.optim import Optimizer
@@ -17,6 +17,9 @@ _NAME = "average of parameters"
 
 class AveragingPolicy(StepPolicy):
     """Averages parameters after some updates, or how far they have come since the last time."""
+
+    steps_alone: ClassVar[bool] = True
+    one_optimizer: ClassVar[bool] = True
 
     def __init__(
         self, context: StepContext, frequency: LocalSgd | PostLocalSgd, *, differences: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.optim import Optimizer
@@ -22,6 +22,8 @@ _NAME = "momentum coefficients"
 
 class DecoupledMomentumPolicy(StepPolicy):
     """Exchanges coefficients of momentum before every update, and updates by their sign."""
+
+    steps_alone: ClassVar[bool] = True
 
     def __init__(self, context: StepContext, frequency: Demo) -> None:
         super().__init__(context)

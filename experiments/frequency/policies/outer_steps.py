@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.optim import Optimizer
@@ -48,6 +48,9 @@ class OuterStepPolicy(StepPolicy):
     ranks must apply their averages at the same step. Residuals of `feedback` restart at zero. At
     the end, pending messages are awaited and dropped.
     """
+
+    steps_alone: ClassVar[bool] = True
+    one_optimizer: ClassVar[bool] = True
 
     def __init__(
         self, context: StepContext, frequency: DiLoCo | StreamingDiLoCo, momentum: float

@@ -39,9 +39,14 @@ class StepPolicy(ABC):
     Attributes:
         ends_before_others: Whether a rank has to call `end` when it has made its last step, since
             other ranks would wait for its next one.
+        steps_alone: Whether ranks update by gradients of their own in some steps, but have to make
+            the same number of steps. A GradScaler, which skips steps, cannot be used then.
+        one_optimizer: Whether the model must not be updated by two optimizers in the same step.
     """
 
     ends_before_others: ClassVar[bool] = False
+    steps_alone: ClassVar[bool] = False
+    one_optimizer: ClassVar[bool] = False
 
     def __init__(self, context: StepContext) -> None:
         self.context = context
@@ -62,6 +67,18 @@ class StepPolicy(ABC):
             exchanged: The result of `exchanges_gradients` for this backward pass.
         """
         del parameter, exchanged
+
+    def gradient_kept(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
+        """Called where backward has ended without a gradient of a parameter, before all are sent.
+
+        Args:
+            parameter: The parameter.
+
+        Returns:
+            What earlier backward passes have left of it for this one; None if nothing.
+        """
+        del parameter
+        return None
 
     def before_update(self, optimizer: Optimizer) -> bool:
         """Called before each step of the model's optimizer.

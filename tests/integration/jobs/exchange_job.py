@@ -211,7 +211,10 @@ def order(report: dict[str, Any]) -> None:
 
 
 def unused(report: dict[str, Any]) -> None:
-    """Rank 1 leaves out a branch in one step; `unused` is never used."""
+    """Rank 1 leaves out a branch in some steps; `unused` is never used.
+
+    In step 2, only rank 0 uses the branch, and only in a pass without an exchange.
+    """
 
     def run(strategy: Strategy) -> Any:
         torch.manual_seed(1)
@@ -220,8 +223,12 @@ def unused(report: dict[str, Any]) -> None:
         exchange = attach(model, strategy, find_unused_parameters=True)
         gradients = []
         for step in range(STEPS):
-            model.skip = {"right"} if dist.get_rank() == 1 and step % 2 else set()
+            model.skip = {"right"} if dist.get_rank() == 1 and step else set()
             optimizer.zero_grad()
+            if step == 2:
+                with exchange.model.no_sync():  # type: ignore[operator]
+                    exchange.model(vector(20)).square().mean().backward()
+                model.skip = {"right"}
             exchange.model(vector(step)).square().mean().backward()
             gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
             optimizer.step()

@@ -1,0 +1,241 @@
+"""The engine in a process group of one rank, in this process: which gradients an update gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ddltrace.experiments.engine import group_averaging
+from ddltrace.experiments.engine.attach import Exchange, attach
+from ddltrace.experiments.engine.refusal import StrategyRefusedError
+from ddltrace.experiments.strategy.spec import parse
+
+STEPS = 8
+
+
+@pytest.fixture(autouse=True)
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Branched(nn.Module):
+    """Two layers, the second of which a step may leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.uses_second = True
+        self.recomputes = False
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(inputs).tanh()
+        if not self.uses_second:
+            return hidden
+        if self.recomputes:
+            result: torch.Tensor = checkpoint(self.second, hidden, use_reentrant=True)
+            return result
+        outputs: torch.Tensor = self.second(hidden)
+        return outputs
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(step))
+
+
+def loss_of(model: nn.Module, step: int) -> torch.Tensor:
+    loss: torch.Tensor = model(batch(step)).square().sum()
+    return loss
+
+
+def branched(spec: str) -> tuple[Branched, Exchange]:
+    torch.manual_seed(1)
+    model = Branched()
+    return model, attach(model, parse(spec), find_unused_parameters=True)
+
+
+def sgd(*modules: nn.Module, **options: Any) -> torch.optim.SGD:
+    parameters = [p for module in modules for p in module.parameters()]
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, **options)
+
+
+def large_batches(passes: int, clip: float | None = None) -> list[torch.Tensor]:
+    """Trains without a strategy on batches of two steps, each with some backward passes."""
+    torch.manual_seed(1)
+    model = Branched()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        model.uses_second = step % 2 == 0
+        for number in range(passes):
+            (loss_of(model, 10 * step + number) / 2).backward()
+        if step % 2:
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad()
+    return list(model.parameters())
+
+
+def close(left: Any, right: Any) -> bool:
+    return all(torch.allclose(a, b, atol=1e-6) for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("optimizers", [1, 2])
+def test_accumulation_is_a_large_batch(passes: int, clip: float | None, optimizers: int) -> None:
+    model, exchange = branched("accumulate:steps=2")
+    updates = [sgd(model)] if optimizers == 1 else [sgd(model.first), sgd(model.second)]
+    for step in range(STEPS):
+        model.uses_second = step % 2 == 0  # not in the steps that update
+        for number in range(passes):
+            loss_of(exchange.model, 10 * step + number).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        for optimizer in updates:
+            optimizer.step()
+            optimizer.zero_grad()
+    exchange.close()
+    assert close(model.parameters(), large_batches(passes, clip))
+
+
+def test_accumulation_takes_what_only_a_pass_without_exchange_used() -> None:
+    model, exchange = branched("accumulate:steps=2")
+    wrapped: Any = exchange.model
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        model.uses_second = step % 2 == 0
+        with wrapped.no_sync():
+            loss_of(wrapped, 10 * step).backward()
+        model.uses_second = False
+        (loss_of(wrapped, 10 * step + 1) * 0).backward()
+        optimizer.step()
+    exchange.close()
+    assert close(model.parameters(), large_batches(1))
+
+
+@pytest.mark.parametrize("spec", ["wfbp", "topk:density=1+feedback", "accumulate:steps=1"])
+def test_a_backward_pass_inside_another_does_not_end_it(spec: str) -> None:
+    finals = []
+    for recomputes in (False, True):
+        torch.manual_seed(1)
+        model = Branched()
+        model.recomputes = recomputes
+        exchange = attach(model, parse(spec))
+        optimizer = sgd(model)
+        for step in range(4):
+            optimizer.zero_grad()
+            outputs = exchange.model(batch(step).requires_grad_())
+            # A gradient of outputs alone does not end the step either.
+            if not recomputes:
+                torch.autograd.grad(outputs.sum(), outputs, retain_graph=True)
+            outputs.square().sum().backward()
+            optimizer.step()
+        exchange.close()
+        finals.append([p.detach().clone() for p in model.parameters()])
+    assert close(*finals)
+
+
+@pytest.mark.parametrize("spec", ["localsgd", "diloco", "postlocalsgd", "grouped:size=1"])
+def test_two_optimizers_in_a_step_are_refused_where_parameters_are_exchanged(spec: str) -> None:
+    model, exchange = branched(spec)
+    first, second = sgd(model.first), sgd(model.second)
+    loss_of(exchange.model, 0).backward()
+    first.step()
+    with pytest.raises(StrategyRefusedError) as refused:
+        second.step()
+    assert "several optimizers in one step" in refused.value.reason
+    exchange.close()
+
+
+def test_a_new_optimizer_in_a_later_step_is_not_refused() -> None:
+    model, exchange = branched("localsgd:period=2")
+    for step in range(4):
+        loss_of(exchange.model, step).backward()
+        sgd(model).step()
+    exchange.close()
+
+
+@pytest.mark.parametrize("spec", ["accumulate", "localsgd", "diloco", "demo", "odsgd"])
+def test_a_scaler_is_refused_where_ranks_step_by_their_own_gradients(spec: str) -> None:
+    for enabled in (False, True):
+        model, exchange = branched(spec)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=enabled)
+        scaler.scale(loss_of(exchange.model, 0)).backward()
+        if not enabled:
+            scaler.step(sgd(model))
+        else:
+            with pytest.raises(StrategyRefusedError) as refused:
+                scaler.step(sgd(model))
+            assert "a GradScaler skips steps" in refused.value.reason
+        exchange.close()
+
+
+@pytest.mark.parametrize("spec", ["lars:eta=0.1", "lamb"])
+def test_a_fused_optimizers_gradients_are_unscaled_for_a_rule(spec: str) -> None:
+    finals = []
+    for fused in (False, True):
+        model, exchange = branched(spec)
+        optimizer = sgd(model, weight_decay=0.1, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for step in range(4):
+            optimizer.zero_grad()
+            factor = float("inf") if step == 1 else 1.0
+            scaler.scale(loss_of(exchange.model, step) * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        exchange.close()
+        finals.append([p.detach().clone() for p in model.parameters()])
+    assert all(bool(p.isfinite().all()) for p in finals[1])
+    assert close(*finals)
+
+
+def test_the_clock_of_bulk_synchronous_steps_is_in_the_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    marks: list[str] = []
+    monkeypatch.setattr(group_averaging, "mark", marks.append)
+    model, exchange = branched("bsp")
+    optimizer = sgd(model)
+    for step in range(3):
+        loss_of(exchange.model, step).backward()
+        optimizer.step()
+    exchange.close()
+    assert marks[1:] == [f"sync step worker=0 clock={step}" for step in range(3)]
+
+
+class Spectral(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return (inputs * self.weight).abs()
+
+
+@pytest.mark.parametrize("spec", ["ternary", "powersgd", "ring", "lamb", "demo", "asp"])
+def test_complex_parameters_are_refused_where_they_cannot_be_exchanged(spec: str) -> None:
+    with pytest.raises(StrategyRefusedError) as refused:
+        attach(Spectral(), parse(spec))
+    assert "complex parameters" in refused.value.reason
+
+
+@pytest.mark.parametrize("spec", ["wfbp", "accumulate:steps=2", "localsgd:period=2"])
+def test_complex_parameters_are_exchanged_as_they_are(spec: str) -> None:
+    model = Spectral()
+    exchange = attach(model, parse(spec))
+    optimizer = sgd(model)
+    for _ in range(2):
+        exchange.model(torch.ones(3)).sum().backward()
+        optimizer.step()
+    exchange.close()
+    assert bool((model.weight.detach().abs() < 1).all())
