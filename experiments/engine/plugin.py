@@ -26,9 +26,10 @@ def check(options: dict[str, Any]) -> None:
 
     for text in options.get("slow", ()):
         read_slowdown(text, None)
-    if options.get("strategy") and parse(options["strategy"]).parallelism is not None:
+    spec = options.get("strategy")
+    if spec is not None and parse(spec).parallelism is not None:
         raise UsageError(
-            f"strategy {options['strategy']!r:.80}: only built-in workloads can be split over "
+            f"strategy {spec!r:.80}: only built-in workloads can be split over "
             "ranks; run it with: ddltrace experiment run --workload gpt"
         )
 
@@ -46,7 +47,7 @@ def install(options: dict[str, Any]) -> None:
 
     # Before the limit: its hook ends the job, and the last step is to be observed.
     install_if_asked()
-    if options.get("strategy"):
+    if options.get("strategy") is not None:
         JobStrategy(parse(options["strategy"])).install()
     if options.get("slow"):
         from ddltrace.experiments.engine.slow_rank import SlowRank

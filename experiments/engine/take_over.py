@@ -29,10 +29,12 @@ from ddltrace.experiments.observation.restrictions import report_restriction
 from ddltrace.experiments.optimizer_rules.updates import create_optimizer_rule
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.schedules.poseidon import Poseidon
+from ddltrace.experiments.schedules.search import BayesianSearch
 from ddltrace.experiments.strategy.strategy import Strategy
 from ddltrace.experiments.synchronization.grouped import Grouped
 from ddltrace.experiments.transports.backends.register import backend_of
 from ddltrace.tracer.errors import MissingCapabilityError
+from ddltrace.tracer.optional_packages import require_extra
 
 
 def runs_on_reducer(strategy: Strategy) -> bool:
@@ -134,6 +136,11 @@ def _check(ddp: Any, strategy: Strategy) -> None:
     for option, used in unsupported.items():
         if used:
             refuse(strategy.spec, f"the job uses DistributedDataParallel with {option}")
+    if isinstance(strategy.schedule.search(), BayesianSearch):
+        try:
+            require_extra("experiments", "tune=true")
+        except MissingCapabilityError as error:
+            refuse(strategy.spec, str(error))
     changed = (
         strategy.codec,
         strategy.feedback,

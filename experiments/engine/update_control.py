@@ -55,7 +55,9 @@ class UpdateControl:
         )
         self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._skips = False
-        self._of_step: tuple[int, weakref.ref[Optimizer]] | None = None
+        self._turn = 0
+        self._turn_of: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._passes = 0
         self._hidden: list[tuple[nn.Parameter, torch.Tensor]] = []
         _controls.add(self)
         _install()
@@ -183,18 +185,24 @@ class UpdateControl:
 
     def _check_step(self, optimizer: Optimizer) -> None:
         """Rejects what would let the ranks make different numbers of steps."""
-        passes = self._exchange.backward_passes
-        former, self._of_step = self._of_step, (passes, weakref.ref(optimizer))
-        if (
-            self._policy.one_optimizer
-            and former is not None
-            and former[0] == passes
-            and former[1]() not in (None, optimizer)
-        ):
+        if self._exchange.backward_passes != self._passes:
+            self._passes = self._exchange.backward_passes
+            self._turn += 1
+        others = (turn for other, turn in self._turn_of.items() if other is not optimizer)
+        if self._policy.one_optimizer and self._turn in others:
             refuse(
                 self._spec,
                 "the job updates its model with several optimizers in one step, and the strategy "
                 "exchanges parameters after the step of one; use one with several parameter groups",
+            )
+        former = self._turn_of.get(optimizer, self._turn)
+        self._turn_of[optimizer] = self._turn
+        if self._policy.all_optimizers and former < self._turn - 1:
+            refuse(
+                self._spec,
+                "several optimizers update the model by turns, each after a backward pass of its "
+                "own, and the strategy adds up the gradients of all passes; wrap each part of the "
+                "model in a DistributedDataParallel of its own",
             )
 
     def _check(self, optimizer: Optimizer) -> None:

@@ -19,6 +19,7 @@ class AccumulationPolicy(StepPolicy):
     """
 
     steps_alone: ClassVar[bool] = True
+    all_optimizers: ClassVar[bool] = True
 
     def __init__(self, context: StepContext, frequency: Accumulate) -> None:
         super().__init__(context)

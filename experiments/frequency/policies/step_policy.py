@@ -42,11 +42,13 @@ class StepPolicy(ABC):
         steps_alone: Whether ranks update by gradients of their own in some steps, but have to make
             the same number of steps. A GradScaler, which skips steps, cannot be used then.
         one_optimizer: Whether the model must not be updated by two optimizers in the same step.
+        all_optimizers: Whether all optimizers of the model have to step in each step.
     """
 
     ends_before_others: ClassVar[bool] = False
     steps_alone: ClassVar[bool] = False
     one_optimizer: ClassVar[bool] = False
+    all_optimizers: ClassVar[bool] = False
 
     def __init__(self, context: StepContext) -> None:
         self.context = context

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ddltrace.experiments.engine import group_averaging
+from ddltrace.experiments.engine import group_averaging, plugin
 from ddltrace.experiments.engine.attach import Exchange, attach
 from ddltrace.experiments.engine.refusal import StrategyRefusedError
 from ddltrace.experiments.strategy.spec import parse
+from ddltrace.tracer.errors import UsageError
 
 STEPS = 8
 
@@ -145,6 +147,19 @@ def test_a_backward_pass_inside_another_does_not_end_it(spec: str) -> None:
     assert close(*finals)
 
 
+def test_a_search_without_its_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(StrategyRefusedError) as refused:
+        branched("bytescheduler:tune=true")
+    assert "pip install" in refused.value.reason
+
+
+def test_an_empty_spec_is_no_strategy() -> None:
+    with pytest.raises(UsageError, match="a name is missing"):
+        plugin.check({"strategy": ""})
+    plugin.check({"strategy": None})
+
+
 @pytest.mark.parametrize("spec", ["localsgd", "diloco", "postlocalsgd", "grouped:size=1"])
 def test_two_optimizers_in_a_step_are_refused_where_parameters_are_exchanged(spec: str) -> None:
     model, exchange = branched(spec)
@@ -154,6 +169,19 @@ def test_two_optimizers_in_a_step_are_refused_where_parameters_are_exchanged(spe
     with pytest.raises(StrategyRefusedError) as refused:
         second.step()
     assert "several optimizers in one step" in refused.value.reason
+    exchange.close()
+
+
+def test_accumulation_refuses_optimizers_that_step_by_turns() -> None:
+    model, exchange = branched("accumulate:steps=2")
+    optimizers = [sgd(model.first), sgd(model.second)]
+    for step in range(3):
+        loss_of(exchange.model, step).backward()
+        if step < 2:
+            optimizers[step].step()
+    with pytest.raises(StrategyRefusedError) as refused:
+        optimizers[0].step()
+    assert "by turns" in refused.value.reason
     exchange.close()
 
 
