@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+STATE_PREFIX: Final = "ddltrace_"
+"""Begin of the keys under which techniques keep state of a parameter in the job's optimizer.
+Checkpoints carry such state apart from the optimizer's own, which must be complete or empty."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ddltrace.experiments.engine.parameter_access import set_gradient
+from ddltrace.experiments.engine.parameter_access import raw_gradient, set_gradient
 from ddltrace.experiments.optimizer_rules.optimizer_rule import OptimizerRule
 
 
@@ -43,9 +43,11 @@ class DeferredUpdate:
         """Updates only the given parameters.
 
         Args:
-            gradients: Parameters with their gradients, which are removed afterwards.
+            gradients: Parameters with their gradients. Gradients that they have by now, of a
+                later step, stay.
         """
         due = {id(parameter): (parameter, gradient) for parameter, gradient in gradients}
+        later = {key: raw_gradient(parameter) for key, (parameter, _) in due.items()}
         for parameter, gradient in due.values():
             set_gradient(parameter, gradient)
         groups = self.optimizer.param_groups
@@ -59,8 +61,8 @@ class DeferredUpdate:
         self._step()
         for group, settings in zip(groups, present, strict=True):
             group.update(settings)
-        for parameter, _ in due.values():
-            set_gradient(parameter, None)
+        for key, (parameter, _) in due.items():
+            set_gradient(parameter, later[key])
 
     def _step(self) -> None:
         if self._rule is not None:

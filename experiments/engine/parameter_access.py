@@ -4,8 +4,8 @@ A schedule that waits layer by layer leaves gradients in flight after backward, 
 undone after the optimizer's step. A job that reads ``parameter.grad`` between the two (to clip
 gradients, to unscale them, to log their norm) has to see the average, and a job that copies or
 lists parameters after the step (a checkpoint, a moving average) their updated values. Therefore
-``Parameter.grad`` becomes a property, and the functions of `nn.Module` that return parameters first
-apply pending updates.
+``Parameter.grad`` becomes a property, and the functions of `nn.Module` that return or load
+parameters first apply pending updates.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ def install() -> None:
         (parameter, "__reduce_ex__"),
         (module, "named_parameters"),
         (module, "state_dict"),
+        (module, "load_state_dict"),
     ):
         setattr(owner, name, _settling(getattr(owner, name)))
     module.zero_grad = _passing(module.zero_grad)

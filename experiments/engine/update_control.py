@@ -90,6 +90,7 @@ class UpdateControl:
             self._seen.add(optimizer)
             self._check(optimizer)
             optimizer.register_state_dict_pre_hook(self._complete_checkpoint)
+            optimizer.register_load_state_dict_pre_hook(self._settle_before_load)
             checkpoint_state.save_with(optimizer, self._policy.state)
         self.restore(optimizer)
         if self._takes_momentum:
@@ -141,6 +142,11 @@ class UpdateControl:
     def close(self) -> None:
         """Stops observing optimizers."""
         _controls.discard(self)
+
+    def _settle_before_load(self, optimizer: Optimizer, checkpoint: dict[str, Any]) -> None:
+        """What is due belongs to the state before."""
+        del optimizer, checkpoint
+        self.settle()
 
     def _complete_checkpoint(self, optimizer: Optimizer) -> None:
         self.settle()

@@ -21,7 +21,8 @@ class OptimizerRule(ABC):
 
         Args:
             optimizer: The job's optimizer. State of a parameter belongs into
-                ``optimizer.state[parameter]``, so that the job's checkpoints hold it.
+                ``optimizer.state[parameter]``, under keys that begin with `STATE_PREFIX`, so that
+                the job's checkpoints hold it.
             group: Its settings: learning rate, weight decay and the like.
             parameters: Those to update; ``grad`` of each is the average over the ranks.
         """

@@ -12,8 +12,12 @@ from torch.optim import Optimizer
 from ddltrace.experiments.optimizer_rules.lamb import Lamb
 from ddltrace.experiments.optimizer_rules.lars import Lars, warmup_share
 from ddltrace.experiments.optimizer_rules.optimizer_rule import OptimizerRule
+from ddltrace.experiments.technique import STATE_PREFIX
 
-_STEP = "rule_step"
+_STEP = STATE_PREFIX + "step"
+_MOMENTUM = STATE_PREFIX + "momentum"
+_MEAN = STATE_PREFIX + "mean"
+_SQUARE = STATE_PREFIX + "square"
 _DEFAULT_MOMENTUM = 0.9
 
 
@@ -56,7 +60,7 @@ class LarsRule(OptimizerRule):
             ratio = torch.where(zero, torch.ones_like(ratio), ratio)
             step = gradient.add(weight, alpha=decay).mul_(rate * ratio)
             if momentum:
-                velocity = _buffer(state, "momentum_buffer", weight)
+                velocity = _buffer(state, _MOMENTUM, weight)
                 step = velocity.mul_(momentum).add_(step)
             parameter.sub_(step.to(parameter.dtype))
 
@@ -79,8 +83,8 @@ class LambRule(OptimizerRule):
             count = _count(state)
             rate = float(group["lr"]) * warmup_share(count, self._lamb.warmup)
             weight, gradient = _wide(parameter), _wide(_dense(parameter))
-            mean = _buffer(state, "exp_avg", weight).lerp_(gradient, 1 - first)
-            square = _buffer(state, "exp_avg_sq", weight)
+            mean = _buffer(state, _MEAN, weight).lerp_(gradient, 1 - first)
+            square = _buffer(state, _SQUARE, weight)
             square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
             scale = math.sqrt(1 - second**count)
             update = (mean / (1 - first**count)).div_(square.sqrt().div_(scale).add_(eps))

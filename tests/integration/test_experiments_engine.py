@@ -55,8 +55,12 @@ def test_a_plan_follows_the_order_of_rank_0(report: dict[str, Any]) -> None:
 
 
 def test_one_step_delay_follows_its_rule(report: dict[str, Any]) -> None:
-    assert len(report["delay"]) == 11
+    assert len(report["delay"]) == 12
     assert all(report["delay"].values()), report["delay"]
+
+
+def test_a_job_can_go_back_to_a_checkpoint_while_updates_are_due(report: dict[str, Any]) -> None:
+    assert report["reloaded_equal_to_ddp"] == {"wfbp:wait=layer": True, "p3:slice=7": True}
 
 
 @pytest.mark.parametrize("spec", ["fifo", "wfbp", "wfbp:wait=layer"])

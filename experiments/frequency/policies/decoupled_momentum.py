@@ -15,8 +15,9 @@ from ddltrace.experiments.collectives.base import LibraryCollectives
 from ddltrace.experiments.frequency.demo import Demo
 from ddltrace.experiments.frequency.policies.step_policy import StepContext, StepPolicy
 from ddltrace.experiments.messages.trace_marks import carrying
+from ddltrace.experiments.technique import STATE_PREFIX
 
-_STATE = "decoupled_momentum"
+_STATE = STATE_PREFIX + "momentum"
 _NAME = "momentum coefficients"
 
 

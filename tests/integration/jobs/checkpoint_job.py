@@ -25,6 +25,8 @@ SPECS = (
     "localsgd:period=3+fp16",
     "postlocalsgd:start=4,period=3",
     "accumulate:steps=3",
+    "lamb",
+    "demo",
 )
 STEPS, SAVED = 14, 7
 

@@ -313,6 +313,16 @@ def delay(report: dict[str, Any]) -> None:
         torch.equal(value, begin[name]) for name, value in model.state_dict().items()
     )
 
+    # A job that clips lists the parameters between backward and the optimizer's step.
+    finals = []
+    for clips in (False, True):
+        model, parameters, optimizer, exchange = delayed_model()
+        for step in range(DELAYED_STEPS):
+            delayed_step(exchange, optimizer, step, clips=clips)
+        exchange.close()
+        finals.append(parameters)
+    found["clipped"] = close_to(*finals)
+
     # With the same data on all ranks, a rank's own gradient is the average.
     for name, options in SGDS.items():
         finals = []
@@ -336,11 +346,18 @@ def delayed_model(
 
 
 def delayed_step(
-    exchange: Any, optimizer: torch.optim.SGD, step: int, rank: int | None = None
+    exchange: Any,
+    optimizer: torch.optim.SGD,
+    step: int,
+    rank: int | None = None,
+    *,
+    clips: bool = False,
 ) -> None:
     optimizer.param_groups[0]["lr"] = rate(step)
     optimizer.zero_grad(set_to_none=step % 2 == 0)
     exchange.model(image(step, rank)).square().mean().backward()
+    if clips:
+        assert float(nn.utils.clip_grad_norm_(exchange.model.parameters(), 1e9)) > 0
     optimizer.step()
 
 
@@ -394,6 +411,31 @@ def same_on_ranks(tensors: Sequence[torch.Tensor]) -> bool:
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, [t.tolist() for t in tensors])
     return all(other == gathered[0] for other in gathered)
+
+
+def reloading(report: dict[str, Any]) -> None:
+    """A job goes back to an earlier checkpoint while updates are due."""
+
+    def run(spec: str) -> list[torch.Tensor]:
+        model = cnn()
+        exchange = attach(model, parse(spec))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for step in range(6):
+            if step == 2:
+                saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+            if step == 4:
+                model.load_state_dict(saved[0])
+                optimizer.load_state_dict(saved[1])
+            optimizer.zero_grad()
+            exchange.model(image(step)).square().mean().backward()
+            optimizer.step()
+        exchange.close()
+        return [p.detach() for p in model.parameters()]
+
+    reference = run("ddp")
+    report["reloaded_equal_to_ddp"] = {
+        spec: close_to(run(spec), reference) for spec in ("wfbp:wait=layer", "p3:slice=7")
+    }
 
 
 def ddp_plan(report: dict[str, Any]) -> None:
@@ -532,7 +574,7 @@ def factors(report: dict[str, Any]) -> None:
 def main() -> None:
     dist.init_process_group("gloo")
     report: dict[str, Any] = {}
-    for part in (equality, order, unused, delay, ddp_plan, factors, misuse):
+    for part in (equality, order, unused, delay, reloading, ddp_plan, factors, misuse):
         part(report)
     if dist.get_rank() == 0:
         Path(sys.argv[1]).write_text(json.dumps(report))

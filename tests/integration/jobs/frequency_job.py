@@ -146,7 +146,7 @@ def demo_sign(report: dict[str, Any]) -> None:
     expected = before * (1 - 0.1 * 0.5) - 0.1 * mean.sign()
     clear = mean.abs() > 1e-6  # the sign of a zero is up to rounding
     report["demo_sign"] = distance(flat(model)[clear], expected[clear])
-    left = max(float(state["decoupled_momentum"].abs().max()) for state in optimizer.state.values())
+    left = max(float(state["ddltrace_momentum"].abs().max()) for state in optimizer.state.values())
     report["demo_left"] = left
     exchange.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -225,6 +226,43 @@ def test_a_fused_optimizers_gradients_are_unscaled_for_a_rule(spec: str) -> None
         finals.append([p.detach().clone() for p in model.parameters()])
     assert all(bool(p.isfinite().all()) for p in finals[1])
     assert close(*finals)
+
+
+@pytest.mark.parametrize("spec", ["lars:eta=0.1", "lamb", "demo"])
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.NAdam])
+def test_a_techniques_own_state_goes_through_a_checkpoint(
+    spec: str, kind: type[torch.optim.Optimizer]
+) -> None:
+    def begin() -> tuple[Branched, Exchange, torch.optim.Optimizer]:
+        model, exchange = branched(spec)
+        model.to(torch.bfloat16)
+        return model, exchange, kind(model.parameters(), lr=0.01)  # type: ignore[call-arg]
+
+    def train(exchange: Exchange, optimizer: torch.optim.Optimizer, steps: range) -> None:
+        for step in steps:
+            optimizer.zero_grad()
+            exchange.model(batch(step).bfloat16()).square().sum().backward()
+            optimizer.step()
+
+    model, exchange, optimizer = begin()
+    train(exchange, optimizer, range(3))
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    train(exchange, optimizer, range(3, 6))
+    exchange.close()
+    other, exchange, resumed = begin()
+    other.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    assert saved[1]["state"] == {}
+    states = [state for state in resumed.state.values() if "ddltrace_momentum" in state]
+    assert all(state["ddltrace_momentum"].dtype == torch.float32 for state in states)
+    train(exchange, resumed, range(3, 6))
+    exchange.close()
+    assert close(model.parameters(), other.parameters())
+    # Without the strategy, the optimizer begins as if it had not stepped.
+    plain = kind(other.parameters(), lr=0.01)  # type: ignore[call-arg]
+    plain.load_state_dict(saved[1])
+    other(batch(0).bfloat16()).sum().backward()
+    plain.step()
 
 
 def test_the_clock_of_bulk_synchronous_steps_is_in_the_trace(
