@@ -59,6 +59,7 @@ class UpdateControl:
         self._turn_of: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._passes = 0
         self._hidden: list[tuple[nn.Parameter, torch.Tensor]] = []
+        self._momenta: list[tuple[dict[str, Any], float]] = []
         _controls.add(self)
         _install()
 
@@ -113,6 +114,9 @@ class UpdateControl:
         for parameter, gradient in self._hidden:
             set_gradient(parameter, gradient)
         self._hidden.clear()
+        for group, momentum in self._momenta:
+            group["momentum"] = momentum
+        self._momenta.clear()
         self.steps += 1
         if self._skips:
             self._skips = False
@@ -162,7 +166,10 @@ class UpdateControl:
                     set_gradient(parameter, None)
 
     def _take_momentum(self, optimizer: Optimizer) -> None:
-        """Turns off the optimizer's momentum, which the codec applies."""
+        """Turns off the optimizer's momentum, which the codec applies, in this step.
+
+        Schedulers and checkpoints of the job see its own.
+        """
         for group in optimizer.param_groups:
             if "momentum" not in group:
                 refuse(
@@ -170,6 +177,7 @@ class UpdateControl:
                     "its codec takes the place of SGD's momentum, and the job uses "
                     f"{type(optimizer).__name__}; use torch.optim.SGD",
                 )
+            self._momenta.append((group, group["momentum"]))
             group["momentum"] = 0.0
 
     def _unscaled(self, optimizer: Optimizer) -> bool:

@@ -265,6 +265,19 @@ def test_a_techniques_own_state_goes_through_a_checkpoint(
     plain.step()
 
 
+def test_a_checkpoint_under_dgc_has_the_jobs_own_momentum() -> None:
+    model, exchange = branched("dgc:density=1,masking=false")
+    optimizer = sgd(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(exchange.model, step).backward()
+        optimizer.step()
+    exchange.close()
+    saved = optimizer.state_dict()
+    assert saved["param_groups"][0]["momentum"] == 0.9
+    assert all(entry.get("momentum_buffer") is None for entry in saved["state"].values())
+
+
 def test_the_clock_of_bulk_synchronous_steps_is_in_the_trace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
