@@ -20,7 +20,7 @@ _WARMUP_STAGES = 4
 class Dgc(CodecDescription):
     """Top-k of locally accumulated momentum: u <- m u + g, v <- v + u, the top k of v is sent.
 
-    It replaces the optimizer's momentum, which must be 0.
+    It replaces the optimizer's momentum.
 
     Attributes:
         density: Share of the elements that is sent after the warm-up.

@@ -382,7 +382,9 @@ class ModelExchange:
             [order, uses, [int(i in step.sparse_gradients) for i in range(len(uses))]],
             dtype=torch.int64,
         ).to(self._parameters[0].device)
-        dist.broadcast(plan_facts, group=self._group, group_src=0)
+        dist.broadcast(plan_facts[:2], group=self._group, group_src=0)
+        if self._find_unused:  # rank 0 may have no gradient of a parameter that is sparse elsewhere
+            dist.all_reduce(plan_facts[2], op=dist.ReduceOp.MAX, group=self._group)
         order, uses, sparse = plan_facts.tolist()
         if self._layers is not None:
             self._layers.adopt()

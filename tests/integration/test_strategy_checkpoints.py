@@ -36,6 +36,7 @@ def test_sparse_gradients_travel_as_such_and_that_is_said_once(
 ) -> None:
     for rank in ran[0]:
         assert rank["sparse"]["equal_to_ddp"]
+        assert rank["sparse"]["gated"]
         assert rank["sparse"]["said_before"] == []
         [said] = rank["sparse"]["said"]
         assert "'0.weight' are sparse" in said

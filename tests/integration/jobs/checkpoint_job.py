@@ -92,6 +92,39 @@ def sparse(spec: str | None) -> tuple[torch.Tensor, list[str]]:
     return model[0].weight.detach(), reported_restrictions()
 
 
+class Gated(nn.Module):
+    """An embedding that not every step uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(30, 4, sparse=True)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, rows: torch.Tensor, looks_up: bool) -> torch.Tensor:
+        features = self.table(rows) if looks_up else torch.ones(len(rows), 4)
+        outputs: torch.Tensor = self.head(features)
+        return outputs
+
+
+def gated(spec: str | None) -> torch.Tensor:
+    """An embedding that rank 0 does not use in the first step; without a spec on both batches."""
+    torch.manual_seed(1)
+    model = Gated()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    exchange = None if spec is None else attach(model, parse(spec), find_unused_parameters=True)
+    for step in range(3):
+        optimizer.zero_grad()
+        for rank in range(2) if exchange is None else [dist.get_rank()]:
+            trained: Any = model if exchange is None else exchange.model
+            rows = torch.arange(4) + 3 * rank + step
+            share = 2 if exchange is None else 1
+            (trained(rows, step + rank > 0).square().sum() / share).backward()
+        optimizer.step()
+    if exchange is not None:
+        exchange.close()
+    return model.table.weight.detach()
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     if sys.argv[2:]:
@@ -105,6 +138,7 @@ def main() -> None:
     ours, said = sparse("topk:density=0.1")
     report["sparse"] = {
         "equal_to_ddp": torch.allclose(plain, ours, atol=1e-7),
+        "gated": torch.allclose(gated(None), gated("wfbp"), atol=1e-6),
         "said_before": said_before,
         "said": said,
     }
