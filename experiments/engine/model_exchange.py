@@ -111,7 +111,7 @@ class ModelExchange:
         self._deferred: dict[int, DeferredUpdate] = {}
         self._left_over: set[int] = set()
         self._communicator = self._make_communicator()
-        self._hooks: list[RemovableHandle] = []
+        self._hooks: dict[int, RemovableHandle] = {}
         self._watch_gradients()
         self._layers = (
             LayerOrder(model, self._parameters, self._settle_layer) if self.waits_by_layer else None
@@ -202,7 +202,7 @@ class ModelExchange:
     def close(self) -> None:
         """Waits for pending messages, applies them, and removes all hooks from the model."""
         self.settle()
-        for hook in self._hooks:
+        for hook in self._hooks.values():
             hook.remove()
         if self._layers is not None:
             self._layers.close()
@@ -231,15 +231,20 @@ class ModelExchange:
         )
 
     def _watch_gradients(self) -> None:
-        """Registers this exchange's hooks after all existing ones."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+        """Registers this exchange's hooks after all existing ones.
+
+        A parameter that the job has frozen for a while, as alternating trainings do, takes no hook
+        and keeps the one that it has.
+        """
+        for index, parameter in enumerate(self._parameters):
+            if not parameter.requires_grad:
+                continue
+            former = self._hooks.get(index)
+            if former is not None:
+                former.remove()
+            self._hooks[index] = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 functools.partial(self._gradient_ready, index)
             )
-            for index, parameter in enumerate(self._parameters)
-        ]
 
     def _gradient_ready(self, index: int, parameter: nn.Parameter) -> None:
         if not self._armed:

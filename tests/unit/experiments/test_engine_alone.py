@@ -161,6 +161,23 @@ def test_an_empty_spec_is_no_strategy() -> None:
     plugin.check({"strategy": None})
 
 
+@pytest.mark.parametrize("spec", ["wfbp", "topk:density=1+feedback"])
+def test_layers_that_are_frozen_by_turns_train(spec: str) -> None:
+    finals = []
+    for own in ("ddp", spec):
+        model, exchange = branched(own)
+        optimizers = [sgd(model.first), sgd(model.second)]
+        for step in range(STEPS):
+            model.first.requires_grad_(step % 2 == 0)
+            model.second.requires_grad_(step % 2 == 1)
+            loss_of(exchange.model, step).backward()
+            optimizers[step % 2].step()
+            optimizers[step % 2].zero_grad()
+        exchange.close()
+        finals.append([p.detach().clone() for p in model.parameters()])
+    assert close(*finals)
+
+
 @pytest.mark.parametrize("spec", ["localsgd", "diloco", "postlocalsgd", "grouped:size=1"])
 def test_two_optimizers_in_a_step_are_refused_where_parameters_are_exchanged(spec: str) -> None:
     model, exchange = branched(spec)
