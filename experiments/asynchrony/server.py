@@ -60,6 +60,7 @@ def main() -> None:
         rank,
         len(names),
         names,
+        name=options["name"],
         backend=options["backend"],
         timeout=LONGEST_WAIT,
     )

@@ -46,7 +46,13 @@ from ddltrace.experiments.asynchrony.wire_format import (
 from ddltrace.experiments.codecs.forms.base import Coding
 from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, as_bytes
 from ddltrace.experiments.collectives.lifelines import connect, say_server_died
-from ddltrace.experiments.collectives.server_processes import JOIN_SECONDS, join_group, wait_or_kill
+from ddltrace.experiments.collectives.server_processes import (
+    JOIN_SECONDS,
+    group_name,
+    join_group,
+    server_ranks,
+    wait_or_kill,
+)
 from ddltrace.experiments.messages.trace_marks import carrying
 
 _OF_ALL: Final = frozenset({"step", "mu_product", "eta", "ax"})
@@ -238,26 +244,27 @@ class ServerGroup:
         wait_or_kill(self._processes)
 
     def _join(self, workers: dist.ProcessGroup, spec: str, backend: str) -> None:
-        worker_ranks = dist.get_process_group_ranks(workers)
-        size = dist.get_world_size()
-        names = [*worker_ranks, *range(size, size + self._servers)]
+        names = dist.get_process_group_ranks(workers)
         options = {
             "spec": spec,
             "workers": self._workers,
-            "global_ranks": names,
             "backend": backend,
             "parent": os.getpid(),
         }
         self._processes: list[subprocess.Popen[bytes]] = []
-        address: list[Any] = [None, None]
+        address: list[Any] = [None, None, None]
         if self._rank == 0:
             host = os.environ.get("MASTER_ADDR") if dist.get_rank() == 0 else None
-            address = [host or socket.gethostname(), None]
+            address = [host or socket.gethostname(), None, server_ranks(self._servers)]
+            options |= {"global_ranks": [*names, *address[2]], "name": group_name(address[2])}
             process, address[1] = _start_first({**options, "server": 0, "host": address[0]})
             self._processes.append(process)
         dist.broadcast_object_list(address, group=workers, group_src=0)
         if address[1] is None:
             raise RuntimeError("the first server of the parameter server did not start")
+        names = [*names, *address[2]]
+        name = group_name(address[2])
+        options |= {"global_ranks": names, "name": name}
         own = {**options, "host": address[0], "port": address[1]}
         self._processes += [
             _start({**own, "server": server})
@@ -272,6 +279,7 @@ class ServerGroup:
             self._rank,
             self._workers + self._servers,
             names,
+            name=name,
             backend=backend,
             timeout=LONGEST_WAIT,
         )

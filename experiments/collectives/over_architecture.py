@@ -84,6 +84,11 @@ class ArchitectureCollectives(Collectives):
             self._make_rounds
         )
 
+    @property
+    def has_servers(self) -> bool:
+        """Whether servers in processes of their own sum."""
+        return self._servers is not None
+
     def prepare(self, sizes: Mapping[int, int]) -> None:
         """Places keys on servers.
 

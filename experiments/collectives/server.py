@@ -53,6 +53,7 @@ def main() -> None:
         rank,
         size,
         options["global_ranks"],
+        name=options["name"],
         backend=options["backend"],
     )
     be_a_rank(rank=options["global_ranks"][rank], ranks=max(options["global_ranks"]) + 1)

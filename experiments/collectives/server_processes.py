@@ -51,6 +51,7 @@ def join_group(
     size: int,
     global_ranks: Sequence[int],
     *,
+    name: str,
     backend: str = "gloo",
     timeout: timedelta = _PATIENCE,
 ) -> dist.ProcessGroup:
@@ -61,6 +62,7 @@ def join_group(
         rank: Rank of this process in the group.
         size: Workers and servers.
         global_ranks: Their ranks in the trace.
+        name: From `group_name`.
         backend: ``gloo``, or a transport that is a backend of its own.
         timeout: Longest time that a message may take.
     """
@@ -74,8 +76,8 @@ def join_group(
         transport = registered(own) or by_name(own)
         creator = dist.Backend._plugins[backend_of(transport).upper()].creator_fn
         group = creator(store, rank, size, timeout)
-    group._set_group_name(c10d.GroupName("parameter server"))
-    group._set_group_desc("ddltrace:parameter server")
+    group._set_group_name(c10d.GroupName(name))
+    group._set_group_desc(f"ddltrace:{name}")
     # `isend` and the trace ask the register for the ranks and the backend of a group.
     world = dist.distributed_c10d._world
     world.pg_group_ranks[group] = {
@@ -95,6 +97,29 @@ def wait_or_kill(servers: Iterable[subprocess.Popen[bytes]]) -> None:
             process.wait()
 
 
+def server_ranks(servers: int) -> list[int]:
+    """The ranks in the trace of servers that are about to start: after all others of the job.
+
+    To be called on one rank.
+
+    Args:
+        servers: Number of servers. A job has several sets of them if it trains several models.
+    """
+    store = c10d._get_default_store()
+    first = dist.get_world_size() + store.add("ddltrace/servers", servers) - servers
+    return list(range(first, first + servers))
+
+
+def group_name(servers: Sequence[int]) -> str:
+    """The name in the trace of the group of workers and servers, on a worker.
+
+    Args:
+        servers: From `server_ranks`.
+    """
+    number = servers[0] - dist.get_world_size()
+    return "parameter server" + (f" from rank {servers[0]}" if number else "")
+
+
 class ServerProcesses:
     """The servers of one group of workers.
 
@@ -112,20 +137,16 @@ class ServerProcesses:
         rank, size = workers.rank(), workers.size()
         self._leads = rank == 0
         self._workers = size
-        address: list[Any] = [None, None]
+        address: list[Any] = [None, None, None]
         if self._leads:
             host = os.environ.get("MASTER_ADDR") if dist.get_rank() == 0 else None
             host = host or socket.gethostname()
             self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-            address = [host, self._store.port]
+            address = [host, self._store.port, server_ranks(servers)]
         dist.broadcast_object_list(address, group=workers, group_src=0)
         if not self._leads:
             self._store = TCPStore(address[0], address[1], is_master=False)
-        worker_ranks = dist.get_process_group_ranks(workers)
-        global_ranks = [
-            *worker_ranks,
-            *range(dist.get_world_size(), dist.get_world_size() + servers),
-        ]
+        global_ranks = [*dist.get_process_group_ranks(workers), *address[2]]
         backend = dist.get_backend(workers)
         self._processes = [
             _start(
@@ -134,6 +155,7 @@ class ServerProcesses:
                 size + servers,
                 servers=servers,
                 global_ranks=global_ranks,
+                name=group_name(address[2]),
                 backend=backend,
             )
             for server in range(servers)
@@ -147,6 +169,7 @@ class ServerProcesses:
             rank,
             size + servers,
             global_ranks,
+            name=group_name(address[2]),
             backend=backend,
         )
         self._numbers = itertools.count()
@@ -203,6 +226,7 @@ def _start(
     *,
     servers: int,
     global_ranks: Sequence[int],
+    name: str,
     backend: str,
 ) -> subprocess.Popen[bytes]:
     options = {
@@ -212,6 +236,7 @@ def _start(
         "size": size,
         "servers": servers,
         "global_ranks": list(global_ranks),
+        "name": name,
         "backend": backend,
         "transport": asdict(transport) if (transport := registered(backend)) else {},
         "parent": os.getpid(),

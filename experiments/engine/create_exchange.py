@@ -44,7 +44,10 @@ def create_message_exchange(strategy: Strategy, group: dist.ProcessGroup) -> Mes
     if not encoded:
         return ArchitectureExchange(first)
     second_group = new_group_like(group, "second exchange")
-    second = ArchitectureCollectives(strategy.architecture, second_group)
+    # The rules let no codec with two passes use servers of their own: one set of them is enough.
+    second = (
+        first if first.has_servers else ArchitectureCollectives(strategy.architecture, second_group)
+    )
     return CodecExchange(
         strategy.codec, strategy.feedback, group, second_group, collectives=(first, second)
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from ddltrace.experiments.engine.model_exchange import ModelExchange
 from ddltrace.experiments.engine.refusal import refuse
 from ddltrace.experiments.engine.update_control import UpdateControl
 from ddltrace.experiments.frequency.policies.step_policy import StepContext
+from ddltrace.experiments.frequency.post_local_sgd import PostLocalSgd
 from ddltrace.experiments.messages.message_exchange import AllReduce, MessageExchange
 from ddltrace.experiments.observation.restrictions import report_restriction
 from ddltrace.experiments.optimizer_rules.updates import create_optimizer_rule
@@ -86,15 +88,7 @@ class TakenOver:
             StepContext(parameters, group, lambda: create_message_exchange(strategy, carried_by)),
             messages,
         )
-        exchange: MessageExchange
-        if _place(strategy) in ("servers", "peers") or (
-            getattr(strategy.frequency, "exchanges", "gradients") != "gradients"
-        ):
-            exchange = AllReduce(messages)
-        elif isinstance(strategy.schedule, Poseidon):
-            exchange = FactorExchange(messages, strategy.schedule, ddp.module, parameters)
-        else:
-            exchange = create_message_exchange(strategy, _averaging(strategy, messages))
+        exchange = _exchange_of_gradients(ddp, strategy, parameters, messages)
         self.exchange = ModelExchange(
             ddp.module,
             parameters,
@@ -124,6 +118,25 @@ class TakenOver:
         self.updates.end()
         self.updates.close()
         self.exchange.close()
+
+
+def _exchange_of_gradients(
+    ddp: DistributedDataParallel,
+    strategy: Strategy,
+    parameters: list[tuple[str, nn.Parameter]],
+    messages: dist.ProcessGroup,
+) -> MessageExchange:
+    """What averages gradients in backward."""
+    if isinstance(strategy.frequency, PostLocalSgd) and strategy.architecture is not None:
+        # The codec encodes what is exchanged later: parameters.
+        return create_message_exchange(replace(strategy, codec=None, feedback=None), messages)
+    if _place(strategy) in ("servers", "peers") or (
+        getattr(strategy.frequency, "exchanges", "gradients") != "gradients"
+    ):
+        return AllReduce(messages)
+    if isinstance(strategy.schedule, Poseidon):
+        return FactorExchange(messages, strategy.schedule, ddp.module, parameters)
+    return create_message_exchange(strategy, _averaging(strategy, messages))
 
 
 def _check(ddp: Any, strategy: Strategy) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ddltrace.experiments.engine import group_averaging, plugin
+from ddltrace.experiments.engine.architecture_exchange import ArchitectureExchange
 from ddltrace.experiments.engine.attach import Exchange, attach
 from ddltrace.experiments.engine.refusal import StrategyRefusedError
 from ddltrace.experiments.strategy.spec import parse
@@ -293,6 +294,13 @@ def test_a_checkpoint_under_dgc_has_the_jobs_own_momentum() -> None:
     saved = optimizer.state_dict()
     assert saved["param_groups"][0]["momentum"] == 0.9
     assert all(entry.get("momentum_buffer") is None for entry in saved["state"].values())
+
+
+def test_the_synchronous_steps_of_post_local_sgd_use_the_architecture() -> None:
+    _, exchange = branched("postlocalsgd+mesh+int8")
+    assert exchange._taken_over is not None
+    assert isinstance(exchange._taken_over.exchange._exchange, ArchitectureExchange)
+    exchange.close()
 
 
 def test_the_clock_of_bulk_synchronous_steps_is_in_the_trace(
