@@ -31,6 +31,7 @@ ON_THREE = [
     "mesh+powersgd+feedback",
     "ring+p3:slice=20",
     "tree+bytescheduler:partition_mb=0.0001,credit_mb=0.0002",
+    "ps+randomk:density=0.5",
 ]
 ON_FIVE = sampled(["ring", "halving_doubling", "double_tree", "mesh+wfbp", "ps"], 2)
 
@@ -105,3 +106,13 @@ def test_workers_push_each_key_once_and_pull_it_once(traced: pd.DataFrame) -> No
     assert loads.max() / loads.mean() <= 1.1
     receives = messages[messages.op == "recv"]
     assert len(receives) == len(sends)
+
+
+def test_further_servers_are_ranks_of_their_own(traced: pd.DataFrame) -> None:
+    # A codec needs one set of servers, and theirs are not the ranks of those before.
+    messages = traced[traced.group == "parameter server from rank 5"]
+    assert set(messages["rank"]) == {0, 1, 2, 5}
+    assert set(traced["rank"]) == {0, 1, 2, 3, 4, 5}
+    sends = messages[messages.op == "send"]
+    kept = sum(max(1, round(0.5 * elements)) for elements in (231, 33, 33, 1, 5, 5))
+    assert sends[sends["rank"] < 5].bytes.sum() == STEPS * 3 * kept * 4
