@@ -61,6 +61,8 @@ def synchronization_of(trace: Trace) -> dict[str, Any] | None:
     own_marks = [mark for own in of_workers.values() for mark in own]
     reads = _reads(servers) if servers else own_marks
     unchecked = _unchecked(trace)
+    if unchecked is None and has_several_models(marks):
+        unchecked = "the job trains several models, and the trace does not tell their clocks apart"
     return {
         "rule": spec,
         "clocks": {str(worker): _steps(of_workers.get(worker, ())) for worker in workers},
@@ -79,6 +81,17 @@ def synchronization_of(trace: Trace) -> dict[str, Any] | None:
         "violations": [] if unchecked else _violations(rule, workers, servers, of_workers),
         "unchecked": unchecked,
     }
+
+
+def has_several_models(marks: Mapping[int, Sequence[Mark]]) -> bool:
+    """Whether the rule was applied to more than one model.
+
+    Args:
+        marks: The marks of each rank.
+    """
+    rules = [[mark for mark in own if mark.what == "rule"] for own in marks.values()]
+    servers = [number for own in rules for mark in own if (number := mark.one("servers"))]
+    return any(len(own) > 1 for own in rules) or len(servers) > max(servers, default=0)
 
 
 def runs_ahead(found: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 
+from ddltrace.experiments.harness.synchronization_report import has_several_models
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.experiments.synchronization.adaptive_ssp import AdaptiveSsp
 from ddltrace.experiments.synchronization.adpsgd import AdPsgd
@@ -309,3 +310,12 @@ def test_wrong_parameters_are_refused(spec: str) -> None:
         spec += ",highest=8"
     with pytest.raises(UsageError):
         parse(spec)
+
+
+def test_a_trace_of_several_models_is_recognized() -> None:
+    peer = Mark("rule")
+    server = Mark("rule", numbers={"workers": (0, 1), "servers": (2,)})
+    assert not has_several_models({0: [peer], 1: [peer]})
+    assert not has_several_models({0: [], 1: [], 2: [server], 3: [server]})
+    assert has_several_models({0: [peer, peer], 1: [peer, peer]})
+    assert has_several_models({0: [], 1: [], 2: [server], 3: [server], 4: [server], 5: [server]})
