@@ -4,23 +4,25 @@ A schedule that waits layer by layer leaves gradients in flight after backward, 
 undone after the optimizer's step. A job that reads ``parameter.grad`` between the two (to clip
 gradients, to unscale them, to log their norm) has to see the average, and a job that copies or
 lists parameters after the step (a checkpoint, a moving average) their updated values. Therefore
-``Parameter.grad`` becomes a property, and the functions of `nn.Module` that return or load
-parameters first apply pending updates.
+``Parameter.grad`` and ``Parameter.data`` become properties, and the functions of `nn.Module` that
+return or load parameters first apply pending updates.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
 from torch import nn
 
 _RAW: Final[Any] = torch._C.TensorBase.grad
+_RAW_DATA: Final[Any] = torch._C.TensorBase.data
 _gradients: Final[dict[int, tuple[weakref.ref[nn.Parameter], Callable[[], None]]]] = {}
 _values: Final[dict[int, Callable[[], None]]] = {}
 _installed: Final[list[bool]] = []
@@ -77,6 +79,7 @@ def install() -> None:
     _installed.append(True)
     parameter: Any = nn.Parameter
     parameter.grad = property(_get, _set, _delete)
+    parameter.data = property(_settling(_RAW_DATA.__get__), _settling(_RAW_DATA.__set__))
     module: Any = nn.Module
     for owner, name in (
         (parameter, "__deepcopy__"),
@@ -105,13 +108,21 @@ def _passing(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def passing(*args: Any, **kwargs: Any) -> Any:
-        _unwatched.now = True
-        try:
+        with unwatched():
             return original(*args, **kwargs)
-        finally:
-            _unwatched.now = False
 
     return passing
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """Lets the code inside read parameters as they are."""
+    former = getattr(_unwatched, "now", False)
+    _unwatched.now = True
+    try:
+        yield
+    finally:
+        _unwatched.now = former
 
 
 def _asked_by_tracer(depth: int) -> bool:

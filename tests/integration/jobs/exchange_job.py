@@ -414,12 +414,13 @@ def same_on_ranks(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def reloading(report: dict[str, Any]) -> None:
-    """A job goes back to an earlier checkpoint while updates are due."""
+    """A job goes back to an earlier checkpoint, and swaps its weights, while updates are due."""
 
     def run(spec: str) -> list[torch.Tensor]:
         model = cnn()
         exchange = attach(model, parse(spec))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        parameters = list(model.parameters())
+        optimizer = torch.optim.AdamW(parameters, lr=0.01)
         for step in range(6):
             if step == 2:
                 saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
@@ -429,8 +430,15 @@ def reloading(report: dict[str, Any]) -> None:
             optimizer.zero_grad()
             exchange.model(image(step)).square().mean().backward()
             optimizer.step()
+            kept = [parameter.data.clone() for parameter in parameters]
+            for parameter, value in zip(parameters, kept, strict=True):
+                parameter.data = torch.zeros_like(value)
+            with torch.no_grad():
+                assert not model(image(step)).any()
+            for parameter, value in zip(parameters, kept, strict=True):
+                parameter.data = value
         exchange.close()
-        return [p.detach() for p in model.parameters()]
+        return [p.detach() for p in parameters]
 
     reference = run("ddp")
     report["reloaded_equal_to_ddp"] = {
