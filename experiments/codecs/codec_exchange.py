@@ -18,6 +18,7 @@ from ddltrace.experiments.codecs.forms.all_to_all import AllToAllForm
 from ddltrace.experiments.codecs.forms.base import Form, Part
 from ddltrace.experiments.codecs.forms.low_rank import LowRankForm
 from ddltrace.experiments.codecs.forms.votes import combination_of
+from ddltrace.experiments.codecs.kernels.codec import Codec
 from ddltrace.experiments.codecs.kernels.dgc import DgcCodec
 from ddltrace.experiments.codecs.kernels.feedback import FeedbackCodec
 from ddltrace.experiments.codecs.kernels.half_precision import HalfPrecisionCodec
@@ -61,12 +62,19 @@ class CodecExchange(MessageExchange):
             LibraryCollectives(group),
             LibraryCollectives(second_group),
         )
-        self._form = _form_of(description, *self._collectives)
+        own = make_codec(description)
+        self._dgc = own if isinstance(own, DgcCodec) else None
+        self._form = _form_of(own, *self._collectives)
         self._shapes: dict[int, tuple[int, ...]] = {}
 
     def prepare(self, gradients: Mapping[int, Gradient]) -> None:
         """Stores the shapes of the gradients."""
         self._shapes = {index: gradient.shape for index, gradient in gradients.items()}
+
+    def take_momentum(self, momentum: float) -> None:
+        """Lets DGC correct by the momentum of the job's optimizer."""
+        if self._dgc is not None:
+            self._dgc.take_momentum(momentum)
 
     def close(self) -> None:
         """Closes the collectives."""
@@ -88,9 +96,9 @@ class CodecExchange(MessageExchange):
             return self._form.start(parts, payload)
 
 
-def _form_of(description: CodecDescription, first: Collectives, second: Collectives) -> Form:
+def _form_of(codec: Codec, first: Collectives, second: Collectives) -> Form:
     """The exchange that the codec's own formula chooses on this many ranks."""
-    codec = make_codec(description)
+    description = codec.description
     inner = codec.inner if isinstance(codec, FeedbackCodec) else codec
     if isinstance(inner, PowerSgdCodec):
         feedback = codec if isinstance(codec, FeedbackCodec) else None

@@ -24,7 +24,8 @@ class Dgc(CodecDescription):
 
     Attributes:
         density: Share of the elements that is sent after the warm-up.
-        momentum: The factor m of the momentum correction.
+        momentum: The factor m of the momentum correction; by default that of the job's
+            optimizer, and 0.9 where there is no job.
         masking: Whether u is zeroed where v was sent (momentum factor masking).
         clip: The local gradient's norm is clipped at this threshold divided by the square root
             of the number of ranks, tensor by tensor; 0 clips nothing.
@@ -33,14 +34,14 @@ class Dgc(CodecDescription):
 
     takes_momentum: ClassVar[bool] = True
     density: float = 0.001
-    momentum: float = 0.9
+    momentum: float | None = None
     masking: bool = True
     clip: float = 0.0
     warmup: int = 0
 
     def __post_init__(self) -> None:
         check_density(self.density)
-        if not 0 <= self.momentum < 1:
+        if self.momentum is not None and not 0 <= self.momentum < 1:
             raise ValueError("momentum must be at least 0 and below 1")
         if not 0 <= self.clip < math.inf:
             raise ValueError("clip must be 0 or a positive number")

@@ -199,6 +199,10 @@ class ModelExchange:
         if due:
             update_when_read(self, self.settle)
 
+    def take_momentum(self, momentum: float) -> None:
+        """Hands the momentum of the job's optimizer over to the exchange of messages."""
+        self._exchange.take_momentum(momentum)
+
     def close(self) -> None:
         """Waits for pending messages, applies them, and removes all hooks from the model."""
         self.settle()

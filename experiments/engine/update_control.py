@@ -75,11 +75,16 @@ class UpdateControl:
     @property
     def changes_updates(self) -> bool:
         """Whether optimizer steps must be observed."""
+        return self._replaces_updates or type(self._policy) is not EveryStep
+
+    @property
+    def _replaces_updates(self) -> bool:
+        """Whether some steps of the optimizer are split, replaced or left out."""
         return (
             self._exchange.waits_by_layer
             or self._rule is not None
             or self._takes_momentum
-            or type(self._policy) is not EveryStep
+            or not isinstance(self._policy, EveryStep)
         )
 
     def before(self, optimizer: Optimizer) -> None:
@@ -178,6 +183,8 @@ class UpdateControl:
                     f"{type(optimizer).__name__}; use torch.optim.SGD",
                 )
             self._momenta.append((group, group["momentum"]))
+            if any(id(parameter) in self._own for parameter in group["params"]):
+                self._exchange.take_momentum(float(group["momentum"]))
             group["momentum"] = 0.0
 
     def _unscaled(self, optimizer: Optimizer) -> bool:
@@ -222,7 +229,9 @@ class UpdateControl:
     def _check(self, optimizer: Optimizer) -> None:
         """Rejects optimizers whose step cannot be split or replaced."""
         kind = type(optimizer).__name__
-        if isinstance(optimizer, LBFGS) or kind == "ZeroRedundancyOptimizer":
+        if self._replaces_updates and (
+            isinstance(optimizer, LBFGS) or kind == "ZeroRedundancyOptimizer"
+        ):
             refuse(
                 self._spec,
                 f"{kind} updates all parameters together, and the strategy has to update them "

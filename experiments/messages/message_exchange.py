@@ -57,6 +57,14 @@ class MessageExchange(ABC):
     def begin_step(self) -> None:  # noqa: B027 - most exchanges do nothing here
         """Called at the first gradient of a step, before anything else is sent. Collective."""
 
+    def take_momentum(self, momentum: float) -> None:
+        """Called before each update if the exchange takes over the optimizer's momentum.
+
+        Args:
+            momentum: The factor that the job has chosen.
+        """
+        del momentum  # of most exchanges it is no concern
+
     def close(self) -> None:  # noqa: B027 - most exchanges do nothing here
         """Called at the end, when no message is in flight."""
 

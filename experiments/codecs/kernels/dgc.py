@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,8 @@ from ddltrace.experiments.codecs.dgc import Dgc
 from ddltrace.experiments.codecs.kernels.codec import Codec, Payload, check_elements, is_finite
 from ddltrace.experiments.codecs.kernels.largest import largest
 from ddltrace.experiments.codecs.kernels.sparse import add_sparse, densified, sparse_payload
+
+_DEFAULT_MOMENTUM: Final = 0.9
 
 
 @dataclass
@@ -39,6 +42,7 @@ class DgcCodec(Codec):
 
     Attributes:
         ranks: Number of ranks for the clipping; that of the default process group.
+        momentum: The factor of the momentum correction.
         state: State by the key of the tensor.
     """
 
@@ -47,7 +51,18 @@ class DgcCodec(Codec):
         self._parameters = description
         initialized = dist.is_available() and dist.is_initialized()
         self.ranks = dist.get_world_size() if initialized else 1
+        own = description.momentum
+        self.momentum = _DEFAULT_MOMENTUM if own is None else own
         self.state: dict[Hashable, Accumulated] = {}
+
+    def take_momentum(self, momentum: float) -> None:
+        """Takes the momentum of the job's optimizer, unless the spec gives another.
+
+        Args:
+            momentum: The factor.
+        """
+        if self._parameters.momentum is None:
+            self.momentum = momentum
 
     @property
     def residual(self) -> torch.Tensor | None:
@@ -82,7 +97,7 @@ class DgcCodec(Codec):
             norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
             if norm > limit:
                 flat = flat * (limit / norm)
-        state.momentum.mul_(self._parameters.momentum).add_(flat)
+        state.momentum.mul_(self.momentum).add_(flat)
         state.unsent.add_(state.momentum)
         indices = largest(state.unsent, count)
         payload = sparse_payload(state.unsent.to(flat.dtype), indices, shape)

@@ -296,10 +296,43 @@ def test_a_checkpoint_under_dgc_has_the_jobs_own_momentum() -> None:
     assert all(entry.get("momentum_buffer") is None for entry in saved["state"].values())
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_dgc_takes_the_momentum_of_the_job(momentum: float) -> None:
+    finals = []
+    for spec in ("ddp", "dgc:density=1,masking=false", f"dgc:density=1,momentum={momentum}"):
+        model, exchange = branched(spec)
+        own = 0.7 if "momentum=" in spec else momentum
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=own)
+        for step in range(4):
+            optimizer.zero_grad()
+            loss_of(exchange.model, step).backward()
+            optimizer.step()
+        exchange.close()
+        finals.append([p.detach().clone() for p in model.parameters()])
+    assert close(finals[0], finals[1])
+    assert close(finals[0], finals[2]) == (momentum == 0.0)  # masking forgets momentum
+
+
 def test_the_synchronous_steps_of_post_local_sgd_use_the_architecture() -> None:
     _, exchange = branched("postlocalsgd+mesh+int8")
     assert exchange._taken_over is not None
     assert isinstance(exchange._taken_over.exchange._exchange, ArchitectureExchange)
+    exchange.close()
+
+
+def test_an_optimizer_that_cannot_be_split_trains_in_bulk_synchronous_steps() -> None:
+    model, exchange = branched("bsp")
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = loss_of(exchange.model, 0)
+        loss.backward()
+        return float(loss)
+
+    before = closure()
+    optimizer.step(closure)
+    assert closure() < before
     exchange.close()
 
 
