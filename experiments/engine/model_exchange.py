@@ -105,6 +105,7 @@ class ModelExchange:
         self._end_awaited = False
         self._exchanges = True
         self._used_before: set[int] = set()
+        self._parts: list[int] = []
         self.backward_passes = 0
         self._step = StepInProgress(None, None)
         self._lock = threading.Lock()
@@ -255,16 +256,26 @@ class ModelExchange:
             self._used_before.add(index)
             return
         step = self._step
-        if self._exchanges:
-            self._check_arrival(index)
-        self._policy.gradient_ready(parameter, exchanged=self._exchanges)
         if not self._exchanges:
+            self._policy.gradient_ready(parameter, exchanged=False)
             return
-        if not step.arrived:
+        self._check_arrival(index)
+        if not step.counts:
             self.backward_begun()
             self._exchange.begin_step()
             if step.plan is not None:
                 self._communicator.begin(step)
+        step.counts[index] = step.counts.get(index, 0) + 1
+        if step.plan is None:
+            # Nothing is sent before backward has ended: further parts of the gradient may come.
+            step.arrived[index] = None
+        elif step.counts[index] == self._parts[index]:
+            self._complete(step, index)
+
+    def _complete(self, step: StepInProgress, index: int) -> None:
+        """Takes a gradient to which this backward pass adds nothing more."""
+        parameter = self._parameters[index]
+        self._policy.gradient_ready(parameter, exchanged=True)
         gradient = raw_gradient(parameter)
         assert gradient is not None
         if self._timing is not None and step.plan is not None:
@@ -276,6 +287,18 @@ class ModelExchange:
         step.gradients[index] = gradient
         self._arrive(step, index)
 
+    def _complete_all(self, step: StepInProgress) -> None:
+        """Takes the gradients of which further parts could have come, when backward has ended.
+
+        Checkpoints that run backward inside backward give the gradient of a shared layer in parts,
+        as many in each step.
+        """
+        if step.plan is None:
+            self._parts = [step.counts.get(index, 1) for index in range(len(self._parameters))]
+        for index in list(step.counts):
+            if step.plan is None or index not in step.arrived:
+                self._complete(step, index)
+
     def _arrive(self, step: StepInProgress, index: int) -> None:
         with self._lock:
             step.arrived[index] = None
@@ -286,10 +309,10 @@ class ModelExchange:
 
     def _check_arrival(self, index: int) -> None:
         name = self._names[index]
-        if index in self._step.arrived:
+        if self._step.plan is not None and self._step.counts.get(index, 0) == self._parts[index]:
             raise RuntimeError(
-                f"parameter {name!r} got two gradients in one backward pass, "
-                "which the experiments' engine cannot exchange"
+                f"parameter {name!r} got more gradients in one backward pass than in the first "
+                "step, which the experiments' engine cannot exchange"
             )
         if index in self._left_over:
             raise RuntimeError(
@@ -302,9 +325,10 @@ class ModelExchange:
         does."""
         self._end_awaited = False
         step = self._step
-        if not self._armed or not step.arrived:
+        if not self._armed or not step.counts:
             return  # nothing but gradients of inputs was computed
         self._armed = False
+        self._complete_all(step)
         missing = [i for i in range(len(self._parameters)) if i not in step.arrived]
         if missing and not self._find_unused:
             names = ", ".join(repr(self._names[i]) for i in missing[:5])

@@ -19,6 +19,7 @@ class StepInProgress:
     Attributes:
         plan: The messages; None in the first step, until the ranks have agreed.
         dispatcher: Decides what starts; None until then, and on ranks that follow rank 0.
+        counts: How many parts of each gradient backward has computed.
         arrived: Indices of ready gradients in their order (a dict used as an ordered set).
         gradients: Gradients to average, by index; zeros if this rank has no gradient.
         sparse_gradients: Sparse gradients that are ready; they travel apart from the plan, when
@@ -33,6 +34,7 @@ class StepInProgress:
     def __init__(self, plan: MessagePlan | None, dispatcher: Dispatcher | None) -> None:
         self.plan = plan
         self.dispatcher = dispatcher
+        self.counts: dict[int, int] = {}
         self.arrived: dict[int, None] = {}
         self.gradients: dict[int, torch.Tensor] = {}
         self.sparse_gradients: dict[int, torch.Tensor] = {}

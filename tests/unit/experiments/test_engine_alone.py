@@ -52,7 +52,7 @@ class Branched(nn.Module):
 
 
 def batch(step: int) -> torch.Tensor:
-    return torch.randn(3, 4, generator=torch.Generator().manual_seed(step))
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(step), requires_grad=True)
 
 
 def loss_of(model: nn.Module, step: int) -> torch.Tensor:
@@ -160,6 +160,43 @@ def test_an_empty_spec_is_no_strategy() -> None:
     with pytest.raises(UsageError, match="a name is missing"):
         plugin.check({"strategy": ""})
     plugin.check({"strategy": None})
+
+
+class Recurrent(nn.Module):
+    """Checkpoints that share a layer: its gradient comes in parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 2)
+        self.rounds = 3
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.rounds):
+            inputs = checkpoint(lambda x: self.shared(x).tanh(), inputs, use_reentrant=True)
+        outputs: torch.Tensor = self.head(inputs)
+        return outputs
+
+
+@pytest.mark.parametrize("spec", ["wfbp", "accumulate:steps=1", "topk:density=1+feedback"])
+def test_a_gradient_may_come_in_parts(spec: str) -> None:
+    finals = []
+    for attached in (False, True):
+        torch.manual_seed(1)
+        model = Recurrent()
+        exchange = attach(model, parse(spec)) if attached else None
+        optimizer = sgd(model)
+        for step in range(4):
+            optimizer.zero_grad()
+            model.rounds = 2 if step == 2 else 3  # fewer than in the first step
+            loss_of(model if exchange is None else exchange.model, step).backward()
+            optimizer.step()
+        finals.append([p.detach().clone() for p in model.parameters()])
+        if exchange is not None:
+            model.rounds = 4
+            with pytest.raises(RuntimeError, match="more gradients in one backward pass"):
+                loss_of(exchange.model, 9).backward()
+    assert close(*finals)
 
 
 @pytest.mark.parametrize("spec", ["wfbp", "topk:density=1+feedback"])
