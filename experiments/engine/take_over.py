@@ -10,7 +10,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -244,13 +244,17 @@ def _group_for_messages(strategy: Strategy, group: dist.ProcessGroup) -> dist.Pr
     return new_group_like(group, "exchange")
 
 
+_watching: Final[list[bool]] = []
+
+
 def _watch_outputs() -> None:
     """Lets every model that is taken over know when a backward pass begins, once in a process."""
     module: Any = distributed
     ddp: Any = DistributedDataParallel
     original = ddp._post_forward
-    if hasattr(original, "__wrapped__"):
+    if _watching:
         return
+    _watching.append(True)
 
     @functools.wraps(original)
     def post_forward(self: DistributedDataParallel, output: Any) -> Any:
