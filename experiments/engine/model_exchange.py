@@ -95,6 +95,12 @@ class ModelExchange:
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
         self._index_of = {id(p): index for index, p in enumerate(self._parameters)}
+        sparse_weights = {
+            id(layer.weight)
+            for layer in model.modules()
+            if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse
+        }
+        self._sparse = {i for key, i in self._index_of.items() if key in sparse_weights}
         self._payloads = Payloads(copies=False)
         self._plan: MessagePlan | None = None
         self._gradients: list[Gradient] = []
@@ -410,19 +416,20 @@ class ModelExchange:
     def _agree_on_plan(self, step: StepInProgress, missing: list[int]) -> MessagePlan:
         # Those without a gradient come last, from the output layer on.
         order = [*step.arrived, *reversed(missing)]
+        sparse = {*step.sparse_gradients, *self._sparse.intersection(missing)}
         uses = [-1] * len(self._parameters) if self._layers is None else self._layers.uses()
         plan_facts = torch.tensor(
-            [order, uses, [int(i in step.sparse_gradients) for i in range(len(uses))]],
+            [order, uses, [int(i in sparse) for i in range(len(uses))]],
             dtype=torch.int64,
         ).to(self._parameters[0].device)
         dist.broadcast(plan_facts[:2], group=self._group, group_src=0)
         if self._find_unused:  # rank 0 may have no gradient of a parameter that is sparse elsewhere
             dist.all_reduce(plan_facts[2], op=dist.ReduceOp.MAX, group=self._group)
-        order, uses, sparse = plan_facts.tolist()
+        order, uses, is_sparse = plan_facts.tolist()
         if self._layers is not None:
             self._layers.adopt()
-        self._warn_about_sparse([index for index in order if sparse[index]])
-        self._gradients = [self._describe(index, uses) for index in order if not sparse[index]]
+        self._warn_about_sparse([index for index in order if is_sparse[index]])
+        self._gradients = [self._describe(index, uses) for index in order if not is_sparse[index]]
         return self._schedule.plan(self._gradients)
 
     def _warn_about_sparse(self, indices: Sequence[int]) -> None:
