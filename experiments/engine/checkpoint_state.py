@@ -99,7 +99,9 @@ def _keeping(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def load_state_dict(optimizer: Optimizer, state_dict: dict[str, Any]) -> Any:
         result = original(optimizer, state_dict)
-        found = {key: state_dict[key] for key in (KEY, PARAMETERS_KEY) if key in state_dict}
+        found: dict[str, Any] = {
+            key: state_dict[key] for key in (KEY, PARAMETERS_KEY) if key in state_dict
+        }
         if found:
             _loaded[optimizer] = copy.deepcopy(found)
             for call in on_load:

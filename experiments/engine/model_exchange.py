@@ -393,7 +393,7 @@ class ModelExchange:
                 # Not in place: it stays as it is if no rank has used the parameter.
                 step.gradients[index] = _dense(gradient.detach()).clone()
         elif gradient is None:
-            step.sparse_gradients[index] = torch.zeros_like(parameter, layout=torch.sparse_coo)
+            step.sparse_gradients[index] = _no_rows(parameter)
         else:
             step.sparse_gradients[index] = gradient.detach()
         return kept is not None
@@ -538,6 +538,14 @@ class ModelExchange:
                 update.apply(gradients)
         if not self._deferred:
             updated(self)
+
+
+def _no_rows(parameter: torch.Tensor) -> torch.Tensor:
+    """A sparse gradient of zeros with the layout of those of embeddings: rows."""
+    rows = torch.zeros(1, 0, dtype=torch.int64, device=parameter.device)
+    return torch.sparse_coo_tensor(
+        rows, parameter.new_zeros(0, *parameter.shape[1:]), parameter.shape
+    )
 
 
 def _dense(gradient: torch.Tensor) -> torch.Tensor:
