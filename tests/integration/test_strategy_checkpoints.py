@@ -40,7 +40,7 @@ def test_sparse_gradients_travel_as_such_and_that_is_said_once(
         assert rank["sparse"]["said_before"] == []
         [said] = rank["sparse"]["said"]
         assert "'0.weight' are sparse" in said
-    reported = [line for line in ran[1].stderr.splitlines() if "are sparse" in line]
+    reported = [line for line in ran[1].stderr.splitlines() if "'0.weight' are sparse" in line]
     assert len(reported) == 1
     assert reported[0].startswith(
         "ddltrace: strategy topk:density=0.1: the gradients of '0.weight'"
