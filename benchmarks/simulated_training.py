@@ -93,11 +93,16 @@ class _RankTraining:
         self._exchange = self._new_exchange() if exchanges == "gradients" else self._plain()
         self._plan: MessagePlan | None = None
         self._payloads = Payloads(copies=False)
-        stand_in: Any = SimpleNamespace(waits_by_layer=False, settle=lambda: None)
+        self._stand_in: Any = SimpleNamespace(
+            waits_by_layer=False,
+            settle=lambda: None,
+            take_momentum=self._exchange.take_momentum,
+            backward_passes=0,
+        )
         self._control = UpdateControl(
             strategy.spec,
             self._parameters,
-            stand_in,
+            self._stand_in,
             self._policy,
             create_optimizer_rule(strategy.optimizer_rule),
             takes_momentum=getattr(strategy.codec, "takes_momentum", False),
@@ -107,6 +112,7 @@ class _RankTraining:
         replica = self._replica
         for step in range(steps):
             replica.optimizer.zero_grad()
+            self._stand_in.backward_passes += 1
             exchanges = self._policy.exchanges_gradients()
             replica.loss(step).backward()
             if self._plan is None:
