@@ -12,7 +12,7 @@ level; `torch.profiler`. Prints the numbers of docs/measurements.md::
 
     python benchmarks/overhead.py                      # all three jobs, an hour
     python benchmarks/overhead.py --job cnn            # a quarter of an hour
-    python benchmarks/overhead.py --upload 6           # a store against a directory: ten minutes
+    python benchmarks/overhead.py --upload 6           # a store against a directory: five minutes
 
 The jobs: `cnn`, a residual CNN under DistributedDataParallel; `messages`, a step that makes
 1,000 small all-reduces; `layers`, a model of 2,000 layers.
@@ -611,7 +611,7 @@ def main() -> None:
         work(options.rank_of, options.address, options.profiler)
         return
     if options.upload:
-        measure_upload("cnn", options.upload, seconds=30)
+        measure_upload("cnn", options.upload, seconds=15)
         return
     costs = hot_path_costs()
     for call, cost in costs.items():
