@@ -38,6 +38,14 @@ FOREIGN = [ROOT / "tests" / "data" / "foreign" / "kineto-cpu"]
 distributed = pytest.importorskip("distributed")
 
 
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Ends clients that failed to connect: at a later time, they may end in the middle of a start
+    of another client, and wait for its lock for ever."""
+    yield
+    gc.collect()
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[DaskEngine]:
     with open_dask(workers=2, memory_limit="800MB") as engine:

@@ -9,7 +9,7 @@ import os
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FuturesTimeoutError
 from pathlib import Path
@@ -20,7 +20,7 @@ from ddltrace.tracer.storage.store_threads import begin_in_store_thread, start_s
 from ddltrace.tracer.storage.store_url import StoreUrl
 from ddltrace.tracer.storage.upload import Upload
 from ddltrace.tracer.trace.run_info import PARTS_LABEL
-from ddltrace.tracer.trace.trace_files import RUN_FILE
+from ddltrace.tracer.trace.trace_files import FILE_SUFFIX, RUN_FILE, STREAM_SUFFIX
 
 WAIT_VARIABLE: Final = "DDLTRACE_UPLOAD_WAIT"
 """Environment variable: seconds without progress after which the upload is given up at the end."""
@@ -181,7 +181,19 @@ def new_upload(
 ) -> Upload:
     """The upload of a trace, to which ``run.json`` goes last; see `Upload`."""
     return Upload(
-        directory, url, lambda name: name.rpartition("/")[2] == RUN_FILE, is_own, _is_of_another_run
+        directory,
+        url,
+        lambda name: name.rpartition("/")[2] == RUN_FILE,
+        is_own,
+        is_foreign=_is_of_another_run,
+        is_former=_is_stream_of,
+    )
+
+
+def _is_stream_of(stored: str, names: Collection[str]) -> bool:
+    """Whether a file is the stream of a process whose final file is among some files."""
+    return stored.endswith(STREAM_SUFFIX) and (
+        stored.removesuffix(STREAM_SUFFIX) + FILE_SUFFIX in names
     )
 
 

@@ -16,7 +16,7 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +87,8 @@ class Upload:
         is_own: Whether a file, by its path, is part of this upload.
         is_foreign: Whether the content of such a last file here, and that in the store, show that
             the store has another upload's files.
+        is_former: Whether a file in the store is an earlier form of one of some files here. Such a
+            file is removed even if there is no record of it: the process that sent it was killed.
 
     Attributes:
         url: Where the files go.
@@ -99,7 +101,9 @@ class Upload:
         url: StoreUrl,
         is_last: Callable[[str], bool],
         is_own: Callable[[str], bool] = lambda name: True,
+        *,
         is_foreign: Callable[[bytes, bytes], bool] = lambda own, stored: False,
+        is_former: Callable[[str, Collection[str]], bool] = lambda stored, names: False,
     ) -> None:
         self.url = url
         self.activity = 0
@@ -107,6 +111,7 @@ class Upload:
         self._is_last = is_last
         self._is_own = is_own
         self._is_foreign = is_foreign
+        self._is_former = is_former
         self._lock = threading.Lock()
         self._taken: dict[str, int] = {}
         self._further_s = time.monotonic()
@@ -246,7 +251,8 @@ class Upload:
             self._write_manifest(facts)
         for name in lasts:
             send(name)
-        for name in [name for name in self._done if name not in names]:
+        former = [name for name in sizes if self._is_own(name) and self._is_former(name, names)]
+        for name in {*self._done, *former}.difference(names):
             self._remove(name)
         return Progress(len(sent), len(names) - len(sent), sum(sent))
 
@@ -366,7 +372,7 @@ class Upload:
     def _remove(self, name: str) -> None:
         with contextlib.suppress(StoreError), reporting(self.url):
             connect(self.url).delete_file(self._target(name))
-        del self._done[name]
+        self._done.pop(name, None)
 
     def _sizes_in_store(self) -> dict[str, int]:
         base = path_in_store(self.url)

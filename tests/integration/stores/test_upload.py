@@ -273,6 +273,21 @@ def test_force_replaces_a_part_and_no_other(environment: S3Server, tmp_path: Pat
         new_upload(whole, parse_url(f"s3://{BUCKET}")).clear()
 
 
+def test_a_stream_that_a_killed_launcher_sent_is_removed(
+    environment: S3Server, directory: Path
+) -> None:
+    final = next(directory.glob("rank-*.arrow"))
+    # The launcher was killed before it recorded what it had sent; the second is another's.
+    for name in (f"{final.stem}.arrows", "rank-00077-0-1.arrows"):
+        with environment.filesystem().open_output_stream(f"{BUCKET}/streams/{name}") as file:
+            file.write(b"early")
+    new_upload(directory, parse_url(f"s3://{BUCKET}/streams")).send_all()
+    assert contents(environment, "streams") == {
+        **local(directory),
+        "rank-00077-0-1.arrows": b"early",
+    }
+
+
 @pytest.mark.parametrize("is_part", [False, True])
 def test_a_directory_that_is_gone_takes_nothing_from_the_store(
     environment: S3Server, directory: Path, is_part: bool
