@@ -229,16 +229,20 @@ def _session(config: CaptureConfig) -> Session:
     info = _rank_info(config)
     ready = ReadyGradients()
     faults: list[tuple[str, Exception]] = []
-    native = _or_none("native library", _native_library, faults)
+
+    def note(part: str, error: Exception) -> None:
+        faults.append((part, error))  # until there is a record
+
+    native = _or_none("native library", _native_library, note)
     gloo, known, gradients = None, None, None
     if native is not None:
-        gloo = _or_none("Gloo's times", lambda: GlooTimes(native, recorder), faults)
+        gloo = _or_none("Gloo's times", lambda: GlooTimes(native, recorder), note)
         detailed = config.level != "comm"
         gradients = _or_none(
-            "gradients", lambda: NativeGradients(native, recorder, ready, detailed=detailed), faults
+            "gradients", lambda: NativeGradients(native, recorder, ready, detailed=detailed), note
         )
     if native is not None and gloo is not None:
-        known = _or_none("known messages", lambda: KnownMessages(native, gloo, recorder), faults)
+        known = _or_none("known messages", lambda: KnownMessages(native, gloo, recorder), note)
     registry = Registry(recorder, ready, gradients)
     record = RankRecord(info, config.directory, registry.tensors, recorder)
     for where, error in faults:
@@ -277,7 +281,11 @@ def _session(config: CaptureConfig) -> Session:
         write_now=writer.write_now,
     )
     meter = CostMeter(recorder, config.measure_cost) if config.measure_cost else None
-    counters = _counters(config, info, recorder, record) if config.counters else None
+    counters = None
+    if config.counters:
+        counters = _or_none(
+            "counters", lambda: _counters(config, info, recorder, record), record.fault
+        )
     return Session(
         context,
         stream,
@@ -291,27 +299,23 @@ def _session(config: CaptureConfig) -> Session:
 
 def _counters(
     config: CaptureConfig, info: RankInfo, recorder: Recorder, record: RankRecord
-) -> CounterThread | None:
-    """The thread that records resource counters; on an error, notes a fault and returns None."""
-    try:
-        return CounterThread(
-            config.directory / (counters_name(info.segment) + STREAM_SUFFIX),
-            # If the launcher does not number the ranks of a host, each reads the host's counters.
-            whole_host=not info.local_rank,
-            step=lambda: recorder.step,
-            on_fault=record.fault,
-        )
-    except Exception as error:  # noqa: BLE001 - see above
-        record.fault("counters", error)
-        return None
+) -> CounterThread:
+    """The thread that records resource counters."""
+    return CounterThread(
+        config.directory / (counters_name(info.segment) + STREAM_SUFFIX),
+        # If the launcher does not number the ranks of a host, each reads the host's counters.
+        whole_host=not info.local_rank,
+        step=lambda: recorder.step,
+        on_fault=record.fault,
+    )
 
 
-def _or_none(part: str, make: Callable[[], Any], faults: list[tuple[str, Exception]]) -> Any:
+def _or_none(part: str, make: Callable[[], Any], on_fault: Callable[[str, Exception], None]) -> Any:
     """Creates an optional part; on an error, notes a fault and returns None."""
     try:
         return make()
     except Exception as error:  # noqa: BLE001 - see above
-        faults.append((part, error))
+        on_fault(part, error)
         return None
 
 
