@@ -15,9 +15,8 @@ _OPTIONS: Final = (
     *("project_id", "replication", "buffer_size", "default_block_size"),
 )
 """Parameters that a URL may have. None of them is a secret."""
-
-
-_BUCKETS: Final = ("s3", "gs", "gcs")
+BUCKET_SCHEMES: Final = ("s3", "gs", "gcs")
+"""Stores whose URLs begin with a bucket. They have no directories that must be created."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def parse_url(text: str) -> StoreUrl:
             f"{scheme}://...: a URL must not hold credentials: leave out what is before the @, and "
             "give the credentials to the store's own library (such as AWS_PROFILE or ~/.aws)"
         )
-    if scheme in _BUCKETS and ":" in place.partition("/")[0]:
+    if scheme in BUCKET_SCHEMES and ":" in place.partition("/")[0]:
         raise UsageError(
             f"{scheme}://...: a bucket has no port: name the store by ?endpoint_override=HOST:PORT"
         )

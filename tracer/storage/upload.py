@@ -1,8 +1,8 @@
 """Uploads a directory to a store: resumable, and with the file that makes it complete at the end.
 
-What was uploaded is recorded twice: in a hidden file of the directory, after each file, and in the
-store at the end. An upload skips a file if a record has its size and checksum and the file in the
-store has its size.
+What was uploaded is recorded twice: in a hidden file of the directory, at most once a second, and
+in the store at the end. An upload skips a file if a record has its size and checksum and the file
+in the store has its size.
 
 An upload ends with an error if it gets no further for some time. It gets further when the store
 takes bytes of a file that it had not taken before, so trying again does not count.
@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 from pyarrow import fs
 
 from ddltrace.tracer.errors import StoreError, UsageError
-from ddltrace.tracer.storage.store_url import StoreUrl, parse_url
+from ddltrace.tracer.storage.store_url import BUCKET_SCHEMES, StoreUrl, parse_url
 from ddltrace.tracer.storage.stores import connect, path_in_store, reporting
 
 RECORD_FILE: Final = ".ddltrace-upload.json"
@@ -41,8 +41,6 @@ _LARGE_BYTES: Final = 8 << 20
 _LARGE_AT_ONCE: Final = 4
 """Files of at least this size that are sent at the same time; of each, one piece is in memory."""
 _RECORD_EVERY_S: Final = 1.0
-_FLAT: Final = ("s3", "gs", "gcs")
-"""Stores without directories, in which none has to be created."""
 
 
 def _never() -> bool:
@@ -162,7 +160,7 @@ class Upload:
             StoreError: The store refuses.
         """
         place = f"{path_in_store(self.url)}/{folder}".rstrip("/")
-        if not place or (self.url.scheme in _FLAT and "/" not in place):
+        if not place or (self.url.scheme in BUCKET_SCHEMES and "/" not in place):
             raise UsageError(
                 f"{self.url} is a whole bucket, which is not emptied: name a directory"
             )
@@ -320,7 +318,7 @@ class Upload:
         if self._is_last(name):
             is_stopped = _never  # the beginning of such a file has no meaning
         with (self._directory / name).open("rb") as source, reporting(self.url):
-            if self.url.scheme not in _FLAT:
+            if self.url.scheme not in BUCKET_SCHEMES:
                 store.create_dir(target.rpartition("/")[0], recursive=True)
             with store.open_output_stream(target) as sink:
                 done = self._copy(name, source, sink, is_stopped)
