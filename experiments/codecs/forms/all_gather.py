@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 
@@ -40,13 +41,7 @@ class AllGatherForm(Form):
 
     def start(self, parts: Sequence[Part], payload: torch.Tensor) -> Handle:
         """Encodes every part and launches the all-gather."""
-        pieces = []
-        at = 0
-        for part in parts:
-            if part.tensor.numel():
-                pieces.append(Piece(part.key, at, at + part.tensor.numel()))
-            at += part.tensor.numel()
-        groups = equals_of(pieces)
+        groups = _groups(tuple((part.key, part.tensor.numel()) for part in parts))
         batches = [(group.rows(payload), group.keys) for group in groups]
         encode = self._combination.encoder(self._codec, batches, self._collectives)
         with Coding("encode", payload.nbytes) as coding:
@@ -81,3 +76,15 @@ class AllGatherForm(Form):
             self._combination.conclude(total, len(received))
             averages.append(total.to(result.dtype))
         fill(result, groups, averages)
+
+
+@functools.lru_cache(maxsize=256)
+def _groups(parts: tuple[tuple[Hashable, int], ...]) -> tuple[Equals, ...]:
+    """Groups the parts of a message, given as keys and numbers of elements."""
+    pieces = []
+    at = 0
+    for key, elements in parts:
+        if elements:
+            pieces.append(Piece(key, at, at + elements))
+        at += elements
+    return equals_of(pieces)

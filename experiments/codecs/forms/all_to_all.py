@@ -27,25 +27,19 @@ from ddltrace.experiments.messages.message_exchange import Handle
 
 @dataclass(frozen=True)
 class _Shards:
-    """The shards of one message, which depend on its parts only.
+    """The shards of one message, which depend on its parts and the rank only.
 
     Attributes:
         pieces: All that have elements, rank by rank, and of one rank in the order of parts.
         of_rank: The indices of each rank's.
         groups: All of them by their length.
+        own_groups: This rank's by their length.
     """
 
     pieces: tuple[Piece, ...]
     of_rank: tuple[range, ...]
     groups: tuple[Equals, ...]
-
-
-@dataclass(frozen=True)
-class _Own:
-    """This rank's shards of one message: their indices, and their groups by length."""
-
-    indices: range
-    groups: tuple[Equals, ...]
+    own_groups: tuple[Equals, ...]
 
 
 class AllToAllForm(Form):
@@ -76,7 +70,7 @@ class AllToAllForm(Form):
         """Encodes every rank's shard of every part and launches the all-to-all."""
         ranks, rank = self._collectives.size(), self._collectives.rank()
         lengths = tuple((part.key, part.tensor.numel()) for part in parts)
-        shards = _shards(lengths, ranks, self._worker.description.alignment)
+        shards = _shards(lengths, rank, ranks, self._worker.description.alignment)
         batches = [(group.rows(payload), group.keys) for group in shards.groups]
         encode = self._combination.encoder(self._worker, batches, self._collectives)
         with Coding("encode", payload.nbytes) as coding:
@@ -87,27 +81,26 @@ class AllToAllForm(Form):
         totals = [sum(sizes[of_rank.start : of_rank.stop]) for of_rank in shards.of_rank]
         received = sent.new_empty(ranks * totals[rank])
         work = self._collectives.all_to_all(received, sent, [totals[rank]] * ranks, totals)
-        own = _Own(shards.of_rank[rank], equals_of(shards.pieces, shards.of_rank[rank]))
 
         def land() -> torch.Tensor:
             work.wait()
-            averages = self._average(received.view(ranks, -1), own, sizes, payload)
-            return self._distribute(averages, own, shards, payload)
+            averages = self._average(received.view(ranks, -1), shards, sizes, payload)
+            return self._distribute(averages, shards, payload)
 
         return Landing(land)
 
     def _average(
-        self, received: torch.Tensor, own: _Own, sizes: Sequence[int], like: torch.Tensor
+        self, received: torch.Tensor, shards: _Shards, sizes: Sequence[int], like: torch.Tensor
     ) -> list[torch.Tensor]:
         """The averages of each group of this rank's shards."""
         places = {}
         at = 0
-        for index in own.indices:
+        for index in shards.of_rank[self._collectives.rank()]:
             places[index] = (at, at + sizes[index])
             at += sizes[index]
         averages = []
         with Coding("decode", received.numel()) as coding:
-            for group in own.groups:
+            for group in shards.own_groups:
                 places_of_group = [places[index] for index in group.members]
                 total = sum_of_ranks(
                     self._worker, received, places_of_group, group.elements, like.dtype
@@ -118,19 +111,15 @@ class AllToAllForm(Form):
         return averages
 
     def _distribute(
-        self,
-        averages: Sequence[torch.Tensor],
-        own: _Own,
-        shards: _Shards,
-        result: torch.Tensor,
+        self, averages: Sequence[torch.Tensor], shards: _Shards, result: torch.Tensor
     ) -> torch.Tensor:
         """Encodes this rank's averages, gathers all ranks' and decodes them."""
         with Coding("encode", sum(average.nbytes for average in averages)) as coding:
             codes = [
                 self._server.encode_rows(average, group.keys)
-                for average, group in zip(averages, own.groups, strict=True)
+                for average, group in zip(averages, shards.own_groups, strict=True)
             ]
-            data = joined_bytes(in_order(own.groups, codes), result)
+            data = joined_bytes(in_order(shards.own_groups, codes), result)
             coding.bytes_out = data.numel()
         sizes = [0] * len(shards.pieces)
         for group in shards.groups:
@@ -161,7 +150,9 @@ class AllToAllForm(Form):
 
 
 @functools.lru_cache(maxsize=256)
-def _shards(parts: tuple[tuple[Hashable, int], ...], ranks: int, alignment: int) -> _Shards:
+def _shards(
+    parts: tuple[tuple[Hashable, int], ...], own: int, ranks: int, alignment: int
+) -> _Shards:
     """Cuts the parts of a message, given as keys and numbers of elements."""
     pieces: list[Piece] = []
     of_rank = []
@@ -174,4 +165,6 @@ def _shards(parts: tuple[tuple[Hashable, int], ...], ranks: int, alignment: int)
                 pieces.append(Piece((key, rank), offset + start, offset + stop, rank))
             offset += elements
         of_rank.append(range(first, len(pieces)))
-    return _Shards(tuple(pieces), tuple(of_rank), equals_of(pieces))
+    return _Shards(
+        tuple(pieces), tuple(of_rank), equals_of(pieces), equals_of(pieces, of_rank[own])
+    )
