@@ -9,6 +9,7 @@ import torch
 from ddltrace.experiments.codecs.block_int8 import BlockInt8
 from ddltrace.experiments.codecs.kernels.chunks import (
     chunk_elements,
+    decoded_chunks,
     float_chunks,
     rounded_up,
     scratch,
@@ -35,7 +36,7 @@ class BlockInt8Codec(ChunkedCodec):
         count, elements = rows.shape
         block = min(self._block, rounded_up(elements))
         blocks = -(-elements // block)
-        data = torch.empty(count, 4 * blocks + elements, dtype=torch.uint8, device=rows.device)
+        data = self._empty_payloads(rows)
         codes = data[:, 4 * blocks :].view(torch.int8)
         chunk = chunk_elements(count, elements, rows.device, block)
         for start, stop, values in float_chunks(rows, chunk, block):
@@ -60,9 +61,7 @@ class BlockInt8Codec(ChunkedCodec):
         scales = floats_at_start(data, blocks).unsqueeze(2)
         codes = data[:, 4 * blocks :].view(torch.int8)
         chunk = chunk_elements(count, elements, data.device, block)
-        work = scratch("decoded", count * chunk, data.device).view(count, chunk)
-        for start in range(0, elements, chunk):
-            stop = min(start + chunk, elements)
+        for start, stop, work in decoded_chunks(data, elements, chunk):
             first, last = start // block, -(-stop // block)
             work[:, : stop - start].copy_(codes[:, start:stop])
             used = work[:, : (last - first) * block].view(count, -1, block)

@@ -94,6 +94,25 @@ def float_chunks(
         yield start, stop, values
 
 
+def decoded_chunks(
+    data: torch.Tensor, elements: int, chunk: int
+) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Columns to decode pieces into, in one buffer that is used again for each.
+
+    Args:
+        data: Payloads x bytes.
+        elements: Number of elements of each payload.
+        chunk: Columns at once, from `chunk_elements`.
+
+    Yields:
+        First column and last (exclusive) of the piece, and payloads x `chunk` of arbitrary
+        contents: float32.
+    """
+    work = scratch("decoded", len(data) * chunk, data.device).view(len(data), chunk)
+    for start in range(0, elements, chunk):
+        yield start, min(start + chunk, elements), work
+
+
 def added(sums: Sequence[torch.Tensor]) -> torch.Tensor:
     """The float64 sum of what was found in each piece.
 

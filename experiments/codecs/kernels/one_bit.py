@@ -20,9 +20,8 @@ class OneBitCodec(RowCodec):
 
     def encode_matrix(self, rows: torch.Tensor) -> torch.Tensor:
         """Packs the signs of all rows together."""
-        count, elements = rows.shape
-        size = self.description.wire_bytes(elements)
-        data = torch.empty(count, size, dtype=torch.uint8, device=rows.device)
+        elements = rows.shape[1]
+        data = self._empty_payloads(rows)
         sums: list[torch.Tensor] = []
 
         def add(values: torch.Tensor, signs: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from ddltrace.experiments.codecs.kernels.chunks import (
     chunk_elements,
+    decoded_chunks,
     float_chunks,
     rounded_up,
     scratch,
@@ -52,8 +53,7 @@ class QsgdCodec(ChunkedCodec):
         """Encodes all buckets of a chunk together."""
         count, elements = rows.shape
         device = rows.device
-        size = self.description.wire_bytes(elements)
-        data = torch.empty(count, size, dtype=torch.uint8, device=device)
+        data = self._empty_payloads(rows)
         bucket, buckets, unit = self._geometry(elements)
         levels = PackedLevels(data[:, 4 * buckets :], elements, self._bits, unit)
         chunk = chunk_elements(count, elements, device, bucket, unit)
@@ -86,9 +86,7 @@ class QsgdCodec(ChunkedCodec):
         steps = floats_at_start(data, buckets).div(self._s).unsqueeze(2)
         levels = PackedLevels(data[:, 4 * buckets :], elements, self._bits, unit)
         chunk = chunk_elements(count, elements, data.device, bucket, unit)
-        work = scratch("decoded", count * chunk, data.device).view(count, chunk)
-        for start in range(0, elements, chunk):
-            stop = min(start + chunk, elements)
+        for start, stop, work in decoded_chunks(data, elements, chunk):
             first, last = start // bucket, -(-stop // bucket)
             levels.read(start, stop, work)
             used = work[:, : (last - first) * bucket]

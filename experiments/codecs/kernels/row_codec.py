@@ -59,6 +59,12 @@ class RowCodec(Codec):
                 total.add_(self.decode_rows(part, elements, dtype).sum(0, dtype=wide))
         return totals
 
+    def _empty_payloads(self, rows: torch.Tensor) -> torch.Tensor:
+        """Payloads of the rows of a matrix, to be filled: rows x bytes."""
+        count, elements = rows.shape
+        size = self.description.wire_bytes(elements)
+        return torch.empty(count, size, dtype=torch.uint8, device=rows.device)
+
     @abstractmethod
     def encode_matrix(self, rows: torch.Tensor) -> torch.Tensor:
         """Encodes the rows of a matrix, without the limit and the checks of `encode_rows`.

@@ -37,9 +37,7 @@ class SignSgdCodec(RowCodec):
 
     def encode_matrix(self, rows: torch.Tensor) -> torch.Tensor:
         """Packs the signs of all rows together."""
-        count, elements = rows.shape
-        size = self.description.wire_bytes(elements)
-        data = torch.empty(count, size, dtype=torch.uint8, device=rows.device)
+        data = self._empty_payloads(rows)
         sums: list[torch.Tensor] = []
 
         def add(values: torch.Tensor, signs: torch.Tensor) -> None:
@@ -50,7 +48,7 @@ class SignSgdCodec(RowCodec):
 
         pack_signs(rows, data[:, _HEADER:], add)
         total = added(sums)
-        scale = total.add_(1.0) if self.votes else total.div_(elements)
+        scale = total.add_(1.0) if self.votes else total.div_(rows.shape[1])
         scale = finite_or_nan(scale).to(torch.float32)
         data[:, :_HEADER] = as_bytes(scale.unsqueeze(1))
         return data

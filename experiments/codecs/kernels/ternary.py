@@ -10,6 +10,7 @@ import torch
 from ddltrace.experiments.codecs.kernels.chunks import (
     added,
     chunk_elements,
+    decoded_chunks,
     float_chunks,
     rows_at_once,
     scratch,
@@ -106,8 +107,7 @@ class TernaryCodec(ChunkedCodec):
         self, rows: torch.Tensor, own: torch.Tensor | None, scale: torch.Tensor
     ) -> torch.Tensor:
         count, elements = rows.shape
-        size = self.description.wire_bytes(elements)
-        data = torch.empty(count, size, dtype=torch.uint8, device=rows.device)
+        data = self._empty_payloads(rows)
         levels = PackedLevels(data[:, _HEADER:], elements, _BITS)
         factor = (1.0 / scale).nan_to_num_(0.0, posinf=0.0)
         limit = None if own is None else (own * factor).nan_to_num_(0.0).unsqueeze(1)
@@ -143,13 +143,10 @@ class TernaryCodec(ChunkedCodec):
         return data
 
     def _pieces(self, data: torch.Tensor, elements: int) -> Iterator[tuple[int, int, torch.Tensor]]:
-        count = data.shape[0]
         scale = floats_at_start(data, 1)
         levels = PackedLevels(data[:, _HEADER:], elements, _BITS)
-        chunk = chunk_elements(count, elements, data.device, unit=unit_elements())
-        work = scratch("decoded", count * chunk, data.device).view(count, chunk)
-        for start in range(0, elements, chunk):
-            stop = min(start + chunk, elements)
+        chunk = chunk_elements(len(data), elements, data.device, unit=unit_elements())
+        for start, stop, work in decoded_chunks(data, elements, chunk):
             levels.read(start, stop, work)
             yield start, stop, work[:, : stop - start].sub_(1.0).mul_(scale)
 
