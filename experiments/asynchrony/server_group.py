@@ -244,42 +244,44 @@ class ServerGroup:
         wait_or_kill(self._processes)
 
     def _join(self, workers: dist.ProcessGroup, spec: str, backend: str) -> None:
-        names = dist.get_process_group_ranks(workers)
-        options = {
-            "spec": spec,
-            "workers": self._workers,
-            "backend": backend,
-            "parent": os.getpid(),
-        }
         self._processes: list[subprocess.Popen[bytes]] = []
+
+        def options(host: str, ranks: Sequence[int]) -> dict[str, Any]:
+            return {
+                "spec": spec,
+                "workers": self._workers,
+                "backend": backend,
+                "parent": os.getpid(),
+                "host": host,
+                "global_ranks": [*dist.get_process_group_ranks(workers), *ranks],
+                "name": group_name(ranks),
+            }
+
         address: list[Any] = [None, None, None]
         if self._rank == 0:
             host = os.environ.get("MASTER_ADDR") if dist.get_rank() == 0 else None
             address = [host or socket.gethostname(), None, server_ranks(self._servers)]
-            options |= {"global_ranks": [*names, *address[2]], "name": group_name(address[2])}
-            process, address[1] = _start_first({**options, "server": 0, "host": address[0]})
+            process, address[1] = _start_first({**options(address[0], address[2]), "server": 0})
             self._processes.append(process)
         dist.broadcast_object_list(address, group=workers, group_src=0)
-        if address[1] is None:
+        host, port, ranks = address
+        if port is None:
             raise RuntimeError("the first server of the parameter server did not start")
-        names = [*names, *address[2]]
-        name = group_name(address[2])
-        options |= {"global_ranks": names, "name": name}
-        own = {**options, "host": address[0], "port": address[1]}
+        own = options(host, ranks)
         self._processes += [
-            _start({**own, "server": server})
+            _start({**own, "port": port, "server": server})
             for server in range(1, self._servers)
             if server % self._workers == self._rank
         ]
-        store = TCPStore(address[0], address[1], is_master=False)
+        store = TCPStore(host, port, is_master=False)
         self._lines = connect(store, self._rank, self._servers, JOIN_SECONDS)
         self._lines.watch(self._server_died)
         self._group = join_group(
             c10d.PrefixStore("group", store),
             self._rank,
             self._workers + self._servers,
-            names,
-            name=name,
+            own["global_ranks"],
+            name=own["name"],
             backend=backend,
             timeout=LONGEST_WAIT,
         )

@@ -147,7 +147,7 @@ class ServerProcesses:
         if not self._leads:
             self._store = TCPStore(address[0], address[1], is_master=False)
         global_ranks = [*dist.get_process_group_ranks(workers), *address[2]]
-        backend = dist.get_backend(workers)
+        name, backend = group_name(address[2]), dist.get_backend(workers)
         self._processes = [
             _start(
                 address,
@@ -155,7 +155,7 @@ class ServerProcesses:
                 size + servers,
                 servers=servers,
                 global_ranks=global_ranks,
-                name=group_name(address[2]),
+                name=name,
                 backend=backend,
             )
             for server in range(servers)
@@ -169,7 +169,7 @@ class ServerProcesses:
             rank,
             size + servers,
             global_ranks,
-            name=group_name(address[2]),
+            name=name,
             backend=backend,
         )
         self._numbers = itertools.count()
