@@ -20,7 +20,7 @@ from ddltrace.analyzer.formatting.units import (
 )
 from ddltrace.dashboard.widgets import card, table
 from ddltrace.experiments.harness import synchronization_table
-from ddltrace.experiments.harness.results_table import label
+from ddltrace.experiments.harness.results_table import label, speedup_text
 
 if TYPE_CHECKING:
     from dash.development.base_component import Component
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ddltrace.dashboard.experiments import OpenExperiment
     from ddltrace.dashboard.workspace import Workspace
     from ddltrace.experiments.harness.results import Results, Row
-    from ddltrace.experiments.harness.step_intervals import Difference, Speedup
+    from ddltrace.experiments.harness.step_intervals import Difference
 
 _ALL: Final = "all"
 
@@ -131,8 +131,8 @@ def _rows(
             _name(row, experiment, workspace),
             _step(row),
             _change(row, results, difference),
-            _speedup(row, plain, over_plain),
-            _speedup(row, tuned, over_tuned),
+            speedup_text(row, plain, over_plain),
+            speedup_text(row, tuned, over_tuned),
             share_text(row.overlap_ratio),
             time_text(row.exposed_us),
             _bytes(row.payload_bytes),
@@ -203,14 +203,6 @@ def _change(row: Row, results: Results, difference: Difference | None) -> Any:
 
 def _percent(change: float) -> str:
     return f"{change:+.1%}" if abs(change) < 1 else f"{change:+,.0%}"
-
-
-def _speedup(row: Row, reference: Row | None, found: Speedup | None) -> str:
-    if row is reference:
-        return "1"
-    if found is None:
-        return NOT_KNOWN
-    return f"{found.ratio:.2f}x" + (" ~" if found.verdict == "noise" else "")
 
 
 def _codec(row: Row) -> str:

@@ -49,8 +49,8 @@ def render(results: Results) -> str:
             printable(label(row)),
             _step(row),
             _difference(row, results, difference),
-            _speedup(row, plain, over_plain),
-            _speedup(row, tuned, over_tuned),
+            speedup_text(row, plain, over_plain),
+            speedup_text(row, tuned, over_tuned),
         )
         for row, difference, over_plain, over_tuned in zip(
             results.rows,
@@ -267,8 +267,15 @@ def _difference(row: Row, results: Results, difference: Difference | None) -> st
     return text if difference.is_clear else f"{text} ~"
 
 
-def _speedup(row: Row, reference: Row | None, found: Speedup | None) -> str:
-    if reference is not None and row is reference:
+def speedup_text(row: Row, reference: Row | None, found: Speedup | None) -> str:
+    """A speed-up as the tables show it.
+
+    Args:
+        row: The row.
+        reference: The row that it is measured against.
+        found: The speed-up; None if it is not known.
+    """
+    if row is reference:
         return "1"
     if found is None:
         return NOT_KNOWN
