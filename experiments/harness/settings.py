@@ -68,6 +68,10 @@ class Settings:
     loss: str | None = None
     command: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        if not self.warmup < self.steps:
+            raise UsageError(f"--steps {self.steps} leaves nothing after --warmup {self.warmup}")
+
     def measured_steps(self, strategy: str) -> range:
         """The steps that are measured: those after the warm-up.
 
@@ -80,7 +84,3 @@ class Settings:
         cycle = cycle_steps_of(strategy)
         after = self.steps - self.warmup
         return range(self.warmup + (after % cycle if after > cycle else 0), self.steps)
-
-    def __post_init__(self) -> None:
-        if not self.warmup < self.steps:
-            raise UsageError(f"--steps {self.steps} leaves nothing after --warmup {self.warmup}")

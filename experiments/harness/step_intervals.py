@@ -234,7 +234,7 @@ def _half_width(values: NDArray[np.float64]) -> float:
 
 
 def _has_interval(steps: Sequence[float], cycle_steps: int) -> bool:
-    return len(steps) >= max(_MIN_STEPS, 2 * cycle_steps if cycle_steps > 1 else 1)
+    return len(steps) >= max(_MIN_STEPS, 2 * cycle_steps)
 
 
 def _resampled_medians(
