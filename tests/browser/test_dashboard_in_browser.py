@@ -781,6 +781,8 @@ def test_a_statement_is_run_and_a_tensor_is_followed(browser: Any, address: str)
     visit = Visit(browser, address, "sql?trace=0")
     for title, statement in EXAMPLES:
         visit.page.get_by_role("link", name=title, exact=True).click()
+        # The page has the first example's text before the link is followed, but no result.
+        visit.page.locator("#sql-result .table").wait_for()
         visit.until_true(lambda s=statement: visit.page.input_value("#sql-text") == s, title)
         assert visit.page.locator("#sql-result .warning").count() == 0
         with visit.page.expect_download() as download:

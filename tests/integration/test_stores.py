@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 from support.jobs import DDLTRACE, JOBS, environment, on_ranks, run
-from support.s3_server import BUCKET, S3Server
+from support.s3_server import S3Server
 
 import ddltrace
 from ddltrace.tracer.storage.upload import MANIFEST_FILE
 
+# Servers in one process share their objects: that of other tests has another bucket.
+BUCKET = "bucket-of-commands"
 RUN = f"s3://{BUCKET}/run"
 LIMIT_S = 90
 

@@ -24,7 +24,7 @@ BUCKET = "bucket"
 
 
 class S3Server:
-    """The server. Its objects outlive `away`.
+    """The server. Its objects outlive `away`, and all servers of a process have the same objects.
 
     Attributes:
         port: Where it listens on the loopback address.
