@@ -27,9 +27,8 @@ def create_message_exchange(strategy: Strategy, group: dist.ProcessGroup) -> Mes
     Raises:
         StrategyRefusedError: The architecture cannot be built from these ranks.
     """
-    encoded = strategy.codec is not None or strategy.feedback is not None
     if strategy.architecture is None:
-        if not encoded:
+        if not strategy.encodes:
             return AllReduce(group)
         second_group = new_group_like(group, "second exchange")
         return CodecExchange(strategy.codec, strategy.feedback, group, second_group)
@@ -41,7 +40,7 @@ def create_message_exchange(strategy: Strategy, group: dist.ProcessGroup) -> Mes
         choice = f"auto: {first.links.describe()}"
         with region("marker", choice):
             report_choice("auto", choice, first.links.to_json())
-    if not encoded:
+    if not strategy.encodes:
         return ArchitectureExchange(first)
     second_group = new_group_like(group, "second exchange")
     # The rules let no codec with two passes use servers of their own: one set of them is enough.

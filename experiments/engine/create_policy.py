@@ -58,8 +58,7 @@ def _policy_of_frequency(strategy: Strategy, context: StepContext) -> StepPolicy
         if momentum is None:
             momentum = 0.9 if strategy.feedback is None else 0.0
         return OuterStepPolicy(context, frequency, momentum)
-    encoded = strategy.codec is not None or strategy.feedback is not None
-    return AveragingPolicy(context, frequency, differences=encoded)
+    return AveragingPolicy(context, frequency, differences=strategy.encodes)
 
 
 def _policy_of_rule(

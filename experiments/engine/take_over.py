@@ -7,6 +7,7 @@ broadcast of buffers.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -43,8 +44,7 @@ def runs_on_reducer(strategy: Strategy) -> bool:
     """Whether PyTorch's own reducer executes a strategy: DDP's buckets, and nothing else."""
     return (
         isinstance(strategy.schedule, DdpBuckets)
-        and strategy.codec is None
-        and strategy.feedback is None
+        and not strategy.encodes
         and strategy.frequency is None
         and strategy.optimizer_rule is None
         and strategy.architecture is None
@@ -80,7 +80,7 @@ class TakenOver:
         parameters = [(n, p) for n, p in ddp.module.named_parameters() if id(p) in trainable]
         if _place(strategy) in ("servers", "peers"):
             _stop_broadcasts(ddp, strategy)
-        messages = _group_for_messages(strategy, group)
+        messages = _group_for_messages(strategy, ddp)
         # What the frequency exchanges goes over the strategy's transport, too.
         carried_by = group if strategy.transport is None else messages
         policy = create_step_policy(
@@ -154,16 +154,10 @@ def _check(ddp: Any, strategy: Strategy) -> None:
             require_extra("experiments", "tune=true")
         except MissingCapabilityError as error:
             refuse(strategy.spec, str(error))
-    changed = (
-        strategy.codec,
-        strategy.feedback,
-        strategy.optimizer_rule,
-        strategy.architecture,
-        strategy.synchronization,
-    )
+    changed = (strategy.optimizer_rule, strategy.architecture, strategy.synchronization)
     exchanged = getattr(strategy.frequency, "exchanges", "gradients")
     if any(p.is_complex() for p in ddp._module_parameters) and (
-        any(each is not None for each in changed) or exchanged == "momentum"
+        strategy.encodes or any(each is not None for each in changed) or exchanged == "momentum"
     ):
         refuse(
             strategy.spec,
@@ -227,8 +221,17 @@ def _stop_broadcasts(ddp: DistributedDataParallel, strategy: Strategy) -> None:
         )
 
 
-def _group_for_messages(strategy: Strategy, group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A group for messages that other threads launch, else the model's own."""
+_with_messages: Final[weakref.WeakSet[dist.ProcessGroup]] = weakref.WeakSet()
+"""Process groups of jobs that carry the messages of a model, besides what the job sends."""
+
+
+def _group_for_messages(strategy: Strategy, ddp: DistributedDataParallel) -> dist.ProcessGroup:
+    """The model's own group if its order of collectives stays the same on all ranks, else another.
+
+    It does not if other threads launch messages, if the messages of two models meet in it, or if
+    ranks that use different parameters start messages at different points of backward.
+    """
+    group = ddp.process_group
     if strategy.transport is not None:
         try:
             return new_group_like(group, "exchange", backend_of(strategy.transport))
@@ -236,10 +239,13 @@ def _group_for_messages(strategy: Strategy, group: dist.ProcessGroup) -> dist.Pr
             refuse(strategy.spec, str(error))
     if (
         strategy.schedule.agreement == "plan"
-        and strategy.codec is None
+        and not strategy.encodes
         and strategy.architecture is None
         and _place(strategy) == "all"
+        and not (ddp.find_unused_parameters or ddp.static_graph)
+        and group not in _with_messages
     ):
+        _with_messages.add(group)
         return group
     return new_group_like(group, "exchange")
 

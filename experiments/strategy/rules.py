@@ -78,7 +78,7 @@ RULES: Final = (
         "leave out the schedule, or choose accumulate:steps= as the frequency",
     ),
     Rule(
-        lambda s: _exchanges(s) == "momentum" and (s.codec or s.feedback or s.optimizer_rule),
+        lambda s: _exchanges(s) == "momentum" and (s.encodes or s.optimizer_rule),
         "demo encodes momentum itself and takes the optimizer's place",
         "leave out the codec and the optimizer rule",
     ),
@@ -98,10 +98,7 @@ RULES: Final = (
         "add feedback, which sends the scale, too",
     ),
     Rule(
-        lambda s: (
-            isinstance(s.schedule, Poseidon)
-            and (s.codec is not None or s.feedback is not None or s.frequency is not None)
-        ),
+        lambda s: isinstance(s.schedule, Poseidon) and (s.encodes or s.frequency is not None),
         "poseidon exchanges factors of the gradients of one step, which codecs and frequency "
         "techniques cannot change",
         "choose wfbp as the schedule",
@@ -113,8 +110,7 @@ RULES: Final = (
     ),
     Rule(
         lambda s: (
-            s.schedule.wait == "next_update"
-            and (s.codec or s.feedback or s.frequency or s.optimizer_rule)
+            s.schedule.wait == "next_update" and (s.encodes or s.frequency or s.optimizer_rule)
         ),
         "odsgd delays plain averages of every step's gradients by one step, and updates with SGD",
         "use odsgd alone, or choose wfbp or ddp as the schedule",
@@ -165,7 +161,7 @@ RULES: Final = (
         "leave out the architecture",
     ),
     Rule(
-        lambda s: _place(s) == "peers" and (s.codec or s.feedback),
+        lambda s: _place(s) == "peers" and s.encodes,
         "gossip and adpsgd exchange parameters, which do not bear the loss of a codec",
         "leave out the codec",
     ),

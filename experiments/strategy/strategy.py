@@ -39,6 +39,11 @@ class Strategy:
     transport: Any = None
 
     @property
+    def encodes(self) -> bool:
+        """Whether messages are encoded: by a codec, or by a modifier that chooses one itself."""
+        return self.codec is not None or self.feedback is not None
+
+    @property
     def cycle_steps(self) -> int:
         """Steps after which its exchanges repeat; 1 if all steps have the same."""
         parts = (self.frequency, self.synchronization)

@@ -83,6 +83,24 @@ def test_frameworks_train_to_the_same_losses(script: str, tmp_path: Path) -> Non
     assert done.losses()
 
 
+def test_two_models_exchange_beside_each_other(tmp_path: Path) -> None:
+    """Collectives of one must not meet those of the other, in whichever order they start."""
+
+    def trained_by(spec: str | None) -> list[str]:
+        found = tmp_path / f"{spec}"
+        command = on_ranks("two_models.py", str(found))
+        if spec is not None:
+            command = traced(tmp_path / f"trace of {spec}", command, "--strategy", spec)
+        done = run(command, cwd=tmp_path, timeout=150)
+        assert done.status == 0, (spec, done.stderr[-3000:])
+        return [Path(f"{found}.{rank}").read_text() for rank in (0, 1)]
+
+    plain = trained_by(None)
+    assert trained_by("wfbp") == plain
+    lossy = trained_by("doublesqueeze")
+    assert lossy[0] == lossy[1] != plain[0]
+
+
 def test_what_cannot_be_applied_ends_the_job_with_one_line(tmp_path: Path) -> None:
     command = on_ranks("not_for_strategies.py", "hook", ranks=2)
     done = run(traced(tmp_path / "t", command, "--strategy", "ddp"), cwd=tmp_path)
