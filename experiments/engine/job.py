@@ -11,6 +11,7 @@ import weakref
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -55,6 +56,7 @@ class JobStrategy:
         def build(ddp: Any, *args: Any, **kwargs: Any) -> None:
             if "bucket_cap_mb" in signature.parameters:
                 bound = signature.bind(ddp, *args, **kwargs)
+                self._end_former(bound.arguments["module"])
                 self._set_bucket_size(bound.arguments)
                 args, kwargs = bound.args[1:], bound.kwargs
             original(ddp, *args, **kwargs)
@@ -67,6 +69,15 @@ class JobStrategy:
                 self._models.append(TakenOver(ddp, self._strategy))
 
         return build
+
+    def _end_former(self, module: nn.Module) -> None:
+        """Ends the strategy in an earlier wrapper of a module, as of a former phase of training.
+
+        What it would do at steps of the optimizer is due once, by the new wrapper.
+        """
+        for model in [model for model in self._models if model.ddp.module is module]:
+            self._models.remove(model)
+            model.close()
 
     def _set_bucket_size(self, arguments: dict[str, Any]) -> None:
         schedule = self._strategy.schedule

@@ -111,13 +111,18 @@ class TakenOver:
         # The reducer's hooks go with the reducer: nothing of it may stay behind.
         ddp.reducer._remove_autograd_hooks()
         ddp.logger = _NoLogger(strategy.spec)
-        ddp.reducer = _ReducerStandIn(self.exchange, strategy.spec)  # type: ignore[assignment]
+        self._reducer = _ReducerStandIn(self.exchange, strategy.spec)
+        ddp.reducer = self._reducer  # type: ignore[assignment]
 
     def close(self) -> None:
-        """Applies all pending averages and removes all hooks from the model."""
+        """Applies all pending averages and removes all hooks from the model. Collective.
+
+        The wrapper cannot train the model any more.
+        """
         self.updates.end()
         self.updates.close()
         self.exchange.close()
+        self._reducer.is_closed = True
 
 
 def _exchange_of_gradients(
@@ -281,11 +286,16 @@ def _watch_outputs() -> None:
 
 
 class _ReducerStandIn:
-    """Receives the calls of DistributedDataParallel to its reducer."""
+    """Receives the calls of DistributedDataParallel to its reducer.
+
+    Attributes:
+        is_closed: Whether the strategy has ended in this wrapper.
+    """
 
     def __init__(self, exchange: ModelExchange, spec: str) -> None:
         self._exchange = exchange
         self._spec = spec
+        self.is_closed = False
 
     def prepare_for_forward(self) -> None:
         """Nothing to prepare."""
@@ -293,6 +303,12 @@ class _ReducerStandIn:
     def prepare_for_backward(self, outputs: Sequence[Any]) -> None:
         """The next backward pass synchronizes gradients."""
         del outputs
+        if self.is_closed:
+            refuse(
+                self._spec,
+                "the job trains with a wrapper of its model after it has wrapped the model again; "
+                "train with the last one",
+            )
         self._exchange.begin_backward()
 
     def backward_begun(self, gradient: torch.Tensor) -> None:

@@ -97,8 +97,9 @@ def test_two_models_exchange_beside_each_other(tmp_path: Path) -> None:
 
     plain = trained_by(None)
     assert trained_by("wfbp") == plain
-    lossy = trained_by("doublesqueeze")
-    assert lossy[0] == lossy[1] != plain[0]
+    for spec in ("doublesqueeze", "localsgd:period=2"):
+        lossy = trained_by(spec)
+        assert lossy[0] == lossy[1] != plain[0]
 
 
 def test_what_cannot_be_applied_ends_the_job_with_one_line(tmp_path: Path) -> None:
@@ -125,6 +126,7 @@ NOT_APPLIED = {
     "join": "DistributedDataParallel.join()",
     "replicate": "replicate(), which hides the layers",
     "lbfgs": "LBFGS updates all parameters together",
+    "former": "trains with a wrapper of its model after it has wrapped the model again",
 }
 
 

@@ -47,7 +47,9 @@ def in_ddp(case, model):
         from torch.nn.parallel.distributed import _MixedPrecision
 
         options["mixed_precision"] = _MixedPrecision(param_dtype=torch.bfloat16)
-    model = DistributedDataParallel(model, **options)
+    module, model = model, DistributedDataParallel(model, **options)
+    if case == "former":
+        DistributedDataParallel(module)
     if case == "hook":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     if case == "built-in hook":
