@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
 from collections.abc import Callable
@@ -60,7 +61,8 @@ class UpdateControl:
         self._passes = 0
         self._hidden: list[tuple[nn.Parameter, torch.Tensor]] = []
         self._momenta: list[tuple[dict[str, Any], float]] = []
-        _controls.add(self)
+        self._number = next(_numbers)
+        _controls[self._number] = self
         _install()
 
     def updates_with(self, optimizer: Optimizer) -> bool:
@@ -150,7 +152,7 @@ class UpdateControl:
 
     def close(self) -> None:
         """Stops observing optimizers."""
-        _controls.discard(self)
+        _controls.pop(self._number, None)
 
     def _settle_before_load(self, optimizer: Optimizer, checkpoint: dict[str, Any]) -> None:
         """What is due belongs to the state before."""
@@ -255,7 +257,9 @@ def _called_by_scaler() -> bool:
     return False
 
 
-_controls: Final[weakref.WeakSet[UpdateControl]] = weakref.WeakSet()
+_numbers: Final = itertools.count()
+_controls: Final[weakref.WeakValueDictionary[int, UpdateControl]] = weakref.WeakValueDictionary()
+"""In the order of their creation, which is the same on all ranks: what they do is collective."""
 _installed: Final[list[bool]] = []
 on_step: Final[list[Callable[[Optimizer], None]]] = []
 """Called after every optimizer step of the process, after all controls."""
@@ -289,7 +293,7 @@ def end_last_step(optimizer: Optimizer) -> None:
 
 
 def _controls_of(optimizer: Optimizer) -> list[UpdateControl]:
-    return [control for control in list(_controls) if control.updates_with(optimizer)]
+    return [control for control in list(_controls.values()) if control.updates_with(optimizer)]
 
 
 def _restore(optimizer: Optimizer) -> None:

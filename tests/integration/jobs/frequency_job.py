@@ -4,6 +4,7 @@ Started by test_frequency.py: torchrun frequency_job.py OUTPUT
 """
 
 import copy
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -151,6 +152,31 @@ def demo_sign(report: dict[str, Any]) -> None:
     exchange.close()
 
 
+def several_models(report: dict[str, Any]) -> None:
+    """One optimizer of eight models does what eight optimizers do."""
+    elsewhere = [bytearray(1 << 12) for _ in range(100 * dist.get_rank())]  # other addresses
+    for spec in ("demo", "localsgd:period=2"):
+        found = []
+        for together in (True, False):
+            torch.manual_seed(4)
+            models = [nn.Linear(4, outputs) for outputs in range(1, 9)]
+            exchanges = [attach(model, parse(spec)) for model in models]
+            groups = [list(model.parameters()) for model in models]
+            parts = [list(itertools.chain(*groups))] if together else groups
+            optimizers = [torch.optim.SGD(part, lr=0.1) for part in parts]
+            for step in range(4):
+                inputs = batch(step, dist.get_rank()).view(-1, 4)
+                sum(each.model(inputs).square().mean() for each in exchanges).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            for each in exchanges:
+                each.close()
+            found.append(torch.cat([flat(model) for model in models]))
+        report["distance"][f"{spec}: one optimizer = several"] = distance(*found)
+    del elsewhere
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     report: dict[str, Any] = {"distance": {}, "equal": {}, "compression": {}}
@@ -197,6 +223,7 @@ def main() -> None:
     report["moved"] = distance(found["ddp sgd"], flat(network()))
     report["demo"] = demo_properties()
     demo_sign(report)
+    several_models(report)
     if dist.get_rank() == 0:
         Path(sys.argv[1]).write_text(json.dumps(report))
     dist.barrier()
