@@ -60,7 +60,8 @@ torch.manual_seed(0)
 models = [Layers(16, 64, 128, 32), Layers(32, 128, 64, 1)]
 numbers = torch.Generator().manual_seed(dist.get_rank())
 for _ in range(2):
-    train(*(DistributedDataParallel(m, find_unused_parameters=True) for m in models), numbers)
+    first, second = (DistributedDataParallel(m, find_unused_parameters=True) for m in models)
+    train(first, second, numbers)
 found = hashlib.sha256()
 for model in models:
     for parameter in model.parameters():
