@@ -8,10 +8,13 @@ by round. Two processes of the same code differ by some percent, too, for as lon
 whole is started several times, in an order of its own each time, and the interval is that of the
 starts. What a mode leaves to do for its threads falls into its own turn, or into the pause after
 it. The modes: untraced; untraced again, which shows what chance alone does; `ddltrace run` at each
-level; `torch.profiler`. Prints the numbers of docs/measurements.md::
+level; `torch.profiler`. On request: level `layer` without the counters of processors and memory,
+and with a dashboard on the same machine that follows the job in a browser, and is stopped outside
+its turns. Prints the numbers of docs/measurements.md::
 
     python benchmarks/overhead.py                      # all three jobs, an hour
     python benchmarks/overhead.py --job cnn            # a quarter of an hour
+    python benchmarks/overhead.py --job cnn --mode layer --mode no-counters --mode followed
     python benchmarks/overhead.py --upload 6           # a store against a directory: five minutes
 
 The jobs: `cnn`, a residual CNN under DistributedDataParallel; `messages`, a step that makes
@@ -34,7 +37,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -48,7 +51,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 MODES = ("untraced", "again", "comm", "layer", "op", "profiler")
-TRACED = ("comm", "layer", "op")
+NO_COUNTERS = "no-counters"
+FOLLOWED = "followed"
+ON_REQUEST = (NO_COUNTERS, FOLLOWED)
+LEVEL_OF = {
+    **{level: level for level in ("comm", "layer", "op")},
+    **dict.fromkeys(ON_REQUEST, "layer"),
+}
+"""Level of each traced mode."""
 UPLOAD = "upload"
 """Level `layer`, with a store of `store` as the output."""
 JOBS = ("cnn", "messages", "layers")
@@ -187,7 +197,7 @@ class RunningJob:
 
     Args:
         job: Which.
-        mode: One of `MODES`, or `UPLOAD`.
+        mode: One of `MODES` or `ON_REQUEST`, or `UPLOAD`.
         directory: Where to leave what it writes; a trace goes to ``directory / "trace-MODE"``.
     """
 
@@ -198,14 +208,17 @@ class RunningJob:
         command += ["--rank-of", job, "--address", address]
         if mode == "profiler":
             command.append("--profiler")
-        if mode in TRACED:
-            run = [sys.executable, "-m", "ddltrace", "run", "--level", mode]
-            command = [*run, "-o", str(directory / f"trace-{mode}"), "--", *command]
+        trace = directory / f"trace-{mode}"
+        if mode in LEVEL_OF:
+            run = [sys.executable, "-m", "ddltrace", "run", "--level", LEVEL_OF[mode]]
+            run += ["--no-counters"] if mode == NO_COUNTERS else []
+            command = [*run, "-o", str(trace), "--", *command]
         if mode == UPLOAD:
             run = [sys.executable, "-m", "ddltrace", "run", "--level", "layer"]
             command = [*run, "-o", f"s3://{BUCKET}/{directory.name}", "--", *command]
         environment = {**os.environ, **SAME_FOR_ALL}
         self._log = (directory / f"{mode}.log").open("w+")
+        self._follower: Follower | None = None
         with Listener(address) as listener:
             listener._listener._socket.settimeout(START_TIMEOUT_S)  # type: ignore[attr-defined]
             self._process = subprocess.Popen(
@@ -217,10 +230,13 @@ class RunningJob:
                     rank.recv()
             except (OSError, EOFError):
                 self._failed()
+        if mode == FOLLOWED:
+            self._follower = Follower(trace)
 
     def train(self, steps: int) -> Turn:
         """Gives it a turn of some steps."""
-        turns: list[Turn] = self._ask(steps)
+        with nullcontext() if self._follower is None else self._follower.resumed():
+            turns: list[Turn] = self._ask(steps)
         return Turn(
             [seconds for turn in turns for seconds in turn.step_seconds],
             statistics.mean(turn.cpu_seconds for turn in turns),
@@ -240,6 +256,8 @@ class RunningJob:
 
     def stop(self) -> None:
         """Ends it whatever it does."""
+        if self._follower is not None:
+            self._follower.stop()
         if self._process.poll() is None:
             self._process.terminate()
             self._process.wait()
@@ -256,6 +274,47 @@ class RunningJob:
     def _failed(self) -> NoReturn:
         self.stop()
         sys.exit(f"a job failed:\n{Path(self._log.name).read_text()[-2000:]}")
+
+
+class Follower:
+    """A dashboard that follows a trace in a browser. It is stopped until it is resumed.
+
+    Args:
+        trace: A trace that is being written.
+    """
+
+    def __init__(self, trace: Path) -> None:
+        from playwright.sync_api import sync_playwright
+
+        from dashboard import CHROMIUM, dashboard_of
+
+        with ExitStack() as started:
+            server, _, url = started.enter_context(dashboard_of(trace))
+            playwright = started.enter_context(sync_playwright())
+            browser = playwright.chromium.launch(
+                executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"]
+            )
+            started.callback(browser.close)
+            page = browser.new_page()
+            page.goto(url)  # of a trace that is being written: the page that follows it
+            page.wait_for_selector("main[data-page=live] #live-tiles")
+            self._server = psutil.Process(server.pid)
+            self._server.suspend()
+            self._started = started.pop_all()
+
+    @contextmanager
+    def resumed(self) -> Iterator[None]:
+        """Lets the dashboard follow the job in the context."""
+        self._server.resume()
+        try:
+            yield
+        finally:
+            self._server.suspend()
+
+    def stop(self) -> None:
+        """Ends the dashboard and the browser."""
+        self._server.resume()
+        self._started.close()
 
 
 @dataclass
@@ -289,7 +348,7 @@ def take_turns(job: str, modes: Sequence[str], rounds: int, seconds: float, *, l
 
     Args:
         job: Which.
-        modes: Which of `MODES`.
+        modes: Which of `MODES` and `ON_REQUEST`.
         rounds: In each of which every mode has one turn.
         seconds: Length of a turn.
         label: Text shown beside the progress.
@@ -299,7 +358,7 @@ def take_turns(job: str, modes: Sequence[str], rounds: int, seconds: float, *, l
         directory = Path(name)
         running = {}
         for mode in random.sample(modes, len(modes)):
-            print(f"\r{job}: {label}: starting {mode:<9}", end="", file=sys.stderr)
+            print(f"\r{job}: {label}: starting {mode:<11}", end="", file=sys.stderr)
             running[mode] = RunningJob(job, mode, directory)
             started.callback(running[mode].stop)
         usual = statistics.mean(running["untraced"].train(10).step_seconds)
@@ -308,12 +367,14 @@ def take_turns(job: str, modes: Sequence[str], rounds: int, seconds: float, *, l
         for number in range(rounds):
             random.shuffle(order)
             for mode in order:
-                progress = f"round {number + 1}/{rounds}: {mode:<9}"
+                progress = f"round {number + 1}/{rounds}: {mode:<11}"
                 print(f"\r{job}: {label}: {progress}", end="", file=sys.stderr)
                 turns[mode].append(running[mode].train(steps))
                 time.sleep(PAUSE_S)
         peaks = {mode: running[mode].end() for mode in modes}
-        sizes = {mode: event_sizes(directory / f"trace-{mode}") for mode in modes if mode in TRACED}
+        sizes = {
+            mode: event_sizes(directory / f"trace-{mode}") for mode in modes if mode in LEVEL_OF
+        }
     return Start(turns, peaks, sizes)
 
 
@@ -329,7 +390,7 @@ def measure(job: str, modes: Sequence[str], starts: int, rounds: int, seconds: f
         "step and of processor time to untraced: in each start; of these median, 95 % interval"
     )
     print(
-        "mode       step ms   time (interval)          processor time (interval)  MB more"
+        "mode         step ms   time (interval)          processor time (interval)  MB more"
         "  B/event  a further one"
     )
     for mode in modes:
@@ -340,10 +401,10 @@ def measure(job: str, modes: Sequence[str], starts: int, rounds: int, seconds: f
             (start.peaks_kb[mode] - start.peaks_kb["untraced"]) / 1024 for start in found
         )
         size = ""
-        if mode in TRACED:
+        if mode in LEVEL_OF:
             each, further = zip(*(start.event_bytes[mode] for start in found), strict=True)
             size = f"{statistics.median(each):8.1f} {statistics.median(further):14.1f}"
-        print(f"{mode:<9} {step_ms:8.2f}   {time_ratio:<24} {cpu_ratio:<26} {more_mb:7.1f} {size}")
+        print(f"{mode:<11} {step_ms:8.2f}   {time_ratio:<24} {cpu_ratio:<26} {more_mb:7.1f} {size}")
 
 
 @contextmanager
@@ -598,7 +659,7 @@ def main() -> None:
     """Parses the options and measures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--job", choices=JOBS, action="append", help="default: all")
-    parser.add_argument("--mode", choices=MODES[1:], action="append", help="default: all")
+    parser.add_argument("--mode", choices=MODES[1:] + ON_REQUEST, action="append")
     parser.add_argument("--starts", type=int, default=6, help="6 give a 95 %% interval")
     parser.add_argument("--rounds", type=int, default=8, help="in each start")
     parser.add_argument("--seconds", type=float, default=0.8, help="length of a turn (0.8)")

@@ -27,6 +27,7 @@ from page_section import PAGE, write_image, write_section
 from svg_plots import curves
 
 from ddltrace.analyzer.formatting.units import NOT_KNOWN
+from ddltrace.experiments.transport_benchmark.comparison import Point
 
 BANDWIDTHS: Final = ("100mbit", "1gbit")
 TRANSPORTS: Final = ("gloo", "tcp", "tcp:connections=4", "zmq", "grpc", "mpi", "ucx")
@@ -63,10 +64,13 @@ def _section(found: Sequence[tuple[str, dict[str, Any]]], page: Path) -> str:
     parts = [
         "## Transports on one link",
         f"`benchmarks/transports.py` on {first['date']} with ddltrace {version('ddltrace')}, "
-        f"{os.cpu_count()} cores: two ranks, each on an emulated host. *Latency* and *bandwidth*: "
-        "time = latency + bytes / bandwidth, fitted over all sizes with relative errors. "
-        "*Processor*: time of both ranks, with all threads of the library, for each byte of the "
-        "largest message. [The operations](experiment-guide.md#transports).",
+        f"{os.cpu_count()} cores: two ranks, each on an emulated host. *us*: median time of the "
+        "smallest message; of a ping-pong, half a round. *Mbit/s*: bytes of the largest message "
+        f"over its time; {_range(first)}. A push-pull sends the message there and back in one "
+        "round. The emulated link lets short bursts pass at once, so a ping-pong of large messages "
+        "can exceed its rate by some percent. *Processor*: time of both ranks, with all threads of "
+        "the library, for each byte of the largest message. "
+        "[The operations](experiment-guide.md#transports).",
     ]
     for bandwidth, results in found:
         lines = [
@@ -74,8 +78,7 @@ def _section(found: Sequence[tuple[str, dict[str, Any]]], page: Path) -> str:
             "",
             "| transport | "
             + " | ".join(
-                f"{name.replace('_', '-')}: latency us | Mbit/s | processor ns/byte"
-                for name in _OPERATIONS
+                f"{name.replace('_', '-')}: us | Mbit/s | processor ns/byte" for name in _OPERATIONS
             )
             + " |",
             "|---|" + "---|" * (3 * len(_OPERATIONS)),
@@ -94,23 +97,29 @@ def _section(found: Sequence[tuple[str, dict[str, Any]]], page: Path) -> str:
     return "\n\n".join(parts)
 
 
+def _range(results: dict[str, Any]) -> str:
+    sizes = [point["bytes"] for row in results["transports"] for point in row["points"]]
+    return f"sizes are {min(sizes):,} to {max(sizes):,} bytes"
+
+
 def _cells(row: dict[str, Any], operation: str) -> list[str]:
-    points = [point for point in row["points"] if point["operation"] == operation]
-    fit = row["fits"].get(operation)
-    if not points or fit is None:
+    points = [Point(**point) for point in row["points"] if point["operation"] == operation]
+    if not points:
         return [NOT_KNOWN] * 3
-    largest = max(points, key=lambda point: point["bytes"])
-    rate = NOT_KNOWN if fit["gbit_s"] is None else f"{fit['gbit_s'] * 1e3:.0f}"
-    processor = largest["cpu_us"] * 1e3 / largest["bytes"]
-    return [f"{fit['latency_us']:.0f}", rate, f"{processor:.2f}"]
+    smallest, *_, largest = sorted(points, key=lambda point: point.bytes)
+    return [
+        f"{smallest.one_way_us:.0f}",
+        f"{largest.bytes * 8 / largest.one_way_us:.0f}",
+        f"{largest.cpu_us * 1e3 / largest.bytes:.2f}",
+    ]
 
 
 def _plot(bandwidth: str, results: dict[str, Any]) -> str:
     series = {
         row["transport"]: [
-            (float(point["bytes"]), point["us"] / 2)
-            for point in row["points"]
-            if point["operation"] == "ping_pong"
+            (float(point.bytes), point.one_way_us)
+            for point in (Point(**each) for each in row["points"])
+            if point.operation == "ping_pong"
         ]
         for row in results["transports"]
         if row["points"]

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import weakref
-
 import torch.distributed as dist
 from torch.optim import Optimizer
 
 from ddltrace.experiments.engine.update_control import end_last_step, install_hooks, on_step
+from ddltrace.experiments.observation.step_count import StepCount
 
 
 class StepLimit:
-    """Ends every rank with status 0 after its n-th optimizer step.
-
-    Steps are those of the first optimizer that steps; a job with several has one for each
-    model, and they step in turn.
-    """
+    """Ends every rank with status 0 after the first update of its n-th step."""
 
     def __init__(self, steps: int) -> None:
         self._left = steps
-        self._optimizer: weakref.ref[Optimizer] | None = None
+        self._count = StepCount()
 
     def install(self) -> None:
         """Starts counting."""
-        on_step.append(self._count)
+        on_step.append(self._updated)
         install_hooks()
 
-    def _count(self, optimizer: Optimizer) -> None:
-        if self._optimizer is None:
-            self._optimizer = weakref.ref(optimizer)
-        if self._optimizer() is not optimizer:
+    def _updated(self, optimizer: Optimizer) -> None:
+        if not self._count.begins(optimizer):
             return
         self._left -= 1
         if self._left == 0:

@@ -23,6 +23,7 @@ from ddltrace.experiments.observation.choices import reported_choices
 from ddltrace.experiments.observation.observed_ranks import ENVIRONMENT_VARIABLE, rank_path
 from ddltrace.experiments.observation.peak_memory import peak_memory_bytes
 from ddltrace.experiments.observation.restrictions import reported_restrictions
+from ddltrace.experiments.observation.step_count import StepCount
 from ddltrace.experiments.observation.wire_bytes import tcp_bytes_sent
 
 
@@ -37,14 +38,14 @@ def install_if_asked() -> None:
 
 
 class JobObserver:
-    """Counts the steps of the first optimizer that steps, and keeps each step's loss."""
+    """Counts the steps of the job, and keeps each step's loss."""
 
     def __init__(self, prefix: Path, warmup: int, steps: int) -> None:
         """Stores the settings; arguments as of `observed_ranks.environment`."""
         self._prefix = prefix
         self._warmup = warmup
         self._steps = steps
-        self._optimizer: int | None = None
+        self._count = StepCount()
         self._unscaled: torch.Tensor | None = None
         self._of_this_step: list[torch.Tensor] = []
         self._losses: list[torch.Tensor | None] = []
@@ -69,9 +70,7 @@ class JobObserver:
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
         with _handled():
-            if self._optimizer is None:
-                self._optimizer = id(optimizer)
-            if id(optimizer) != self._optimizer:
+            if not self._count.begins(optimizer):
                 return
             own, self._of_this_step = self._of_this_step, []
             self._losses.append(torch.stack(own).mean() if own else None)
