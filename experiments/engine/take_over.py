@@ -306,8 +306,8 @@ class _ReducerStandIn:
         if self.is_closed:
             refuse(
                 self._spec,
-                "the job trains with a wrapper of its model after it has wrapped the model again; "
-                "train with the last one",
+                "the job trains with a wrapper of its model in which the strategy has ended, "
+                "because the model was wrapped again; train with the last wrapper",
             )
         self._exchange.begin_backward()
 

@@ -126,7 +126,7 @@ NOT_APPLIED = {
     "join": "DistributedDataParallel.join()",
     "replicate": "replicate(), which hides the layers",
     "lbfgs": "LBFGS updates all parameters together",
-    "former": "trains with a wrapper of its model after it has wrapped the model again",
+    "former": "trains with a wrapper of its model in which the strategy has ended",
 }
 
 
