@@ -20,7 +20,12 @@ from ddltrace.tracer.storage.store_threads import begin_in_store_thread, start_s
 from ddltrace.tracer.storage.store_url import StoreUrl
 from ddltrace.tracer.storage.upload import Upload
 from ddltrace.tracer.trace.run_info import PARTS_LABEL
-from ddltrace.tracer.trace.trace_files import FILE_SUFFIX, RUN_FILE, STREAM_SUFFIX
+from ddltrace.tracer.trace.trace_files import (
+    FILE_SUFFIX,
+    RUN_FILE,
+    SIDECAR_SUFFIX,
+    STREAM_SUFFIX,
+)
 
 WAIT_VARIABLE: Final = "DDLTRACE_UPLOAD_WAIT"
 """Environment variable: seconds without progress after which the upload is given up at the end."""
@@ -186,14 +191,15 @@ def new_upload(
         lambda name: name.rpartition("/")[2] == RUN_FILE,
         is_own,
         is_foreign=_is_of_another_run,
-        is_former=_is_stream_of,
+        is_former=_is_of_running_process,
     )
 
 
-def _is_stream_of(stored: str, names: Collection[str]) -> bool:
-    """Whether a file is the stream of a process whose final file is among some files."""
-    return stored.endswith(STREAM_SUFFIX) and (
-        stored.removesuffix(STREAM_SUFFIX) + FILE_SUFFIX in names
+def _is_of_running_process(stored: str, names: Collection[str]) -> bool:
+    """Whether a file is the stream or the sidecar of a process whose final file is among some."""
+    return any(
+        stored.endswith(suffix) and stored.removesuffix(suffix) + FILE_SUFFIX in names
+        for suffix in (STREAM_SUFFIX, SIDECAR_SUFFIX)
     )
 
 

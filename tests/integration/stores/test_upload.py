@@ -273,12 +273,13 @@ def test_force_replaces_a_part_and_no_other(environment: S3Server, tmp_path: Pat
         new_upload(whole, parse_url(f"s3://{BUCKET}")).clear()
 
 
-def test_a_stream_that_a_killed_launcher_sent_is_removed(
+def test_what_a_killed_launcher_sent_of_running_processes_is_removed(
     environment: S3Server, directory: Path
 ) -> None:
     final = next(directory.glob("rank-*.arrow"))
-    # The launcher was killed before it recorded what it had sent; the second is another's.
-    for name in (f"{final.stem}.arrows", "rank-00077-0-1.arrows"):
+    # The launcher was killed before it recorded what it had sent; the last is another's.
+    own = (f"{final.stem}.arrows", f"{final.stem}.json")
+    for name in (*own, "rank-00077-0-1.arrows"):
         with environment.filesystem().open_output_stream(f"{BUCKET}/streams/{name}") as file:
             file.write(b"early")
     new_upload(directory, parse_url(f"s3://{BUCKET}/streams")).send_all()
