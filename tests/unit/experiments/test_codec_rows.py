@@ -58,19 +58,23 @@ def looped(codec: Codec, rows: torch.Tensor, keys: Sequence[Hashable]) -> list[P
     return [codec.encode(row, key=key) for row, key in zip(rows, keys, strict=True)]
 
 
-def assert_near(found: torch.Tensor, expected: torch.Tensor, size: float = 0.0) -> None:
-    """Equal but for the order of sums, which may move a few elements to the next level.
+def assert_near(found: torch.Tensor, expected: torch.Tensor, rounding: float = 1e-6) -> None:
+    """Equal but for the order of sums, which may move one in 1,000 elements to the next level.
 
     Args:
         found: The one.
         expected: The other.
-        size: Norm of the tensor of which they are the error.
+        rounding: Difference in norm that is due to rounding.
     """
     assert found.dtype == expected.dtype
     assert torch.equal(found.isnan(), expected.isnan())
     found, expected = found.double().nan_to_num(), expected.double().nan_to_num()
-    limit = 0.1 * float(expected.norm()) + 1e-5 * size + 1e-6
-    assert float((found - expected).norm()) <= limit
+    differences = (found - expected).abs().flatten().sort().values
+    moved = differences.numel() // 1000
+    unmoved = differences[: differences.numel() - moved]
+    assert float(unmoved.norm()) <= 0.02 * float(expected.norm()) + rounding
+    # From one side of a level to the other.
+    assert float(differences[-1]) <= 2.01 * float(expected.abs().max()) + rounding
 
 
 @pytest.mark.parametrize(("spec", "count", "elements"), CASES)
@@ -100,7 +104,9 @@ def test_rows_are_encoded_and_decoded_as_if_each_were_alone(
             assert together.residuals.keys() >= alone.residuals.keys()
             for key, residual in alone.residuals.items():
                 size = float(rows.double().nan_to_num(0, 0, 0).norm())
-                assert_near(together.residuals[key], residual, size)
+                # A residual is the difference between a tensor and its decoded payload.
+                rounding = max(1e-5, torch.finfo(dtype).eps) * size + 1e-6
+                assert_near(together.residuals[key], residual, rounding)
 
 
 @pytest.mark.parametrize("spec", sampled(QUANTIZERS + SPARSE[:2], 6))

@@ -17,10 +17,11 @@ from ddltrace.experiments.codecs.kernels.block_int8 import BlockInt8Codec
 from ddltrace.experiments.workloads import create
 
 SEED = choose_seed() % 1000
-STEPS, RANKS = 100, 2
-REACHED = 0.7
-"""Held-out accuracy that all of them pass after these steps: on three seeds the worst had 0.88, on
-three others top-k had 0.79 or more, and a codec that decodes in the wrong place 0.53 or less."""
+STEPS, RANKS = 150, 2
+REACHED = 0.8
+"""Held-out accuracy that all of them pass after these steps: on two seeds on which they were worst
+after 100 steps, the worst had 0.87; a codec that decodes in the wrong place had 0.56 or less on
+four."""
 
 TECHNIQUES = (
     *(("int8", 0.03, 0.9), ("topk:density=0.05+feedback", 0.03, 0.9), ("ternary", 0.03, 0.9)),
