@@ -130,14 +130,22 @@ def measure_dashboard(count: int) -> None:
 
 
 @contextmanager
-def visiting(path: Path, when: str) -> Iterator[tuple[Any, str, Callable[[str], None]]]:
-    """A page of a dashboard that was just started, its address, and a function that reports."""
+def chromium() -> Iterator[Any]:
+    """A browser."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"]
         )
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def visiting(path: Path, when: str) -> Iterator[tuple[Any, str, Callable[[str], None]]]:
+    """A page of a dashboard that was just started, its address, and a function that reports."""
+    with chromium() as browser:
         page = browser.new_page(viewport={"width": 1600, "height": 1000})
         page.set_default_timeout(600_000)
         with dashboard_of(path) as (server, began, url):
@@ -154,7 +162,6 @@ def visiting(path: Path, when: str) -> Iterator[tuple[Any, str, Callable[[str], 
 
             reached("answers")
             yield page, url, reached
-        browser.close()
 
 
 def measure_timeline(path: Path, when: str) -> None:

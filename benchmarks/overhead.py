@@ -54,13 +54,14 @@ MODES = ("untraced", "again", "comm", "layer", "op", "profiler")
 NO_COUNTERS = "no-counters"
 FOLLOWED = "followed"
 ON_REQUEST = (NO_COUNTERS, FOLLOWED)
-LEVEL_OF = {
-    **{level: level for level in ("comm", "layer", "op")},
-    **dict.fromkeys(ON_REQUEST, "layer"),
-}
-"""Level of each traced mode."""
 UPLOAD = "upload"
 """Level `layer`, with a store of `store` as the output."""
+RUN_OPTIONS = {
+    **{level: ("--level", level) for level in ("comm", "layer", "op")},
+    NO_COUNTERS: ("--level", "layer", "--no-counters"),
+    **dict.fromkeys((FOLLOWED, UPLOAD), ("--level", "layer")),
+}
+"""Options of `ddltrace run` in each traced mode."""
 JOBS = ("cnn", "messages", "layers")
 WARM_UP_STEPS = 15  # the window of level `op` lies in it: what it leaves behind is measured
 NUM_MESSAGES = 1000
@@ -209,13 +210,10 @@ class RunningJob:
         if mode == "profiler":
             command.append("--profiler")
         trace = directory / f"trace-{mode}"
-        if mode in LEVEL_OF:
-            run = [sys.executable, "-m", "ddltrace", "run", "--level", LEVEL_OF[mode]]
-            run += ["--no-counters"] if mode == NO_COUNTERS else []
-            command = [*run, "-o", str(trace), "--", *command]
-        if mode == UPLOAD:
-            run = [sys.executable, "-m", "ddltrace", "run", "--level", "layer"]
-            command = [*run, "-o", f"s3://{BUCKET}/{directory.name}", "--", *command]
+        if mode in RUN_OPTIONS:
+            output = f"s3://{BUCKET}/{directory.name}" if mode == UPLOAD else str(trace)
+            run = [sys.executable, "-m", "ddltrace", "run", *RUN_OPTIONS[mode], "-o", output]
+            command = [*run, "--", *command]
         environment = {**os.environ, **SAME_FOR_ALL}
         self._log = (directory / f"{mode}.log").open("w+")
         self._follower: Follower | None = None
@@ -284,22 +282,16 @@ class Follower:
     """
 
     def __init__(self, trace: Path) -> None:
-        from playwright.sync_api import sync_playwright
-
-        from dashboard import CHROMIUM, dashboard_of
+        from dashboard import chromium, dashboard_of
 
         with ExitStack() as started:
             server, _, url = started.enter_context(dashboard_of(trace))
-            playwright = started.enter_context(sync_playwright())
-            browser = playwright.chromium.launch(
-                executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"]
-            )
-            started.callback(browser.close)
-            page = browser.new_page()
+            page = started.enter_context(chromium()).new_page()
             page.goto(url)  # of a trace that is being written: the page that follows it
             page.wait_for_selector("main[data-page=live] #live-tiles")
             self._server = psutil.Process(server.pid)
             self._server.suspend()
+            started.callback(self._server.resume)  # a suspended process does not end
             self._started = started.pop_all()
 
     @contextmanager
@@ -313,7 +305,6 @@ class Follower:
 
     def stop(self) -> None:
         """Ends the dashboard and the browser."""
-        self._server.resume()
         self._started.close()
 
 
@@ -373,7 +364,7 @@ def take_turns(job: str, modes: Sequence[str], rounds: int, seconds: float, *, l
                 time.sleep(PAUSE_S)
         peaks = {mode: running[mode].end() for mode in modes}
         sizes = {
-            mode: event_sizes(directory / f"trace-{mode}") for mode in modes if mode in LEVEL_OF
+            mode: event_sizes(directory / f"trace-{mode}") for mode in modes if mode in RUN_OPTIONS
         }
     return Start(turns, peaks, sizes)
 
@@ -401,7 +392,7 @@ def measure(job: str, modes: Sequence[str], starts: int, rounds: int, seconds: f
             (start.peaks_kb[mode] - start.peaks_kb["untraced"]) / 1024 for start in found
         )
         size = ""
-        if mode in LEVEL_OF:
+        if mode in RUN_OPTIONS:
             each, further = zip(*(start.event_bytes[mode] for start in found), strict=True)
             size = f"{statistics.median(each):8.1f} {statistics.median(further):14.1f}"
         print(f"{mode:<11} {step_ms:8.2f}   {time_ratio:<24} {cpu_ratio:<26} {more_mb:7.1f} {size}")
@@ -659,7 +650,12 @@ def main() -> None:
     """Parses the options and measures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--job", choices=JOBS, action="append", help="default: all")
-    parser.add_argument("--mode", choices=MODES[1:] + ON_REQUEST, action="append")
+    parser.add_argument(
+        "--mode",
+        choices=MODES[1:] + ON_REQUEST,
+        action="append",
+        help=f"default: all but {' and '.join(ON_REQUEST)}",
+    )
     parser.add_argument("--starts", type=int, default=6, help="6 give a 95 %% interval")
     parser.add_argument("--rounds", type=int, default=8, help="in each start")
     parser.add_argument("--seconds", type=float, default=0.8, help="length of a turn (0.8)")

@@ -103,23 +103,27 @@ def _range(results: dict[str, Any]) -> str:
 
 
 def _cells(row: dict[str, Any], operation: str) -> list[str]:
-    points = [Point(**point) for point in row["points"] if point["operation"] == operation]
+    points = _points(row, operation)
     if not points:
         return [NOT_KNOWN] * 3
-    smallest, *_, largest = sorted(points, key=lambda point: point.bytes)
+    smallest, *_, largest = points
     return [
         f"{smallest.one_way_us:.0f}",
-        f"{largest.bytes * 8 / largest.one_way_us:.0f}",
-        f"{largest.cpu_us * 1e3 / largest.bytes:.2f}",
+        f"{largest.gbit_s * 1e3:.0f}",
+        f"{largest.cpu_ns_per_byte:.2f}",
     ]
+
+
+def _points(row: dict[str, Any], operation: str) -> list[Point]:
+    """What was measured of one operation, by size."""
+    points = [Point(**each) for each in row["points"] if each["operation"] == operation]
+    return sorted(points, key=lambda point: point.bytes)
 
 
 def _plot(bandwidth: str, results: dict[str, Any]) -> str:
     series = {
         row["transport"]: [
-            (float(point.bytes), point.one_way_us)
-            for point in (Point(**each) for each in row["points"])
-            if point.operation == "ping_pong"
+            (float(point.bytes), point.one_way_us) for point in _points(row, "ping_pong")
         ]
         for row in results["transports"]
         if row["points"]

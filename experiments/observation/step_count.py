@@ -23,9 +23,8 @@ class StepCount:
         Args:
             optimizer: The optimizer that updates.
         """
-        if self._updated and optimizer not in self._updated:
-            self._updated.add(optimizer)
-            return False
-        self._updated.clear()
+        begins = not self._updated or optimizer in self._updated
+        if begins:
+            self._updated.clear()
         self._updated.add(optimizer)
-        return True
+        return begins

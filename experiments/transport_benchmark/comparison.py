@@ -45,6 +45,16 @@ class Point:
         """Time of one message in a ping-pong, else of the round (us)."""
         return self.us / 2 if self.operation == "ping_pong" else self.us
 
+    @property
+    def gbit_s(self) -> float:
+        """Bytes of the message over its time (Gbit/s)."""
+        return self.bytes * 8e-3 / self.one_way_us
+
+    @property
+    def cpu_ns_per_byte(self) -> float:
+        """Processor time of all ranks for one byte of the message (ns)."""
+        return self.cpu_us * 1e3 / self.bytes
+
 
 @dataclass(frozen=True)
 class Fit:

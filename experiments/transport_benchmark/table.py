@@ -61,10 +61,10 @@ def _row(result: TransportResult, operation: str) -> tuple[str, ...]:
     return (
         result.name,
         f"{points[0].one_way_us:.1f}",
-        f"{large.bytes * 8e-3 / large.one_way_us:.2f}",
+        f"{large.gbit_s:.2f}",
         NOT_KNOWN if fit is None else f"{fit.latency_us:.1f}",
         NOT_KNOWN if fit is None or fit.gbit_s is None else f"{fit.gbit_s:.2f}",
-        f"{large.cpu_us * 1e3 / large.bytes:.2f}",
+        f"{large.cpu_ns_per_byte:.2f}",
     )
 
 

@@ -20,12 +20,7 @@ from ddltrace.tracer.storage.store_threads import begin_in_store_thread, start_s
 from ddltrace.tracer.storage.store_url import StoreUrl
 from ddltrace.tracer.storage.upload import Upload
 from ddltrace.tracer.trace.run_info import PARTS_LABEL
-from ddltrace.tracer.trace.trace_files import (
-    FILE_SUFFIX,
-    RUN_FILE,
-    SIDECAR_SUFFIX,
-    STREAM_SUFFIX,
-)
+from ddltrace.tracer.trace.trace_files import FILE_SUFFIX, RUN_FILE, SIDECAR_SUFFIX, STREAM_SUFFIX
 
 WAIT_VARIABLE: Final = "DDLTRACE_UPLOAD_WAIT"
 """Environment variable: seconds without progress after which the upload is given up at the end."""
