@@ -102,14 +102,14 @@ def _findings(opened: OpenTrace, address: Address | None) -> Component:
     """What to change, the largest possible saving first, and what would test each change."""
     items = []
     for finding in opened.analysis.findings[:_MAX_FINDINGS]:
+        saving = [html.Strong(f"{finding.kind}: ")]
+        if finding.has_saving:
+            saving = [
+                html.Strong(f"up to {time_text(finding.saves_us)} "),
+                html.Span(f"({share_text(finding.share)} of the step): "),
+            ]
         parts: list[Any] = [
-            html.Div(
-                [
-                    html.Strong(f"up to {time_text(finding.saves_us)} "),
-                    html.Span(f"({share_text(finding.share)} of the step): "),
-                    html.Span(printable(finding.advice)),
-                ]
-            ),
+            html.Div([*saving, html.Span(printable(finding.advice))]),
             html.Div(printable(finding.evidence), className="quiet"),
         ]
         if finding.unsure:

@@ -42,6 +42,16 @@ def pair(first, second, **values):
     return Address({"a": str(first), "b": str(second)} | values)
 
 
+def test_overview_names_no_saving_that_is_not_known(trace_path):
+    opened = Workspace([open_trace(trace_path)]).get(0)
+    finding = replace(opened.analysis.findings[0], kind="processors", saves_us=0.0, share=0.0)
+    analyzed = replace(opened.analyzed, analysis=replace(opened.analysis, findings=(finding,)))
+    opened._analyzed = Lazy(lambda: analyzed)
+    page = as_json(overview.overview_page(opened))
+    assert "processors: " in page
+    assert "up to" not in page
+
+
 def test_overview_leads_with_the_sentences(opened):
     from ddltrace.analyzer.report.sentences import sentences
 
