@@ -71,9 +71,9 @@ class JobStrategy:
         return build
 
     def _end_former(self, module: nn.Module) -> None:
-        """Ends the strategy in an earlier wrapper of a module, as of a former phase of training.
+        """Ends the strategy in earlier wrappers of a module that the job wraps again.
 
-        What it would do at steps of the optimizer is due once, by the new wrapper.
+        Otherwise both wrappers would act on every step of the optimizer.
         """
         for model in [model for model in self._models if model.ddp.module is module]:
             self._models.remove(model)

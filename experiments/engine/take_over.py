@@ -227,14 +227,14 @@ def _stop_broadcasts(ddp: DistributedDataParallel, strategy: Strategy) -> None:
 
 
 _with_messages: Final[weakref.WeakSet[dist.ProcessGroup]] = weakref.WeakSet()
-"""Process groups of jobs that carry the messages of a model, besides what the job sends."""
+"""Process groups of the job that already carry the messages of a model."""
 
 
 def _group_for_messages(strategy: Strategy, ddp: DistributedDataParallel) -> dist.ProcessGroup:
-    """The model's own group if its order of collectives stays the same on all ranks, else another.
+    """The model's own group if all ranks launch its collectives in the same order, else a new one.
 
-    It does not if other threads launch messages, if the messages of two models meet in it, or if
-    ranks that use different parameters start messages at different points of backward.
+    The order can differ if other threads launch messages, if two models send theirs in the group,
+    or if ranks use different parameters and start messages at different points of backward.
     """
     group = ddp.process_group
     if strategy.transport is not None:

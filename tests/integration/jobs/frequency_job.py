@@ -154,7 +154,8 @@ def demo_sign(report: dict[str, Any]) -> None:
 
 def several_models(report: dict[str, Any]) -> None:
     """One optimizer of eight models does what eight optimizers do."""
-    elsewhere = [bytearray(1 << 12) for _ in range(100 * dist.get_rank())]  # other addresses
+    # Objects get other addresses on each rank, and so another order in sets.
+    elsewhere = [bytearray(1 << 12) for _ in range(100 * dist.get_rank())]
     for spec in ("demo", "localsgd:period=2"):
         found = []
         for together in (True, False):
