@@ -119,23 +119,32 @@ def _serve(
             f"listening on {host}: everyone who can reach this machine can read the traces",
             err=True,
         )
-    from ddltrace.dashboard.app import create_app
-    from ddltrace.dashboard.runs.allowed_runs import AllowedRuns
-    from ddltrace.dashboard.runs.run_control import results_folder
-
+    if allow_run and not loopback:
+        listening.close()
+        raise UsageError(
+            f"--allow-run with --host {host} would let others start programs on this machine: "
+            "leave --host out, and reach the page through an SSH tunnel"
+        )
     runs = None
     if allow_run:
-        if not loopback:
-            listening.close()
-            raise UsageError(
-                f"--allow-run with --host {host} would let others start programs on this machine: "
-                "leave --host out, and reach the page through an SSH tunnel"
-            )
+        from ddltrace.dashboard.runs.allowed_runs import AllowedRuns
+        from ddltrace.dashboard.runs.run_control import results_folder
+
         runs = AllowedRuns(results_folder([Path(trace) for trace in traces]))
     workspace = Workspace(opened, experiments, runs)
-    app = create_app(workspace, loopback=loopback)
-
     is_live = bool(workspace.traces) and workspace.is_running(0)
+    # An analysis would take processor time from a running job; pages make it on request.
+    if not is_live:
+        # Before the app is imported: stored files are read meanwhile.
+        threading.Thread(
+            target=workspace.warm_up,
+            args=(lambda text: click.echo(text, err=True),),
+            name="warm-up",
+            daemon=True,
+        ).start()
+    from ddltrace.dashboard.app import create_app
+
+    app = create_app(workspace, loopback=loopback)
 
     def ready(url: str) -> None:
         url = f"{url}live" if is_live else url
@@ -145,15 +154,6 @@ def _serve(
             _stop_with_job()
         if not no_browser:
             open_browser(url)
-        if is_live:
-            return  # an analysis would take processor time from the job; pages make it on request
-        warm = threading.Thread(
-            target=workspace.warm_up,
-            args=(lambda text: click.echo(text, err=True),),
-            name="warm-up",
-            daemon=True,
-        )
-        warm.start()
 
     try:
         serve(app.server, listening, ready)

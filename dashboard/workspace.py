@@ -121,7 +121,7 @@ class OpenTrace:
         self._path_lane = Lazy(self._make_path_lane)
         self._breakdowns = Lazy(lambda: rank_breakdowns(self.analyzed))
         self._slack = Lazy(self._find_slack)
-        self._figures: dict[str, go.Figure | None] = {}
+        self._figures: dict[str, Lazy[tuple[go.Figure | None]]] = {}
         self._searches: OrderedDict[str, Search] = OrderedDict()
         self._search_lock = threading.Lock()
         self._queries: RecentCache[str, pa.Table] = RecentCache(
@@ -301,9 +301,7 @@ class OpenTrace:
 
     def figure(self, name: str, make: Callable[[OpenTrace], go.Figure | None]) -> go.Figure | None:
         """A figure of this trace; None if the trace has no data for it."""
-        if name not in self._figures:
-            self._figures[name] = make(self)
-        return self._figures[name]
+        return self._figures.setdefault(name, Lazy(lambda: (make(self),))).get()[0]
 
     def event(self, rank: int, number: int) -> dict[str, Any]:
         """All columns of one event. Of events other than messages, the rank is read up to there.
@@ -352,11 +350,10 @@ class OpenTrace:
             found = self.search(query).rows
             events = (n for n in rows if n < len(found))
             layers.append([(n, row) for n in events if (row := found[n]) is not None])
-        frame = encode_frame(window, layers)
         stored = self._stored.get()[0]
-        if stored is not None:
-            stored.trim()
-        return frame
+        if stored is None:
+            return encode_frame(window, layers)
+        return encode_frame(window, layers, stored.trim)
 
     def search(self, query: str) -> Search:
         """Finds events whose label or tensor names contain a text."""
@@ -399,6 +396,7 @@ class OpenTrace:
                         (int(s), int(e), rank, number, int(n))
                         for s, e, n in zip(start, end, event, strict=True)
                     ]
+                    self._release()
         hits.sort()
         keys = ("start", "end", "rank", "row", "event")
         return Search(rows, total, [dict(zip(keys, h, strict=True)) for h in hits[:_MAX_HITS]])

@@ -6,6 +6,7 @@
   const HEADER = 32;
   const SETTLE_MS = 40; // a fetch waits until the view has not changed for this long
   const PATIENCE_MS = 160; // maximum delay of a fetch while the view keeps moving
+  const REST_MS = 120; // margins are fetched when the view has not changed for this long
   const MARGIN = 0.5; // share of the window fetched on either side, so that panning shows no edge
   const MAX_NAMES = 500;
 
@@ -78,6 +79,8 @@
       this.whole = null;
       this.pending = null;
       this.timer = 0;
+      this.widening = 0;
+      this.view = null; // what was requested last
       this.lastFetch = 0;
       this.wanted = new Set();
       this.naming = 0; // set while a request for labels is pending
@@ -86,9 +89,7 @@
 
     // The timeline has more events now: forget the frames and labels of the stage before.
     show(stage) {
-      if (this.pending) this.pending.abort();
-      clearTimeout(this.timer);
-      clearTimeout(this.naming);
+      this.close();
       this.stage = stage;
       this.names = new Map();
       this.wanted = new Set();
@@ -112,10 +113,12 @@
 
     // Schedules a request for the frame of a view, unless the current frame is as sharp.
     request(view) {
+      this.view = view;
       if (this.covers(view)) return;
       const now = performance.now();
       if (!this.timer) this.since = now;
       clearTimeout(this.timer);
+      clearTimeout(this.widening);
       const delay = Math.max(0, Math.min(SETTLE_MS, this.since + PATIENCE_MS - now));
       this.timer = setTimeout(() => { this.timer = 0; this.fetch(view); }, delay);
     }
@@ -129,21 +132,40 @@
       return (frame.exact && sharpness <= 1) || (sharpness > 0.98 && sharpness < 1.9);
     }
 
+    // After a zoom, the margins come later: the picture is sharp in half the time.
     async fetch(view) {
+      const { current } = this;
+      const isPan = current && Math.abs(current.pixel * view.pixels / (view.t1 - view.t0) - 1) < 0.01;
+      await this.fetchWindow(view, isPan ? MARGIN : 0);
+      const frame = this.current;
+      if (isPan || !frame || this.pending || (frame.t0 <= 0 && frame.t1 >= view.span)) return;
+      clearTimeout(this.widening);
+      this.widening = setTimeout(() => {
+        if (!this.timer && !this.pending && this.covers(this.view)) this.fetchWindow(this.view, MARGIN);
+      }, REST_MS);
+    }
+
+    // Fetches the frame of a view, with a margin on either side.
+    async fetchWindow(view, margin) {
       if (this.pending) this.pending.abort();
       const request = (this.pending = new AbortController());
       const width = view.t1 - view.t0;
       // The pixel grid stays fixed while panning, so that the interval shown per pixel does not flicker.
       const pixel = width / view.pixels;
       const snap = (t) => Math.floor(t / pixel) * pixel;
-      const t0 = Math.max(Math.floor(snap(view.t0 - MARGIN * width)), -Math.ceil(width));
-      const t1 = Math.max(t0 + 1, Math.ceil(Math.min(view.t1 + MARGIN * width, view.span + width)));
+      // There is nothing to fetch before the trace's start and after its end.
+      const within = (t) => Math.min(Math.max(t, 0), view.span);
+      const t0 = Math.floor(snap(within(view.t0 - margin * width)));
+      const t1 = Math.max(t0 + 1, Math.ceil(snap(within(view.t1 + margin * width)) + pixel));
       const pixels = Math.max(1, Math.min(8192, Math.round((t1 - t0) / pixel)));
       try {
-        const frame = await this.get(t0, t1, pixels, view.rows, view.query, request.signal);
-        this.current = frame;
+        this.current = await this.get(t0, t1, pixels, view.rows, view.query, request.signal);
+        this.current.pixel = pixel;
         if (!this.whole || !view.rows.every((r) => this.whole.rows.has(r))) {
-          this.whole = await this.get(0, Math.max(1, view.span), Math.min(2000, view.pixels), view.rows, "", request.signal);
+          this.onChange(); // shown at once; the fallback is not needed before the view moves
+          const isWhole = !view.query && t0 <= 0 && t1 >= view.span;
+          this.whole = isWhole ? this.current
+            : await this.get(0, Math.max(1, view.span), Math.min(2000, view.pixels), view.rows, "", request.signal);
         }
         this.onChange();
       } catch (error) {
@@ -191,8 +213,10 @@
       this.naming = this.wanted.size ? setTimeout(() => this.fetchNames(), 0) : 0;
     }
 
+    // Ends all requests.
     close() {
       clearTimeout(this.timer);
+      clearTimeout(this.widening);
       clearTimeout(this.naming);
       if (this.pending) this.pending.abort();
     }

@@ -9,12 +9,14 @@ cover (busy share of the pixel, in 1/255) and match (uint8).
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from ddltrace.dashboard.timeline.lod import I64, Reduction
+from ddltrace.dashboard.timeline.lod import I64
 from ddltrace.dashboard.timeline.tracks import Row
 
 MAGIC: Final = 0x464C4444  # "DDLF"
@@ -51,38 +53,54 @@ class Window:
         return self.start_ns + k * whole + k * rest // pixels
 
 
-def encode_frame(window: Window, layers: list[list[tuple[int, Row]]]) -> bytes:
+_COLUMNS: Final = ("<f8", "<f8", "<u4", "<u4", "<u4", "<u4", "<u1", "<u1", "<u1")
+
+
+def encode_frame(
+    window: Window,
+    layers: list[list[tuple[int, Row]]],
+    row_done: Callable[[], None] = lambda: None,
+) -> bytes:
     """Reduces rows to a window and encodes the result.
 
     Args:
         window: The window.
         layers: Rows with their numbers: first all of them, then, during a search, the same rows
             with the matching intervals only.
+        row_done: Called after each row, which is not used again.
 
     Returns:
         The frame.
     """
     edges = window.edges()
-    picked: list[tuple[int, int, Row, Reduction]] = []
+    columns: list[list[npt.NDArray[Any]]] = [[] for _ in _COLUMNS]
     for match, rows in enumerate(layers):
         for number, row in rows:
-            reduction = row.index.reduce(edges)
-            if len(reduction.position):
-                picked.append((match, number, row, reduction))
-    columns = (
-        ("<f8", [row.index.start[r.position] for _, _, row, r in picked]),
-        ("<f8", [row.index.end(r.position) for _, _, row, r in picked]),
-        ("<u4", [row.label(r.position) for _, _, row, r in picked]),
-        ("<u4", [row.event[r.position] for _, _, row, r in picked]),
-        ("<u4", [r.count for _, _, _, r in picked]),
-        ("<u4", [np.full(len(r.position), number) for _, number, _, r in picked]),
-        ("<u1", [row.role[r.position] for _, _, row, r in picked]),
-        ("<u1", [np.rint(255 * np.clip(r.cover, 0, 1)) for _, _, _, r in picked]),
-        ("<u1", [np.full(len(r.position), match) for match, _, _, r in picked]),
+            for column, part in zip(columns, _columns(row, edges, number, match), strict=True):
+                column.append(part)
+            row_done()
+    total = sum(map(len, columns[0]))
+    header = _HEADER.pack(MAGIC, total, window.start_ns, window.end_ns, window.pixels, 0)
+    parts = (
+        np.concatenate(column).astype(dtype).tobytes()
+        for dtype, column in zip(_COLUMNS, columns, strict=True)
+        if column
     )
-    total = sum(len(r.position) for _, _, _, r in picked)
-    parts = [_HEADER.pack(MAGIC, total, window.start_ns, window.end_ns, window.pixels, 0)]
-    for dtype, arrays in columns:
-        if arrays:
-            parts.append(np.concatenate(arrays).astype(dtype).tobytes())
-    return b"".join(parts)
+    return b"".join([header, *parts])
+
+
+def _columns(row: Row, edges: I64, number: int, match: int) -> tuple[npt.NDArray[Any], ...]:
+    """The columns of a row's intervals in a window."""
+    found = row.index.reduce(edges)
+    at = found.position
+    return (
+        row.index.start[at],
+        row.index.end(at),
+        row.label(at),
+        row.event[at],
+        found.count,
+        np.full(len(at), number),
+        row.role[at],
+        np.rint(255 * np.clip(found.cover, 0, 1)),
+        np.full(len(at), match),
+    )

@@ -71,7 +71,51 @@ test("a newer request cancels the one under way", async () => {
   source.close();
   await second;
   assert.deepEqual(plain(asked), [
-    "/api/0/frame?t0=-50&t1=150&px=20&rows=0&q=a%20b",
-    "/api/0/frame?t0=0&t1=200&px=20&rows=0&q=a%20b",
+    "/api/0/frame?t0=0&t1=110&px=11&rows=0&q=a%20b",
+    "/api/0/frame?t0=50&t1=160&px=11&rows=0&q=a%20b",
   ]);
+});
+
+// A source whose server answers with empty frames, and the windows that it was asked for.
+function answered() {
+  const asked = [];
+  const fetch = async (url) => {
+    const of = new URL(url, "http://host").searchParams, buffer = new ArrayBuffer(32), header = new DataView(buffer);
+    asked.push([Number(of.get("t0")), Number(of.get("t1"))]);
+    header.setUint32(0, 0x464c4444, true);
+    header.setFloat64(8, Number(of.get("t0")), true);
+    header.setFloat64(16, Number(of.get("t1")), true);
+    header.setUint32(24, Number(of.get("px")), true);
+    return { ok: true, arrayBuffer: async () => buffer };
+  };
+  const { FrameSource: Source } = load(["timeline_frames"], { fetch });
+  return [new Source("0", () => {}, assert.fail), asked];
+}
+
+const pause = (ms) => new Promise((done) => setTimeout(done, ms));
+
+test("the window is fetched first after a zoom, its margins when the view rests", async () => {
+  const [source, asked] = answered();
+  source.request({ t0: 400, t1: 500, pixels: 10, span: 1000, rows: [0], query: "" });
+  await pause(400);
+  source.close();
+  // The second is the fallback: the whole trace.
+  assert.deepEqual(asked, [[400, 510], [0, 1000], [350, 560]]);
+});
+
+test("margins are fetched at once after a pan", async () => {
+  const [source, asked] = answered();
+  const view = { t0: 400, t1: 500, pixels: 10, span: 1000, rows: [0], query: "" };
+  await source.fetch(view);
+  await source.fetch({ ...view, t0: 480, t1: 580 });
+  source.close();
+  assert.deepEqual(asked.slice(2), [[430, 640]]);
+});
+
+test("nothing is fetched beyond the ends of the trace", async () => {
+  const [source, asked] = answered();
+  source.request({ t0: -50, t1: 1050, pixels: 110, span: 1000, rows: [0], query: "" });
+  await pause(400);
+  source.close();
+  assert.deepEqual(asked, [[0, 1010]]);
 });

@@ -144,6 +144,7 @@ def read_counters(directory: Location, segment: str) -> tuple[pa.Table, int]:
     """
     path = counters_path(directory, segment)
     if not path.exists():
-        return COUNTERS.empty_table(), 0
+        # Not `empty_table`, which makes arrays of lists: PyArrow imports pandas for the first one.
+        return pa.Table.from_batches([], COUNTERS), 0
     table, lost_bytes = read_table(ArrowReader(path, COUNTERS), COUNTERS)
     return table.combine_chunks(), lost_bytes
