@@ -13,13 +13,7 @@ import numpy as np
 from ddltrace.analyzer.engine.engine import EmbeddedEngine
 from ddltrace.analyzer.events.event_columns import BoolArray
 from ddltrace.analyzer.events.interval_sets import (
-    EMPTY,
-    Spans,
-    clip,
-    intersect,
     length,
-    subtract,
-    union,
 )
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.formatting.units import share_text
@@ -32,23 +26,18 @@ from ddltrace.analyzer.joined.join import Joined, join
 from ddltrace.analyzer.joined.rank_paths import describe_ranks
 from ddltrace.analyzer.joined.trace_scans import scan_ranks
 from ddltrace.analyzer.measures.bandwidth import cost_fits, link_fits, size_bins
-from ddltrace.analyzer.measures.breakdown import (
-    FIELDS,
-    FloatArray,
-    RankSets,
-    measure_windows,
-    rank_sets,
-)
+from ddltrace.analyzer.measures.breakdown import FloatArray, ratio
 from ddltrace.analyzer.measures.collectives import collective_rows, in_steps, joining, p2p_rows
 from ddltrace.analyzer.measures.device_queues import device_queues
 from ddltrace.analyzer.measures.failures import find_failure
 from ddltrace.analyzer.measures.hangs import find_hangs, find_standstill, has_lasted
 from ddltrace.analyzer.measures.ideal_job import ideal_job
-from ddltrace.analyzer.measures.idle import idle_row, idle_shares
+from ddltrace.analyzer.measures.idle import idle_shares
 from ddltrace.analyzer.measures.job_facts import job_facts
 from ddltrace.analyzer.measures.operation_rows import kernel_rows, operator_rows
 from ddltrace.analyzer.measures.path_parts import path_copies, path_parts, path_totals
 from ddltrace.analyzer.measures.pipelines import pipelines
+from ddltrace.analyzer.measures.rank_measures import measure_ranks
 from ddltrace.analyzer.measures.resources import resource_rows
 from ddltrace.analyzer.measures.root_causes import RootCauseFinder
 from ddltrace.analyzer.measures.savings import SavingsFinder
@@ -60,11 +49,9 @@ from ddltrace.analyzer.measures.traffic import traffic_rows
 from ddltrace.analyzer.model import (
     Analysis,
     ClockFacts,
-    CopyTimes,
     PathPart,
     Pipeline,
     RankClockFacts,
-    RankRow,
     RootCause,
     Savings,
     StepRow,
@@ -127,12 +114,8 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
         steps = replace(steps, rule=selection.rule)
     if wanted is not None and not len(steps):
         raise TraceError(_no_such_steps(trace, scans, selection, wanted))
-    sets = {rank: rank_sets(scan, joined) for rank, scan in scans.items()}
-    rank_steps = _rank_steps(sets, steps)
-    windows = {
-        rank: _window(trace, scan, None if wanted is None else rank_steps)
-        for rank, scan in scans.items()
-    }
+    measured = measure_ranks(trace, scans, joined, steps, selected=wanted is not None)
+    rank_steps = measured.steps
     hangs = find_hangs(trace, scans, joined, origin_ns)
     failure = find_failure(trace, hangs, origin_ns)
     if failure is not None:
@@ -171,17 +154,7 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
         clock=_clock_facts(trace, residual),
         summary=_summary(steps, rank_steps, window),
         joining=joining(joined, chosen, chosen_messages),
-        ranks=tuple(
-            _rank_row(
-                sets[rank],
-                steps,
-                rank_steps,
-                counted,
-                windows[rank],
-                selected=wanted is not None,
-            )
-            for rank in scans
-        ),
+        ranks=measured.ranks,
         steps=_step_rows(steps, rank_steps, paths, origin_ns),
         collectives=collective_rows(joined, chosen, residual),
         stragglers=causes.stragglers,
@@ -205,16 +178,7 @@ def analyze_in_full(trace: Trace, wanted: range | None = None) -> Analyzed:
         findings=(),
         resources=resource_rows(trace),
         slow_steps=slow_steps(steps, paths),
-        idle=tuple(
-            idle_row(
-                scan,
-                joined,
-                sets[rank].exposed_waiting,
-                windows[rank],
-                _totals(sets[rank], windows[rank]),
-            )
-            for rank, scan in scans.items()
-        ),
+        idle=measured.idle,
         ideal_job=ideal,
         rank_steps=rank_steps,
         **_operations(trace, executions, rank_steps, steps, wanted),
@@ -321,39 +285,17 @@ def _no_such_steps(
     )
 
 
-def _rank_steps(sets: Mapping[int, RankSets], steps: Steps) -> dict[str, FloatArray]:
-    """Measures of every rank in each of its steps; in its whole window if there are none."""
-    parts: dict[str, list[Any]] = {name: [] for name in ("rank", "step", "start_ns", *FIELDS)}
-    for rank, prepared in sets.items():
-        scan = prepared.scan
-        if len(steps):
-            mine = in_steps(scan.step, steps.number)
-            number, start, end = scan.step[mine], scan.step_start[mine], scan.step_end[mine]
-        else:
-            some = slice(0, 1 if scan.events else 0)
-            number = np.array([-1])[some]
-            start, end = np.array([scan.first])[some], np.array([scan.last])[some]
-        parts["rank"].append(np.full(len(number), rank))
-        parts["step"].append(number)
-        parts["start_ns"].append(start)
-        for name, values in measure_windows(prepared, start, end).items():
-            parts[name].append(values)
-    return {
-        name: np.concatenate(values) if values else np.empty(0) for name, values in parts.items()
-    }
-
-
 def _summary(steps: Steps, rank_steps: Mapping[str, FloatArray], counted: BoolArray) -> Summary:
     wall = float(rank_steps["wall_ns"][counted].sum())
 
     def share(column: str) -> float | None:
-        return _ratio(float(rank_steps[column][counted].sum()), wall)
+        return ratio(float(rank_steps[column][counted].sum()), wall)
 
     own = rank_steps["wall_ns"][counted] if len(steps) else np.empty(0)
     return Summary(
         step_us=_times((steps.end - steps.start)[steps.steady] / 1e3),
         rank_step_us=_times(own / 1e3),
-        overlap_ratio=_ratio(
+        overlap_ratio=ratio(
             float(rank_steps["overlap_ns"][counted].sum()),
             float(rank_steps["comm_ns"][counted].sum()),
         ),
@@ -378,109 +320,6 @@ def _times(values: FloatArray) -> StepTimes:
     return StepTimes(p50=p50, p95=p95, mean=float(values.mean()))
 
 
-def _rank_row(
-    sets: RankSets,
-    steps: Steps,
-    rank_steps: Mapping[str, FloatArray],
-    counted: BoolArray,
-    window: Spans,
-    *,
-    selected: bool,
-) -> RankRow:
-    scan, activity = sets.scan, sets.scan.activity
-    mine = _rows_of(rank_steps, scan.rank)
-    walls = rank_steps["wall_ns"][mine][counted[mine]] / 1e3
-    chosen = np.ones(len(scan.messages), dtype=bool)
-    if selected:
-        total = {name: float(rank_steps[name][mine].sum()) for name in FIELDS}
-        chosen = in_steps(scan.messages.step, steps.number)
-    else:
-        total = _totals(sets, Spans(np.array([scan.first]), np.array([scan.last])))
-    span = length(window)
-    known = activity.compute is not None
-    return RankRow(
-        rank=scan.rank,
-        step_us_p50=float(np.median(walls)) if len(walls) else None,
-        step_us_p95=float(np.percentile(walls, 95)) if len(walls) else None,
-        span_us=span / 1e3 if known or activity.device else None,
-        compute_us=_us(total["compute_ns"]),
-        comm_us=total["comm_ns"] / 1e3,
-        overlap_us=_us(total["overlap_ns"]),
-        overlap_ratio=_ratio(total["overlap_ns"], total["comm_ns"]),
-        exposed_comm_us=_us(total["exposed_ns"]),
-        copy_us=length(intersect(activity.copies, window)) / 1e3,
-        copies=CopyTimes(
-            *(length(intersect(spans, window)) / 1e3 for spans in activity.copies_by_direction)
-        ),
-        idle_us=(span - length(intersect(activity.work, window))) / 1e3 if known else None,
-        wait_us=_us(total["waiting_ns"]),
-        transfer_us=_us(total["transfer_ns"]),
-        host_wait_us=total["blocked_ns"] / 1e3,
-        data_us=total["data_ns"] / 1e3,
-        update_us=total["update_ns"] / 1e3,
-        bytes_sent=_bytes_sent(scan, chosen),
-        messages=int(chosen.sum()),
-        open_messages=int((chosen & scan.messages.unfinished).sum()),
-    )
-
-
-def _window(trace: Trace, scan: RankScan, chosen: Mapping[str, FloatArray] | None) -> Spans:
-    """From the first start to the last end of a rank's device work.
-
-    Steps that were left unrecorded to measure the overhead do not count.
-
-    Args:
-        trace: The trace.
-        scan: The rank.
-        chosen: Measures per rank and step, if only these steps are analyzed.
-    """
-    work = scan.activity.work
-    if chosen is not None:
-        mine = _rows_of(chosen, scan.rank)
-        begins = chosen["start_ns"][mine]
-        ends = begins + chosen["wall_ns"][mine]
-        work = clip(work, int(begins.min()), int(ends.max())) if len(begins) else EMPTY
-    if not len(work.start):
-        return EMPTY
-    whole = union(work.start[:1], work.end[-1:])
-    return subtract(whole, subtract(_left_out(trace, scan), work))
-
-
-def _rows_of(rank_steps: Mapping[str, FloatArray], rank: int) -> slice:
-    """The rows of a rank in the measures of every rank and step, which are sorted by rank."""
-    low, high = np.searchsorted(rank_steps["rank"], [rank, rank + 1]).tolist()
-    return slice(low, high)
-
-
-def _left_out(trace: Trace, scan: RankScan) -> Spans:
-    """The steps that a rank left unrecorded between others, to measure the overhead."""
-    if not any(info.cost for info in trace.infos(scan.rank)):
-        return EMPTY
-    jumps = np.flatnonzero(np.diff(scan.step) > 1)
-    return union(scan.step_end[jumps], scan.step_start[jumps + 1])
-
-
-def _totals(sets: RankSets, windows: Spans) -> dict[str, float]:
-    """A rank's measures in some windows together."""
-    # An empty window shows which measures the trace does not contain.
-    start, end = (np.append(times, 0) for times in windows)
-    measured = measure_windows(sets, start, end)
-    return {name: float(values.sum()) for name, values in measured.items()}
-
-
-def _bytes_sent(scan: RankScan, chosen: BoolArray) -> int:
-    """Input bytes of a rank's messages; received bytes do not count."""
-    messages = scan.messages
-    size = np.where(messages.wire_bytes >= 0, messages.wire_bytes, messages.bytes)
-    names = np.array([*messages.ops, ""])[messages.op]
-    given = (names == "recv") | (
-        np.isin(names, ("broadcast", "scatter"))
-        & (messages.peer >= 0)
-        & (messages.peer != scan.rank)
-    )
-    return int(np.maximum(size[chosen & ~given], 0).sum())
-
-
 def _step_rows(
     steps: Steps, rank_steps: Mapping[str, FloatArray], paths: Mapping[int, Path], origin_ns: int
 ) -> tuple[StepRow, ...]:
@@ -500,10 +339,10 @@ def _step_rows(
                 wall_us=int(steps.end[i] - steps.start[i]) / 1e3,
                 ranks=int(steps.ranks[i]),
                 steady=bool(steps.steady[i]),
-                overlap_ratio=_ratio(float(sums["overlap_ns"][i]), float(sums["comm_ns"][i])),
-                compute_share=_ratio(float(sums["compute_ns"][i]), wall),
-                exposed_comm_share=_ratio(float(sums["exposed_ns"][i]), wall),
-                idle_share=_ratio(float(sums["idle_ns"][i]), wall),
+                overlap_ratio=ratio(float(sums["overlap_ns"][i]), float(sums["comm_ns"][i])),
+                compute_share=ratio(float(sums["compute_ns"][i]), wall),
+                exposed_comm_share=ratio(float(sums["exposed_ns"][i]), wall),
+                idle_share=ratio(float(sums["idle_ns"][i]), wall),
                 critical_path=path_totals(paths[number]),
                 copies=path_copies(paths[number]),
             )
@@ -609,12 +448,3 @@ def _clock_facts(trace: Trace, residual: float | None) -> ClockFacts:
             for clock in sorted(clocks, key=lambda clock: clock.rank)
         ),
     )
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    """part / whole; None where either is unknown or there is no whole."""
-    return part / whole if whole > 0 and not np.isnan(part) else None
-
-
-def _us(value: float) -> float | None:
-    return None if np.isnan(value) else value / 1e3

@@ -31,7 +31,11 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 _IN_FLIGHT: Final = 3
-"""Tasks in flight for each thread of a worker: one runs while others are sent and fetched."""
+"""Batches in flight for each thread of a worker: one runs while others are sent and fetched."""
+_BATCH_TASKS: Final = 32
+_BATCH_EVENTS: Final = 50_000
+"""Most events that the tasks of a batch read together: bounds the memory of their results."""
+_BATCHES_PER_WORKER: Final = 8
 
 
 class DaskEngine:
@@ -56,17 +60,19 @@ class DaskEngine:
         doing: str,
         *,
         one_at_a_time: bool = False,
+        sizes: Sequence[int] | None = None,
     ) -> Iterator[Result]:
         """See `Engine.map`. The threads of one worker do not count as one process."""
-        del one_at_a_time
-        futures = (self._submit(dask_worker.execute, dask_worker.pack(task, i)) for i in items)
+        batches = _batches(items, None if one_at_a_time else sizes, self.workers)
+        packed = (dask_worker.pack(task, batch) for batch in batches)
+        futures = (self._submit(dask_worker.execute, work) for work in packed)
         yield from self._fetched(futures, len(items), doing)
 
     def on_each_worker(self, task: Callable[[Item], Result], item: Item) -> dict[str, Result]:
         """See `Engine.on_each_worker`."""
         with _plain_errors():
-            answers = self._client.run(dask_worker.execute, dask_worker.pack(task, item))
-        return {worker: pickle.loads(answer) for worker, answer in answers.items()}
+            answers = self._client.run(dask_worker.execute, dask_worker.pack(task, [item]))
+        return {worker: pickle.loads(answer)[0] for worker, answer in answers.items()}
 
     def _submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         with warnings.catch_warnings():
@@ -75,7 +81,7 @@ class DaskEngine:
             return self._client.submit(function, *arguments, pure=False)
 
     def _fetched(self, futures: Iterable[Future[bytes]], total: int, doing: str) -> Iterator[Any]:
-        """The unpickled results of some futures, in their order, with few in flight."""
+        """The results of batches of tasks, in their order, with few in flight."""
         flying: deque[Future[bytes]] = deque()
         most = _IN_FLIGHT * self.workers
         waiting = iter(futures)
@@ -86,13 +92,39 @@ class DaskEngine:
                         flying.append(future)
                     if not flying:
                         return
-                    content = flying.popleft().result()
-                    progress.advance()
-                    yield pickle.loads(content)
+                    results = pickle.loads(flying.popleft().result())
+                    progress.advance(len(results))
+                    yield from results
         finally:
             if flying:
                 with contextlib.suppress(Exception):
                     self._client.cancel(list(flying))
+
+
+def _batches(
+    items: Sequence[Item], sizes: Sequence[int] | None, workers: int
+) -> Iterator[Sequence[Item]]:
+    """Divides tasks into batches: a task costs the scheduler some milliseconds, however small.
+
+    Args:
+        items: The arguments of the tasks.
+        sizes: How many events each task reads; None if each needs a batch of its own.
+        workers: The number of workers; each gets several batches, so that all end together.
+    """
+    if sizes is None:
+        yield from ([item] for item in items)
+        return
+    most = min(_BATCH_TASKS, max(1, len(items) // (_BATCHES_PER_WORKER * workers)))
+    batch: list[Item] = []
+    events = 0
+    for item, size in zip(items, sizes, strict=True):
+        if batch and (len(batch) >= most or events + size > _BATCH_EVENTS):
+            yield batch
+            batch, events = [], 0
+        batch.append(item)
+        events += size
+    if batch:
+        yield batch
 
 
 @contextmanager

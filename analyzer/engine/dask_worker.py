@@ -10,7 +10,7 @@ import hashlib
 import pickle
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -33,15 +33,15 @@ def code_version() -> str:
     return f"{vars(sys.modules[_PACKAGE])['__version__']} (code {digest.hexdigest()[:_SHOWN]})"
 
 
-def pack(task: Callable[[Any], Any], item: Any) -> tuple[str, bytes]:
-    """A task with its argument, as `execute` takes it."""
-    return code_version(), pickle.dumps((task, item), protocol=pickle.HIGHEST_PROTOCOL)
+def pack(task: Callable[[Any], Any], items: Sequence[Any]) -> tuple[str, bytes]:
+    """A task with some arguments, as `execute` takes it."""
+    return code_version(), pickle.dumps((task, items), protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def execute(work: tuple[str, bytes]) -> bytes:
-    """Executes a task; its result is pickled."""
-    task, item = _unpacked(work)
-    return _packed(task(item))
+    """Executes a task for each of its arguments; the list of the results is pickled."""
+    task, items = _unpacked(work)
+    return _packed([task(item) for item in items])
 
 
 def dask_setup(worker: Any) -> None:
@@ -50,15 +50,15 @@ def dask_setup(worker: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _unpacked(work: tuple[str, bytes]) -> tuple[Callable[[Any], Any], Any]:
+def _unpacked(work: tuple[str, bytes]) -> tuple[Callable[[Any], Any], Sequence[Any]]:
     version, content = work
     if version != code_version():
         raise UsageError(
             f"a Dask worker has ddltrace {code_version()}, this command {version}: install the "
             "same version on all workers"
         )
-    task, item = pickle.loads(content)
-    return task, item
+    task, items = pickle.loads(content)
+    return task, items
 
 
 def _packed(result: Any) -> bytes:

@@ -29,6 +29,7 @@ class Engine(Protocol):
         doing: str,
         *,
         one_at_a_time: bool = False,
+        sizes: Sequence[int] | None = None,
     ) -> Iterator[Result]:
         """Executes a task for each item.
 
@@ -38,6 +39,8 @@ class Engine(Protocol):
             doing: What the tasks do, for messages of progress, such as ``reading ranks``.
             one_at_a_time: A task needs so much memory that one process executes only one of them
                 at a time.
+            sizes: How many events each task reads; an engine may send small ones to a worker
+                together. By default, all count as large.
 
         Yields:
             One result for each item, in the order of the items.
@@ -73,9 +76,10 @@ class EmbeddedEngine:
         doing: str,
         *,
         one_at_a_time: bool = False,
+        sizes: Sequence[int] | None = None,
     ) -> Iterator[Result]:
         """See `Engine.map`."""
-        del doing
+        del doing, sizes
         if one_at_a_time or len(items) < 2:
             yield from map(task, items)
             return

@@ -15,6 +15,10 @@ class Part(Protocol):
     """A part of a trace: what one task reads."""
 
     @property
+    def size(self) -> int:
+        """How many events its files have; very many if that is not known."""
+
+    @property
     def notes(self) -> list[str]:
         """Problems found in reading it."""
 
@@ -48,6 +52,11 @@ class PartWithData(Generic[PartT]):
     """
 
     trace: PartT
+
+    @property
+    def size(self) -> int:
+        """See `Part`."""
+        return self.trace.size
 
     @property
     def notes(self) -> list[str]:
@@ -100,7 +109,9 @@ def map_parts(
         One result for each part, in order.
     """
     work = [_Work(task, part) for part in parts]
-    for answer in whole.engine.map(_execute, work, doing, one_at_a_time=one_at_a_time):
+    sizes = [part.size for part in parts]
+    answers = whole.engine.map(_execute, work, doing, one_at_a_time=one_at_a_time, sizes=sizes)
+    for answer in answers:
         whole.add_notes(answer)
         yield answer.result
 

@@ -29,9 +29,9 @@ class Progress:
         self._next = time.monotonic() + _QUIET_S
         self._width = 0
 
-    def advance(self) -> None:
-        """Counts one more task as done."""
-        self._done += 1
+    def advance(self, tasks: int = 1) -> None:
+        """Counts more tasks as done."""
+        self._done += tasks
         now = time.monotonic()
         if now >= self._next and self._done < self._total:
             self._show("" if self._live else "\n")

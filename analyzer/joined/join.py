@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -156,6 +156,13 @@ class AllMessages:
         return np.isin(self.op, [self.ops.index(name) for name in names])
 
 
+class Releases(NamedTuple):
+    """When the messages of one rank were released, and by whom: see `Joined`."""
+
+    released: IntArray
+    releaser: IntArray
+
+
 @dataclass(frozen=True)
 class Joined:
     """All messages, joined across ranks; arrays have one entry per message.
@@ -190,6 +197,11 @@ class Joined:
             else len(self.messages)
         )
         return slice(self.messages.offsets[rank], end)
+
+    def releases(self, rank: int) -> Releases:
+        """When a rank's messages were released, in the order of its `Messages`."""
+        rows = self.rows(rank)
+        return Releases(self.released[rows], self.releaser[rows])
 
     def wait_and_transfer(self) -> tuple[IntArray, IntArray]:
         """Returns wait and transfer of each message in ns; their sum is its duration.

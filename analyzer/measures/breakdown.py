@@ -33,7 +33,7 @@ from ddltrace.analyzer.events.interval_sets import (
     union,
 )
 from ddltrace.analyzer.events.rank_scan import RankScan
-from ddltrace.analyzer.joined.join import Joined
+from ddltrace.analyzer.joined.join import Releases
 from ddltrace.analyzer.measures.idle import IdleSets, idle_sets
 
 FloatArray = npt.NDArray[np.float64]
@@ -98,11 +98,10 @@ class RankSets:
     joined: bool
 
 
-def rank_sets(scan: RankScan, joined: Joined) -> RankSets:
+def rank_sets(scan: RankScan, releases: Releases) -> RankSets:
     """Prepares a rank's sets."""
-    rows = joined.rows(scan.rank)
     start, end = scan.messages.start, scan.messages.end
-    released = joined.released[rows]
+    released = releases.released
     counted = scan.messages.in_flight & scan.messages.closed
     known = counted & (released != NULL_NS)
     unknown = counted & ~known
@@ -119,7 +118,7 @@ def rank_sets(scan: RankScan, joined: Joined) -> RankSets:
         sync=subtract(held, compute),
         exposed_waiting=subtract(waiting, merge(compute, activity.copies)),
         exposed_transfer=subtract(transfer, compute),
-        idle=idle_sets(scan, joined),
+        idle=idle_sets(scan, releases),
         extra_copies=subtract(activity.copies, merge(compute, activity.comm)),
         update_alone=(
             EMPTY
@@ -184,3 +183,8 @@ def measure_windows(sets: RankSets, start: IntArray, end: IntArray) -> dict[str,
         **{name: part if computes else unknown for name, part in causes.items()},
         "idle_unknown_ns": idle - sum(causes.values()),
     }
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """part / whole; None where either is unknown or there is no whole."""
+    return part / whole if whole > 0 and not np.isnan(part) else None

@@ -31,7 +31,7 @@ from ddltrace.analyzer.events.interval_sets import (
     union,
 )
 from ddltrace.analyzer.events.rank_scan import RankScan
-from ddltrace.analyzer.joined.join import Joined
+from ddltrace.analyzer.joined.join import Releases
 from ddltrace.analyzer.model import IdleRow, IdleShares
 
 
@@ -45,13 +45,12 @@ class IdleSets:
     host: Spans
 
 
-def idle_sets(scan: RankScan, joined: Joined) -> IdleSets:
+def idle_sets(scan: RankScan, releases: Releases) -> IdleSets:
     """Finds the idle instants of each cause on one rank."""
     activity, waits, messages = scan.activity, scan.waits, scan.messages
-    rows = joined.rows(scan.rank)
     # What indexes with NULL, a wait for an unknown message, gets the last entry.
-    released = np.append(joined.released[rows], NULL_NS)[waits.message]
-    releaser = np.append(joined.releaser[rows], NULL)[waits.message]
+    released = np.append(releases.released, NULL_NS)[waits.message]
+    releaser = np.append(releases.releaser, NULL)[waits.message]
     late = (released != NULL_NS) & (releaser != scan.rank) & (waits.end > waits.start)
     came = np.clip(released[late], waits.start[late], waits.end[late])
     unfinished = messages.start[messages.unfinished]
@@ -67,7 +66,7 @@ def idle_sets(scan: RankScan, joined: Joined) -> IdleSets:
 
 def idle_row(
     scan: RankScan,
-    joined: Joined,
+    releases: Releases,
     waiting: Spans,
     window: Spans,
     total: Mapping[str, float],
@@ -76,10 +75,10 @@ def idle_row(
 
     Args:
         scan: The rank.
-        joined: All messages.
+        releases: When its messages were released, and by whom.
         waiting: When the rank does nothing but wait inside of messages for other ranks.
         window: From the first start to the last end of its device work, see
-            `ddltrace.analyzer.analysis`; empty if it has none.
+            `ddltrace.analyzer.measures.rank_measures`; empty if it has none.
         total: Its measures in that window, see `ddltrace.analyzer.measures.breakdown.FIELDS`.
     """
 
@@ -96,14 +95,13 @@ def idle_row(
         host_us=us("idle_host"),
         unknown_us=us("idle_unknown"),
         in_message_us=us("exposed_wait"),
-        waits_for=_waits_for(scan, joined, intersect(waiting, window)),
+        waits_for=_waits_for(scan, releases, intersect(waiting, window)),
     )
 
 
-def _waits_for(scan: RankScan, joined: Joined, waiting: Spans) -> int | None:
+def _waits_for(scan: RankScan, releases: Releases, waiting: Spans) -> int | None:
     """The rank that is waited for the longest inside of messages; None if none is."""
-    rows = joined.rows(scan.rank)
-    released, releaser = joined.released[rows], joined.releaser[rows]
+    released, releaser = releases
     late = (released != NULL_NS) & (releaser != scan.rank) & (releaser != NULL)
     start = scan.messages.start[late]
     came = np.maximum(released[late], start)

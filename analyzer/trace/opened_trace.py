@@ -9,6 +9,7 @@ import contextlib
 import copy
 import dataclasses
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from os import PathLike
@@ -223,6 +224,12 @@ class Trace:
         view._steps = steps
         view._cache = view._new_cache()
         return view
+
+    @property
+    def size(self) -> int:
+        """How many events its files have; very many if a process has not counted them yet."""
+        counts = [info.events for info in self.run.ranks]
+        return sys.maxsize if None in counts else sum(filter(None, counts))
 
     def of_rank(self, rank: int) -> Trace:
         """One rank of the trace: what a task of an engine needs to read that rank's events.
