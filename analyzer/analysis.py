@@ -15,6 +15,7 @@ from ddltrace.analyzer.events.event_columns import BoolArray
 from ddltrace.analyzer.events.interval_sets import (
     length,
 )
+from ddltrace.analyzer.events.own_work import own_work
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.formatting.units import share_text
 from ddltrace.analyzer.importers.straggler_analysis.operations import WORKERS_LABEL
@@ -243,11 +244,12 @@ def _find_causes(
         dependencies_known: See `SavingsFinder`.
     """
     graph = find_graph(scans, joined, tolerance_ns=_CLOCK_ERROR_NS if dependencies_known else 0)
-    delayed = RootCauseFinder(scans, joined, graph, steps)
+    work = {rank: own_work(scan) for rank, scan in scans.items()}
+    delayed = RootCauseFinder(scans, joined, graph, steps, work)
     parts = path_parts(paths)
     if not paths:
         return _Causes(stragglers, parts, None, (), delayed.waiting(), delayed.causes(None))
-    finder = SavingsFinder(scans, joined, graph, steps, dependencies_known=dependencies_known)
+    finder = SavingsFinder(scans, joined, graph, steps, work, dependencies_known=dependencies_known)
     saved = finder.by_rank([row.rank for row in stragglers[:_STRAGGLERS_REPLAYED]])
     alone = finder.by_part(parts, paths)
     return _Causes(

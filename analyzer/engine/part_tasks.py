@@ -11,12 +11,8 @@ from ddltrace.analyzer.engine.engine import Engine
 Result = TypeVar("Result")
 
 
-class Part(Protocol):
-    """A part of a trace: what one task reads."""
-
-    @property
-    def size(self) -> int:
-        """How many events its files have; very many if that is not known."""
+class Notes(Protocol):
+    """What was noted while something was read."""
 
     @property
     def notes(self) -> list[str]:
@@ -31,12 +27,20 @@ class Part(Protocol):
         """File -> whether it has its checksum, for the files that were compared with it."""
 
 
+class Part(Notes, Protocol):
+    """A part of a trace: what one task reads."""
+
+    @property
+    def size(self) -> int:
+        """How many events its files have; very many if that is not known."""
+
+
 class Whole(Protocol):
     """A trace that consists of parts."""
 
     engine: Engine
 
-    def add_notes(self, part: Part) -> None:
+    def add_notes(self, part: Notes) -> None:
         """Adds the notes of a part, without those that it has."""
 
 
@@ -60,17 +64,17 @@ class PartWithData(Generic[PartT]):
 
     @property
     def notes(self) -> list[str]:
-        """See `Part`."""
+        """See `Notes`."""
         return self.trace.notes
 
     @property
     def damage(self) -> list[str]:
-        """See `Part`."""
+        """See `Notes`."""
         return self.trace.damage
 
     @property
     def verified(self) -> dict[str, bool]:
-        """See `Part`."""
+        """See `Notes`."""
         return self.trace.verified
 
 

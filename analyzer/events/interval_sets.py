@@ -17,6 +17,7 @@ Indices = npt.NDArray[np.int64]
 _LOW: Final = np.iinfo(np.int64).min
 _HIGH: Final = np.iinfo(np.int64).max
 _FEW: Final = 1 << 14
+_FEW_WINDOWS: Final = 1 << 10
 
 
 class Spans(NamedTuple):
@@ -123,19 +124,22 @@ def length(spans: Spans) -> int:
 
 def length_before(spans: Spans, times: Times) -> Times:
     """Length of the set before each of the times, ns."""
-    sums = np.append(0, np.cumsum(spans.end - spans.start))
-    index = np.searchsorted(spans.start, times, side="right")
-    inside = np.zeros(len(times), dtype=np.int64)
-    some = index > 0
-    last = index[some] - 1
-    inside[some] = np.minimum(times[some], spans.end[last]) - spans.start[last]
-    before = np.where(some, sums[np.maximum(index - 1, 0)], 0)
-    return np.asarray(before + inside)
+    covered = np.append(0, np.cumsum(spans.end - spans.start))
+    ends = np.append(0, spans.end)
+    begun = np.searchsorted(spans.start, times, side="right")
+    # Of the last interval that begins before a time, what lies after the time does not count.
+    after = np.maximum(ends[begun] - times, 0)
+    after[begun == 0] = 0
+    return np.asarray(covered[begun] - after)
 
 
 def lengths_within(spans: Spans, start: Times, end: Times) -> Times:
     """Length of the set within each window [start, end), ns; windows may overlap."""
-    return length_before(spans, end) - length_before(spans, start)
+    if len(start) > _FEW_WINDOWS:
+        return length_before(spans, end) - length_before(spans, start)
+    # In one call: of few windows, the calls take the time.
+    before = length_before(spans, np.concatenate([start, end]))
+    return before[len(start) :] - before[: len(start)]
 
 
 def clip(spans: Spans, start: int, end: int) -> Spans:

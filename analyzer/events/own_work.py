@@ -10,7 +10,7 @@ unrecorded where the trace records nothing of the host (`Activity.unrecorded`).
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -22,8 +22,12 @@ _WORK: Final = ("compute", "update", "data", "copy")
 ACTIVITIES: Final = (*_WORK, "host", "unrecorded")
 
 
-def own_work(scan: RankScan) -> dict[str, Spans]:
-    """The rank's own work by activity: a set of instants for each of `ACTIVITIES`."""
+OwnWork: TypeAlias = dict[str, Spans]
+"""A set of instants for each of `ACTIVITIES`."""
+
+
+def own_work(scan: RankScan) -> OwnWork:
+    """The rank's own work by activity."""
     free = unblocked(scan)
     if scan.timeline is not None:
         return _of_timeline(scan.timeline, free, scan.activity.unrecorded)

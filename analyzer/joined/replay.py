@@ -16,9 +16,9 @@ the cost is linear in the events, but the number of Python iterations only in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Final
 
 import numpy as np
@@ -208,18 +208,23 @@ class Replay:
         """Whether a rank is blocked, within the steps, on a message whose end is unknown."""
         return bool((self._unexplained[self._block_chunk != NULL] > 0).any())
 
-    def saved(self, scenarios: Sequence[Scenario]) -> list[float]:
+    @property
+    def at_once(self) -> int:
+        """How many scenarios are replayed together: bounds the memory."""
+        return max(1, _NUMBERS_AT_ONCE // (len(self._graph.blocks) + len(self._rows) + 1))
+
+    def saved(self, scenarios: Iterable[Scenario]) -> list[float]:
         """Returns the savings of each scenario: mean over the steps, ns per step, never negative.
 
         A chunk ends when its last rank does.
+
+        Args:
+            scenarios: Taken `at_once` together.
         """
-        if not self._steps:
-            return [0.0] * len(scenarios)
-        nodes = len(self._graph.blocks) + len(self._rows) + 1
-        at_once = max(1, _NUMBERS_AT_ONCE // nodes)
         found: list[float] = []
-        for first in range(0, len(scenarios), at_once):
-            found += self._saved(scenarios[first : first + at_once])
+        remaining = iter(scenarios)
+        while some := list(islice(remaining, self.at_once)):
+            found += self._saved(some) if self._steps else [0.0] * len(some)
         return found
 
     def _saved(self, scenarios: Sequence[Scenario]) -> list[float]:

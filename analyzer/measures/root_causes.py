@@ -22,7 +22,7 @@ from ddltrace.analyzer.events.interval_sets import (
     lengths_within,
     union,
 )
-from ddltrace.analyzer.events.own_work import own_work
+from ddltrace.analyzer.events.own_work import OwnWork
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.events.rank_timeline import CATEGORY
 from ddltrace.analyzer.joined.delays import CAUSES, find_delays
@@ -73,13 +73,19 @@ class RootCauseFinder:
         joined: All messages.
         graph: The dependency graph.
         steps: All steps; the steady ones count, or all of the trace where there are none.
+        work: Rank -> its own work by activity.
     """
 
     def __init__(
-        self, scans: Mapping[int, RankScan], joined: Joined, graph: Graph, steps: Steps
+        self,
+        scans: Mapping[int, RankScan],
+        joined: Joined,
+        graph: Graph,
+        steps: Steps,
+        work: Mapping[int, OwnWork],
     ) -> None:
         self._scans, self._joined, self._graph = scans, joined, graph
-        self._work = {rank: own_work(scan) for rank, scan in scans.items()}
+        self._work = work
         steady = steps.number[steps.steady]
         self._numbers = np.unique(
             np.concatenate([np.empty(0, np.int64), *(scan.step for scan in scans.values())])
@@ -127,7 +133,7 @@ class RootCauseFinder:
         if finder is not None:
             chosen = order[:_REPLAYED].tolist()
             found = finder.ranges(
-                [self._without(index) for index in chosen] + [self._as_others(i) for i in chosen]
+                make(index) for make in (self._without, self._as_others) for index in chosen
             )
             pairs = zip(found[: len(chosen)], found[len(chosen) :], strict=True)
             saved[: len(chosen)] = [
@@ -261,16 +267,17 @@ class RootCauseFinder:
         # each piece is removed: the part of the step's excess that is of its name.
         messages = self._graph.handed_over[self._joined.rows(rank)]
         edges, name, times_more = self._excess_by_name(rank, CAUSES[cause])
-        time = np.unique(np.concatenate([work.start, work.end, messages, edges]))
-        start, end = time[:-1], time[1:]
-        mine = lengths_within(work, start, end) > 0
-        start, end = start[mine], end[mine]
-        place = np.searchsorted(scan.step_start, start, side="right") - 1
-        inside = (place >= 0) & (start < np.append(scan.step_end, 0)[place])
-        segment = np.searchsorted(edges, start, side="right") - 1
-        share = np.minimum(part[place] * times_more[name[segment]], 1.0)
-        gone = (end - start) * np.where(inside, share, 0.0)
-        return Scenario({rank: union(end - np.rint(gone).astype(np.int64), end)})
+        start, end = _pieces_at(work, np.concatenate([work.start, work.end, messages, edges]))
+
+        def share() -> FloatArray:
+            place = np.searchsorted(scan.step_start, start, side="right") - 1
+            inside = (place >= 0) & (start < np.append(scan.step_end, 0)[place])
+            segment = np.searchsorted(edges, start, side="right") - 1
+            return np.where(inside, np.minimum(part[place] * times_more[name[segment]], 1.0), 0.0)
+
+        gone = np.rint((end - start) * share()).astype(np.int64)
+        some = np.flatnonzero(gone)
+        return Scenario({rank: union(end[some] - gone[some], end[some])})
 
     def _excess_by_name(self, rank: int, activity: str) -> tuple[IntArray, IntArray, FloatArray]:
         """Returns how much more of each name's time is excess than of the activity's.
@@ -324,6 +331,13 @@ class RootCauseFinder:
         return Scenario(
             {rank: intersect(work, union(_when(work, done - delays.excess[mine, cause]), came))}
         )
+
+
+def _pieces_at(spans: Spans, times: IntArray) -> Spans:
+    """The pieces into which some times divide a set of instants."""
+    time = np.unique(times)
+    mine = np.flatnonzero(lengths_within(spans, time[:-1], time[1:]))
+    return Spans(time[mine], time[mine + 1])
 
 
 def _when(spans: Spans, done: IntArray) -> IntArray:

@@ -14,16 +14,16 @@ dependencies are known (StragglerAnalysis), all such time is waiting, as in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Final
 
 import numpy as np
 
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, IntArray
 from ddltrace.analyzer.events.interval_sets import Spans, merge, union
-from ddltrace.analyzer.events.own_work import own_work, unblocked
+from ddltrace.analyzer.events.own_work import OwnWork, unblocked
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.critical_path import Path
 from ddltrace.analyzer.joined.dependencies import Graph
@@ -43,6 +43,7 @@ class SavingsFinder:
         joined: All messages.
         graph: The dependency graph.
         steps: All steps.
+        work: Rank -> its own work by activity.
         dependencies_known: Whether all time that nothing explains is known to be waiting.
     """
 
@@ -52,10 +53,11 @@ class SavingsFinder:
         joined: Joined,
         graph: Graph,
         steps: Steps,
+        work: Mapping[int, OwnWork],
         *,
         dependencies_known: bool = False,
     ) -> None:
-        self._scans, self._joined = scans, joined
+        self._scans, self._joined, self._work = scans, joined, work
         self._dependencies_known = dependencies_known
         self._unrecorded = {
             rank: scan.activity.unrecorded
@@ -85,8 +87,9 @@ class SavingsFinder:
 
     def by_category(self) -> Savings:
         """Returns the possible savings of each category, over all ranks."""
-        work = {rank: own_work(scan) for rank, scan in self._scans.items()}
-        scenarios = [Scenario({rank: parts[name] for rank, parts in work.items()}) for name in _OWN]
+        scenarios = [
+            Scenario({rank: parts[name] for rank, parts in self._work.items()}) for name in _OWN
+        ]
         # Nobody knows when the last rank came to a message that could not be joined.
         scenarios += [
             Scenario(transfers=self._transfer, elastic=True),
@@ -109,17 +112,15 @@ class SavingsFinder:
         """Returns the possible savings of each part of the critical path on its rank alone."""
         pieces = _pieces_of(parts, paths)
         everywhere = self._everywhere(parts)
-        scenarios = []
-        for number, part in enumerate(parts):
+
+        def scenario(number: int, part: PathPart) -> Scenario:
             start, end, message = pieces[number]
             if part.category == "transfer":
-                scenarios.append(Scenario(transfers=self._transfers_of(message)))
-            else:
-                spans = everywhere.get(number)
-                scenarios.append(
-                    Scenario({part.rank: union(start, end) if spans is None else spans})
-                )
-        saved = self.saved(scenarios)
+                return Scenario(transfers=self._transfers_of(message))
+            spans = everywhere.get(number)
+            return Scenario({part.rank: union(start, end) if spans is None else spans})
+
+        saved = self.saved(scenario(number, part) for number, part in enumerate(parts))
         # The dependencies of unexplained waiting are unknown.
         return [
             part.us if part.category == "wait" else us
@@ -165,26 +166,34 @@ class SavingsFinder:
                 found[number] = union(time[bounded], time[bounded + 1])
         return found
 
-    def saved(self, scenarios: Sequence[Scenario]) -> list[float]:
+    def saved(self, scenarios: Iterable[Scenario]) -> list[float]:
         """Returns the largest savings of each scenario, us per step."""
         return [most for _, most in self.ranges(scenarios)]
 
-    def ranges(self, scenarios: Sequence[Scenario]) -> list[tuple[float, float]]:
+    def ranges(self, scenarios: Iterable[Scenario]) -> list[tuple[float, float]]:
         """Returns the savings of each scenario with unexplained time as work and as waiting.
+
+        Args:
+            scenarios: Few are held in memory at a time.
 
         Returns:
             The lower and the higher of both, us per step; they are equal where all time is
             explained, and in a job of which all dependencies are known.
         """
-        if not self._replay.has_unexplained and not self._unrecorded:
-            kept = self._replay.saved(scenarios)
-            return [(self._us(ns), self._us(ns)) for ns in kept]
-        without = self._replay.saved([self._elastic(each) for each in (Scenario(), *scenarios)])
-        vanished = [ns - without[0] for ns in without[1:]]
-        kept = vanished if self._dependencies_known else self._replay.saved(scenarios)
-        return [
-            (self._us(min(pair)), self._us(max(pair))) for pair in zip(kept, vanished, strict=True)
-        ]
+        replay = self._replay
+        if not replay.has_unexplained and not self._unrecorded:
+            return [(self._us(ns), self._us(ns)) for ns in replay.saved(scenarios)]
+        (nothing,) = replay.saved([self._elastic(Scenario())])
+        found = []
+        remaining = iter(scenarios)
+        while some := list(islice(remaining, replay.at_once)):
+            vanished = [ns - nothing for ns in replay.saved(map(self._elastic, some))]
+            kept = vanished if self._dependencies_known else replay.saved(some)
+            found += [
+                (self._us(min(pair)), self._us(max(pair)))
+                for pair in zip(kept, vanished, strict=True)
+            ]
+        return found
 
     def _elastic(self, scenario: Scenario) -> Scenario:
         """The scenario without the time that nothing explains."""

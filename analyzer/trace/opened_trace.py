@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddltrace.analyzer.engine.engine import EmbeddedEngine, Engine
-from ddltrace.analyzer.engine.part_tasks import Part, map_parts
+from ddltrace.analyzer.engine.part_tasks import Notes, map_parts
 from ddltrace.analyzer.engine.shared_files import check_shared
 from ddltrace.analyzer.events.event_columns import Columns
 from ddltrace.analyzer.events.superseded import drop_superseded, is_open
@@ -269,7 +269,7 @@ class Trace:
         view._cache = view._new_cache()
         return view
 
-    def add_notes(self, part: Part) -> None:
+    def add_notes(self, part: Notes) -> None:
         """Adds the notes of a part of the trace, see `of_rank`, without those that it has."""
         for note in part.notes:
             self._note(note)
