@@ -6,7 +6,7 @@ the files that were opened, for every number of ranks. A straight line is fitted
 the largest, checked on the largest, and extended to 100,000 ranks. The output is in
 `docs/scale.md`. ``--records`` prints a table about ``run.json`` instead: its size, and the
 processor time to write and to read it, if each rank lists the members of its groups, and if they
-are stored once.
+are stored once. ``--parts`` prints what the processor time of the client consists of.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 from unittest import mock
@@ -77,6 +78,7 @@ def main() -> None:
     )
     parser.add_argument("--keep", type=Path, help="directory for the traces; kept and reused")
     parser.add_argument("--records", action="store_true", help="measure only run.json")
+    parser.add_argument("--parts", action="store_true", help="measure parts of the client's work")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.one:
@@ -90,6 +92,9 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = chosen.keep or Path(temporary)
+        if chosen.parts:
+            _print_parts([_trace(folder, ranks, chosen.steps) for ranks in sorted(chosen.ranks)])
+            return
         _compare_workers(_trace(folder, chosen.compare, chosen.steps), chosen.repeat)
         found: list[Measured] = []
         _print_header()
@@ -184,6 +189,55 @@ def _print_record(ranks: int, *, once: bool) -> None:
     print(f"| {ranks:,} | {how} | {size:.1f} | {written:.2f} | {read:.2f} |")
 
 
+PARTS = {
+    "scan_ranks": "results of the ranks",
+    "join": "joins of messages across ranks",
+    "measure_ranks": "measures of each rank",
+    "tensor_rows": "tensors",
+    "find_paths": "walk of the critical path",
+    "_find_causes": "root causes and savings",
+}
+"""Functions of the analysis -> the part of the client's work that each stands for."""
+
+
+def _print_parts(paths: list[Path]) -> None:
+    """Prints the processor time of some parts of the client's work on each trace."""
+    from ddltrace.analyzer.engine.dask_engine import open_dask
+    from ddltrace.analyzer.trace.opened_trace import open_trace
+
+    print(f"| ranks | client cpu s | {' | '.join(PARTS.values())} |")
+    print("|---" * (len(PARTS) + 2) + "|", flush=True)
+    for path in paths:
+        with open_dask(workers=2, memory_limit=LIMIT) as engine, ExitStack() as stack:
+            engine.on_each_worker(import_analysis, "")
+            import_analysis("")
+            spent: dict[str, float] = {}
+            for name in PARTS:
+                stack.enter_context(_timed(name, spent))
+            began = time.process_time()
+            trace = open_trace(path, engine)
+            trace.analyze()
+            whole = time.process_time() - began
+            parts = " | ".join(f"{spent[name]:.2f}" for name in PARTS)
+            print(f"| {len(trace.ranks):,} | {whole:.2f} | {parts} |", flush=True)
+
+
+def _timed(name: str, spent: dict[str, float]) -> AbstractContextManager[object]:
+    """Adds up the processor time of the calling threads in a function of the analysis."""
+    from ddltrace.analyzer import analysis
+
+    function = getattr(analysis, name)
+
+    def timed(*arguments: object, **named: object) -> object:
+        began = time.thread_time()
+        try:
+            return function(*arguments, **named)
+        finally:
+            spent[name] = spent.get(name, 0.0) + time.thread_time() - began
+
+    return mock.patch.object(analysis, name, timed)
+
+
 def _trace(folder: Path, ranks: int, steps: int) -> Path:
     from synthetic import Shape, write_trace
 
@@ -201,8 +255,6 @@ def _run(path: Path, workers: int) -> Measured:
 
 def measure(path: Path, workers: int) -> Measured:
     """Analyzes a trace in this process."""
-    from contextlib import ExitStack
-
     from ddltrace.analyzer.engine.dask_engine import open_dask
     from ddltrace.analyzer.trace.opened_trace import open_trace
 

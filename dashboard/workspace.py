@@ -340,13 +340,14 @@ class OpenTrace:
         Raises:
             ValueError: A row or the stage does not exist.
         """
-        if stage is not None:
+        if stage is None:
+            layers = [[(number, self.row(number)) for number in rows]]
+        else:
             shown = self.stage(stage).rows
             if any(not 0 <= number < len(shown) for number in rows):
                 raise ValueError(f"the timeline has {len(shown)} rows")
-            return encode_frame(window, [[(number, shown[number]) for number in rows]])
-        layers = [[(number, self.row(number)) for number in rows]]
-        if query:
+            layers = [[(number, shown[number]) for number in rows]]
+        if query and stage is None:
             found = self.search(query).rows
             events = (n for n in rows if n < len(found))
             layers.append([(n, row) for n in events if (row := found[n]) is not None])
