@@ -167,6 +167,18 @@ def test_a_timeline_grows_from_a_sample_to_the_whole(large, monkeypatch):
     assert len(list((large / FOLDER).glob("timeline-*.bin"))) == 2
 
 
+@pytest.mark.parametrize("stage", [None, 0])
+def test_mapped_files_are_released_after_each_row(large, monkeypatch, stage):
+    trace = opened(large)
+    window, rows = Window(0, trace.timeline.span_ns, 500), [0, 1, 2]
+    expected = trace.frame(window, rows)
+    released = []
+    monkeypatch.setattr(stored, "_MAPPED_BYTES", -1)
+    monkeypatch.setattr(stored.Stored, "release", lambda self: released.append(self))
+    assert trace.frame(window, rows, stage=stage)[:4] == expected[:4]
+    assert len(released) == len(rows)
+
+
 def test_lines_of_several_threads_are_written_whole(monkeypatch):
     """Otherwise the dashboard reads an empty line now and then, and fails."""
     written = []
