@@ -12,9 +12,7 @@ import numpy as np
 
 from ddltrace.analyzer.engine.engine import EmbeddedEngine
 from ddltrace.analyzer.events.event_columns import BoolArray
-from ddltrace.analyzer.events.interval_sets import (
-    length,
-)
+from ddltrace.analyzer.events.interval_sets import length
 from ddltrace.analyzer.events.own_work import own_work
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.formatting.units import share_text
