@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.hta_reference import open_with_hta
 
 from ddltrace.analyzer.exporters import export
 from ddltrace.analyzer.importers import formats
@@ -90,12 +91,8 @@ def test_device_work_names_its_call(exported: Path) -> None:
 def test_hta_finds_in_the_export_what_it_finds_in_the_original(
     source: Path, exported: Path
 ) -> None:
-    hta: Any = pytest.importorskip(
-        "hta.trace_analysis", reason="needs HolisticTraceAnalysis, installed without dependencies"
-    )
-
     def numbers(folder: Path) -> dict[str, list[dict[str, Any]]]:
-        found = hta.TraceAnalysis(trace_dir=str(folder))
+        found = open_with_hta(folder)
         launches = found.get_cuda_kernel_launch_stats(visualize=False)
         idle = found.get_idle_time_breakdown(visualize=False)[0]
         tables = {

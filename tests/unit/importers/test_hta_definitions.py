@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from support.hta_reference import open_with_hta, require_hta
 from support.sampling import choose_seed
 
 from ddltrace.analyzer.commands import analyze
@@ -56,8 +57,7 @@ def figures(path: Path) -> dict[int, tuple[float, float, float, float]]:
 
 def hta_figures(folder: Path) -> dict[int, tuple[float, float, float, float]]:
     """What HTA itself computes."""
-    logging.getLogger("hta").setLevel(logging.ERROR)
-    analysis = pytest.importorskip("hta.trace_analysis").TraceAnalysis(trace_dir=str(folder))
+    analysis = open_with_hta(folder)
     overlap = analysis.get_comm_comp_overlap(visualize=False).set_index("rank")
     breakdown = analysis.get_temporal_breakdown(visualize=False).set_index("rank")
     return {
@@ -138,7 +138,7 @@ def test_reference_values(dlrm: Path) -> None:
 
 
 def test_equal_to_hta_on_a_real_job(dlrm: Path) -> None:
-    pytest.importorskip("hta", reason="HolisticTraceAnalysis is not installed beside")
+    require_hta()
     expected = hta_figures(dlrm)
     for rank, found in figures(dlrm).items():
         assert found == pytest.approx(expected[rank], rel=1e-3), rank
@@ -146,7 +146,7 @@ def test_equal_to_hta_on_a_real_job(dlrm: Path) -> None:
 
 @pytest.mark.parametrize("fractional", [False, True])
 def test_equal_to_hta_on_several_steps(tmp_path: Path, fractional: bool) -> None:
-    pytest.importorskip("hta", reason="HolisticTraceAnalysis is not installed beside")
+    require_hta()
     folder = write_steps(tmp_path / "job", fractional=fractional, seed=0)
     expected = hta_figures(folder)
     for rank, found in figures(folder).items():
@@ -290,7 +290,7 @@ def check_random(folder: Path, seed: int) -> str | None:
 
 
 def test_equal_to_hta_on_random_files(tmp_path: Path) -> None:
-    pytest.importorskip("hta", reason="HolisticTraceAnalysis is not installed beside")
+    require_hta()
     first = choose_seed()
     print("first seed:", first)
     failed = [check_random(tmp_path / str(n), first + n) for n in range(RANDOM_JOBS)]
@@ -488,8 +488,7 @@ DESCRIBED = ("count", "mean", "std", "min", "25%", "50%", "75%", "max")
 
 def tables_of_hta(folder: Path, rank: int) -> tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any]]:
     """HTA's idle times, queue lengths and bandwidths of one rank; None for a table it fails on."""
-    logging.getLogger("hta").setLevel(logging.ERROR)
-    analysis = pytest.importorskip("hta.trace_analysis").TraceAnalysis(trace_dir=str(folder))
+    analysis = open_with_hta(folder)
     idle: dict[Any, Any] = {}
     table, _ = analysis.get_idle_time_breakdown(ranks=[rank], visualize=False)
     for stream, part in table.groupby("stream"):
@@ -540,7 +539,7 @@ def assert_same_tables(folder: Path, rank: int) -> None:
 @pytest.mark.parametrize("rank", [1, 3])
 def test_tables_of_streams_are_hta_s_on_a_real_job(dlrm: Path, rank: int) -> None:
     """On these ranks, the file holds kernels whose launch it does not hold."""
-    pytest.importorskip("hta", reason="HolisticTraceAnalysis is not installed beside")
+    require_hta()
     assert_same_tables(dlrm, rank)
     idle, queue, _ = tables_of_hta(dlrm, rank)
     for row in open_trace(dlrm).analyze().streams:
@@ -552,7 +551,7 @@ def test_tables_of_streams_are_hta_s_on_a_real_job(dlrm: Path, rank: int) -> Non
 
 
 def test_tables_of_streams_are_hta_s_on_random_files(tmp_path: Path) -> None:
-    pytest.importorskip("hta", reason="HolisticTraceAnalysis is not installed beside")
+    require_hta()
     first = choose_seed()
     print("first seed:", first)
     for seed in range(first, first + 4):
@@ -586,7 +585,7 @@ def series_of(trace: Trace, table: str) -> list[tuple[int, list[Any], list[float
 
 def check_series(folder: Path) -> None:
     """Compares both time series with those of HTA."""
-    analysis = pytest.importorskip("hta.trace_analysis").TraceAnalysis(trace_dir=str(folder))
+    analysis = open_with_hta(folder)
     trace = open_trace(folder)
     for table, compute in (
         ("hta_queue_length", analysis.get_queue_length_time_series),
@@ -610,7 +609,7 @@ def check_series(folder: Path) -> None:
 
 
 def test_time_series_equal_those_of_hta(dlrm: Path, tmp_path: Path) -> None:
-    pytest.importorskip("hta", reason="HolisticTraceAnalysis is not installed beside")
+    require_hta()
     logging.getLogger("hta").setLevel(logging.ERROR)
     (tmp_path / "dlrm").mkdir()
     for rank in range(2):
