@@ -11,6 +11,7 @@ import click
 from ddltrace.analyzer.engine.engine_options import chosen_engine, engine_options
 from ddltrace.analyzer.exporters import FORMATS
 from ddltrace.analyzer.report.warnings import report_damage
+from ddltrace.tracer.next_command import print_next_command
 from ddltrace.tracer.optional_packages import require_extra
 from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.storage.location_type import LocationType
@@ -86,7 +87,7 @@ def import_(
         f"ddltrace: {events} events of {len(trace.tables)} ranks ({trace.run.source}) in {output}",
         err=True,
     )
-    click.echo(f"ddltrace: next: ddltrace analyze {output}", err=True)
+    print_next_command("analyze", output)
 
 
 @click.command(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from ddltrace.tracer.launch.emulated_hosts import (
     flat_network_options,
     host_options,
 )
+from ddltrace.tracer.next_command import print_next_command
 
 if TYPE_CHECKING:
     from ddltrace.experiments.harness.results import Results
@@ -479,9 +479,9 @@ def _conclude(results: Results, directory: Path, *, html: Path | None, as_json: 
     _print(results, as_json=as_json)
     _write_html(results, html, directory)
     click.echo(f"ddltrace: results and traces in {directory}", err=True)
-    traces = " ".join(shlex.quote(str(directory / row.trace)) for row in results.rows if row.trace)
+    traces = [directory / row.trace for row in results.rows if row.trace]
     if traces:
-        click.echo(f"ddltrace: next: ddltrace dashboard {traces}", err=True)
+        print_next_command("dashboard", *traces)
     bad = [row for row in results.rows if row.status not in ("complete", "incomplete")]
     if bad:
         reasons = "; ".join(f"{row.strategy} {row.status}: {row.reason}" for row in bad)

@@ -24,6 +24,7 @@ from ddltrace.tracer.launch.emulated_hosts import (
     host_options,
     on_hosts,
 )
+from ddltrace.tracer.next_command import print_next_command
 from ddltrace.tracer.optional_packages import require_extra
 from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.storage.location_type import LocationType
@@ -277,10 +278,10 @@ def _prepare(
 def _report_place(whole: Path, upload: BackgroundUpload | None, missing: str | None) -> None:
     """Reports where the trace is, and the next command."""
     if upload is None:
-        click.echo(f"ddltrace: next: ddltrace analyze {whole}", err=True)
+        print_next_command("analyze", whole)
     elif missing is None:
         click.echo(f"ddltrace: uploaded; {whole} may be deleted", err=True)
-        click.echo(f"ddltrace: next: ddltrace analyze {upload.url}", err=True)
+        print_next_command("analyze", upload.url)
     else:
         click.echo(
             f"ddltrace: the upload is not complete: {missing}; the trace is in {whole}; to go on: "
@@ -370,7 +371,7 @@ def merge(directories: tuple[Path, ...], output: Path, force: bool) -> None:
     for note in run.notes:
         click.echo(f"ddltrace: note: {note}", err=True)
     click.echo(f"ddltrace: trace of {len(run.ranks)} rank processes in {output}", err=True)
-    click.echo(f"ddltrace: next: ddltrace analyze {output}", err=True)
+    print_next_command("analyze", output)
 
 
 @click.command(

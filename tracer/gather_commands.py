@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ddltrace.tracer.errors import StoreError, TraceError, UsageError
+from ddltrace.tracer.next_command import print_next_command
 from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.storage.location_type import LocationType
 
@@ -48,7 +49,7 @@ def upload(directory: Path, url: str | None) -> None:
         f"ddltrace: {done.sent} files with {done.bytes} bytes sent, {done.skipped} were there",
         err=True,
     )
-    click.echo(f"ddltrace: next: ddltrace analyze {place}", err=True)
+    print_next_command("analyze", place)
 
 
 def _tell(name: str) -> None:
@@ -93,4 +94,4 @@ def collect(sources: tuple[Location, ...], output: Path, force: bool) -> None:
     click.echo(
         f"ddltrace: trace of {len(run.ranks)} rank processes of {hosts} hosts in {output}", err=True
     )
-    click.echo(f"ddltrace: next: ddltrace analyze {output}", err=True)
+    print_next_command("analyze", output)

@@ -154,7 +154,14 @@ def test_imports_point_down_only() -> None:
 # The sub-folders and loose modules of each layer, from the ground up.
 ORDER = {
     "tracer": (
-        *("errors", "exit_status", "fault_barrier", "optional_packages", "output_directory"),
+        *(
+            "errors",
+            "exit_status",
+            "fault_barrier",
+            "next_command",
+            "optional_packages",
+            "output_directory",
+        ),
         *(
             "storage",
             "trace",
