@@ -8,6 +8,7 @@ command itself with a large trace, in a real browser.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -32,6 +33,10 @@ RANKS = 4
 SAMPLES = 15
 CHROMIUM = Path("/usr/bin/chromium")
 ZOOMS = (1.0, 0.1, 0.001)
+FIRST_PICTURE = "#timeline[data-sharp]"
+EVERY_EVENT = "#timeline[data-whole=yes][data-sharp]"
+FINDINGS = ".headline h1"
+FIGURE = ".graph .js-plotly-plot .main-svg"
 
 
 def main() -> None:
@@ -143,20 +148,30 @@ def chromium() -> Iterator[Any]:
 
 
 @contextmanager
-def visiting(path: Path, when: str) -> Iterator[tuple[Any, str, Callable[[str], None]]]:
-    """A page of a dashboard that was just started, its address, and a function that reports."""
+def visiting(path: Path, when: str) -> Iterator[tuple[Any, str, Callable[..., None]]]:
+    """A page of a dashboard that was just started, its address, and a function that reports.
+
+    The function takes what to call a moment, and a selector: it waits for the first element that
+    matches it. The page itself takes the time, at each frame that it draws: a program that waits
+    for an element from outside learns of it up to a second later.
+    """
     with chromium() as browser:
         page = browser.new_page(viewport={"width": 1600, "height": 1000})
         page.set_default_timeout(600_000)
+        selectors = json.dumps([FIRST_PICTURE, EVERY_EVENT, FINDINGS, FIGURE])
+        page.add_init_script(_WATCH.replace("SELECTORS", selectors))
         with dashboard_of(path) as (server, began, url):
             print(f"  {when}:")
 
-            def reached(what: str) -> None:
-                seconds = time.perf_counter() - began
+            def reached(what: str, selector: str | None = None) -> None:
+                at = time.time()
+                if selector is not None:
+                    seen = page.wait_for_function("(one) => window.firstSeen[one]", arg=selector)
+                    at = seen.json_value() / 1e3
                 now, peak = memory(server.pid)
                 print(
-                    f"    {what} after {seconds:.1f} s ({cpu_seconds(server.pid):.1f} s of CPU), "
-                    f"{now:.2f} GB (peak {peak:.2f})",
+                    f"    {what} after {at - began:.1f} s ({cpu_seconds(server.pid):.1f} s of "
+                    f"CPU), {now:.2f} GB (peak {peak:.2f})",
                     flush=True,
                 )
 
@@ -167,11 +182,9 @@ def visiting(path: Path, when: str) -> Iterator[tuple[Any, str, Callable[[str], 
 def measure_timeline(path: Path, when: str) -> None:
     """Prints what the timeline costs, from the start of the command to a search."""
     with visiting(path, when) as (page, url, reached):
-        page.goto(url + "timeline")
-        page.wait_for_selector("#timeline[data-sharp]")
-        reached("first picture")
-        page.wait_for_selector("#timeline[data-whole=yes][data-sharp]")
-        reached("every event drawn")
+        page.goto(url + "timeline", wait_until="commit")
+        reached("first picture", FIRST_PICTURE)
+        reached("every event drawn", EVERY_EVENT)
         print_times("zooming", page.evaluate(_MEASURE))
         reached("zoomed")
         searched = page.evaluate(_SEARCH, "block3.")
@@ -186,9 +199,9 @@ def measure_timeline(path: Path, when: str) -> None:
 def measure_overview(path: Path, when: str) -> None:
     """Prints what the overview costs, from the start of the command on."""
     with visiting(path, when) as (page, url, reached):
-        page.goto(url)
-        page.wait_for_selector(".graph .js-plotly-plot")
-        reached("overview drawn")
+        page.goto(url, wait_until="commit")
+        reached("findings shown", FINDINGS)
+        reached("first figure drawn", FIGURE)
 
 
 def print_times(what: str, times: dict[str, list[float]]) -> None:
@@ -206,7 +219,7 @@ def dashboard_of(path: Path) -> Iterator[tuple[subprocess.Popen[str], float, str
     """The command in a process of its own: the process, when it began, its address."""
     # Python's default: compiled modules are kept. Some environments switch that off.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    began = time.perf_counter()
+    began = time.time()  # The page reads the same clock.
     process = subprocess.Popen(
         [sys.executable, "-m", "ddltrace", "dashboard", str(path), "--no-browser"],
         stdout=subprocess.PIPE,
@@ -235,6 +248,21 @@ def memory(pid: int) -> tuple[float, float]:
     now, peak = (value / (1 << 20) for value in kilobytes)
     return now, peak
 
+
+# When an element of each kind was first visible, in milliseconds since 1970.
+_WATCH = """(() => {
+  const waiting = new Set(SELECTORS), seen = (window.firstSeen = {});
+  const look = () => {
+    for (const selector of waiting) {
+      const element = document.querySelector(selector);
+      if (element === null || element.getClientRects().length === 0) continue;
+      seen[selector] = Date.now();
+      waiting.delete(selector);
+    }
+    if (waiting.size > 0) requestAnimationFrame(look);
+  };
+  requestAnimationFrame(look);
+})()"""
 
 # Zooms in and out at many places, and pans; each view is painted at once from the frame at
 # hand, then again from the sharp one.
