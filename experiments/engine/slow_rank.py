@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from ddltrace.experiments.engine.refusal import end_job
 from ddltrace.experiments.engine.update_control import before_step, install_hooks, on_step
+from ddltrace.experiments.observation.step_count import StepCount
 from ddltrace.experiments.pacing.slowdown import factor_of, read_slowdown
 from ddltrace.experiments.pacing.straggler import Straggler
 from ddltrace.tracer.errors import UsageError
@@ -20,8 +21,8 @@ from ddltrace.tracer.errors import UsageError
 class SlowRank:
     """Slows the first model that the job wraps in DistributedDataParallel, if this rank is slow.
 
-    A step begins after an optimizer step of the model. A job without such a model ends before its
-    first optimizer step.
+    A step begins after the first update of the model's optimizers. A job without such a model ends
+    before its first optimizer step.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -41,6 +42,7 @@ class SlowRank:
         self._straggler: Straggler | None = None
         self._parameters: set[int] = set()
         self._found = False
+        self._count = StepCount()
         self._steps = 0
 
     def install(self) -> None:
@@ -79,6 +81,7 @@ class SlowRank:
         if self._straggler is None:
             return
         updated = (p for group in optimizer.param_groups for p in group["params"])
-        if any(id(parameter) in self._parameters for parameter in updated):
+        own = any(id(parameter) in self._parameters for parameter in updated)
+        if own and self._count.begins(optimizer):
             self._steps += 1
             self._straggler.begin(self._steps)

@@ -11,9 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from ddltrace.experiments.engine import group_averaging, plugin
+from ddltrace.experiments.engine import group_averaging, plugin, slow_rank, update_control
 from ddltrace.experiments.engine.architecture_exchange import ArchitectureExchange
 from ddltrace.experiments.engine.attach import Exchange, attach
 from ddltrace.experiments.engine.refusal import StrategyRefusedError
@@ -413,3 +414,38 @@ def test_complex_parameters_are_exchanged_as_they_are(spec: str) -> None:
         optimizer.step()
     exchange.close()
     assert bool((model.weight.detach().abs() < 1).all())
+
+
+def test_updates_of_two_optimizers_are_one_step_of_a_slow_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[int] = []
+
+    class Recorded:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def begin(self, step: int) -> None:
+            begun.append(step)
+
+    # Both are replaced for the job's lifetime: this restores them.
+    ddp: Any = DistributedDataParallel
+    monkeypatch.setattr(ddp, "__init__", ddp.__init__)
+    monkeypatch.setattr(slow_rank, "Straggler", Recorded)
+    hooks = (update_control.before_step, update_control.on_step)
+    former = [list(each) for each in hooks]
+    try:
+        slow_rank.SlowRank(["rank=0,factor=2"]).install()
+        model = Branched()
+        wrapped = DistributedDataParallel(model)
+        optimizers = [
+            torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model.first, model.second)
+        ]
+        for step in range(3):
+            wrapped(batch(step)).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    finally:
+        for each, before in zip(hooks, former, strict=True):
+            each[:] = before
+    assert begun == [0, 1, 2, 3]
