@@ -45,8 +45,18 @@ def local_copy(location: Location, most_files: int) -> Iterator[Path]:
                 copied.mkdir()
             for file in files:
                 target = copied / file.name if copied.is_dir() else copied
-                with file.open() as source, target.open("wb") as sink:
-                    shutil.copyfileobj(source, sink, _PIECE_BYTES)
+                copy_file(file, target)
         except OSError as error:
             raise TraceError(f"{location} cannot be copied here: {error.strerror}") from error
         yield copied
+
+
+def copy_file(source: Location, target: Path) -> None:
+    """Copies one file to this machine.
+
+    Raises:
+        StoreError: The store cannot be read.
+        OSError: The target cannot be written.
+    """
+    with source.open("rb") as reader, target.open("wb") as writer:
+        shutil.copyfileobj(reader, writer, _PIECE_BYTES)

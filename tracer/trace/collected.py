@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ddltrace.tracer.errors import TraceError, UsageError
+from ddltrace.tracer.storage.local_copy import copy_file
 from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.trace.run_files import write_run
 from ddltrace.tracer.trace.run_info import JOB_LABEL, PARTS_LABEL, RunInfo
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ddltrace.tracer.storage.remote_path import RemotePath
 
 _FILES: Final = (RUN_FILE, "rank-*", "counters-*")
-_PIECE_BYTES: Final = 8 << 20
 
 
 @dataclass
@@ -123,8 +122,7 @@ def _download(source: RemotePath, target: Path) -> None:
     try:
         for pattern in _FILES:
             for file in source.glob(pattern):
-                with file.open() as reader, (target / file.name).open("wb") as writer:
-                    shutil.copyfileobj(reader, writer, _PIECE_BYTES)
+                copy_file(file, target / file.name)
         for part in source.glob(f"{PART_PREFIX}*"):
             _download(part, target / part.name)
     except OSError as error:
