@@ -13,6 +13,8 @@ dist.init_process_group("gloo")
 group = dist.new_group([0, 1], backend=backend_of(read(sys.argv[1])[1]))
 numbers = torch.ones(1000)
 dist.all_reduce(numbers, group=group)
+# Otherwise rank 1 could end before its last message of the all-reduce has left.
+dist.barrier()
 if dist.get_rank() == 1:
     os._exit(0)
 try:

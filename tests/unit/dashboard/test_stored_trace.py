@@ -172,9 +172,13 @@ def test_mapped_files_are_released_after_each_row(large, monkeypatch, stage):
     trace = opened(large)
     window, rows = Window(0, trace.timeline.span_ns, 500), [0, 1, 2]
     expected = trace.frame(window, rows)
-    released: list[stored.Stored] = []
+    released = []
+
+    def release(self):
+        released.append(self)
+
     monkeypatch.setattr(stored, "_MAPPED_BYTES", -1)
-    monkeypatch.setattr(stored.Stored, "release", released.append)
+    monkeypatch.setattr(stored.Stored, "release", release)
     assert trace.frame(window, rows, stage=stage)[:4] == expected[:4]
     assert len(released) == len(rows)
 
