@@ -43,6 +43,8 @@
     constructor(source, layout) {
       this.source = source;
       this.roles = layout.roles;
+      this.columns = new ns.Columns();
+      this.shares = new ns.Columns(); // of the minimap
       this.restyle();
     }
 
@@ -154,29 +156,44 @@
       const instants = line.track.kind === "gradients";
       const height = line.height - 1;
       const origin = ns.GUTTER - view.t0 * k;
-      const labels = [];
+      const cell = (frame.t1 - frame.t0) / frame.pixels;
+      const edge = (number) => Math.round((frame.t0 + number * cell) * k + origin - ns.GUTTER);
+      const labels = [], columns = this.columns;
       let style = "", painted = -1;
+      columns.begin(width - ns.GUTTER);
       for (let i = ns.firstAfter(frame, range[0], range[1], view.t0 - 2 / k); i < range[1]; i++) {
         const x0 = start[i] * k + origin;
         if (x0 > width) break;
         const x1 = end[i] * k + origin;
+        const shade = ns.shadeOf(name[i]), covered = ns.coverOf(cover[i]);
         let w = x1 - x0;
         if (w < 1) {
           // One interval per pixel is enough.
-          const column = Math.floor(x0);
-          if (column === painted) continue;
-          painted = column;
-          w = instants ? 1.5 : 1;
-        } else if (w > 3) {
-          w -= 0.6;
+          let first = Math.floor(x0 - ns.GUTTER), last = first + (instants ? 2 : 1);
+          if (count[i] > 1) {
+            // It stands for all intervals that begin in one cell of the frame, and fills the cell.
+            // The server rounds the edges of cells down to whole nanoseconds.
+            const number = Math.floor((start[i] - frame.t0 + 0.999) / cell);
+            first = edge(number);
+            last = Math.max(first + 1, edge(number + 1));
+          }
+          first = Math.max(first, painted + 1);
+          if (first >= last) continue;
+          const pixel = dim ? p.dimPixel[role[i]] : p.fillPixel[role[i]][shade][covered];
+          for (let column = first; column < last; column++) columns.set(column, pixel);
+          painted = first;
+          this.painted++;
+          continue;
         }
-        const color = dim ? p.dim[role[i]] : p.fill[role[i]][ns.shadeOf(name[i])][ns.coverOf(cover[i])];
+        if (w > 3) w -= 0.6;
+        const color = dim ? p.dim[role[i]] : p.fill[role[i]][shade][covered];
         if (color !== style) c.fillStyle = style = color;
         const left = Math.max(x0, ns.GUTTER - 4);
         c.fillRect(left, y, Math.min(w, x0 + w - left), height);
         this.painted++;
         if (x1 - Math.max(x0, ns.GUTTER) > LABEL_WIDTH && line.height >= 13 && count[i] === 1) labels.push(i);
       }
+      columns.paint(c, ns.GUTTER, y, height);
       if (dim) return;
       c.font = "11px " + p.font;
       c.textBaseline = "middle";
@@ -387,7 +404,6 @@
           this.heat(c, busy.communication, first, last, y + half, half, long, p.communication);
         }
       }
-      c.globalAlpha = 1;
       const x0 = ns.GUTTER + Math.max(0, (view.t0 / view.span) * room);
       const x1 = ns.GUTTER + Math.min(room, (view.t1 / view.span) * room);
       c.fillStyle = p.canvas;
@@ -412,17 +428,18 @@
     }
 
     heat(c, shares, first, last, y, height, room, color) {
-      const columns = shares[first].length;
-      c.fillStyle = color;
-      const edge = (i) => ns.GUTTER + Math.round((i * room) / columns);
-      for (let i = 0; i < columns; i++) {
+      const count = shares[first].length;
+      const edge = (i) => Math.round((i * room) / count);
+      this.shares.begin(Math.ceil(room));
+      for (let i = 0; i < count; i++) {
         let sum = 0;
         for (let r = first; r < last; r++) sum += shares[r][i];
         const share = sum / (last - first) / 255;
         if (share < 0.01) continue;
-        c.globalAlpha = 0.15 + 0.85 * share;
-        c.fillRect(edge(i), y, edge(i + 1) - edge(i), height);
+        const pixel = ns.pixelOf(color, 0.15 + 0.85 * share);
+        for (let column = edge(i); column < edge(i + 1); column++) this.shares.set(column, pixel);
       }
+      this.shares.paint(c, ns.GUTTER, y, height);
     }
   };
 })();

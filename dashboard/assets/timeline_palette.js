@@ -28,23 +28,24 @@
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   }
 
-  // The palette of the current theme, indexed by the number of the role.
+  // The palette of the current theme, indexed by the number of the role: colors for rectangles,
+  // and the same as pixels of an image.
   ns.readPalette = function (roles) {
     const style = getComputedStyle(document.documentElement);
     const value = (name) => style.getPropertyValue(name).trim();
     const canvas = parse(value("--canvas"));
     const dark = luminance(canvas) < 0.2;
-    const palette = { fill: [], dim: [], label: [] };
+    const palette = { fill: [], dim: [], label: [], fillPixel: [], dimPixel: [] };
     for (const name of ["canvas", "stripe", "line", "ink", "soft", "accent", "surface"]) {
       palette[name] = value("--" + name);
     }
     palette.font = value("--font");
-    palette.compute = value("--forward");
-    palette.communication = value("--collective");
+    palette.compute = parse(value("--forward"));
+    palette.communication = parse(value("--collective"));
     palette.late = value("--exposed");
     for (const role of roles) {
       const base = parse(value("--" + role));
-      const shades = [], labels = [];
+      const shades = [], pixels = [], labels = [];
       for (let shade = 0; shade < SHADES; shade++) {
         const away = dark ? [0, 0, 0] : [255, 255, 255];
         const color = SHADED.has(role) ? mix(base, away, shade * 0.09) : base;
@@ -52,12 +53,16 @@
         const covers = [];
         for (let cover = 0; cover < COVERS; cover++) {
           // A pixel must be visible even if hardly covered.
-          covers.push(css(mix(canvas, color, 0.4 + (0.6 * cover) / (COVERS - 1))));
+          covers.push(mix(canvas, color, 0.4 + (0.6 * cover) / (COVERS - 1)));
         }
-        shades.push(covers);
+        shades.push(covers.map(css));
+        pixels.push(covers.map((rgb) => ns.pixelOf(rgb)));
       }
       palette.fill.push(shades);
-      palette.dim.push(css(mix(canvas, base, 0.18)));
+      palette.fillPixel.push(pixels);
+      const dim = mix(canvas, base, 0.18);
+      palette.dim.push(css(dim));
+      palette.dimPixel.push(ns.pixelOf(dim));
       palette.label.push(labels);
     }
     return palette;
