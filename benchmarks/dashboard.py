@@ -33,6 +33,7 @@ RANKS = 4
 SAMPLES = 15
 CHROMIUM = Path("/usr/bin/chromium")
 ZOOMS = (1.0, 0.1, 0.001)
+SMALL = Path(__file__).resolve().parents[1] / "sample_traces" / "straggler"
 FIRST_PICTURE = "#timeline[data-sharp]"
 EVERY_EVENT = "#timeline[data-whole=yes][data-sharp]"
 FINDINGS = ".headline h1"
@@ -130,6 +131,9 @@ def measure_dashboard(count: int) -> None:
         measure_overview(path, "overview opened first")
         measure_timeline(path, "timeline opened again")
         measure_overview(path, "overview opened again")
+        # What of these times the number of events does not cause.
+        measure_timeline_start(SMALL, "timeline of a small trace")
+        measure_overview(SMALL, "overview of a small trace")
         stored = sum(file.stat().st_size for file in path.glob(".ddltrace-cache/*"))
         print(f"  stored beside the trace: {stored / 1e9:.2f} GB")
 
@@ -194,6 +198,13 @@ def measure_timeline(path: Path, when: str) -> None:
         clicked = time.perf_counter() - click
         print(f"    a search took {searched / 1e3:.2f} s, the details of a message {clicked:.2f} s")
         reached("all done")
+
+
+def measure_timeline_start(path: Path, when: str) -> None:
+    """Prints what the first picture of the timeline costs, from the start of the command on."""
+    with visiting(path, when) as (page, url, reached):
+        page.goto(url + "timeline", wait_until="commit")
+        reached("first picture", FIRST_PICTURE)
 
 
 def measure_overview(path: Path, when: str) -> None:
