@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
 
 FOLDER: Final = ".ddltrace-cache"
-FORMAT: Final = 3
+FORMAT: Final = 4
 """Format version of the stored records; files of another format or ddltrace version are rebuilt."""
 
 _SECRET_BYTES: Final = 32

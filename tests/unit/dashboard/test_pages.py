@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import plotly.graph_objects as go
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
@@ -81,7 +82,7 @@ def test_every_figure_is_coloured_by_role_and_posts_nothing(opened, theme):
     for figure in filter(None, made.values()):
         assert all(trace.meta and trace.meta["role"] for trace in figure.data)
         dressed = dress(figure, theme)
-        assert dressed.layout.font.color == SURFACES[theme]["ink"]
+        assert dressed["layout"]["font"]["color"] == SURFACES[theme]["ink"]
         assert figure.layout.font.color is None  # the cached one keeps no theme
     page = as_json(overview.overview_page(opened))
     assert page.count('"showSendToCloud": false') == page.count('"type": "Graph"') > 0
@@ -99,8 +100,8 @@ def test_exposed_communication_has_one_colour(opened):
 @pytest.mark.parametrize("theme", sorted(ROLES))
 def test_traces_with_similar_titles_stay_apart_however_many_they_are(theme):
     titles = [f"{'a' * 30}{number}{'b' * 30}" for number in range(8)]
-    figure = dress(charts.step_distributions([(title, [1.0]) for title in titles]), theme)
-    assert len({box.name for box in figure.data}) == len(titles)
+    dressed = dress(charts.step_distributions([(title, [1.0]) for title in titles]), theme)
+    assert len({box["name"] for box in dressed["data"]}) == len(titles)
     parts = [Breakdown(0, 1, dict.fromkeys(PARTS, 1.0), 1, 1)]
     figure = charts.breakdown_of_runs([(title, parts) for title in titles])
     assert len(set(figure.data[0].y)) == len(titles)
@@ -137,9 +138,21 @@ def test_text_is_read_on_what_it_stands_on(theme, opened):
             assert palette.contrast(surfaces[text], surfaces[ground]) >= 4.5, (text, ground)
     assert all(palette.contrast(palette.ink_on(role), role) >= 4.5 for role in roles.values())
     figure = dress(opened.figure("critical", overview.FIGURES["critical"]), theme)
-    for trace in figure.data:
-        assert trace.insidetextfont.color == palette.ink_on(roles[trace.meta["role"]])
-        assert trace.outsidetextfont.color == surfaces["ink"]
+    for trace in figure["data"]:
+        assert trace["insidetextfont"]["color"] == palette.ink_on(roles[trace["meta"]["role"]])
+        assert trace["outsidetextfont"]["color"] == surfaces["ink"]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_dressed_figures_are_valid_and_leave_their_originals_alone(theme, opened):
+    for name, make in overview.FIGURES.items():
+        if (figure := opened.figure(name, make)) is None:
+            continue
+        before = figure.to_dict()
+        dressed = go.Figure(dress(figure, theme))  # checks each property
+        assert figure.to_dict() == before
+        assert dressed.layout.xaxis.gridcolor == SURFACES[theme]["line"]
+        assert dressed.layout.xaxis.title.text == figure.layout.xaxis.title.text
 
 
 @pytest.mark.parametrize("asset", [STYLE, ASSETS / "report.css", ASSETS / "report.html.jinja"])

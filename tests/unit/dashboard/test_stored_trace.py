@@ -14,7 +14,7 @@ from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.pages import critical_path_page
-from ddltrace.dashboard.stored import builder
+from ddltrace.dashboard.stored import builder, container
 from ddltrace.dashboard.stored import stored_trace as stored
 from ddltrace.dashboard.stored.container import ArrayReader, ArrayWriter, InvalidCacheError
 from ddltrace.dashboard.stored.place import FOLDER
@@ -140,6 +140,30 @@ def test_arrays_come_back_and_only_numbers_are_stored(tmp_path):
         assert np.array_equal(found, array)
     with pytest.raises(InvalidCacheError):
         ArrayReader(path, b"another" * 4)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o660, 0o606])
+def test_a_file_that_others_can_write_needs_more_than_its_checksum(tmp_path, monkeypatch, mode):
+    path = tmp_path / "file"
+    with open(path, "wb") as file:
+        writer = ArrayWriter(file, KEY)
+        writer.finish(writer.add(np.arange(100)))
+    path.chmod(mode)
+    reader = ArrayReader(path, KEY)
+    assert reader.array(reader.document).tolist() == list(range(100))
+    content = bytearray(path.read_bytes())
+    content[200] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InvalidCacheError, match="damaged"):
+        ArrayReader(path, KEY)
+    # As if the changed array had the same checksum.
+    _, _, _, checksum, _, _ = container._HEADER.unpack_from(content)
+    monkeypatch.setattr(container, "_checksum_of", lambda file: checksum)
+    if mode == 0o600:
+        ArrayReader(path, KEY)  # nobody else can have made it so
+    else:
+        with pytest.raises(InvalidCacheError, match="not this user's"):
+            ArrayReader(path, KEY)
 
 
 def test_a_timeline_grows_from_a_sample_to_the_whole(large, monkeypatch):
