@@ -1,4 +1,4 @@
-// Columns one pixel wide, painted as one image: about fifty times as fast as a rectangle for each.
+// Columns one pixel wide, painted as one image, which is much faster than a rectangle for each.
 (function () {
   "use strict";
   const ns = (window.ddltraceTimeline = window.ddltraceTimeline || {});
