@@ -17,6 +17,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from support.jobs import free_port
 from support.pages import PATIENCE_MS, new_page
+from support.sampling import sampled
 
 import ddltrace
 from ddltrace.analyzer.analysis import analyze_in_full
@@ -36,6 +37,7 @@ from ddltrace.tracer.trace.schema import EVENTS
 pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).resolve().parents[2]
+WIDTHS = (1280, 1920)
 SAMPLES = sorted(path.parent for path in (ROOT / "sample_traces").glob("*/run.json"))
 HOSTILE = "<img src=x onerror=window.pwned=1></script><script>window.pwned=1</script>\x1b[31m"
 ATTRIBUTES = "view, scene, source, selected, hits, query, props"
@@ -158,8 +160,9 @@ class Visit:
         )
 
 
-@pytest.mark.parametrize("width", [1280, 1920])
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("width", "theme"), sampled([(w, t) for w in WIDTHS for t in ("light", "dark")], 2)
+)
 def test_overview(browser: Any, address: str, width: int, theme: str) -> None:
     visit = Visit(
         browser, address, "", viewport={"width": width, "height": 900}, color_scheme=theme
@@ -215,7 +218,7 @@ def test_the_timeline_tells_what_the_analysis_finds(browser: Any, tmp_path: Path
     assert visit.troubles == []
 
 
-@pytest.mark.parametrize("width", [1280, 1920])
+@pytest.mark.parametrize("width", sampled(WIDTHS, 1))
 def test_timeline_zooms_pans_and_fits(browser: Any, address: str, width: int) -> None:
     visit = Visit(browser, address, "timeline", viewport={"width": width, "height": 900}).timeline()
     whole = visit.state("view.width")
@@ -498,7 +501,8 @@ def test_another_link_in_the_same_page_shows_its_view(browser: Any, address: str
 
 
 @pytest.mark.parametrize(
-    "link", ["v=nonsense", "v=t%3Aa_b", "v=t%3A9_1~q%3A%25E0", "v=s%3A9_9_9", "v=f%3A77"]
+    "link",
+    sampled(["v=nonsense", "v=t%3Aa_b", "v=t%3A9_1~q%3A%25E0", "v=s%3A9_9_9", "v=f%3A77"], 2),
 )
 def test_broken_links_show_everything(browser: Any, address: str, link: str) -> None:
     visit = Visit(browser, address, f"timeline#{link}").timeline()
@@ -517,7 +521,7 @@ def test_ranks_fold(browser: Any, address: str) -> None:
     assert visit.state("scene.lines.length") == tall
 
 
-@pytest.mark.parametrize("width", [1280, 1920])
+@pytest.mark.parametrize("width", sampled(WIDTHS, 1))
 def test_comparison(browser: Any, address: str, width: int) -> None:
     visit = Visit(browser, address, "compare?a=0&b=1", viewport={"width": width, "height": 900})
     for key in "ab":
@@ -641,13 +645,16 @@ def test_evil_names_never_act(browser: Any, address: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [
-        "tensors",
-        "communication",
-        "critical-path?step=5",
-        "traces",
-        "sql?q=SELECT%20name,bytes%20FROM%20tensors",
-    ],
+    sampled(
+        [
+            "tensors",
+            "communication",
+            "critical-path?step=5",
+            "traces",
+            "sql?q=SELECT%20name,bytes%20FROM%20tensors",
+        ],
+        3,
+    ),
 )
 def test_further_pages(browser: Any, address: str, path: str) -> None:
     """Pages of a real trace and of the trace of evil names: complete, in order, and harmless."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.jobs import JOBS, at_once, free_port, run, torchrun, traced
+from support.sampling import sampled
 from support.traces import Recorded
 from torch import nn
 
@@ -50,22 +51,25 @@ def command_of(job: str, launch: str) -> list[str]:
     }[launch]
 
 
+ON_DDP = [
+    pytest.param(
+        *("with_accelerate.py", PERCEPTRON, PERCEPTRON_BYTES, "accelerate"),
+        marks=client("accelerate"),
+    ),
+    pytest.param(
+        *("with_lightning.py", {f"net.{name}" for name in PERCEPTRON}, PERCEPTRON_BYTES),
+        "python",
+        marks=client("lightning"),
+    ),
+    pytest.param(
+        *("with_transformers.py", GPT2, 112_128, "torchrun"), marks=client("transformers")
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("job", "names", "gradient_bytes", "launch"),
-    [
-        pytest.param(
-            *("with_accelerate.py", PERCEPTRON, PERCEPTRON_BYTES, "accelerate"),
-            marks=client("accelerate"),
-        ),
-        pytest.param(
-            *("with_lightning.py", {f"net.{name}" for name in PERCEPTRON}, PERCEPTRON_BYTES),
-            "python",
-            marks=client("lightning"),
-        ),
-        pytest.param(
-            *("with_transformers.py", GPT2, 112_128, "torchrun"), marks=client("transformers")
-        ),
-    ],
+    [ON_DDP[number] for number in sampled(range(len(ON_DDP)), 2)],
 )
 def test_clients_on_ddp(
     tmp_path: Path, job: str, names: set[str], gradient_bytes: int, launch: str

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.jobs import DDLTRACE, JOBS, ONE_RANK, on_ranks, run, start, traced, without_native_logs
+from support.sampling import sampled
 
 from ddltrace.tracer.trace.event_reader import read_events
 from ddltrace.tracer.trace.run_reader import read_run
@@ -67,7 +68,7 @@ def test_a_full_disk_costs_events_all_counted(
     assert line in report.stdout
 
 
-@pytest.mark.parametrize("status", [0, 8])
+@pytest.mark.parametrize("status", sampled([0, 8], 1))
 @pytest.mark.parametrize("options", ["ro", "size=4k,nr_inodes=2"])
 def test_a_disk_that_takes_nothing_from_the_start(
     mounted: Callable[[str], Path], tmp_path: Path, options: str, status: int
@@ -81,7 +82,7 @@ def test_a_disk_that_takes_nothing_from_the_start(
         assert line.startswith("ddltrace: nothing is recorded, the job runs untraced: ")
 
 
-@pytest.mark.parametrize("status", [0, 8])
+@pytest.mark.parametrize("status", sampled([0, 8], 1))
 def test_a_directory_that_vanishes_before_the_job_records(tmp_path: Path, status: int) -> None:
     trace = tmp_path / "trace"
     code = f"import shutil; shutil.rmtree({str(trace)!r})\n{JOB}raise SystemExit({status})"

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from pandas.testing import assert_frame_equal
 from support.jobs import Done, on_ranks, run, traced
+from support.sampling import sampled
 from support.traces import SAME_OF_MESSAGES, last_of_messages, read_last_rows
 
 from ddltrace.tracer.trace.run_info import GroupInfo
@@ -38,7 +39,7 @@ def messages(trace: Path, rank: int) -> tuple[pd.DataFrame, dict[str, GroupInfo]
     return frame, {group.name: group for group in info.groups}
 
 
-@pytest.mark.parametrize("how", ["backend", "handles", "blocking", "inner"])
+@pytest.mark.parametrize("how", sampled(["backend", "handles", "blocking", "inner"], 2))
 def test_the_same_is_recorded_as_by_a_group_of_pytorch(
     tmp_path: Path, by_gloo: tuple[Path, list[str]], how: str
 ) -> None:
