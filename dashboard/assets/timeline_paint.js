@@ -158,6 +158,8 @@
       const origin = ns.GUTTER - view.t0 * k;
       const cell = (frame.t1 - frame.t0) / frame.pixels;
       const edge = (number) => Math.round((frame.t0 + number * cell) * k + origin - ns.GUTTER);
+      const colorOf = (full, dimmed, i) =>
+        dim ? dimmed[role[i]] : full[role[i]][ns.shadeOf(name[i])][ns.coverOf(cover[i])];
       const labels = [], columns = this.columns;
       let style = "", painted = -1;
       columns.begin(width - ns.GUTTER);
@@ -165,7 +167,6 @@
         const x0 = start[i] * k + origin;
         if (x0 > width) break;
         const x1 = end[i] * k + origin;
-        const shade = ns.shadeOf(name[i]), covered = ns.coverOf(cover[i]);
         let w = x1 - x0;
         if (w < 1) {
           // One interval per pixel is enough.
@@ -179,14 +180,14 @@
           }
           first = Math.max(first, painted + 1);
           if (first >= last) continue;
-          const pixel = dim ? p.dimPixel[role[i]] : p.fillPixel[role[i]][shade][covered];
+          const pixel = colorOf(p.fillPixel, p.dimPixel, i);
           for (let column = first; column < last; column++) columns.set(column, pixel);
           painted = first;
           this.painted++;
           continue;
         }
         if (w > 3) w -= 0.6;
-        const color = dim ? p.dim[role[i]] : p.fill[role[i]][shade][covered];
+        const color = colorOf(p.fill, p.dim, i);
         if (color !== style) c.fillStyle = style = color;
         const left = Math.max(x0, ns.GUTTER - 4);
         c.fillRect(left, y, Math.min(w, x0 + w - left), height);

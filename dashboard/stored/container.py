@@ -115,17 +115,18 @@ class ArrayReader:
             if offset + size != os.fstat(file.fileno()).st_size:
                 raise InvalidCacheError("it is truncated")
             places = header[-_PLACES.size :]
+            document = os.pread(file.fileno(), size, offset)
             if _is_private(file.fileno()):
-                document = os.pread(file.fileno(), size, offset)
                 expected = _signature_of_document(secret, document, places)
-                is_valid = hmac.compare_digest(expected, of_document)
-                is_valid = is_valid and _checksum_of(file) == checksum
+                is_valid = (
+                    hmac.compare_digest(expected, of_document) and _checksum_of(file) == checksum
+                )
             else:
                 is_valid = hmac.compare_digest(_signature_of_all(file, secret, places), of_all)
             if not is_valid:
                 raise InvalidCacheError("it is damaged or not this user's")
             self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.document: Any = json.loads(self._content[offset : offset + size])
+        self.document: Any = json.loads(document)
 
     def release(self) -> None:
         """Releases the pages read so far from this process's memory; they can be read again."""

@@ -2,8 +2,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { load, plain } from "./load.mjs";
 
-/** A document whose canvases write down what is drawn on them. */
-function page() {
+/** Columns, a context that writes down which images are drawn, and the contexts of their canvases. */
+function setUp() {
   const made = [];
   const createElement = () => {
     const context = { put: [], putImageData(image, ...place) { this.put.push([[...new Uint32Array(image.data.buffer)], ...place]); } };
@@ -13,7 +13,10 @@ function page() {
   class ImageData {
     constructor(data, width) { Object.assign(this, { data, width }); }
   }
-  return { made, document: { createElement }, ImageData };
+  const { Columns, pixelOf } = load(["timeline_columns"], { document: { createElement }, ImageData });
+  const drawn = [];
+  const context = { drawImage: (_image, ...place) => drawn.push(place) };
+  return { columns: new Columns(), pixelOf, context, drawn, made };
 }
 
 const RED = [255, 0, 0], BLUE = [0, 0, 255];
@@ -25,10 +28,7 @@ test("a pixel holds its color as images do", () => {
 });
 
 test("columns are one image from the first to the last of them", () => {
-  const { made, ...globals } = page();
-  const { Columns, pixelOf } = load(["timeline_columns"], globals);
-  const columns = new Columns(), drawn = [];
-  const context = { drawImage: (_image, ...place) => drawn.push(place) };
+  const { columns, pixelOf, context, drawn, made } = setUp();
   columns.begin(8);
   for (const [column, color] of [[2, RED], [5, BLUE], [-1, RED], [8, RED]]) columns.set(column, pixelOf(color));
   columns.paint(context, 100, 30, 12);
@@ -38,10 +38,7 @@ test("columns are one image from the first to the last of them", () => {
 });
 
 test("a row begins empty, and an empty row paints nothing", () => {
-  const { made, ...globals } = page();
-  const { Columns, pixelOf } = load(["timeline_columns"], globals);
-  const columns = new Columns(), drawn = [];
-  const context = { drawImage: (_image, ...place) => drawn.push(place) };
+  const { columns, pixelOf, context, drawn, made } = setUp();
   columns.begin(4);
   columns.set(0, pixelOf(RED));
   columns.paint(context, 0, 0, 5);

@@ -428,7 +428,7 @@ def test_updates_of_two_optimizers_are_one_step_of_a_slow_rank(
         def begin(self, step: int) -> None:
             begun.append(step)
 
-    # Both are replaced for the job's lifetime: this restores them.
+    # A slow rank replaces it until the job ends; setting it here restores it after the test.
     ddp: Any = DistributedDataParallel
     monkeypatch.setattr(ddp, "__init__", ddp.__init__)
     monkeypatch.setattr(slow_rank, "Straggler", Recorded)
