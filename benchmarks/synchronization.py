@@ -22,8 +22,9 @@ from page_section import PAGE, write_image, write_section
 from svg_plots import Bar, bars
 
 from ddltrace.analyzer.formatting.units import NOT_KNOWN
+from ddltrace.experiments.harness.file_names import RESULTS_FILE
 from ddltrace.experiments.harness.results import Results, Row
-from ddltrace.experiments.harness.results_file import RESULTS_FILE, read
+from ddltrace.experiments.harness.results_file import read
 from ddltrace.experiments.harness.synchronization_table import cells, distribution_text
 
 STRAGGLERS: Final = {

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 from urllib.parse import parse_qs, urlencode
+
+EXPERIMENTS_PATH: Final = "/experiments"
 
 _MAX_DIGITS = 9
 _MAX_TEXT = 1 << 15

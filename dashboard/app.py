@@ -11,16 +11,14 @@ import dash
 from dash import ALL, MATCH, Input, Output, State, ctx, dcc, html, no_update
 
 from ddltrace.analyzer.formatting.units import printable
-from ddltrace.dashboard.address import Address
+from ddltrace.dashboard.address import EXPERIMENTS_PATH, Address
 from ddltrace.dashboard.hosts import check_host
 from ddltrace.dashboard.pages import (
     critical_path_page,
-    experiments_page,
     live_page,
     sql_page,
 )
 from ddltrace.dashboard.pages.page_list import PAGES, Page, make_figure, page_at
-from ddltrace.dashboard.pages.run_callbacks import add_run_callbacks
 from ddltrace.dashboard.pages.run_routes import add_run_routes
 from ddltrace.dashboard.pages.timeline_page import (
     event_panel,
@@ -111,12 +109,17 @@ def create_app(workspace: Workspace, *, loopback: bool = True) -> dash.Dash:
     _add_step_callbacks(app)
     _add_sql_callbacks(app, workspace)
     if workspace.runs is not None:
+        from ddltrace.dashboard.pages.run_callbacks import add_run_callbacks
+
         add_run_callbacks(app, workspace, workspace.runs)
     live_page.add_callbacks(app, workspace)
     critical_path_page.add_callbacks(app, workspace)
     add_routes(app.server, workspace)
     add_run_routes(app.server, workspace)
     _secure(app, loopback=loopback)
+    # Dash prepares itself during its first request: another one at the same time would get a page
+    # without scripts, and scripts are not served before that.
+    app.server.test_client().get("/")
     return app
 
 
@@ -232,6 +235,8 @@ def _add_shell_callbacks(app: dash.Dash, workspace: Workspace) -> None:
         shown = ctx.triggered_id
         if not isinstance(shown, dict):
             return no_update
+        from ddltrace.dashboard.pages import experiments_page
+
         if not experiments_page.has_changed(workspace, Address.parse(search), shown["version"]):
             return no_update
         try:
@@ -284,7 +289,7 @@ def page_content(workspace: Workspace, page: Page, address: Address) -> Componen
 
 def _is_offered(workspace: Workspace, page: Page, address: Address) -> bool:
     """Whether the navigation offers a page: not without an experiment, or a job that runs."""
-    if page.path == experiments_page.PATH:
+    if page.path == EXPERIMENTS_PATH:
         return bool(workspace.experiments) or workspace.runs is not None
     if page.path == live_page.PATH:
         return address.trace < len(workspace.traces) and workspace.is_running(address.trace)
@@ -298,7 +303,7 @@ def _add_choice_callbacks(app: dash.Dash, workspace: Workspace) -> None:
         pathname: str | None, search: str | None
     ) -> tuple[list[dict[str, Any]], int | None, bool]:
         number = Address.parse(search).trace
-        hidden = pathname in ("/compare", "/experiments", "/traces")
+        hidden = pathname in ("/compare", EXPERIMENTS_PATH, "/traces")
         options = _trace_options(workspace)
         return options, number if number < len(options) else None, hidden
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ddltrace.experiments.harness.results_file import RESULTS_FILE
+from ddltrace.experiments.harness.file_names import RESULTS_FILE
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.storage.location import Location, location_of
 from ddltrace.tracer.trace.trace_files import RUN_FILE

@@ -1,19 +1,22 @@
-"""The experiments of one dashboard: results that may still grow, and their timelines."""
+"""The experiments of one dashboard: results that may still grow, and their timelines.
+
+The modules that read results are imported on first use: most dashboards show no experiment.
+"""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard.rank_breakdowns import Breakdown, rank_breakdowns
-from ddltrace.experiments.harness.results import Results
-from ddltrace.experiments.harness.results_file import RESULTS_FILE, read
-from ddltrace.experiments.harness.results_table import label
-from ddltrace.experiments.harness.step_timeline import StepTimeline, median_step_timeline
+from ddltrace.experiments.harness.file_names import RESULTS_FILE
 from ddltrace.tracer.errors import DdltraceError
+
+if TYPE_CHECKING:
+    from ddltrace.experiments.harness.results import Results
+    from ddltrace.experiments.harness.step_timeline import StepTimeline
 
 MISSING: Final = "missing"
 """The version of missing results."""
@@ -49,6 +52,8 @@ class OpenExperiment:
         Raises:
             TraceError: The file cannot be read or is damaged.
         """
+        from ddltrace.experiments.harness.results_file import read
+
         with self._lock:
             version = self.version
             if self._results is None or version != self._read_version:
@@ -70,6 +75,8 @@ class OpenExperiment:
 
         Strategies whose traces cannot be analyzed are left out.
         """
+        from ddltrace.experiments.harness.results_table import label
+
         found: dict[str, list[Breakdown]] = {}
         for row in self.results.rows:
             run = next((run for run in row.runs if run.is_finished and run.trace), None)
@@ -86,6 +93,8 @@ class OpenExperiment:
         path = (self.directory / name).resolve()
         if not path.is_relative_to(self.directory.resolve()):
             return []  # a damaged file could name a folder elsewhere
+        from ddltrace.analyzer.analysis import analyze_in_full
+
         try:
             return rank_breakdowns(analyze_in_full(open_trace(path)))
         except DdltraceError:
@@ -93,6 +102,9 @@ class OpenExperiment:
 
     def steps(self) -> dict[str, StepTimeline]:
         """The median step of the first finished run of each strategy, by the row's label."""
+        from ddltrace.experiments.harness.results_table import label
+        from ddltrace.experiments.harness.step_timeline import median_step_timeline
+
         found: dict[str, StepTimeline] = {}
         for row in self.results.rows:
             run = next((run for run in row.runs if run.is_finished and run.trace), None)

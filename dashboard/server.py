@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ddltrace.tracer.errors import DdltraceError, UsageError
 
 if TYPE_CHECKING:
-    from flask import Flask
+    from ddltrace.dashboard.starting import StartingApp, WsgiApp
 
 FIRST_PORT: Final = 8050
 _PORTS_TRIED: Final = 50
@@ -80,7 +80,7 @@ def url_of(server: socket.socket) -> str:
 
 
 @contextmanager
-def running(app: Flask, listening: socket.socket) -> Iterator[str]:
+def running(app: WsgiApp, listening: socket.socket) -> Iterator[str]:
     """Serves in the background for the duration of the context.
 
     Args:
@@ -116,16 +116,20 @@ def running(app: Flask, listening: socket.socket) -> Iterator[str]:
             thread.join()
 
 
-def serve(app: Flask, listening: socket.socket, ready: Callable[[str], None]) -> None:
+def serve(starting: StartingApp, listening: socket.socket, start: Callable[[str], WsgiApp]) -> None:
     """Serves until SIGINT or SIGTERM.
 
     Args:
-        app: The WSGI application.
+        starting: Answers while the app is made.
         listening: A listening socket, see `bind`.
-        ready: Called with the address once requests are served.
+        start: Makes the WSGI application, given the address; requests are accepted meanwhile.
     """
-    with closing(_StopSignals()) as signals, running(app, listening) as url:
-        ready(url)
+    with closing(_StopSignals()) as signals, running(starting, listening) as url:
+        app = None
+        try:
+            app = start(url)
+        finally:
+            starting.complete(app)
         signals.wait()
 
 

@@ -247,10 +247,10 @@ def run_command(
     DistributedDataParallel, and ended after --steps. Without COMMAND, a built-in workload is
     trained.
     """
+    from ddltrace.experiments.harness.file_names import RESULTS_FILE
     from ddltrace.experiments.harness.job_command import check_own_command
     from ddltrace.experiments.harness.progress_bar import ProgressBar
     from ddltrace.experiments.harness.results import UNCHANGED
-    from ddltrace.experiments.harness.results_file import RESULTS_FILE
     from ddltrace.experiments.harness.runner import run_experiment
     from ddltrace.experiments.harness.settings import Settings
     from ddltrace.experiments.pacing.profile import PROFILE_FILE
@@ -323,8 +323,9 @@ def resume_command(directory: Path, html: Path | None, as_json: bool) -> None:
     Finished runs are kept. Runs that are missing, failed or hung are made again with the
     experiment's own settings.
     """
+    from ddltrace.experiments.harness.file_names import RESULTS_FILE
     from ddltrace.experiments.harness.progress_bar import ProgressBar
-    from ddltrace.experiments.harness.results_file import RESULTS_FILE, read
+    from ddltrace.experiments.harness.results_file import read
     from ddltrace.experiments.harness.run_plan import plan_runs
     from ddltrace.experiments.harness.runner import resume_experiment, settings_of
 

@@ -8,6 +8,7 @@ its own build, which pip must not replace.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from typing import Final
 
@@ -59,22 +60,29 @@ USES: Final[Mapping[str, str]] = {
 """Extra -> the commands that need it."""
 
 
-def missing_packages(extra: str) -> list[str]:
-    """The packages of an extra that cannot be imported here."""
-    return [package for package, module in EXTRAS[extra].items() if not _imports(module)]
+def missing_packages(extra: str, *, by_import: bool = True) -> list[str]:
+    """The packages of an extra that cannot be imported here.
+
+    Args:
+        extra: A key of `EXTRAS`.
+        by_import: Whether they are imported for that; otherwise, they count if they are found.
+    """
+    is_there = _imports if by_import else _is_found
+    return [package for package, module in EXTRAS[extra].items() if not is_there(module)]
 
 
-def require_extra(extra: str, feature: str) -> None:
+def require_extra(extra: str, feature: str, *, by_import: bool = True) -> None:
     """Checks that the packages of an extra are installed.
 
     Args:
         extra: A key of `EXTRAS`.
         feature: What needs them, as the user asked for it, such as ``ddltrace dashboard``.
+        by_import: See `missing_packages`.
 
     Raises:
         MissingCapabilityError: A package is missing; the message names the `pip install`.
     """
-    missing = missing_packages(extra)
+    missing = missing_packages(extra, by_import=by_import)
     if missing:
         raise MissingCapabilityError(
             f"{feature} needs {', '.join(missing)}: pip install 'ddltrace[{extra}]'"
@@ -92,6 +100,13 @@ def require_torch(feature: str) -> None:
             f"{feature} needs PyTorch 2.6 or newer: install the build for this machine "
             "(https://pytorch.org/get-started)"
         )
+
+
+def _is_found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:  # of the package that contains it
+        return False
 
 
 def _imports(module: str) -> bool:

@@ -429,24 +429,26 @@ def base_figure(height: int) -> go.Figure:
     Args:
         height: In pixels.
     """
-    figure = go.Figure()
-    figure.update_layout(
-        template="none",
-        height=height,
-        margin={"l": 8, "r": 12, "t": 34, "b": 8},
-        legend={
-            "orientation": "h",
-            "x": 0,
-            "y": 1.0,
-            "yanchor": "bottom",
-            "traceorder": "normal",
-            "itemsizing": "constant",
-        },
-        showlegend=True,
+    axis = {"automargin": True, "zeroline": False}
+    # All at once: each update checks the whole figure.
+    return go.Figure(
+        layout={
+            "template": "none",
+            "height": height,
+            "margin": {"l": 8, "r": 12, "t": 34, "b": 8},
+            "legend": {
+                "orientation": "h",
+                "x": 0,
+                "y": 1.0,
+                "yanchor": "bottom",
+                "traceorder": "normal",
+                "itemsizing": "constant",
+            },
+            "showlegend": True,
+            "xaxis": axis,
+            "yaxis": axis,
+        }
     )
-    figure.update_xaxes(automargin=True, zeroline=False)
-    figure.update_yaxes(automargin=True, zeroline=False)
-    return figure
 
 
 def _array(values: Sequence[float | None]) -> npt.NDArray[np.float64]:

@@ -9,6 +9,7 @@ from dash import dcc, html
 
 from ddltrace.analyzer.formatting.units import printable
 from ddltrace.dashboard import charts
+from ddltrace.dashboard.address import EXPERIMENTS_PATH
 from ddltrace.dashboard.experiments import MISSING
 from ddltrace.dashboard.pages.experiment_table import is_sound, strategies_card
 from ddltrace.dashboard.pages.run_form import run_card, run_panel
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from ddltrace.dashboard.workspace import Workspace
     from ddltrace.experiments.harness.results import Results
 
-PATH: Final = "/experiments"
 _REFRESH_MS: Final = 2000
 
 FIGURES: Final[dict[str, Callable[[OpenExperiment], go.Figure | None]]] = {
@@ -114,7 +114,7 @@ def experiment_results(workspace: Workspace, address: Address) -> list[Any]:
     parts: list[Any] = [
         _choice(workspace, experiment, address),
         _headline(experiment, results),
-        strategies_card(results, experiment, workspace, address, PATH),
+        strategies_card(results, experiment, workspace, address, EXPERIMENTS_PATH),
         html.Div(cards, className="cards"),
         card(
             "How to read the table",
@@ -146,7 +146,7 @@ def _choice(workspace: Workspace, chosen: OpenExperiment, address: Address) -> C
             *(
                 dcc.Link(
                     one.title,
-                    href=address.link(PATH, experiment=one.number),
+                    href=address.link(EXPERIMENTS_PATH, experiment=one.number),
                     className="filter here" if one is chosen else "filter",
                 )
                 for one in workspace.experiments

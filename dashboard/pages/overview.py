@@ -11,7 +11,7 @@ from ddltrace.analyzer.formatting.units import bytes_text, printable, share_text
 from ddltrace.analyzer.report import figures
 from ddltrace.analyzer.report.sentences import sentences
 from ddltrace.dashboard import charts
-from ddltrace.dashboard.address import Address
+from ddltrace.dashboard.address import EXPERIMENTS_PATH, Address
 from ddltrace.dashboard.widgets import card, empty, graph, notes_box, table, tiles
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _findings(opened: OpenTrace, address: Address | None) -> Component:
                 dcc.Link(
                     "Test it in an experiment",
                     href=(address or Address()).link(
-                        "/experiments",
+                        EXPERIMENTS_PATH,
                         trace=opened.number,
                         strategies="\n".join(_baseline_first(finding.strategies)),
                         job=f"trace:{opened.number}",

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from ddltrace.dashboard.address import EXPERIMENTS_PATH
 from ddltrace.dashboard.pages import (
     communication_page,
     comparison_matrix,
     comparison_page,
     critical_path_page,
-    experiments_page,
     live_page,
     overview,
     sql_page,
@@ -63,6 +63,13 @@ def _of_trace(make: Callable[[OpenTrace, Address], Component]) -> Any:
     return lambda workspace, address: make(workspace.get(address.trace), address)
 
 
+def _experiments_page(workspace: Workspace, address: Address) -> Component:
+    """The page of experiments, which is imported on first use: most dashboards show none."""
+    from ddltrace.dashboard.pages.experiments_page import experiments_page
+
+    return experiments_page(workspace, address)
+
+
 PAGES: Final = (
     Page("/", "Overview", _of_trace(overview.overview_page)),
     Page("/timeline", "Timeline", _of_trace(lambda opened, _: timeline_page(opened))),
@@ -74,7 +81,7 @@ PAGES: Final = (
         "Compare",
         comparison_page.compare_page,
     ),
-    Page("/experiments", "Experiments", experiments_page.experiments_page),
+    Page(EXPERIMENTS_PATH, "Experiments", _experiments_page),
     Page("/sql", "SQL", _of_trace(sql_page.sql_page)),
     Page(live_page.PATH, "Live", live_page.live_page),
     Page("/traces", "Traces", lambda workspace, _: traces_page.traces_page(workspace)),
@@ -120,6 +127,9 @@ def make_figure(workspace: Workspace, name: str, address: Address) -> go.Figure 
         return of_pair(pair)
     if (of_all := comparison_matrix.FIGURES.get(name)) is not None:
         return of_all(workspace)
-    if (of_experiment := experiments_page.FIGURES.get(name)) is not None:
-        return of_experiment(workspace.experiment(address.number("experiment", 0)))
+    if workspace.experiments:
+        from ddltrace.dashboard.pages.experiments_page import FIGURES
+
+        if (of_experiment := FIGURES.get(name)) is not None:
+            return of_experiment(workspace.experiment(address.number("experiment", 0)))
     return None

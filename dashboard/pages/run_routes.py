@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from ddltrace.dashboard.hosts import host_of, is_loopback
-from ddltrace.dashboard.runs.run_control import RunInProgressError
-from ddltrace.dashboard.runs.run_request import read_request
 from ddltrace.tracer.errors import DdltraceError
 
 if TYPE_CHECKING:
@@ -49,6 +47,9 @@ def add_run_routes(server: Flask, workspace: Workspace) -> None:
         values = request.get_json(silent=True)
         if not isinstance(values, dict):
             return _answer("the request is no JSON object", 400)
+        from ddltrace.dashboard.runs.run_control import RunInProgressError
+        from ddltrace.dashboard.runs.run_request import read_request
+
         commands = {one.number: one.trace.run.command or () for one in workspace.traces}
         try:
             wanted = read_request(values, commands)

@@ -16,7 +16,7 @@ from typing import Final
 
 import psutil
 
-from ddltrace.experiments.harness.results_file import RESULTS_FILE
+from ddltrace.experiments.harness.file_names import RESULTS_FILE
 from ddltrace.tracer.errors import DdltraceError
 from ddltrace.tracer.trace.trace_files import RUN_FILE
 

@@ -19,7 +19,6 @@ import json
 import math
 import mmap
 import os
-import stat
 import struct
 from collections.abc import Iterator
 from io import RawIOBase
@@ -29,6 +28,8 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
+
+from ddltrace.dashboard.stored.user_files import is_private
 
 _MAGIC: Final = b"ddlcach2"
 _HEADER: Final = struct.Struct("<8s32s32sQQQ")
@@ -116,7 +117,7 @@ class ArrayReader:
                 raise InvalidCacheError("it is truncated")
             places = header[-_PLACES.size :]
             document = os.pread(file.fileno(), size, offset)
-            if _is_private(file.fileno()):
+            if is_private(file.fileno()):
                 expected = _signature_of_document(secret, document, places)
                 is_valid = (
                     hmac.compare_digest(expected, of_document) and _checksum_of(file) == checksum
@@ -140,12 +141,6 @@ class ArrayReader:
         flat: npt.NDArray[Any] = np.frombuffer(self._content, kind, count=count, offset=offset)
         shaped: npt.NDArray[Any] = flat.reshape(shape)
         return shaped
-
-
-def _is_private(descriptor: int) -> bool:
-    """Whether no other user (but root) can have written to an open file."""
-    status = os.fstat(descriptor)
-    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _signature_of_document(secret: bytes, document: bytes, places: bytes) -> bytes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import secrets
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+from ddltrace.dashboard.stored.user_files import user_folder
 from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.trace.trace_files import RUN_FILE, event_path
 
@@ -27,37 +27,6 @@ if TYPE_CHECKING:
 FOLDER: Final = ".ddltrace-cache"
 FORMAT: Final = 4
 """Format version of the stored records; files of another format or ddltrace version are rebuilt."""
-
-_SECRET_BYTES: Final = 32
-
-
-def user_folder() -> Path:
-    """The folder of ddltrace in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddltrace"
-
-
-def user_secret() -> bytes:
-    """The key that marks files as written by this user; made on first use.
-
-    Raises:
-        OSError: The user's cache cannot be written.
-    """
-    path = user_folder() / "cache.key"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        if len(secret := path.read_bytes()) == _SECRET_BYTES:
-            return secret
-        path.unlink()
-    # Linked into place: a concurrent process sees a whole key or none.
-    handle, name = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(secrets.token_bytes(_SECRET_BYTES))
-        with contextlib.suppress(FileExistsError):
-            os.link(name, path)
-    finally:
-        os.unlink(name)
-    return path.read_bytes()
 
 
 def content_key(trace: Trace) -> str:

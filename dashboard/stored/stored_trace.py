@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.engine.engine import EmbeddedEngine
-from ddltrace.analyzer.measures.slack_rows import slack_rows
 from ddltrace.dashboard.stored.container import ArrayReader, ArrayWriter, InvalidCacheError
 from ddltrace.dashboard.stored.place import (
     content_key,
@@ -21,10 +21,10 @@ from ddltrace.dashboard.stored.place import (
     folders,
     remove_others,
     replacing,
-    user_secret,
 )
 from ddltrace.dashboard.stored.progress import Progress
 from ddltrace.dashboard.stored.records import Decoder, Encoder
+from ddltrace.dashboard.stored.user_files import user_secret
 from ddltrace.dashboard.timeline.tracks import Timeline, build_rank
 from ddltrace.tracer.errors import TraceError
 
@@ -143,6 +143,12 @@ class Stored:
         self.reading.is_under_way = False
         self._remove_others()
 
+    @property
+    def has_analysis(self) -> bool:
+        """Whether there is a file of the analysis, valid or not."""
+        name = file_name(ANALYSIS, self._secret)
+        return any((folder / name).is_file() for folder in folders(self._trace))
+
     def analyzed(self) -> Analyzed:
         """The analysis; if it is not stored, built by another process or by the trace's engine."""
         if (found := self._read(ANALYSIS)) is None:
@@ -223,7 +229,8 @@ class Stored:
                 continue  # it is built again
             if reader.document[:2] == [kind, self._key]:
                 self._readers.append(reader)
-                found, *learned = Decoder(reader).decode(reader.document[2])
+                with _collector_paused():
+                    found, *learned = Decoder(reader).decode(reader.document[2])
                 self._adopt(*learned)
                 return found
         return None
@@ -285,6 +292,8 @@ class Stored:
         Raises:
             OSError: It cannot be written.
         """
+        from ddltrace.analyzer.analysis import analyze_in_full
+
         self._write(
             ANALYSIS, lambda encoder: encoder.encode(analyze_in_full(shortened(self._trace)))
         )
@@ -295,6 +304,8 @@ class Stored:
         Raises:
             OSError: It cannot be written.
         """
+        from ddltrace.analyzer.measures.slack_rows import slack_rows
+
         rows = slack_rows(shortened(self._trace), self.analyzed())
         self._write(SLACK, lambda encoder: encoder.encode(rows))
 
@@ -334,6 +345,18 @@ def _parts_of(trace: Trace) -> list[list[int]]:
 
 def _events_of(trace: Trace, ranks: Sequence[int]) -> int:
     return sum(info.events or 0 for info in trace.run.ranks if info.rank in ranks)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Pauses the garbage collector, which would look through all new records again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _changed(trace: Trace) -> str:

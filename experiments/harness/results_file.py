@@ -9,15 +9,13 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from ddltrace.experiments.harness.file_names import ARROW_FILE, RESULTS_FILE
 from ddltrace.experiments.harness.measurement import measure
 from ddltrace.experiments.harness.results import SCHEMA, Results, Row, summarize
 from ddltrace.experiments.harness.run_record import Run
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.json_files import write_json_atomically
 from ddltrace.tracer.trace.trace_files import RUN_FILE
-
-RESULTS_FILE: Final = "results.json"
-ARROW_FILE: Final = "results.arrow"
 
 STEPS: Final = pa.schema(
     [

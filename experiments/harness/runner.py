@@ -13,6 +13,7 @@ import msgspec
 
 from ddltrace.experiments.architectures.parameter_server import SERVER_DIED
 from ddltrace.experiments.harness import outcomes, results_file
+from ddltrace.experiments.harness.file_names import RESULTS_FILE
 from ddltrace.experiments.harness.job_command import job_command, log_path, outcome_path
 from ddltrace.experiments.harness.job_process import JobEnd, interruptible, run_job
 from ddltrace.experiments.harness.loss_curves import smoothed
@@ -78,7 +79,7 @@ def resume_experiment(directory: Path, progress: Progress) -> Results:
         TraceError: The directory holds no experiment, or one that is damaged.
         Interrupted: A signal came.
     """
-    results = results_file.read(directory / results_file.RESULTS_FILE)
+    results = results_file.read(directory / RESULTS_FILE)
     settings = settings_of(results, directory)
     kept = {
         (run.strategy, run.round): run

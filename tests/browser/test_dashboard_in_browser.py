@@ -23,9 +23,11 @@ import ddltrace
 from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.dashboard.app import create_app
 from ddltrace.dashboard.experiments import OpenExperiment
+from ddltrace.dashboard.first_page import keep_first_page, load_first_page
 from ddltrace.dashboard.pages.sql_page import EXAMPLES
 from ddltrace.dashboard.runs.allowed_runs import AllowedRuns
 from ddltrace.dashboard.server import bind, running
+from ddltrace.dashboard.starting import StartingApp
 from ddltrace.dashboard.stored import stored_trace
 from ddltrace.dashboard.workspace import Workspace
 from ddltrace.tracer.trace.event_file import write_events
@@ -886,6 +888,32 @@ def test_a_server_that_went_away_is_told_of(browser: Any) -> None:
         gone.wait_for(state="detached")
     visit.page.get_by_role("link", name="Overview").click()
     gone.wait_for()
+
+
+@pytest.mark.parametrize("path", ["", "timeline"])
+def test_a_page_loads_while_the_server_is_starting(browser: Any, tmp_path: Path, path: str) -> None:
+    workspace = Workspace([ddltrace.open(SAMPLES[0])])
+    app = create_app(workspace)
+    keep_first_page(app.server, ["/", "/timeline"], tmp_path / "note.json")
+    starting = StartingApp(load_first_page(tmp_path / "note.json"), loopback=True)
+    with running(starting, bind("127.0.0.1", None)) as url:
+        visit = Visit(browser, url, path)
+        assert visit.page.locator("._dash-loading").is_visible()
+        if not path:
+            visit.until_true(
+                lambda: visit.page.evaluate("typeof window.Plotly?.newPlot") == "function",
+                "Plotly is evaluated before there is an app",
+            )
+        starting.complete(app.server)
+        if path:
+            visit.timeline()
+        else:
+            visit.page.wait_for_selector(".graph .js-plotly-plot .main-svg")
+        loaded = visit.page.evaluate(
+            "performance.getEntriesByType('resource').filter(e => /plotly.min/.test(e.name)).length"
+        )
+    assert loaded == (0 if path else 1)
+    assert visit.troubles == []
 
 
 def test_an_experiment_is_started_and_cancelled_from_its_page(browser: Any, tmp_path: Path) -> None:

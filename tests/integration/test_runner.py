@@ -14,8 +14,9 @@ import pyarrow as pa
 import pytest
 
 from ddltrace.experiments.harness import processor_time, runner
+from ddltrace.experiments.harness.file_names import ARROW_FILE, RESULTS_FILE
 from ddltrace.experiments.harness.results import Results
-from ddltrace.experiments.harness.results_file import ARROW_FILE, RESULTS_FILE, load
+from ddltrace.experiments.harness.results_file import load
 from ddltrace.experiments.harness.run_plan import PlannedRun, plan_runs
 from ddltrace.experiments.harness.run_record import Run
 from ddltrace.experiments.harness.settings import Settings

@@ -206,6 +206,8 @@ ORDER = {
             "runs",
             "timeline",
             "stored",
+            "first_page",
+            "starting",
             "widgets",
             "rank_breakdowns",
             "charts",
@@ -214,7 +216,7 @@ ORDER = {
             "server",
             "pages",
         ),
-        *("app", "commands", "__init__"),
+        *("app", "start", "commands", "__init__"),
     ),
 }
 

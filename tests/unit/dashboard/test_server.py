@@ -86,9 +86,11 @@ def test_a_signal_that_another_thread_receives_ends_the_server():
 import signal, threading, time
 from flask import Flask
 from ddltrace.dashboard.server import bind, serve
+from ddltrace.dashboard.starting import StartingApp
 
-def ready(url):
+def start(url):
     threading.Thread(target=receive, daemon=True).start()
+    return Flask("server")
 
 def receive():
     time.sleep(0.2)  # the main thread waits by then; if not, the test passes as well
@@ -96,7 +98,7 @@ def receive():
     time.sleep(600)
 
 with bind("127.0.0.1", None) as listening:
-    serve(Flask("server"), listening, ready)
+    serve(StartingApp(None, loopback=True), listening, start)
 print("ended")
 """
     done = subprocess.run(
