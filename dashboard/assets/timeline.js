@@ -9,6 +9,7 @@
   const CLICK_SLOP = 4; // px
   const LINK_MS = 150;
   const STAGE_MS = 300; // between questions for the next stage of a timeline that is being built
+  const SHARP_MS = 25;
   const RULER_HEIGHT = 28;
   const NO_EVENT = 0xffffffff; // marks an interval that was computed, not recorded
   const MINIMAP_HEIGHT = 56;
@@ -146,6 +147,9 @@
       await this.addMinimap();
       while (!this.whole && !this.closed && !this.failed) await this.sharpen();
       if (this.closed || this.failed) return;
+      // What follows takes processor time of the server, in which it would not answer the frame.
+      await this.untilSharp();
+      if (this.closed || this.failed) return;
       await this.addCounters();
       if (this.layout.path) await this.addPath();
       // Values that require the analysis, which may take a while.
@@ -208,6 +212,12 @@
       const share = Math.floor((100 * reading.read) / Math.max(1, reading.events));
       this.reading.textContent = `Coarse picture: ${share} % of ${ns.countText(reading.events)} events read …`;
       this.reading.style.setProperty("--share", share + "%");
+    }
+
+    async untilSharp() {
+      while (!this.root.dataset.sharp && !this.closed && !this.failed) {
+        await new Promise((done) => setTimeout(done, SHARP_MS));
+      }
     }
 
     async addCounters() {

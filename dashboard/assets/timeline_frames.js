@@ -119,7 +119,8 @@
       if (!this.timer) this.since = now;
       clearTimeout(this.timer);
       clearTimeout(this.widening);
-      const delay = Math.max(0, Math.min(SETTLE_MS, this.since + PATIENCE_MS - now));
+      const settling = Math.max(0, Math.min(SETTLE_MS, this.since + PATIENCE_MS - now));
+      const delay = this.current === null ? 0 : settling; // there is nothing to look at yet
       this.timer = setTimeout(() => { this.timer = 0; this.fetch(view); }, delay);
     }
 

@@ -8,8 +8,8 @@ offset and size of the document. In the document an array is the list
 A reader maps the file into memory. Before it uses any content, it verifies the file: one that is
 truncated, damaged, or not written by this user is rejected. If only this user can write to the
 file, the CRC and the HMAC of the document and the CRC are enough, which takes a quarter of the
-time. Otherwise, whoever can write to it could choose arrays with the same CRC, so the HMAC of
-everything is verified.
+time; the CRC is verified again only if the file has changed. Otherwise, whoever can write to it
+could choose arrays with the same CRC, so the HMAC of everything is verified.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import numpy.typing as npt
 from isal import isal_zlib
 
 from ddltrace.dashboard.stored.user_files import is_private
+from ddltrace.dashboard.stored.verified_files import VerifiedFiles
 
 _MAGIC: Final = b"ddlcach2"
 _HEADER: Final = struct.Struct("<8s32s32sQQQ")
@@ -96,6 +97,7 @@ class ArrayReader:
     Args:
         path: The file.
         secret: Key of the HMAC.
+        verified: Knows the headers of files that were verified and have not changed.
 
     Attributes:
         document: The document.
@@ -105,8 +107,9 @@ class ArrayReader:
         OSError: The file cannot be read.
     """
 
-    def __init__(self, path: Path, secret: bytes) -> None:
+    def __init__(self, path: Path, secret: bytes, verified: VerifiedFiles) -> None:
         with open(path, "rb", buffering=0) as file:
+            state = verified.state(path)
             header = file.read(_HEADER.size)
             if len(header) < _HEADER.size:
                 raise InvalidCacheError("it is too short")
@@ -119,9 +122,11 @@ class ArrayReader:
             document = os.pread(file.fileno(), size, offset)
             if is_private(file.fileno()):
                 expected = _signature_of_document(secret, document, places)
-                is_valid = (
-                    hmac.compare_digest(expected, of_document) and _checksum_of(file) == checksum
-                )
+                is_valid = hmac.compare_digest(expected, of_document)
+                if is_valid and verified.known(path) != header.hex():
+                    is_valid = _checksum_of(file) == checksum
+                    if is_valid:
+                        verified.learn(path, state, header.hex())
             else:
                 is_valid = hmac.compare_digest(_signature_of_all(file, secret, places), of_all)
             if not is_valid:

@@ -13,11 +13,13 @@ import os
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from ddltrace.dashboard.stored.user_files import user_folder
+from ddltrace.dashboard.stored.verified_files import VerifiedFiles
 from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.trace.trace_files import RUN_FILE, event_path
 
@@ -29,8 +31,12 @@ FORMAT: Final = 4
 """Format version of the stored records; files of another format or ddltrace version are rebuilt."""
 
 
-def content_key(trace: Trace) -> str:
+def content_key(trace: Trace, verified: VerifiedFiles) -> str:
     """A digest of the trace's files, the cache's format and ddltrace's version.
+
+    Args:
+        trace: The trace.
+        verified: Knows the digests of files that have not changed.
 
     Raises:
         OSError: A file cannot be read.
@@ -38,30 +44,44 @@ def content_key(trace: Trace) -> str:
     files: list[Location] = [trace.path / RUN_FILE]
     files += [event_path(trace.path, info.segment) for info in trace.run.ranks]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        digests = list(pool.map(_digest, files))
+        digests = list(pool.map(partial(_digest, verified), files))
+    verified.save()
     parts = [str(FORMAT), metadata.version("ddltrace"), *digests]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _digest(path: Location) -> str:
+def _digest(verified: VerifiedFiles, path: Location) -> str:
     if not isinstance(path, Path):
         # Reading all of a store's files would cost as much as building again; ``run.json``, which
         # is read, has the checksums of the others.
         is_record = path.name == RUN_FILE
         what = hashlib.sha256(path.read_bytes()).hexdigest() if is_record else path.stat()
         return f"{path.name} {what}"
-    with open(path, "rb") as file:
-        digest = hashlib.sha256()
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return f"{path.name} {digest.hexdigest()}"
+    if (known := verified.known(path)) is None:
+        state = verified.state(path)
+        with open(path, "rb") as file:
+            digest = hashlib.sha256()
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+        known = digest.hexdigest()
+        verified.learn(path, state, known)
+    return f"{path.name} {known}"
 
 
 def folders(trace: Trace) -> list[Path]:
     """Folders that may hold the stored files of a trace, the preferred one first."""
-    own = hashlib.sha256(str(trace.path.resolve()).encode()).hexdigest()[:32]
-    of_user = user_folder() / "traces" / own
+    of_user = _folder_of_user(trace)
     return [trace.path / FOLDER, of_user] if isinstance(trace.path, Path) else [of_user]
+
+
+def verified_files(trace: Trace) -> VerifiedFiles:
+    """What is known of the files of a trace, and of its stored files."""
+    return VerifiedFiles(_folder_of_user(trace) / "verified.json")
+
+
+def _folder_of_user(trace: Trace) -> Path:
+    own = hashlib.sha256(str(trace.path.resolve()).encode()).hexdigest()[:32]
+    return user_folder() / "traces" / own
 
 
 def file_name(kind: str, secret: bytes) -> str:

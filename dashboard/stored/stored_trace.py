@@ -21,6 +21,7 @@ from ddltrace.dashboard.stored.place import (
     folders,
     remove_others,
     replacing,
+    verified_files,
 )
 from ddltrace.dashboard.stored.progress import Progress
 from ddltrace.dashboard.stored.records import Decoder, Encoder
@@ -80,7 +81,8 @@ class Stored:
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._secret = user_secret()
-        self._key = content_key(trace)
+        self._verified = verified_files(trace)
+        self._key = content_key(trace, self._verified)
         self._readers: list[ArrayReader] = []
         self.parts = _parts_of(trace)
         events = sum(info.events or 0 for info in trace.run.ranks)
@@ -224,9 +226,10 @@ class Stored:
         name = file_name(kind, self._secret)
         for folder in folders(self._trace):
             try:
-                reader = ArrayReader(folder / name, self._secret)
+                reader = ArrayReader(folder / name, self._secret, self._verified)
             except (OSError, InvalidCacheError):
                 continue  # it is built again
+            self._verified.save()
             if reader.document[:2] == [kind, self._key]:
                 self._readers.append(reader)
                 with _collector_paused():

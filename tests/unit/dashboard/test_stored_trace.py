@@ -18,12 +18,14 @@ from ddltrace.dashboard.stored import builder, container
 from ddltrace.dashboard.stored import stored_trace as stored
 from ddltrace.dashboard.stored.container import ArrayReader, ArrayWriter, InvalidCacheError
 from ddltrace.dashboard.stored.place import FOLDER
+from ddltrace.dashboard.stored.verified_files import VerifiedFiles
 from ddltrace.dashboard.timeline import coarse
 from ddltrace.dashboard.timeline.frame import Window
 from ddltrace.dashboard.timeline.tracks import NO_EVENT
 from ddltrace.dashboard.workspace import OpenTrace, Workspace
 
 KEY = b"k" * 32
+NOTHING = VerifiedFiles(Path("/nowhere/note"))
 
 
 @pytest.fixture
@@ -133,13 +135,13 @@ def test_arrays_come_back_and_only_numbers_are_stored(tmp_path):
         writer.finish([writer.add(array) for array in arrays])
         with pytest.raises(TypeError):
             writer.add(np.array([object()]))
-    reader = ArrayReader(path, KEY)
+    reader = ArrayReader(path, KEY, NOTHING)
     for array, reference in zip(arrays, reader.document, strict=True):
         found = reader.array(reference)
         assert found.dtype == array.dtype
         assert np.array_equal(found, array)
     with pytest.raises(InvalidCacheError):
-        ArrayReader(path, b"another" * 4)
+        ArrayReader(path, b"another" * 4, NOTHING)
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o660, 0o606])
@@ -149,21 +151,21 @@ def test_a_file_that_others_can_write_needs_more_than_its_checksum(tmp_path, mon
         writer = ArrayWriter(file, KEY)
         writer.finish(writer.add(np.arange(100)))
     path.chmod(mode)
-    reader = ArrayReader(path, KEY)
+    reader = ArrayReader(path, KEY, NOTHING)
     assert reader.array(reader.document).tolist() == list(range(100))
     content = bytearray(path.read_bytes())
     content[200] ^= 1
     path.write_bytes(content)
     with pytest.raises(InvalidCacheError, match="damaged"):
-        ArrayReader(path, KEY)
+        ArrayReader(path, KEY, NOTHING)
     # As if the changed array had the same checksum.
     _, _, _, checksum, _, _ = container._HEADER.unpack_from(content)
     monkeypatch.setattr(container, "_checksum_of", lambda file: checksum)
     if mode == 0o600:
-        ArrayReader(path, KEY)  # nobody else can have made it so
+        ArrayReader(path, KEY, NOTHING)  # nobody else can have made it so
     else:
         with pytest.raises(InvalidCacheError, match="not this user's"):
-            ArrayReader(path, KEY)
+            ArrayReader(path, KEY, NOTHING)
 
 
 def test_a_timeline_grows_from_a_sample_to_the_whole(large, monkeypatch):
