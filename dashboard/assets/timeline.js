@@ -9,7 +9,9 @@
   const CLICK_SLOP = 4; // px
   const LINK_MS = 150;
   const STAGE_MS = 300; // between questions for the next stage of a timeline that is being built
-  const SHARP_MS = 25;
+  const POLL_MS = 25;
+  const IDLE_MS = 300; // the view rests if it has not changed for this long
+  const PATIENCE_MS = 10000; // counters and critical path are loaded then, even if it does not rest
   const RULER_HEIGHT = 28;
   const NO_EVENT = 0xffffffff; // marks an interval that was computed, not recorded
   const MINIMAP_HEIGHT = 56;
@@ -55,6 +57,7 @@
       this.pointer = null;
       this.page = here();
       this.source = new ns.FrameSource(props.trace, () => this.came(), (error) => this.fail(error));
+      this.moved = 0; // when the view changed last
       this.build();
       this.listen();
       this.load();
@@ -147,8 +150,8 @@
       await this.addMinimap();
       while (!this.whole && !this.closed && !this.failed) await this.sharpen();
       if (this.closed || this.failed) return;
-      // What follows takes processor time of the server, in which it would not answer the frame.
-      await this.untilSharp();
+      // What follows takes processor time of the server, in which it would answer frames later.
+      await this.untilIdle();
       if (this.closed || this.failed) return;
       await this.addCounters();
       if (this.layout.path) await this.addPath();
@@ -214,9 +217,12 @@
       this.reading.style.setProperty("--share", share + "%");
     }
 
-    async untilSharp() {
-      while (!this.root.dataset.sharp && !this.closed && !this.failed) {
-        await new Promise((done) => setTimeout(done, SHARP_MS));
+    // Waits for the first picture, and until the view rests, but not for ever.
+    async untilIdle() {
+      const isBusy = () => !this.root.dataset.sharp || performance.now() - this.moved < IDLE_MS;
+      for (let waited = 0; isBusy() && waited < PATIENCE_MS; waited += POLL_MS) {
+        if (this.closed || this.failed) return;
+        await new Promise((done) => setTimeout(done, POLL_MS));
       }
     }
 
@@ -344,6 +350,7 @@
     // The view, the scene or the size has changed: paint the frames at hand, request a sharper one.
     changed(quiet) {
       if (!this.view || this.closed) return;
+      if (!quiet) this.moved = performance.now();
       const { width, height } = this.size();
       if (width < ns.GUTTER + 20 || height < 10) return;
       this.scene.fill(height);
