@@ -16,7 +16,7 @@ the cost is linear in the events, but the number of Python iterations only in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Final
@@ -101,10 +101,10 @@ class Replay:
         self._ends = np.full(self._chunks * self._ranks, NULL_NS)
         np.minimum.at(self._starts, entry, steps.start)
         np.maximum.at(self._ends, entry[measured], steps.end[measured])
-        self._lead_in = None
+        self._lead_in_end = None
         if not measured.all():
-            self._lead_in = np.full(self._ranks, NULL_NS)
-            self._lead_in[place[~measured]] = steps.end[~measured]
+            self._lead_in_end = np.full((1, self._ranks), NULL_NS)
+            self._lead_in_end[0, place[~measured]] = steps.end[~measured]
         self._block_chunk = self._chunk_of(blocks.place, blocks.end)
         self._block_ends = np.append(blocks.end, 0)
         row_place = np.searchsorted(blocks.ranks, messages.rank)
@@ -112,13 +112,14 @@ class Replay:
         self._row_chunk = self._chunk_of(row_place, graph.handed_over)
         self._plan_joins()
         self._plan_blocks()
+        self._plan_cuts()
 
     def _chunk_of(self, place: IntArray, time: IntArray) -> IntArray:
         """The chunk in which each time of a rank lies; `NULL` for none."""
         chunk = np.full(len(time), NULL)
         starts = self._starts.reshape(self._chunks, self._ranks)
         ends = self._ends.reshape(self._chunks, self._ranks)
-        for rank, mine in self._by_rank(place):
+        for rank, mine in _by_rank(place):
             has = np.flatnonzero(ends[:, rank] != NULL_NS)
             if not len(has):
                 continue
@@ -126,14 +127,6 @@ class Replay:
             inside = (found >= 0) & (time[mine] <= ends[has[-1], rank])
             chunk[mine] = np.where(inside, has[np.maximum(found, 0)], NULL)
         return chunk
-
-    def _by_rank(self, place: IntArray) -> Iterator[tuple[int, IntArray]]:
-        """Where the entries of each rank are."""
-        order = np.argsort(place, kind="stable")
-        ranks, first = np.unique(place[order], return_index=True)
-        bounds = pairwise([*first.tolist(), len(order)])
-        for rank, (low, high) in zip(ranks.tolist(), bounds, strict=True):
-            yield rank, order[low:high]
 
     def _plan_joins(self) -> None:
         """Sorts the joins by level and finds the sources of the gain of each message.
@@ -203,6 +196,51 @@ class Replay:
         self._block_join = np.where(held_here, join, NULL)
         self._block_bounds = _bounds(graph.block_level[self._block_order])
 
+    def _plan_cuts(self) -> None:
+        """Finds the stretches of own work before each message, block and end of a chunk."""
+        blocks = self._graph.blocks
+        self._place_of = {rank: place for place, rank in enumerate(blocks.ranks)}
+        live = np.where(self._row_live, self._row_chunk[self._rows], NULL)
+        place = self._row_place[self._rows]
+        self._before_rows = self._stretches(place, self._row_after, live, self._row_time)
+        self._before_blocks = self._stretches(
+            blocks.place, self._block_before, self._block_chunk, blocks.start
+        )
+        self._chunk_ends = self._plan_ends(self._ends.reshape(self._chunks, self._ranks))
+        self._lead_in = None if self._lead_in_end is None else self._plan_ends(self._lead_in_end)
+
+    def _plan_ends(self, ends: IntArray) -> _Ends:
+        """Finds what the gain at the end of each rank in each chunk depends on.
+
+        Args:
+            ends: A time for each chunk and rank; `NULL_NS` for ranks without one.
+        """
+        chunk, place = np.nonzero(ends != NULL_NS)
+        time = ends[chunk, place]
+        last = np.full(len(time), NULL)
+        for rank, mine in _by_rank(place):
+            last[mine] = self._graph.blocks.before(rank, time[mine])
+        same = (last != NULL) & (np.append(self._block_chunk, NULL)[last] == chunk)
+        last = np.where(same, last, NULL)
+        return _Ends(ends, chunk, place, last, self._stretches(place, last, chunk, time))
+
+    def _stretches(
+        self, place: IntArray, block: IntArray, chunk: IntArray, time: IntArray
+    ) -> _Stretches:
+        """Own work between the end of a block, or the start of the chunk without one, and a time.
+
+        Args:
+            place: The rank's.
+            block: The block; `NULL` for none.
+            chunk: In which the time lies; nothing is cut outside of chunks.
+            time: The time.
+        """
+        begin = np.append(self._starts, 0)[np.where(chunk == NULL, -1, chunk * self._ranks + place)]
+        since = np.where(block == NULL, begin, self._block_ends[block])
+        inside = np.flatnonzero(chunk != NULL)
+        rows = {rank: inside[mine] for rank, mine in _by_rank(place[inside])}
+        return _Stretches(since, np.maximum(time, since), rows)
+
     @property
     def has_unexplained(self) -> bool:
         """Whether a rank is blocked, within the steps, on a message whose end is unknown."""
@@ -228,51 +266,35 @@ class Replay:
         return found
 
     def _saved(self, scenarios: Sequence[Scenario]) -> list[float]:
-        cut = [self._cutter(scenario) for scenario in scenarios]
-        gains = self._walk(scenarios, cut)
-        ends = self._ends.reshape(self._chunks, self._ranks)
-        gained = self._gained(gains, cut, ends)
+        gains = self._walk(scenarios)
+        gained = self._gained(gains, scenarios, self._chunk_ends)
         if self._lead_in is not None:
-            gained[0] -= self._gained(gains, cut, self._lead_in[None, :])[0]
+            gained[0] -= self._gained(gains, scenarios, self._lead_in)[0]
         saved = np.maximum(gained, 0).sum(axis=0) / self._steps
         return [float(value) for value in saved]
 
-    def _gained(self, gains: IntArray, cut: Sequence[_Cut], ends: IntArray) -> IntArray:
-        """How much earlier the last rank is at the given times, shape (chunks, scenarios).
+    def _gained(self, gains: IntArray, scenarios: Sequence[Scenario], at: _Ends) -> IntArray:
+        """How much earlier the last rank is at some ends, shape (chunks, scenarios).
 
         Args:
             gains: At the end of every block.
-            cut: One for each scenario.
-            ends: A time for each chunk and rank; `NULL_NS` for ranks without one.
+            scenarios: The scenarios.
+            at: The ends.
         """
-        sooner = np.zeros((*ends.shape, len(cut)), dtype=np.int64)
-        block_chunk = np.append(self._block_chunk, NULL)
-        for place in range(self._ranks):
-            has = np.flatnonzero(ends[:, place] != NULL_NS)
-            time = ends[has, place]
-            last = self._graph.blocks.before(place, time)
-            same = (last != NULL) & (block_chunk[last] == has)
-            last = np.where(same, last, NULL)
-            own = self._cut_since(cut, np.full(len(has), place), last, has, time)
-            sooner[has, place] = gains[last] + own
-        known = ends != NULL_NS
-        replayed = np.where(known[:, :, None], ends[:, :, None] - sooner, NULL_NS).max(axis=1)
-        gained: IntArray = ends.max(axis=1)[:, None] - replayed
+        ends = at.ends[:, :, None]
+        replayed = np.repeat(ends, len(scenarios), axis=2)
+        replayed[at.chunk, at.place] -= gains[at.last] + self._cut(scenarios, at.stretches)
+        gained: IntArray = (ends.max(axis=1) - replayed.max(axis=1)).astype(np.int64)
         return gained
 
-    def _walk(self, scenarios: Sequence[Scenario], cut: Sequence[_Cut]) -> IntArray:
+    def _walk(self, scenarios: Sequence[Scenario]) -> IntArray:
         """The gain at the end of every block; the last row is zeros."""
-        blocks, count = self._graph.blocks, len(scenarios)
-        live = np.where(self._row_live, self._row_chunk[self._rows], NULL)
+        count = len(scenarios)
         gains = _Gains(
-            blocks=np.zeros((len(blocks) + 1, count), dtype=np.int64),
+            blocks=np.zeros((len(self._graph.blocks) + 1, count), dtype=np.int64),
             joins=np.zeros((len(self._graph.first), count), dtype=np.int64),
-            row_cut=self._cut_since(
-                cut, self._row_place[self._rows], self._row_after, live, self._row_time
-            ),
-            block_cut=self._cut_since(
-                cut, blocks.place, self._block_before, self._block_chunk, blocks.start
-            ),
+            row_cut=self._cut(scenarios, self._before_rows),
+            block_cut=self._cut(scenarios, self._before_blocks),
             transfers=_stack([scenario.transfers for scenario in scenarios]),
             balanced=np.array([scenario.balanced for scenario in scenarios]),
             elastic=np.array([scenario.elastic for scenario in scenarios]),
@@ -329,53 +351,52 @@ class Replay:
         gain[self._block_chunk[which] == NULL] = 0
         gains.blocks[which] = gain
 
-    def _cutter(self, scenario: Scenario) -> _Cut:
-        """Gives, for times of a rank, how much of its work is cut before each."""
-        ranks = self._graph.blocks.ranks
-
-        def before(place: int, times: IntArray) -> IntArray | None:
-            spans = scenario.work.get(ranks[place])
-            if spans is None or not len(spans.start):
-                return None
-            return length_before(spans, times)
-
-        return before
-
-    def _cut_since(
-        self,
-        cut: Sequence[_Cut],
-        place: IntArray,
-        block: IntArray,
-        chunk: IntArray,
-        time: IntArray,
-    ) -> IntArray:
-        """Work cut between the end of a block, or the start of the chunk without one, and a time.
-
-        Args:
-            cut: One for each scenario.
-            place: The rank's.
-            block: The block; `NULL` for none.
-            chunk: In which the time lies; nothing is cut outside of chunks.
-            time: The time.
-
-        Returns:
-            Nanoseconds, shape (times, scenarios).
-        """
-        found = np.zeros((len(time), len(cut)), dtype=np.int64)
-        for rank, every in self._by_rank(place):
-            mine = every[chunk[every] != NULL]
-            since = self._starts[chunk[mine] * self._ranks + rank]
-            behind = block[mine]
-            since = np.where(behind == NULL, since, self._block_ends[behind])
-            until = np.maximum(time[mine], since)
-            for number, before in enumerate(cut):
-                whole = before(rank, np.concatenate([since, until]))
-                if whole is not None:
-                    found[mine, number] = whole[len(mine) :] - whole[: len(mine)]
+    def _cut(self, scenarios: Sequence[Scenario], stretches: _Stretches) -> IntArray:
+        """Work cut in each stretch, ns, shape (stretches, scenarios)."""
+        found = np.zeros((len(stretches.since), len(scenarios)), dtype=np.int64)
+        for number, scenario in enumerate(scenarios):
+            for rank, spans in scenario.work.items():
+                mine = stretches.rows.get(self._place_of.get(rank, NULL))
+                if mine is None or not len(spans.start):
+                    continue
+                times = np.concatenate([stretches.since[mine], stretches.until[mine]])
+                before = length_before(spans, times)
+                found[mine, number] = before[len(mine) :] - before[: len(mine)]
         return found
 
 
-_Cut = Callable[[int, IntArray], "IntArray | None"]
+@dataclass(frozen=True)
+class _Stretches:
+    """Stretches of ranks' own work.
+
+    Attributes:
+        since: Start of each, ns.
+        until: End of each, ns.
+        rows: Place of a rank -> its stretches; those outside of all chunks belong to none.
+    """
+
+    since: IntArray
+    until: IntArray
+    rows: Mapping[int, IntArray]
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """Times at which ranks end, one entry for each chunk and rank that has one.
+
+    Attributes:
+        ends: The times, shape (chunks, ranks); `NULL_NS` for none.
+        chunk: The chunk of each entry.
+        place: The rank's place.
+        last: The last block before in the chunk; `NULL` for none.
+        stretches: The own work since then.
+    """
+
+    ends: IntArray
+    chunk: IntArray
+    place: IntArray
+    last: IntArray
+    stretches: _Stretches
 
 
 @dataclass(frozen=True)
@@ -399,6 +420,15 @@ class _Gains:
     transfers: IntArray | None
     balanced: BoolArray
     elastic: BoolArray
+
+
+def _by_rank(place: IntArray) -> Iterator[tuple[int, IntArray]]:
+    """Where the entries of each rank are."""
+    order = np.argsort(place, kind="stable")
+    ranks, first = np.unique(place[order], return_index=True)
+    bounds = pairwise([*first.tolist(), len(order)])
+    for rank, (low, high) in zip(ranks.tolist(), bounds, strict=True):
+        yield rank, order[low:high]
 
 
 def _bounds(level: IntArray) -> list[int]:
