@@ -6,7 +6,8 @@ the files that were opened, for every number of ranks. A straight line is fitted
 the largest, checked on the largest, and extended to 100,000 ranks. The output is in
 `docs/scale.md`. ``--records`` prints a table about ``run.json`` instead: its size, and the
 processor time to write and to read it, if each rank lists the members of its groups, and if they
-are stored once. ``--parts`` prints what the processor time of the client consists of.
+are stored once. ``--parts`` prints what the processor time of the client consists of, and what it
+would take to send the messages to the workers, so that they make the joins.
 """
 
 from __future__ import annotations
@@ -23,9 +24,15 @@ import time
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.engine.dask_engine import DaskEngine
+    from ddltrace.analyzer.events.event_columns import IntArray
+    from ddltrace.analyzer.joined.join import AllMessages
 
 SIZES = (64, 256, 1024, 4096)
 TARGET = 100_000
@@ -189,6 +196,12 @@ def _print_record(ranks: int, *, once: bool) -> None:
     print(f"| {ranks:,} | {how} | {size:.1f} | {written:.2f} | {read:.2f} |")
 
 
+SHUFFLED_PARTS = 8
+JOIN_COLUMNS = (
+    *("seq", "group", "rank", "start", "end", "enqueue"),
+    *("op", "peer", "tag", "bytes", "out_bytes", "step"),
+)
+
 PARTS = {
     "scan_ranks": "results of the ranks",
     "join": "joins of messages across ranks",
@@ -202,11 +215,13 @@ PARTS = {
 
 def _print_parts(paths: list[Path]) -> None:
     """Prints the processor time of some parts of the client's work on each trace."""
+    from ddltrace.analyzer.analysis import analyze_in_full
     from ddltrace.analyzer.engine.dask_engine import open_dask
     from ddltrace.analyzer.trace.opened_trace import open_trace
 
-    print(f"| ranks | client cpu s | {' | '.join(PARTS.values())} |")
-    print("|---" * (len(PARTS) + 2) + "|", flush=True)
+    names = [*PARTS.values(), "sending all messages for joins"]
+    print(f"| ranks | events | client cpu s | {' | '.join(names)} |")
+    print("|---" * (len(names) + 3) + "|", flush=True)
     for path in paths:
         with open_dask(workers=2, memory_limit=LIMIT) as engine, ExitStack() as stack:
             engine.on_each_worker(import_analysis, "")
@@ -216,10 +231,35 @@ def _print_parts(paths: list[Path]) -> None:
                 stack.enter_context(_timed(name, spent))
             began = time.process_time()
             trace = open_trace(path, engine)
-            trace.analyze()
+            analyzed = analyze_in_full(trace)
             whole = time.process_time() - began
             parts = " | ".join(f"{spent[name]:.2f}" for name in PARTS)
-            print(f"| {len(trace.ranks):,} | {whole:.2f} | {parts} |", flush=True)
+            sent = _cost_of_sending(engine, analyzed.joined.messages)
+            events = analyzed.analysis.trace.events
+            print(
+                f"| {len(trace.ranks):,} | {events:,} | {whole:.2f} | {parts} | {sent:.2f} |",
+                flush=True,
+            )
+
+
+def _cost_of_sending(engine: DaskEngine, messages: AllMessages) -> float:
+    """Processor time of the client to have workers join messages, without the joins themselves.
+
+    Each part has the messages of some groups and sequence numbers, with the columns that joins
+    read; the workers return the four columns that joins make.
+    """
+    began = time.process_time()
+    columns = [getattr(messages, name) for name in JOIN_COLUMNS]
+    part = (messages.group.astype(np.int64) * 1_000_003 + messages.seq) % SHUFFLED_PARTS
+    items = [[column[part == number] for column in columns] for number in range(SHUFFLED_PARTS)]
+    for _ in engine.map(first_columns, items, "joining"):
+        pass
+    return time.process_time() - began
+
+
+def first_columns(columns: list[IntArray]) -> list[IntArray]:
+    """As many columns as a join makes: collective, partner, release, and who was waited for."""
+    return [column.copy() for column in columns[:4]]
 
 
 def _timed(name: str, spent: dict[str, float]) -> AbstractContextManager[object]:

@@ -105,6 +105,8 @@ def pairs(a: Spans, b: Spans) -> tuple[Indices, Indices]:
 
 def intersect(a: Spans, b: Spans) -> Spans:
     """The instants in both sets."""
+    if not len(a.start) or not len(b.start):
+        return EMPTY
     i, j = pairs(a, b)
     return Spans(np.maximum(a.start[i], b.start[j]), np.minimum(a.end[i], b.end[j]))
 
@@ -124,11 +126,14 @@ def length(spans: Spans) -> int:
 
 def length_before(spans: Spans, times: Times) -> Times:
     """Length of the set before each of the times, ns."""
-    covered = np.append(0, np.cumsum(spans.end - spans.start))
-    ends = np.append(0, spans.end)
-    begun = np.searchsorted(spans.start, times, side="right")
+    count = len(spans.start)
+    if not count:
+        return np.zeros(len(times), dtype=np.int64)
+    covered = np.zeros(count + 1, dtype=np.int64)
+    np.cumsum(spans.end - spans.start, out=covered[1:])
+    begun = spans.start.searchsorted(times, side="right")
     # Of the last interval that begins before a time, what lies after the time does not count.
-    after = np.maximum(ends[begun] - times, 0)
+    after = np.maximum(spans.end[begun - 1] - times, 0)
     after[begun == 0] = 0
     return np.asarray(covered[begun] - after)
 
