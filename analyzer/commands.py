@@ -105,6 +105,12 @@ Examples:
     "Analysis 0.5.0 does, which drops the last step; and its tables of idle time, queue length "
     "and bandwidth of copies. Needs Kineto files.",
 )
+@click.option(
+    "--memory-limit",
+    metavar="SIZE",
+    help="Memory that the analyzed steps may take, about: if a trace needs more, its last steps "
+    "are analyzed.  [default: 4GiB]",
+)
 @engine_options
 def analyze(
     *,
@@ -117,6 +123,7 @@ def analyze(
     fail_on: tuple[str, ...],
     tracker: str | None,
     definitions: str,
+    memory_limit: str | None,
     engine: str,
     scheduler: str | None,
 ) -> None:
@@ -127,6 +134,7 @@ def analyze(
     protocol of fsspec), of which only the needed columns and steps are read. To analyze one job
     that ran under several ddltrace run commands, such as one per node, give all their directories.
     """
+    from ddltrace.analyzer.formatting.sizes import parse_memory_limit
     from ddltrace.analyzer.report.threshold import check_expression
     from ddltrace.analyzer.trace.trace_directories import open_as_one
     from ddltrace.analyzer.trace.windows import with_window
@@ -144,10 +152,12 @@ def analyze(
         raise UsageError("--definitions hta chooses the steps itself: leave out --steps")
     if definitions == "hta" and window is not None:
         raise UsageError("--definitions hta looks at profiler steps: leave out --window")
+    limit = None if memory_limit is None else parse_memory_limit(memory_limit)
     with (
         chosen_engine(engine, scheduler) as opened_engine,
         open_as_one(traces, opened_engine) as trace,
     ):
+        trace.memory_limit = limit
         opened = trace if window is None else with_window(trace, window)
         form = "json" if as_json else form
         _report(

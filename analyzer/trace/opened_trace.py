@@ -138,6 +138,8 @@ class Trace:
         damage: The notes that report damage of what was read so far: a wrong checksum or
             unreadable bytes.
         on_read: Called with the number of events whenever some were read from a file.
+        memory_limit: Memory that what an analysis keeps of its steps may take, about; None for
+            4 GiB. If the trace needs more, the last steps are analyzed. Set it before anything else.
         engine: Executes the tasks of an analysis, such as those per rank.
         verified: Segment name -> whether the file of that process has its checksum, once compared.
     """
@@ -154,6 +156,7 @@ class Trace:
         self.run = run
         self.notes = list(dict.fromkeys(str(note) for note in run.notes))
         self.on_read: Callable[[int], None] | None = None
+        self.memory_limit: int | None = None
         self.engine: Engine = EmbeddedEngine() if engine is None else engine
         self._tables = tables
         self.verified: dict[str, bool] = {}
@@ -376,7 +379,7 @@ class Trace:
         """The steps that are analyzed at once if the trace is too long for all; else None."""
         from ddltrace.analyzer.trace.step_selection import select_steps
 
-        return select_steps(self)
+        return select_steps(self, self.memory_limit)
 
     def infos(self, rank: int) -> list[RankInfo]:
         """Returns the metadata of each process of a rank, in the order of generations.

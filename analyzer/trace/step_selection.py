@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 MOST_BYTES: Final = 4 << 30
-"""Memory that what is kept of the analyzed steps may take, about."""
+"""Memory that what is kept of the analyzed steps may take, about, unless the user sets a limit."""
 
 _EVENT_BYTES: Final = 70
 """What an analysis takes at its peak for an event of a deep model: measured."""
@@ -88,6 +88,7 @@ class StepSelection:
         sizes: What is kept of each in an analysis, bytes.
         is_too_long: Whether the trace is too long to be analyzed as a whole; else it lies in a
             store, and only the steps that were asked for are read.
+        most_bytes: Memory that what is kept of the analyzed steps may take, about.
     """
 
     steps: range
@@ -98,6 +99,7 @@ class StepSelection:
     numbers: IntArray = field(repr=False)
     sizes: npt.NDArray[np.float64] = field(repr=False)
     is_too_long: bool = True
+    most_bytes: int = MOST_BYTES
 
     @property
     def note(self) -> str | None:
@@ -107,7 +109,7 @@ class StepSelection:
         return (
             f"{self.events:,} events are too many to analyze at once: of steps "
             f"{_ends(self.whole)}, {_ends(self.steps)} are analyzed "
-            "(others: ddltrace analyze --steps A:B)"
+            "(others: ddltrace analyze --steps A:B; more: --memory-limit SIZE)"
         )
 
     def requested(self, steps: range) -> StepSelection:
@@ -115,13 +117,13 @@ class StepSelection:
         return replace(self, steps=steps, rule=RULE_ASKED)
 
     def last(self, times: int = 1) -> StepSelection:
-        """The last steps that fit in `MOST_BYTES`, one at least.
+        """The last steps that fit in the memory, one at least.
 
         Args:
             times: Memory of the task, as a multiple of that of an analysis.
         """
         sizes = np.cumsum(self.sizes[::-1]) * times
-        fit = int(np.searchsorted(sizes, MOST_BYTES, side="right"))
+        fit = int(np.searchsorted(sizes, self.most_bytes, side="right"))
         return replace(
             self, steps=range(int(self.numbers[-max(fit, 1)]), self.whole.stop), rule=RULE
         )
@@ -165,14 +167,19 @@ def select_in_store(trace: InStore, steps: range) -> StepSelection | None:
     )
 
 
-def select_steps(trace: Countable) -> StepSelection | None:
-    """Returns the last steps of a long trace, as many as fit in `MOST_BYTES`.
+def select_steps(trace: Countable, most_bytes: int | None = None) -> StepSelection | None:
+    """Returns the last steps of a long trace, as many as fit in the memory.
+
+    Args:
+        trace: The trace.
+        most_bytes: Memory that what is kept of them may take, about; by default `MOST_BYTES`.
 
     Returns:
         The selection; None for a trace that is analyzed as a whole.
     """
+    most_bytes = MOST_BYTES if most_bytes is None else most_bytes
     counts = [info.events for info in trace.run.ranks]
-    if None not in counts and sum(filter(None, counts)) * _MESSAGE_BYTES <= MOST_BYTES:
+    if None not in counts and sum(filter(None, counts)) * _MESSAGE_BYTES <= most_bytes:
         return None
     parts = []
     counted = trace.map_processes(_count, trace.run.ranks, "counting events")
@@ -183,7 +190,7 @@ def select_steps(trace: Countable) -> StepSelection | None:
     if not parts:
         return None
     sizes = np.concatenate([part.size for part in parts])
-    if int(sizes.sum()) <= MOST_BYTES:
+    if int(sizes.sum()) <= most_bytes:
         return None
     numbers, place = np.unique(np.concatenate([part.step for part in parts]), return_inverse=True)
     sizes = np.bincount(place, weights=sizes)[numbers != NULL]
@@ -192,7 +199,10 @@ def select_steps(trace: Countable) -> StepSelection | None:
         return None
     events, origin = sum(part.events for part in parts), min(part.first_ns for part in parts)
     whole = range(int(numbers[0]), int(numbers[-1]) + 1)
-    return StepSelection(whole, RULE, whole, events, origin, numbers, sizes).last()
+    chosen = StepSelection(
+        whole, RULE, whole, events, origin, numbers, sizes, most_bytes=most_bytes
+    )
+    return chosen.last()
 
 
 def _ends(steps: range) -> str:

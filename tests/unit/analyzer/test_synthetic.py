@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from click.testing import CliRunner
 from support import simulated
 
 from ddltrace.analyzer.analysis import analyze_in_full
-from ddltrace.analyzer.commands import compare, query
+from ddltrace.analyzer.commands import analyze, compare, query
 from ddltrace.analyzer.query.sql import run_query
 from ddltrace.analyzer.trace import step_selection
 from ddltrace.analyzer.trace.opened_trace import open_trace
@@ -73,6 +75,12 @@ def test_of_a_trace_too_long_the_last_steps_are_analyzed(synthetic, tmp_path, mo
     for command, arguments in ((compare, [path, path]), (query, [path, "FROM steps"])):
         done = CliRunner().invoke(command, list(map(str, arguments)))
         assert (done.exit_code, note in done.stderr) == (0, True)
+    # A larger limit than the default is for a machine with more memory.
+    larger = open_trace(path)
+    larger.memory_limit = 20 * step
+    assert [row.step for row in larger.analyze().steps] == list(range(20, 40))
+    done = CliRunner().invoke(analyze, [str(path), "--json", "--memory-limit", "1GB"])
+    assert len(json.loads(done.stdout)["steps"]) == shape.steps
     count = run_query(trace, "SELECT count(*) AS n FROM events")["n"].to_pylist()
     assert count == [shape.events * shape.ranks * shape.steps]
     # Read alone or among all others, the same steps say the same.
