@@ -139,7 +139,7 @@ class Trace:
             unreadable bytes.
         on_read: Called with the number of events whenever some were read from a file.
         memory_limit: Memory that what an analysis keeps of its steps may take, about; None for
-            4 GiB. If the trace needs more, the last steps are analyzed. Set it before anything else.
+            4 GiB. If the trace needs more, the last steps are analyzed. Set it first.
         engine: Executes the tasks of an analysis, such as those per rank.
         verified: Segment name -> whether the file of that process has its checksum, once compared.
     """
