@@ -89,8 +89,7 @@ def test_checks_that_fail_make_the_run_fail(
         return int("format" in command)
 
     monkeypatch.setattr(dev, "run", run)
-    monkeypatch.setattr(dev, "check_types", lambda: 0)
-    monkeypatch.setattr(dev, "check_test_types", lambda: 0)
+    monkeypatch.setattr(dev, "check_all_types", lambda: 0)
     monkeypatch.setattr(dev, "lint_javascript", lambda: 1)
     monkeypatch.setattr(dev, "install_clients", lambda: False)
     monkeypatch.setattr(dev, "install_system_tools", lambda: None)
