@@ -124,7 +124,8 @@ def keep_first_page(app: Flask, paths: Iterable[str], path: Path) -> None:
         "paths": sorted(paths),
         "page": {
             "headers": [*_lasting(page.headers), ("Cache-Control", "no-store")],
-            # `assets/plotly_ahead.js` reads it.
+            # `assets/plotly_ahead.js` reads the address. The text has a token of this server for
+            # background callbacks, which the dashboard does not have.
             "text": page.text.replace("<html", f'<html data-plotly="{plotly}"', 1),
         },
         "files": files,
