@@ -259,6 +259,8 @@ def test(
         options += ["tests/unit"]
     if all_cases:
         options += ["--all-cases"]
+    elif not pytest_args:  # of what was asked for, everything
+        options += ["--some-long"]
     if coverage:
         options += ["--cov", "--cov-report=term"]
     env = instrumented() if coverage else {}

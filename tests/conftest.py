@@ -23,6 +23,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run every case of the matrices that are sampled otherwise",
     )
+    parser.addoption(
+        "--some-long",
+        action="store_true",
+        help="of the tests marked as long, run a random part: two of five",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -44,12 +49,17 @@ def pytest_report_header() -> str:
     return f"long matrices: {cases}, seed {seed} ({sampling.SEED_VARIABLE}={seed} repeats it)"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Puts the slow files first: a run on several workers then ends with short ones on each.
 
     `dev.py test` sends a file as a whole to one worker (`--dist loadfile`): its tests share jobs.
     """
     items.sort(key=_order_of_file)
+    if config.getoption("--some-long"):
+        of_long = sorted(item.nodeid for item in items if item.get_closest_marker("long"))
+        left_out = set(of_long) - set(sampling.sampled(of_long, -(-2 * len(of_long) // 5)))
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
+        items[:] = [item for item in items if item.nodeid not in left_out]
 
 
 def _order_of_file(item: pytest.Item) -> int:

@@ -68,6 +68,7 @@ def test_operators_are_recorded_in_their_window(checked: Checks) -> None:
     assert_no_part_failed(checked)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU tests do this on the GPU")
 def test_the_checks_work_on_the_cpu(checked: Checks) -> None:
     checked.check_job("gloo", 2, "transformer", 3)
@@ -79,6 +80,7 @@ def test_the_checks_work_on_the_cpu(checked: Checks) -> None:
     assert "gradients sent" in (checked.bench.output / "report.txt").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the benchmark itself runs on the GPU")
 def test_the_benchmark_measures_in_a_dry_run(tmp_path: Path) -> None:
     bench = gpu.Bench(tmp_path, 280, dry=True)

@@ -45,6 +45,7 @@ def test_every_finding_has_a_number_its_evidence_and_a_test(
         assert finding.command is not None
 
 
+@pytest.mark.long
 def test_the_job_is_recorded_again_and_compared(
     findings: tuple[Path, tuple[Finding, ...]],
 ) -> None:
@@ -70,6 +71,7 @@ def test_a_trace_of_another_tool_is_compared_with_the_next_one(tmp_path: Path) -
     assert "A step and its critical path" in in_shell(command, tmp_path)
 
 
+@pytest.mark.long
 def test_the_job_runs_under_the_strategies_that_are_advised(
     findings: tuple[Path, tuple[Finding, ...]],
 ) -> None:

@@ -63,6 +63,7 @@ def test_three_ranks_train_as_with_the_librarys_all_reduce(
     assert of_three[spec]["replicas_equal"]
 
 
+@pytest.mark.long
 def test_five_ranks_do_too(tmp_path: Path) -> None:
     report = train(5, ON_FIVE, tmp_path)
     assert list(report) == ON_FIVE

@@ -126,6 +126,7 @@ def test_deepspeed_zero(tmp_path: Path) -> None:
         assert set(shards.bytes) == {528}
 
 
+@pytest.mark.long
 @client("ray")
 def test_ray_train(tmp_path: Path) -> None:
     """Ray starts the ranks itself, destroys their process group, and then kills them."""

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
 from support.jobs import DDLTRACE, JOBS, at_once, run, traced
 from support.memory_cgroup import memory_cgroup
 
@@ -27,6 +28,7 @@ WAYS = {
 CLOSED = ("returns", "out_of_memory")
 
 
+@pytest.mark.long
 def test_each_rank_dies_in_its_own_way(tmp_path: Path) -> None:
     job = [sys.executable, str(JOBS / "deaths.py"), *WAYS]
     trace = tmp_path / "trace"
@@ -51,6 +53,7 @@ def test_each_rank_dies_in_its_own_way(tmp_path: Path) -> None:
         assert (lost, table["name"].to_pylist().count("optimizer")) == (0, STEPS), way
 
 
+@pytest.mark.long
 def test_ranks_that_the_kernel_kills_for_want_of_memory(tmp_path: Path) -> None:
     """All but rank 0 share a cgroup of too little memory, and run out of it one after the other."""
     trace, victims = tmp_path / "trace", 3

@@ -128,6 +128,7 @@ def test_an_experiment_is_not_overwritten(ran: tuple[Path, str, str], tmp_path: 
     assert (tmp_path / "precious").exists()
 
 
+@pytest.mark.long
 def test_a_failed_job_is_explained_in_one_line(tmp_path: Path) -> None:
     arguments = ["--strategy", "fifo", "--batch-size", "5000", "-o", str(tmp_path / "out")]
     done = call("run", *arguments, status=1)
@@ -192,6 +193,7 @@ def test_list_shows_what_exists() -> None:
     assert all(technique["name"] in printed for technique in techniques)
 
 
+@pytest.mark.long
 @pytest.mark.netns
 def test_an_experiment_on_a_shaped_network(tmp_path: Path) -> None:
     if os.geteuid() != 0:
@@ -215,6 +217,7 @@ def test_an_experiment_on_a_shaped_network(tmp_path: Path) -> None:
     assert row["exposed_us"] > 0.85 * 93_300
 
 
+@pytest.mark.long
 def test_a_users_own_job_runs_unchanged_and_under_a_strategy(tmp_path: Path) -> None:
     script = Path(__file__).parents[2] / "docs" / "examples" / "train_digits.py"
     job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

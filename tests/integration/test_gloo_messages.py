@@ -104,6 +104,7 @@ def without_compiler() -> str:
     )
 
 
+@pytest.mark.long
 @needs_compiler
 def test_it_is_compiled_once_and_sees_a_message_leave_the_queue(tmp_path: Path) -> None:
     cache = str(tmp_path / "cache")
@@ -180,6 +181,7 @@ def test_children_forked_while_gloo_works_can_train(tmp_path: Path) -> None:
     assert len(messages(tmp_path, info)) == 12_000
 
 
+@pytest.mark.long
 def test_what_cannot_be_loaded_is_left(tmp_path: Path) -> None:
     """Something has damaged what was compiled: to load it could end the job."""
     library = native_build.installed()

@@ -120,6 +120,7 @@ def test_a_hang_is_explained(tmp_path: Path, how: str, stuck_in: str, ranks: int
     check(trace, how)
 
 
+@pytest.mark.long
 def test_a_hang_of_a_thread_is_explained(tmp_path: Path) -> None:
     """Ray trains in another thread than the main one."""
     trace = tmp_path / "trace"

@@ -91,6 +91,7 @@ def test_no_thread_of_the_tracer_evaluates_strings(tmp_path: Path) -> None:
     assert printed["evaluated"] == []
 
 
+@pytest.mark.long
 def test_threads_of_gloo_let_go_before_the_interpreter_ends(tmp_path: Path) -> None:
     # Without the guard CPython 3.11 aborts: the thread asks for the interpreter lock of an
     # interpreter that ends.
@@ -146,6 +147,7 @@ def test_a_fault_in_the_tracer_never_reaches_the_job(tmp_path: Path) -> None:
     assert len(reported) > least * len(reached), [c["point"] for c in reached if not c["reported"]]
 
 
+@pytest.mark.long
 def test_a_writer_that_gets_no_time_costs_events_all_counted(tmp_path: Path) -> None:
     """The job's thread keeps the interpreter to itself; then it is killed."""
     code = """
@@ -237,6 +239,7 @@ def test_a_large_trace_is_finished_in_bounded_memory(tmp_path: Path) -> None:
     assert done["read"] == done["rows"] > 0
 
 
+@pytest.mark.long
 def test_nothing_is_kept_alive_and_memory_stays(tmp_path: Path) -> None:
     """`DDLTRACE_STEPS=10000` trains as long."""
     steps = int(os.environ.get("DDLTRACE_STEPS", "600"))
@@ -264,6 +267,7 @@ def test_nothing_is_kept_alive_and_memory_stays(tmp_path: Path) -> None:
         assert len(pc.unique(messages["id"])) == steps
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("native", sampled(["1", "0"], 1))
 def test_parameters_can_be_swapped(tmp_path: Path, native: str) -> None:
     """PyTorch swaps no tensor that has other references, even weak ones."""
@@ -413,6 +417,7 @@ current_session().close()
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("native", sampled(["1", "0"], 1))
 def test_a_thread_may_communicate_while_another_trains(tmp_path: Path, native: str) -> None:
     """Who looks at a gradient while another thread sets it ends in a segmentation fault."""
@@ -478,6 +483,7 @@ for optimizer in (plain, Nested([weight], lr=0.1)):
     assert table["name"].to_pylist().count("optimizer") == 6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", ["layer", "op"])
 def test_the_device_is_never_asked_for(tmp_path: Path, level: str) -> None:
     """The answer would initialize the driver, and children forked later could not use it."""
@@ -506,6 +512,7 @@ print("done")
     assert (info.device, info.errors) == ("cpu", [])
 
 
+@pytest.mark.long
 def test_the_output_of_a_job_is_its_own_to_the_byte(tmp_path: Path) -> None:
     """Of two ranks under torchrun, sorted, since ranks print in any order."""
     command = torchrun("ddp_cnn.py", "3")

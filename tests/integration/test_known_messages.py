@@ -57,6 +57,7 @@ def record(
     return Recorded(done, trace)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("way", "steps"), sampled([("alone", 40), ("beside", 40), ("full", 1800)], 2)
 )

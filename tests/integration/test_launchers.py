@@ -72,6 +72,7 @@ def ranks_and_states(info: RunInfo) -> list[tuple[int, str]]:
 BOTH_COMPLETE = [(0, "complete"), (1, "complete")]
 
 
+@pytest.mark.long
 def test_each_attempt_of_a_restarted_job_is_a_segment(tmp_path: Path) -> None:
     command = torchrun("restarts.py", str(tmp_path / "store"))
     command.insert(-2, "--max-restarts=1")
@@ -166,6 +167,7 @@ def test_two_nodes_in_one_shared_directory(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.long
 def test_two_nodes_with_a_directory_each_are_merged(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     for done in run_two_nodes(tmp_path, (here, there)):
@@ -228,6 +230,7 @@ def test_a_module_is_run_by_its_name(tmp_path: Path) -> None:
     assert ranks_and_states(read_run(tmp_path / "trace")) == BOTH_COMPLETE
 
 
+@pytest.mark.long
 def test_children_and_helpers_of_a_rank_are_no_ranks(tmp_path: Path) -> None:
     done = run(traced(tmp_path / "trace", torchrun("family.py")), cwd=tmp_path)
     assert done.status == 0, done.stderr

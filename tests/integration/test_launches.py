@@ -27,6 +27,7 @@ def messages(trace: Path, rank: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     return frame, events[events.kind == "wait"]
 
 
+@pytest.mark.long
 def test_the_same_is_recorded_as_by_the_kernels(tmp_path: Path) -> None:
     command = on_ranks("launches.py")
     untraced = run(command, cwd=tmp_path)

@@ -99,6 +99,7 @@ def test_installs_and_runs(installed: Path, tmp_path: Path) -> None:
     assert version.startswith("ddltrace, version ")
 
 
+@pytest.mark.long
 def test_traces_a_job(installed: Path, tmp_path: Path) -> None:
     """What is injected into jobs was installed, and finds its way into one."""
     said = run(installed, "-m", "ddltrace", "doctor", cwd=tmp_path)

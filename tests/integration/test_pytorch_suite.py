@@ -25,6 +25,7 @@ TESTS = sampled(
 )
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     importlib.util.find_spec("expecttest") is None, reason="expecttest is not installed"
 )

@@ -47,6 +47,7 @@ def test_sparse_gradients_travel_as_such_and_that_is_said_once(
     )
 
 
+@pytest.mark.long
 def test_a_checkpoint_contains_the_servers_optimizer_state(tmp_path: Path) -> None:
     # The servers of "ps:servers=1" only sum: there, the job's own optimizer has the state.
     specs = ["ps:servers=2+asp@adamw", "ps:servers=1@momentum"]

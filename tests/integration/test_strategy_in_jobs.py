@@ -83,6 +83,7 @@ def test_frameworks_train_to_the_same_losses(script: str, tmp_path: Path) -> Non
     assert done.losses()
 
 
+@pytest.mark.long
 def test_two_models_exchange_beside_each_other(tmp_path: Path) -> None:
     """Collectives of one must not meet those of the other, in whichever order they start."""
 

@@ -60,6 +60,7 @@ def test_synchronous_rules_train_as_ddp_does(tmp_path: Path) -> None:
     assert all(row["equal"] for row in report.values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spec", ON_SERVERS)
 def test_a_rule_with_servers_keeps_its_promises(spec: str, tmp_path: Path) -> None:
     report = train(tmp_path, [spec])
@@ -102,6 +103,7 @@ def of_kind(kind: str, processes: dict[int, str]) -> list[int]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", sampled(["worker", "server", "experiment", "summing server"], 2))
 def test_a_killed_process_leaves_nothing_behind(victim: str, tmp_path: Path) -> None:
     print(f"seed {SEED}")

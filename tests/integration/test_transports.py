@@ -57,6 +57,7 @@ def test_a_strategys_messages_travel_over_its_transport(name: str, tmp_path: Pat
     assert set(backends) == {name}, backends
 
 
+@pytest.mark.long
 def test_the_comparison_reports_each_library(tmp_path: Path) -> None:
     command = [*DDLTRACE, "experiment", "transports", "--transport", "gloo", "--transport", "nccl"]
     done = run([*command, "--max-bytes", "4096", "--rounds", "5", "--json"], cwd=tmp_path)
@@ -70,6 +71,7 @@ def test_the_comparison_reports_each_library(tmp_path: Path) -> None:
     assert (nccl["status"], "GPU" in nccl["reason"]) in {("unavailable", True), ("complete", False)}
 
 
+@pytest.mark.long
 def test_a_profile_paces_real_messages_or_is_refused(tmp_path: Path) -> None:
     # With 4 ms and more a message, this machine can keep the profile; with 1.2 us it cannot.
     profiles = ["--protocol", "rdma", "--protocol", "ipoib:slowdown=200"]

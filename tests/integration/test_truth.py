@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from support.jobs import at_once, on_ranks, run, traced
 from support.truth import differences
 
@@ -30,6 +31,7 @@ def test_both_see_the_same_collectives_and_layers(tmp_path: Path) -> None:
     assert np.median(found["all_reduce"].end_us) > -5
 
 
+@pytest.mark.long
 def test_level_op_sees_operators_in_its_window_only(tmp_path: Path) -> None:
     command = on_ranks("ddp_cnn.py", "8")
     sampled = traced(tmp_path / "trace", command, "--level", "op", "--op-steps", "3:5")
@@ -44,6 +46,7 @@ def test_level_op_sees_operators_in_its_window_only(tmp_path: Path) -> None:
         assert len(convolutions) == 2 * 5
 
 
+@pytest.mark.long
 def test_a_job_measures_what_its_recording_costs(tmp_path: Path) -> None:
     command = on_ranks("ddp_cnn.py", "224")
     done = run(traced(tmp_path / "trace", command, "--measure-cost", "40"), cwd=tmp_path)
