@@ -27,12 +27,13 @@ def main(path: str, *wanted: str) -> None:
     trace.on_read = lambda count: report(str(count))
     stored = Stored(trace)
     if wanted == (ANALYSIS,):
-        os.nice(5)  # the timeline is shown first
+        os.nice(5)  # the timeline is complete earlier
         stored.write_analysis()
         return
     if wanted == (SLACK,):
         stored.write_slack()
         return
+    os.nice(2)  # the server and the browser draw meanwhile
     for part in wanted:
         name, _, ranks = part.rpartition(":")
         first, _, last = ranks.partition("-")
