@@ -286,7 +286,7 @@ class Follower:
 
         with ExitStack() as started:
             server, _, url = started.enter_context(dashboard_of(trace))
-            page = started.enter_context(chromium())
+            page = started.enter_context(chromium()).new_page()
             page.goto(url)  # of a trace that is being written: the page that follows it
             page.wait_for_selector("main[data-page=live] #live-tiles")
             self._server = psutil.Process(server.pid)
