@@ -8,10 +8,8 @@ as long as none of the files has changed from which the page and the scripts wer
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
-import json
 import os
 import re
 import sys
@@ -19,8 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ddltrace.dashboard.stored.user_files import is_private, user_folder
-from ddltrace.tracer.trace.json_files import write_json_atomically
+from ddltrace.dashboard.stored.user_files import read_note, user_folder, write_note
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -87,10 +84,7 @@ def note_path(variant: str) -> Path:
 def load_first_page(path: Path) -> FirstPage | None:
     """Reads a note; None if there is none that counts."""
     try:
-        with open(path, "rb") as file:
-            if not is_private(file.fileno()):
-                return None
-            noted = json.loads(file.read())
+        noted = read_note(path)
         if noted["format"] != FORMAT or noted["sources"] != _versions(noted["sources"]):
             return None
         return FirstPage(noted)
@@ -131,9 +125,7 @@ def keep_first_page(app: Flask, paths: Iterable[str], path: Path) -> None:
         "files": files,
         "sources": _versions({str(each["file"]) for each in files.values()} | _module_files()),
     }
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json_atomically(path, noted)
+    write_note(path, noted)
 
 
 def _lasting(headers: Any) -> list[tuple[str, str]]:

@@ -1,14 +1,17 @@
-"""The folder of ddltrace in the user's cache, and who may have written a file."""
+"""Files in the user's cache: its folder, its key, and notes that only this user can write."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import stat
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from ddltrace.tracer.trace.json_files import write_json_atomically
 
 _SECRET_BYTES: Final = 32
 
@@ -40,6 +43,25 @@ def user_secret() -> bytes:
     finally:
         os.unlink(name)
     return path.read_bytes()
+
+
+def read_note(path: Path) -> Any:
+    """Reads a JSON file that only this user can have written; None if there is none."""
+    try:
+        with open(path, "rb") as file:
+            return json.loads(file.read()) if is_private(file.fileno()) else None
+    except (OSError, ValueError):
+        return None
+
+
+def write_note(path: Path, value: dict[str, Any]) -> bool:
+    """Writes a JSON file into the user's cache; returns whether it could be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json_atomically(path, value)
+    except OSError:
+        return False
+    return True
 
 
 def is_private(descriptor: int) -> bool:

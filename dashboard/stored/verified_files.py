@@ -7,16 +7,13 @@ again within the resolution of that time, so it is not remembered.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import threading
 import time
 from pathlib import Path
 from typing import Final
 
-from ddltrace.dashboard.stored.user_files import is_private
-from ddltrace.tracer.trace.json_files import write_json_atomically
+from ddltrace.dashboard.stored.user_files import read_note, write_note
 
 _FORMAT: Final = 1
 _SETTLED_NS: Final = 2_000_000_000
@@ -64,9 +61,7 @@ class VerifiedFiles:
             known = dict(self._known)
         if known == self._saved:
             return
-        with contextlib.suppress(OSError):
-            self._note.parent.mkdir(parents=True, exist_ok=True)
-            write_json_atomically(self._note, {"format": _FORMAT, "files": known})
+        if write_note(self._note, {"format": _FORMAT, "files": known}):
             self._saved = known
 
 
@@ -78,12 +73,9 @@ def _state(path: Path) -> list[int]:
 
 def _read(note: Path) -> dict[str, list[object]]:
     try:
-        with open(note, "rb") as file:
-            if not is_private(file.fileno()):
-                return {}
-            noted = json.loads(file.read())
+        noted = read_note(note)
         if noted["format"] != _FORMAT:
             return {}
         return {str(path): [state, digest] for path, (state, digest) in noted["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return {}
