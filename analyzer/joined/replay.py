@@ -101,10 +101,8 @@ class Replay:
         self._ends = np.full(self._chunks * self._ranks, NULL_NS)
         np.minimum.at(self._starts, entry, steps.start)
         np.maximum.at(self._ends, entry[measured], steps.end[measured])
-        self._lead_in_end = None
-        if not measured.all():
-            self._lead_in_end = np.full((1, self._ranks), NULL_NS)
-            self._lead_in_end[0, place[~measured]] = steps.end[~measured]
+        lead_in = np.full((1, self._ranks), NULL_NS)
+        lead_in[0, place[~measured]] = steps.end[~measured]
         self._block_chunk = self._chunk_of(blocks.place, blocks.end)
         self._block_ends = np.append(blocks.end, 0)
         row_place = np.searchsorted(blocks.ranks, messages.rank)
@@ -112,7 +110,7 @@ class Replay:
         self._row_chunk = self._chunk_of(row_place, graph.handed_over)
         self._plan_joins()
         self._plan_blocks()
-        self._plan_cuts()
+        self._plan_cuts(None if measured.all() else lead_in)
 
     def _chunk_of(self, place: IntArray, time: IntArray) -> IntArray:
         """The chunk in which each time of a rank lies; `NULL` for none."""
@@ -196,8 +194,12 @@ class Replay:
         self._block_join = np.where(held_here, join, NULL)
         self._block_bounds = _bounds(graph.block_level[self._block_order])
 
-    def _plan_cuts(self) -> None:
-        """Finds the stretches of own work before each message, block and end of a chunk."""
+    def _plan_cuts(self, lead_in: IntArray | None) -> None:
+        """Finds the stretches of own work before each message, block and end of a chunk.
+
+        Args:
+            lead_in: When each rank ended the step before the first chunk, see `_plan_ends`.
+        """
         blocks = self._graph.blocks
         self._place_of = {rank: place for place, rank in enumerate(blocks.ranks)}
         live = np.where(self._row_live, self._row_chunk[self._rows], NULL)
@@ -207,7 +209,7 @@ class Replay:
             blocks.place, self._block_before, self._block_chunk, blocks.start
         )
         self._chunk_ends = self._plan_ends(self._ends.reshape(self._chunks, self._ranks))
-        self._lead_in = None if self._lead_in_end is None else self._plan_ends(self._lead_in_end)
+        self._lead_in = None if lead_in is None else self._plan_ends(lead_in)
 
     def _plan_ends(self, ends: IntArray) -> _Ends:
         """Finds what the gain at the end of each rank in each chunk depends on.
@@ -284,7 +286,7 @@ class Replay:
         ends = at.ends[:, :, None]
         replayed = np.repeat(ends, len(scenarios), axis=2)
         replayed[at.chunk, at.place] -= gains[at.last] + self._cut(scenarios, at.stretches)
-        gained: IntArray = (ends.max(axis=1) - replayed.max(axis=1)).astype(np.int64)
+        gained: IntArray = ends.max(axis=1) - replayed.max(axis=1)
         return gained
 
     def _walk(self, scenarios: Sequence[Scenario]) -> IntArray:
