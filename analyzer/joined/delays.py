@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -26,7 +25,7 @@ import numpy.typing as npt
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
 from ddltrace.analyzer.events.interval_sets import Spans, lengths_within
 from ddltrace.analyzer.events.own_work import ACTIVITIES
-from ddltrace.analyzer.joined.dependencies import Graph, other_sides
+from ddltrace.analyzer.joined.dependencies import Graph, by_place, other_sides
 from ddltrace.analyzer.joined.join import Joined
 
 FloatArray = npt.NDArray[np.float64]
@@ -118,7 +117,7 @@ def find_delays(
     since_other = np.minimum(since_other, came)
     place = blocks.place[block]
     cause_place = np.searchsorted(blocks.ranks, messages.rank[cause_row])
-    own_blocks = _by_place(place, len(blocks.ranks))
+    own_blocks = by_place(place, len(blocks.ranks))
     kinds = [
         (work[rank], Spans(blocks.start[block[mine]], until[mine]))
         for rank, mine in zip(blocks.ranks, own_blocks, strict=True)
@@ -273,7 +272,7 @@ def _spent(
     """
     blocks = graph.blocks
     found = np.zeros((len(place), len(CAUSES) + 1), dtype=np.int64)
-    for rank, mine in enumerate(_by_place(place, len(blocks.ranks))):
+    for rank, mine in enumerate(by_place(place, len(blocks.ranks))):
         begin = since[mine]
         end = np.maximum(until[mine], begin)
         work, waits = kinds[rank]
@@ -284,13 +283,6 @@ def _spent(
         blocked = lengths_within(Spans(blocks.start[own], blocks.end[own]), begin, end)
         found[mine, _TRANSFER] = blocked - found[mine, _WAITING]
     return found
-
-
-def _by_place(place: IntArray, count: int) -> list[IntArray]:
-    """The entries of each rank; those of none are left out."""
-    order = np.argsort(place, kind="stable")
-    bounds = np.searchsorted(place[order], np.arange(count + 1))
-    return [order[low:high] for low, high in pairwise(bounds)]
 
 
 @dataclass(frozen=True)
@@ -327,7 +319,7 @@ def _propagate(
     begins = np.searchsorted(wait_place, np.arange(len(blocks.ranks) + 1))
     low, high = np.zeros(len(block), np.int64), np.zeros(len(block), np.int64)
     start, end = blocks.start[block], blocks.end[block]
-    for place, mine in enumerate(_by_place(window.place, len(blocks.ranks))):
+    for place, mine in enumerate(by_place(window.place, len(blocks.ranks))):
         own = slice(begins[place], begins[place + 1])
         low[mine] = begins[place] + np.searchsorted(end[own], window.since[mine], side="right")
         high[mine] = begins[place] + np.searchsorted(start[own], window.until[mine], side="left")
@@ -368,7 +360,7 @@ def _links(graph: Graph, joined: Joined, window: _Windows) -> IntArray:
     moving = blocks.end - np.clip(released, blocks.start, blocks.end)
     peer = np.append(np.where(messages.is_p2p, messages.peer, NULL), NULL)[blocks.message]
     link = np.full(len(window.place), NULL)
-    for place, mine in enumerate(_by_place(window.place, len(blocks.ranks))):
+    for place, mine in enumerate(by_place(window.place, len(blocks.ranks))):
         own = blocks.of(place)
         low = np.searchsorted(blocks.end[own], window.since[mine], side="right") + own.start
         high = np.searchsorted(blocks.start[own], window.until[mine], side="left") + own.start

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -255,3 +256,10 @@ def _levels(graph: Graph) -> tuple[IntArray, IntArray]:
             level[node] = max(level[node], 0)
             stack.pop()
     return np.array(level[:count], dtype=np.int64), np.array(level[count:], dtype=np.int64)
+
+
+def by_place(place: IntArray, count: int) -> list[IntArray]:
+    """The entries of each rank, by its place; those of none are left out."""
+    order = np.argsort(place, kind="stable")
+    bounds = np.searchsorted(place[order], np.arange(count + 1))
+    return [order[low:high] for low, high in pairwise(bounds)]

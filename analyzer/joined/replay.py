@@ -16,16 +16,16 @@ the cost is linear in the events, but the number of Python iterations only in th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Final
 
 import numpy as np
 
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
 from ddltrace.analyzer.events.interval_sets import Spans, length_before
-from ddltrace.analyzer.joined.dependencies import Graph
+from ddltrace.analyzer.joined.dependencies import Graph, by_place
 from ddltrace.analyzer.joined.join import Joined
 
 _NUMBERS_AT_ONCE: Final = 1 << 20
@@ -117,7 +117,7 @@ class Replay:
         chunk = np.full(len(time), NULL)
         starts = self._starts.reshape(self._chunks, self._ranks)
         ends = self._ends.reshape(self._chunks, self._ranks)
-        for rank, mine in _by_rank(place):
+        for rank, mine in enumerate(by_place(place, self._ranks)):
             has = np.flatnonzero(ends[:, rank] != NULL_NS)
             if not len(has):
                 continue
@@ -220,7 +220,7 @@ class Replay:
         chunk, place = np.nonzero(ends != NULL_NS)
         time = ends[chunk, place]
         last = np.full(len(time), NULL)
-        for rank, mine in _by_rank(place):
+        for rank, mine in enumerate(by_place(place, self._ranks)):
             last[mine] = self._graph.blocks.before(rank, time[mine])
         same = (last != NULL) & (np.append(self._block_chunk, NULL)[last] == chunk)
         last = np.where(same, last, NULL)
@@ -240,7 +240,7 @@ class Replay:
         begin = np.append(self._starts, 0)[np.where(chunk == NULL, -1, chunk * self._ranks + place)]
         since = np.where(block == NULL, begin, self._block_ends[block])
         inside = np.flatnonzero(chunk != NULL)
-        rows = {rank: inside[mine] for rank, mine in _by_rank(place[inside])}
+        rows = [inside[mine] for mine in by_place(place[inside], self._ranks)]
         return _Stretches(since, np.maximum(time, since), rows)
 
     @property
@@ -358,9 +358,9 @@ class Replay:
         found = np.zeros((len(stretches.since), len(scenarios)), dtype=np.int64)
         for number, scenario in enumerate(scenarios):
             for rank, spans in scenario.work.items():
-                mine = stretches.rows.get(self._place_of.get(rank, NULL))
-                if mine is None or not len(spans.start):
+                if rank not in self._place_of or not len(spans.start):
                     continue
+                mine = stretches.rows[self._place_of[rank]]
                 times = np.concatenate([stretches.since[mine], stretches.until[mine]])
                 before = length_before(spans, times)
                 found[mine, number] = before[len(mine) :] - before[: len(mine)]
@@ -374,12 +374,12 @@ class _Stretches:
     Attributes:
         since: Start of each, ns.
         until: End of each, ns.
-        rows: Place of a rank -> its stretches; those outside of all chunks belong to none.
+        rows: The stretches of each rank, by its place; those outside of all chunks are of none.
     """
 
     since: IntArray
     until: IntArray
-    rows: Mapping[int, IntArray]
+    rows: Sequence[IntArray]
 
 
 @dataclass(frozen=True)
@@ -422,15 +422,6 @@ class _Gains:
     transfers: IntArray | None
     balanced: BoolArray
     elastic: BoolArray
-
-
-def _by_rank(place: IntArray) -> Iterator[tuple[int, IntArray]]:
-    """Where the entries of each rank are."""
-    order = np.argsort(place, kind="stable")
-    ranks, first = np.unique(place[order], return_index=True)
-    bounds = pairwise([*first.tolist(), len(order)])
-    for rank, (low, high) in zip(ranks.tolist(), bounds, strict=True):
-        yield rank, order[low:high]
 
 
 def _bounds(level: IntArray) -> list[int]:
