@@ -158,7 +158,7 @@ def remove_stored(path: Path) -> None:
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """A new browser: its only profile."""
+    """A new browser with a profile of its own."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as profile:
@@ -193,7 +193,7 @@ def visiting(
     The function takes what to call a moment, and a selector: it waits for the first element that
     matches it. The page itself takes the time, at each frame that it draws: a program that waits
     for an element from outside learns of it up to a second later.
-    Without a browser, it is a new one.
+    If no browser is given, a new one is started.
     """
     with ExitStack() as started:
         page = (browser or started.enter_context(chromium())).new_page()

@@ -217,7 +217,7 @@
       this.reading.style.setProperty("--share", share + "%");
     }
 
-    // Waits for the first picture, and until the view rests, but not for ever.
+    // Waits for the first picture, and until the view rests, but not forever.
     async untilIdle() {
       const isBusy = () => !this.root.dataset.sharp || performance.now() - this.moved < IDLE_MS;
       for (let waited = 0; isBusy() && waited < PATIENCE_MS; waited += POLL_MS) {
