@@ -6,10 +6,11 @@ validated, and bytes that cannot be read are counted.
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Collection, Iterator, Sequence
+import contextlib
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,14 @@ import pyarrow as pa
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.trace.arrow_arrays import integers, strings
-from ddltrace.tracer.trace.batch_facts import BatchFacts, evenly_spread
+from ddltrace.tracer.trace.batch_facts import BatchChoice, BatchFacts
+from ddltrace.tracer.trace.mapped_messages import (
+    Content,
+    MappedMessages,
+    ReleasedPages,
+    map_file,
+)
+from ddltrace.tracer.trace.message_feed import MessageFeed
 from ddltrace.tracer.trace.schema import ADDED, EVENTS, SCHEMA_NAME
 from ddltrace.tracer.trace.stream_frames import FILE_MAGIC, FILE_START, Scan, scan_stream
 from ddltrace.tracer.trace.trace_files import (
@@ -29,8 +37,6 @@ from ddltrace.tracer.trace.trace_files import (
 if TYPE_CHECKING:
     from ddltrace.tracer.storage.remote_path import RemotePath
 
-_KEPT_BYTES: Final = 4 << 20
-_Content: TypeAlias = bytes | mmap.mmap
 _DECODING_ERRORS: Final = (pa.ArrowException, OSError, MemoryError, OverflowError)
 
 
@@ -94,8 +100,11 @@ class ArrowReader:
         added: Columns that older files lack; they are read as nulls.
         columns: Read only these, which is several times faster; all by default.
         most: Read at most this many batches, evenly spread over the file; all by default.
-        steps: From a store, do not read batches without events of these steps. Batches after
-            them that have events of no step are read as well.
+        steps: If the file has facts about its batches, do not decode those without events of these
+            steps. Batches after them that have events of no step are read as well. What is damaged
+            in the other batches is not noticed.
+        later_stepless: Whether batches with events of no step are read up to the end of the file;
+            else only those before the first batch whose steps are all later than `steps`.
 
     Attributes:
         lost_bytes: After the iteration: bytes that could not be read.
@@ -111,9 +120,9 @@ class ArrowReader:
         *,
         most: int | None = None,
         steps: range | None = None,
+        later_stepless: bool = True,
     ) -> None:
-        self._most = most
-        self._steps = steps
+        self._choice = BatchChoice(most, steps, later_stepless)
         self.lost_bytes = 0
         self.checksum: int | None = None
         self._path = path
@@ -132,7 +141,7 @@ class ArrowReader:
         is_file = path.suffix == FILE_SUFFIX
         try:
             require_regular_file(path)
-            content = _map(path)
+            content = map_file(path)
         except OSError as error:
             raise TraceError(f"{self._path} cannot be opened: {error}") from error
         size = len(content)
@@ -142,47 +151,34 @@ class ArrowReader:
         if is_file and content[:6] != FILE_MAGIC:
             self.lost_bytes += max(1, size)
             return
-        scan = scan_stream(memoryview(content), start, _ReleasedPages(content))
+        scan = scan_stream(memoryview(content), start, ReleasedPages(content))
         if is_file and not scan.marked:
             self.lost_bytes += max(1, size - scan.end)
         elif not scan.marked:
             # A stream that ends between two messages has no known loss.
             self.lost_bytes += size - scan.end
         if scan.end > start:
-            if self._most is not None and scan.batches > self._most:
-                content = _some_batches(content, start, scan, self._most)
-                yield from self._read_stream(content, 0, len(content))
-            else:
-                yield from self._read_stream(content, start, scan.end)
+            yield from self._read_mapped(content, start, scan)
 
-    def _read_stream(self, content: _Content, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        data = pa.py_buffer(content).slice(start, end - start)
-        source = pa.BufferReader(data)
-        good, passed = 0, _ReleasedPages(content)
+    def _read_mapped(self, content: Content, start: int, scan: Scan) -> Iterator[pa.RecordBatch]:
+        """Reads the chosen batches of the intact part of a file."""
+        messages = MappedMessages(content, start, scan)
+        needs_facts = self._choice.steps is not None
+        facts = messages.facts() if needs_facts else [None] * scan.batches
         try:
-            names = self._checked_names(pa.ipc.read_schema(data))
-            reader = pa.ipc.open_stream(source, options=self._options(names))
-            while True:
-                good = source.tell()
-                yield self._next_batch(reader)
-                passed(start + source.tell())
-        except StopIteration:
-            return
+            names = self._checked_names(pa.ipc.read_schema(pa.py_buffer(messages.schema())))
+            yield from self._decoded(messages.chosen(self._choice.numbers(facts)), names)
         except _DECODING_ERRORS:
-            self.lost_bytes += max(1, data.size - good)
+            self.lost_bytes += max(1, scan.end - messages.good)
 
     def _read_remote(self, path: RemotePath) -> Iterator[pa.RecordBatch]:
         """Reads a file in a store: what is needed, if the file says where it is; else all."""
         # Imported here: few traces lie in a store.
-        from ddltrace.tracer.trace.remote_messages import (
-            MessageFeed,
-            RemoteMessages,
-            chosen_batches,
-        )
+        from ddltrace.tracer.trace.remote_messages import RemoteMessages
 
         self.lost_bytes, self.checksum = 0, None
         source = RemoteMessages(path)
-        is_part = len(self._columns) < len(self._schema) or self._most or self._steps is not None
+        is_part = len(self._columns) < len(self._schema) or self._choice.is_part
         outline = source.outline() if is_part else None
         messages = source.all() if outline is None else iter([outline.schema])
         first = next(messages, None)
@@ -193,18 +189,24 @@ class ArrowReader:
                 if outline is not None:
                     fields = [n for n, name in enumerate(names) if name in self._columns]
                     needs_all = len(fields) == len(names)
-                    keep = chosen_batches(outline, self._most, self._steps)
-                    messages = source.chosen(outline, None if needs_all else fields, schema, keep)
-                feed = MessageFeed(first, messages)
-                reader = pa.ipc.open_stream(pa.PythonFile(feed, "r"), options=self._options(names))
-                while True:
-                    yield self._next_batch(reader)
-        except StopIteration:
-            pass
+                    numbers = self._choice.numbers(outline.known_facts())
+                    wanted = None if needs_all else fields
+                    messages = source.chosen(outline, wanted, schema, numbers)
+                yield from self._decoded(itertools.chain([first], messages), names)
         except _DECODING_ERRORS:
             self.lost_bytes += max(1, source.lost_bytes)
         self.lost_bytes = max(self.lost_bytes, source.lost_bytes)
         self.checksum = source.checksum
+
+    def _decoded(
+        self, messages: Iterable[bytes | memoryview], names: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """Decodes messages, the first of which is the schema with the columns of these names."""
+        source = pa.PythonFile(MessageFeed(messages), "r")
+        reader = pa.ipc.open_stream(source, options=self._options(names))
+        with contextlib.suppress(StopIteration):
+            while True:
+                yield self._next_batch(reader)
 
     def _options(self, names: Sequence[str]) -> pa.ipc.IpcReadOptions:
         """Decodes the wanted ones of a file's columns only."""
@@ -259,9 +261,10 @@ class EventReader(ArrowReader):
         segment: Base name of the process's files.
         columns: Read only these, which is several times faster; all by default.
         most: Read at most this many batches, evenly spread over the file; all by default.
-
-        steps: From a store, do not read batches without events of these steps, as the process
-            counts them; see `ArrowReader`.
+        steps: Leave out batches without events of these steps, as the process counts them; see
+            `ArrowReader`.
+        later_stepless: Whether batches with events of no step are read up to the end of the file;
+            see `ArrowReader`.
 
     Attributes:
         lost_bytes: After the iteration: bytes that could not be read.
@@ -274,22 +277,18 @@ class EventReader(ArrowReader):
         columns: Collection[str] | None = None,
         most: int | None = None,
         steps: range | None = None,
+        *,
+        later_stepless: bool = True,
     ) -> None:
         super().__init__(
-            event_path(directory, segment), EVENTS, ADDED, columns, most=most, steps=steps
+            event_path(directory, segment),
+            EVENTS,
+            ADDED,
+            columns,
+            most=most,
+            steps=steps,
+            later_stepless=later_stepless,
         )
-
-
-def _some_batches(content: _Content, start: int, scan: Scan, most: int) -> bytes:
-    """The stream with some of its record batches, the first and the last one among them."""
-    kept = evenly_spread(scan.batches, most)
-    parts, number, begin = [], 0, start
-    for end, is_batch in scan.messages:
-        if not is_batch or number in kept:
-            parts.append(content[begin:end])
-        number += is_batch
-        begin = end
-    return b"".join(parts)
 
 
 def _nulls(name: str, rows: int) -> pa.Array:
@@ -297,30 +296,3 @@ def _nulls(name: str, rows: int) -> pa.Array:
     kind = EVENTS.field(name).type
     codes = integers(np.zeros(rows, np.int64), np.ones(rows, bool), kind.index_type)
     return pa.DictionaryArray.from_arrays(codes, strings([]))
-
-
-class _ReleasedPages:
-    """Releases pages of a mapped file after they were read; otherwise they count as used memory."""
-
-    def __init__(self, content: _Content) -> None:
-        self._content = content
-        self._done = 0
-
-    def __call__(self, end: int) -> None:
-        """Releases all pages before `end`, which can be read again."""
-        done = end // mmap.PAGESIZE * mmap.PAGESIZE
-        if isinstance(self._content, mmap.mmap) and done - self._done >= _KEPT_BYTES:
-            self._content.madvise(mmap.MADV_DONTNEED, self._done, done - self._done)
-            self._done = done
-
-
-def _map(path: Path) -> _Content:
-    """A file's content, mapped into memory.
-
-    Raises:
-        OSError: It cannot be opened.
-    """
-    with open(path, "rb") as file:
-        if path.stat().st_size == 0:
-            return b""
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

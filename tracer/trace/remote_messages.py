@@ -8,23 +8,21 @@ decoded; the footer only says what to fetch.
 
 from __future__ import annotations
 
-import io
 import itertools
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
 from ddltrace.tracer.storage.merged_ranges import read_merged
-from ddltrace.tracer.trace.batch_facts import BatchFacts, evenly_spread, read_facts
+from ddltrace.tracer.trace.batch_facts import BatchFacts, read_facts
 from ddltrace.tracer.trace.stream_frames import (
     FILE_MAGIC,
     FILE_START,
     Block,
     buffers_of_batch,
     message_length,
-    metadata_of_message,
     read_footer,
     scan_stream,
 )
@@ -40,8 +38,6 @@ _PIECE_BYTES: Final = 8 << 20
 _BLOCKS_AHEAD: Final = 8
 _START_BYTES: Final = 4 << 10
 
-Metadata: TypeAlias = dict[bytes, bytes]
-
 
 class Outline(NamedTuple):
     """The messages of a file.
@@ -56,13 +52,17 @@ class Outline(NamedTuple):
     headers: list[bytes]
     schema: bytes
 
-    def facts(self) -> list[BatchFacts] | None:
-        """The facts about every batch; None if the file lacks them."""
-        found = [
-            read_facts(_metadata_or_empty(header))
+    def known_facts(self) -> list[BatchFacts | None]:
+        """The facts about each batch; None where the file lacks them."""
+        return [
+            read_facts(header)
             for block, header in zip(self.blocks, self.headers, strict=True)
             if block.is_batch
         ]
+
+    def facts(self) -> list[BatchFacts] | None:
+        """The facts about every batch; None if the file lacks any."""
+        found = self.known_facts()
         known = [facts for facts in found if facts is not None]
         return known if len(known) == len(found) else None
 
@@ -124,7 +124,7 @@ class RemoteMessages:
         outline: Outline,
         fields: Sequence[int] | None,
         schema: pa.Schema,
-        keep: Callable[[int, Metadata], bool],
+        numbers: Collection[int],
     ) -> Iterator[bytes]:
         """Yields messages of which bytes that are not needed were not fetched, but are zero.
 
@@ -132,18 +132,17 @@ class RemoteMessages:
             outline: The messages of the file.
             fields: Numbers of the columns that are needed; None for all.
             schema: The columns of the file.
-            keep: Called with the number of each batch and its metadata, in order: whether it is
-                needed.
+            numbers: Numbers of the batches that are needed.
 
         Raises:
             StoreError: The store cannot be read.
         """
-        self.lost_bytes, number = 0, 0
+        self.lost_bytes, number = 0, -1
         wanted: list[tuple[Block, bytes]] = []
         for block, header in zip(outline.blocks, outline.headers, strict=True):
             if block.is_batch:
                 number += 1
-                if not keep(number - 1, _metadata_or_empty(header)):
+                if number not in numbers:
                     continue
             wanted.append((block, header))
         for begin in range(0, len(wanted), _BLOCKS_AHEAD):
@@ -220,84 +219,12 @@ class RemoteMessages:
             yield self._path.read_ranges([(begin, min(begin + _PIECE_BYTES, self._size))])[0]
 
 
-class MessageFeed(io.RawIOBase):
-    """A file of messages, which are fetched when Arrow reads them."""
-
-    def __init__(self, first: bytes, rest: Iterator[bytes]) -> None:
-        self._rest = rest
-        self._now = memoryview(first)
-
-    def readable(self) -> bool:
-        """Always."""
-        return True
-
-    def readinto(self, target: Any) -> int:
-        """Copies the next bytes of the current message; 0 at the end."""
-        if not len(self._now):
-            self._now = memoryview(next(self._rest, b""))
-        count = min(len(target), len(self._now))
-        target[:count] = self._now[:count]
-        self._now = self._now[count:]
-        return count
-
-    def read(self, size: int = -1) -> bytes:
-        """The next bytes; fewer only at the end."""
-        parts: list[bytes] = []
-        while size:
-            if not len(self._now):
-                self._now = memoryview(next(self._rest, b""))
-                if not len(self._now):
-                    break
-            part = bytes(self._now if size < 0 else self._now[:size])
-            self._now = self._now[len(part) :]
-            parts.append(part)
-            size -= len(part) if size > 0 else 0
-        return b"".join(parts)
-
-
-def chosen_batches(
-    outline: Outline, most: int | None, steps: range | None
-) -> Callable[[int, Metadata], bool]:
-    """Returns the function that chooses batches; see `RemoteMessages.chosen`.
-
-    Args:
-        outline: The messages of the file.
-        most: At most this many batches, evenly spread; None for all.
-        steps: Only batches with events of these steps, and later ones with events of no step; None
-            for all.
-    """
-    count = sum(block.is_batch for block in outline.blocks)
-    spread = None if most is None or count <= most else evenly_spread(count, most)
-    began = False
-
-    def keep(number: int, metadata: Metadata) -> bool:
-        nonlocal began
-        if spread is not None and number not in spread:
-            return False
-        facts = None if steps is None else read_facts(metadata)
-        if facts is None or steps is None:
-            began = True
-            return True
-        inside = facts.overlaps(steps)
-        began = began or inside
-        return inside or (began and facts.stepless > 0)
-
-    return keep
-
-
 def _length_or_none(data: bytearray) -> int | None:
     """The length of the first message; None if it is not complete, or damaged."""
     try:
         return message_length(data)
     except ValueError:
         return None
-
-
-def _metadata_or_empty(header: bytes) -> Metadata:
-    try:
-        return metadata_of_message(header)
-    except ValueError:
-        return {}
 
 
 def _is_whole(message: bytes | bytearray) -> bool:

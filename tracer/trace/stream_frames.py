@@ -180,7 +180,7 @@ def buffers_of_batch(header: bytes) -> list[tuple[int, int]]:
         return list(_root(memoryview(header)[8:]).table(2).pairs(2))
 
 
-def metadata_of_message(header: bytes) -> dict[bytes, bytes]:
+def metadata_of_message(header: bytes | memoryview) -> dict[bytes, bytes]:
     """The custom metadata of a message.
 
     Args:
@@ -189,9 +189,16 @@ def metadata_of_message(header: bytes) -> dict[bytes, bytes]:
     Raises:
         ValueError: The header is damaged.
     """
+    found, left = {}, len(header)
     with _damage_of("header"):
-        entries = _root(memoryview(header)[8:]).tables(4)
-        return {entry.text(0): entry.text(1) for entry in entries}
+        for entry in _root(memoryview(header)[8:]).tables(4):
+            name, value = entry.text(0), entry.text(1)
+            # Entries that share their bytes could make this copy far more than the header.
+            left -= len(name) + len(value)
+            if left < 0:
+                raise ValueError("metadata")
+            found[name] = value
+    return found
 
 
 def _message(header: memoryview, body: memoryview) -> tuple[int, int, int]:

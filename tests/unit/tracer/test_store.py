@@ -7,16 +7,18 @@ import math
 import os
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.storage.location import Location, location_of
 from ddltrace.tracer.trace import event_file
+from ddltrace.tracer.trace.batch_facts import facts_metadata
 from ddltrace.tracer.trace.event_file import write_events
-from ddltrace.tracer.trace.event_reader import read_events
+from ddltrace.tracer.trace.event_reader import EventReader, read_events
 from ddltrace.tracer.trace.finalize import finalize
 from ddltrace.tracer.trace.run_files import read_run_file, write_run, write_sidecar
 from ddltrace.tracer.trace.run_info import (
@@ -29,12 +31,13 @@ from ddltrace.tracer.trace.run_info import (
 )
 from ddltrace.tracer.trace.run_reader import read_run
 from ddltrace.tracer.trace.schema import EVENTS
-from ddltrace.tracer.trace.stream_frames import scan_stream
+from ddltrace.tracer.trace.stream_frames import FILE_START, metadata_of_message, scan_stream
 from ddltrace.tracer.trace.stream_writer import StreamWriter
 from ddltrace.tracer.trace.trace_files import segment_name
 
 SEGMENT = segment_name(rank=0, attempt=0, pid=7)
 LZ4_FRAME = b"\x04\x22\x4d\x18"  # how every compressed buffer of a stream begins
+ZSTD_FRAME = b"\x28\xb5\x2f\xfd"  # and of a final file
 ROWS = 40
 HUGE_COST = {"ratio": 10**400, "low": 1.0, "high": 1.0, "steps": 1}
 TENSOR = {"id": 0, "name": "w", "shape": [2], "dtype": "f", "bytes": 8}
@@ -69,6 +72,63 @@ def write_stream(directory: Path, batches: int, *, close: bool = True) -> list[i
 
 def starts(table: pa.Table) -> list[int]:
     return table["start_ns"].to_pylist()
+
+
+# The steps of the events in each batch of a file.
+BATCHES: list[list[int | None]] = [
+    [0],
+    [None],
+    [0, 1],
+    [None],
+    [0, None],
+    [1, 2],
+    [2, None],
+    [1],
+    [None],
+    [2],
+]
+STEP = range(1, 2)
+WITH_STEP = [2, 3, 4, 5, 6, 7, 8]  # with the later events of no step
+
+
+def write_file(directory: Path, *, facts: bool = True) -> Path:
+    """Writes a final file of `BATCHES`, each of which brings new words of the dictionaries."""
+    path = directory / f"{SEGMENT}.arrow"
+    options = pa.ipc.IpcWriteOptions(compression="zstd", emit_dictionary_deltas=True)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, EVENTS, options=options) as file:
+        for number, steps in enumerate(BATCHES):
+            column = pa.array((steps * ROWS)[:ROWS], pa.int32())
+            place = EVENTS.get_field_index("step")
+            batch = events(ROWS, number * ROWS).set_column(place, EVENTS.field(place), column)
+            file.write_batch(batch, facts_metadata(batch) if facts else None)
+    return path
+
+
+def damage_bodies(path: Path, numbers: Iterable[int]) -> None:
+    """Damages the bodies of some batches, so that they can be scanned, but not decoded."""
+    content = bytearray(path.read_bytes())
+    ends = [FILE_START]
+    for end, is_batch in scan_stream(memoryview(content), FILE_START).messages:
+        if is_batch:
+            ends.append(end)
+    for number in numbers:
+        at = content.rindex(ZSTD_FRAME, ends[number], ends[number + 1])
+        content[at : at + len(ZSTD_FRAME)] = bytes(len(ZSTD_FRAME))
+    path.write_bytes(content)
+
+
+def numbers_of(batches: Iterable[pa.RecordBatch]) -> list[int]:
+    """The place in `BATCHES` of each."""
+    return [batch["start_ns"][0].as_py() // ROWS for batch in batches]
+
+
+def in_place(place: str, path: Path) -> Location:
+    """The directory of a file: itself, or a copy in a store."""
+    if place == "local":
+        return path.parent
+    filesystem = pytest.importorskip("fsspec").filesystem("memory")
+    filesystem.pipe_file(f"/steps/{path.name}", path.read_bytes())
+    return location_of("memory://steps")
 
 
 def write_trace(directory: Path, **changes: object) -> dict[str, object]:
@@ -232,6 +292,106 @@ def test_a_bomb_of_zeros_stops_at_the_believable(tmp_path: Path) -> None:
     table, lost = read_events(tmp_path, SEGMENT)
     assert table.num_rows <= taken * rows
     assert lost > 0
+
+
+@pytest.mark.parametrize("place", ["local", "store"])
+@pytest.mark.parametrize(
+    ("later_stepless", "numbers"), [(True, WITH_STEP), (False, [2, 3, 4, 5, 7])]
+)
+def test_batches_without_some_steps_are_not_decoded(
+    tmp_path: Path, place: str, later_stepless: bool, numbers: Sequence[int]
+) -> None:
+    path = write_file(tmp_path)
+    whole = {number: batch for number, batch in enumerate(EventReader(tmp_path, SEGMENT))}
+    damage_bodies(path, whole.keys() - set(numbers))
+    reader = EventReader(in_place(place, path), SEGMENT, steps=STEP, later_stepless=later_stepless)
+    read = list(reader)
+    assert numbers_of(read) == numbers
+    # Their words as well: some came with batches that were left out.
+    assert [batch.to_pylist() for batch in read] == [whole[n].to_pylist() for n in numbers]
+    assert "name-1" in read[0]["name"].to_pylist()
+    assert reader.lost_bytes == 0
+    assert next(iter(EventReader(tmp_path, SEGMENT)), None) is None
+
+
+@pytest.mark.parametrize("place", ["local", "store"])
+@pytest.mark.parametrize("steps", [range(1), range(2, 3), range(1, 3), range(3, 9), range(9)])
+def test_events_of_steps_are_those_of_the_whole_file(
+    tmp_path: Path, place: str, steps: range
+) -> None:
+    path = write_file(tmp_path)
+    every = [row for row in read_events(tmp_path, SEGMENT)[0].to_pylist() if row["step"] in steps]
+    for later_stepless in (True, False):
+        reader = EventReader(
+            in_place(place, path), SEGMENT, steps=steps, later_stepless=later_stepless
+        )
+        rows = [row for batch in reader for row in batch.to_pylist()]
+        assert [row for row in rows if row["step"] in steps] == every
+        assert reader.lost_bytes == 0
+
+
+def test_some_columns_of_some_steps(tmp_path: Path) -> None:
+    write_file(tmp_path)
+    read = list(EventReader(tmp_path, SEGMENT, ["start_ns", "name"], steps=STEP))
+    assert numbers_of(read) == WITH_STEP
+    assert read[0].schema.names == ["start_ns", "name"]
+
+
+@pytest.mark.parametrize("place", ["local", "store"])
+def test_some_steps_of_a_sample(tmp_path: Path, place: str) -> None:
+    directory = in_place(place, write_file(tmp_path))
+    assert numbers_of(EventReader(directory, SEGMENT, most=5)) == [0, 2, 4, 7, 9]
+    assert numbers_of(EventReader(directory, SEGMENT, most=5, steps=STEP)) == [2, 4, 7]
+
+
+@pytest.mark.parametrize("facts", ["missing", "damaged"])
+def test_a_file_without_facts_is_read_as_a_whole(tmp_path: Path, facts: str) -> None:
+    path = write_file(tmp_path, facts=facts != "missing")
+    if facts == "damaged":
+        content = path.read_bytes()
+        at = content.rindex(b'"rows"')
+        path.write_bytes(content[:at] + b"?" + content[at + 1 :])
+    reader = EventReader(tmp_path, SEGMENT, steps=STEP, later_stepless=False)
+    assert numbers_of(reader) == list(range(len(BATCHES)))
+    assert reader.lost_bytes == 0
+
+
+def test_a_stream_is_read_as_a_whole(tmp_path: Path) -> None:
+    write_stream(tmp_path, 3)
+    assert numbers_of(EventReader(tmp_path, SEGMENT, steps=range(1))) == [0, 1, 2]
+
+
+def test_bytes_are_lost_whichever_steps_are_read(tmp_path: Path) -> None:
+    path = write_file(tmp_path)
+    whole = path.read_bytes()
+    for cut in range(0, len(whole), 1009):
+        path.write_bytes(whole[:cut])
+        every, some = (EventReader(tmp_path, SEGMENT, steps=steps) for steps in (None, STEP))
+        intact = numbers_of(every)
+        assert numbers_of(some) == [number for number in intact if number in WITH_STEP]
+        assert some.lost_bytes == every.lost_bytes
+        assert every.lost_bytes or len(intact) == len(BATCHES)
+    path.write_bytes(whole)
+    damage_bodies(path, [5])
+    every, some = (EventReader(tmp_path, SEGMENT, steps=steps) for steps in (None, STEP))
+    assert (numbers_of(every), numbers_of(some)) == ([0, 1, 2, 3, 4], [2, 3, 4])
+    assert some.lost_bytes == every.lost_bytes > 0
+
+
+def header_with_metadata(entries: int, text: bytes) -> bytes:
+    """A message's header whose entries of custom metadata are all the same one."""
+    root = struct.pack("<I7H2xiI", 20, 14, 8, 0, 0, 0, 0, 4, 16, 4)
+    # After the vector of offsets: where the fields of the entry are, the entry, and its text.
+    offsets = [4 * (entries - number) + 8 for number in range(entries)]
+    vector = struct.pack(f"<{entries + 1}I", entries, *offsets)
+    entry = struct.pack("<4HiII", 8, 12, 4, 8, 8, 8, 4)
+    return bytes(8) + root + vector + entry + struct.pack("<I", len(text)) + text
+
+
+def test_metadata_is_no_longer_than_its_header() -> None:
+    assert metadata_of_message(header_with_metadata(1, b"text")) == {b"text": b"text"}
+    with pytest.raises(ValueError, match="metadata"):
+        metadata_of_message(header_with_metadata(1000, b"x" * 1000))
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
