@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddltrace.analyzer.engine.engine_options import chosen_engine, engine_options
-from ddltrace.analyzer.report.warnings import report_damage, report_steps_left_out
+from ddltrace.analyzer.report.warnings import report_damage, report_ranges, report_steps_left_out
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.optional_packages import require_extra
 from ddltrace.tracer.storage.location import Location
@@ -108,8 +108,8 @@ Examples:
 @click.option(
     "--memory-limit",
     metavar="SIZE",
-    help="Memory that the analyzed steps may take, about: if a trace needs more, its last steps "
-    "are analyzed.  [default: 4GiB]",
+    help="Memory that the analyzed steps may take, about: if they need more, they are analyzed in "
+    "ranges, whose results are merged.  [default: 4GiB]",
 )
 @engine_options
 def analyze(
@@ -184,7 +184,7 @@ def _report(
     tracker: str | None,
 ) -> None:
     """Analyzes an opened trace and reports on it in the ways that were asked for."""
-    from ddltrace.analyzer.analysis import analyze_in_full
+    from ddltrace.analyzer.analysis import analyze_with_paths
     from ddltrace.analyzer.measures.hta_definitions import (
         by_hta,
         hta_breakdown,
@@ -198,8 +198,11 @@ def _report(
     from ddltrace.analyzer.trace.trace_directories import dashboard_command
 
     breakdown = hta_breakdown(opened) if definitions == "hta" else None
-    analyzed = analyze_in_full(opened, steps)
-    analysis = analyzed.analysis
+    report_ranges(opened, steps)
+    # Paths cost another range of steps in a long trace.
+    needs_paths = html is not None or tracker is not None
+    analyzed = analyze_with_paths(opened, steps) if needs_paths else None
+    analysis = opened.analyze(steps) if analyzed is None else analyzed.analysis
     if form == "json":
         document = analysis.to_json() | {"definitions": definitions}
         if breakdown is not None:
@@ -214,12 +217,12 @@ def _report(
             if tables := render_tables(hta_tables(opened)):
                 click.echo("\n" + tables)
         click.echo(f"\nNext: {dashboard_command(traces)}")
-    if html is not None:
+    if html is not None and analyzed is not None:
         from ddltrace.analyzer.report.html_report import write_html
 
         write_html(analyzed, opened, html, traces)
         click.echo(f"ddltrace: report in {html}", err=True)
-    if tracker is not None:
+    if tracker is not None and analyzed is not None:
         _log(tracker, analyzed, opened, traces)
     for expression in fail_on:
         check_threshold(analysis.summary, expression)
@@ -270,7 +273,7 @@ def compare(before: Location, after: Location, as_json: bool, fail_on: tuple[str
     limits = [parse_limit(expression) for expression in fail_on]
     traces = open_trace(before), open_trace(after)
     for trace in traces:
-        report_steps_left_out(trace)
+        report_ranges(trace)
     comparison = compare_analyses(*(trace.analyze() for trace in traces))
     for trace in traces:
         report_damage(trace)

@@ -13,19 +13,19 @@ against outliers among the sizes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
 from ddltrace.analyzer.events.interval_sets import EMPTY, lengths_within
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.measures.collectives import bus_factor
+from ddltrace.analyzer.measures.distribution import FloatArray, round_values
 from ddltrace.analyzer.model import CostFit, SizeBin, SizePoint
 
 if TYPE_CHECKING:
@@ -42,10 +42,89 @@ _SHARED: Final = 2.0
 _ROUNDS: Final = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "send": 1}
 
 
-def cost_fits(
+class FitKind(NamedTuple):
+    """The messages of one fit.
+
+    Attributes:
+        op: Operation; ``send`` for sends and receives.
+        ranks: Ranks that take part.
+        backend: Backend of the group; empty if the trace does not contain it.
+        src: The sending rank of one link; None for all links together, and for collectives.
+        dst: The receiving rank.
+    """
+
+    op: str
+    ranks: int
+    backend: str
+    src: int | None = None
+    dst: int | None = None
+
+
+@dataclass(frozen=True)
+class FitSamples:
+    """Sizes and times of the messages of one fit.
+
+    Attributes:
+        size: Bytes of each; without messages that share the link with others.
+        us: Its transfer.
+        quiet: Whether it is hardly overlapped by compute.
+        count: How many messages have these values; None for one each.
+        shared: Number of messages that share the link with others.
+    """
+
+    size: IntArray
+    us: FloatArray
+    quiet: BoolArray
+    count: IntArray | None
+    shared: int
+
+    def rounded(self) -> FitSamples:
+        """The same with times rounded as in `Distribution.rounded`, and equal messages counted."""
+        return self if self.count is not None else FitSamples.merged([self, _NO_SAMPLES])
+
+    @staticmethod
+    def merged(parts: Sequence[FitSamples]) -> FitSamples:
+        """All messages of some parts, with rounded times if there is more than one part."""
+        if len(parts) == 1:
+            return parts[0]
+        size, us = (np.concatenate([getattr(part, name) for part in parts]) for name in _VALUES)
+        quiet = np.concatenate([part.quiet for part in parts])
+        count = np.concatenate([part.counts for part in parts])
+        us = round_values(us)
+        order = np.lexsort((us, quiet, size))
+        size, us, quiet, count = size[order], us[order], quiet[order], count[order]
+        new = np.ones(len(order), dtype=bool)
+        new[1:] = (np.diff(size) != 0) | (np.diff(us) != 0) | (quiet[1:] != quiet[:-1])
+        first = np.flatnonzero(new)
+        sums = np.add.reduceat(count, first) if len(first) else count
+        shared = sum(part.shared for part in parts)
+        return FitSamples(size[first], us[first], quiet[first], sums, shared)
+
+    @property
+    def counts(self) -> IntArray:
+        """How many messages each entry stands for."""
+        return np.ones(len(self.size), np.int64) if self.count is None else self.count
+
+    @property
+    def used(self) -> FitSamples:
+        """The messages that a fit uses: the quiet ones if they suffice, else all."""
+        rows = self.quiet
+        if not _tells(self.size[rows]):
+            return self
+        values = (self.size[rows], self.us[rows], self.quiet[rows], self.counts[rows])
+        return FitSamples(*values, self.shared)
+
+
+_VALUES: Final = ("size", "us")
+_NO_SAMPLES: Final = FitSamples(
+    np.empty(0, np.int64), np.empty(0), np.empty(0, bool), np.empty(0, np.int64), 0
+)
+
+
+def collective_samples(
     trace: Trace, scans: Mapping[int, RankScan], joined: Joined, chosen: BoolArray
-) -> tuple[CostFit, ...]:
-    """One fit per operation, number of ranks and backend, the most frequent first.
+) -> dict[FitKind, FitSamples]:
+    """Collects sizes and transfers of collectives by operation, number of ranks and backend.
 
     Args:
         trace: The source of the groups' backends.
@@ -58,39 +137,25 @@ def cost_fits(
     usable = chosen & collectives.timed & (collectives.ranks > 1)
     index = np.flatnonzero(usable & (collectives.size > 0) & (transfer > 0))
     disturbance = _disturbance(scans, joined)[index]
-    alone = disturbance <= _MAX_OVERLAP
     backends = [trace.group_backend(name) for name in messages.groups]
     names = sorted(set(backends))
     backend = np.array([names.index(name) for name in backends], dtype=np.int64)
     group = collectives.group[index]
     keys = np.stack([collectives.op[index], messages.group_size[group], backend[group]])
     kinds, which = np.unique(keys, axis=1, return_inverse=True)
-    fits = []
-    for i, (op, ranks, backend_code) in enumerate(kinds.T.tolist()):
-        everything = np.flatnonzero(which == i)
-        mine = everything[disturbance[everything] < _SHARED]
-        quiet = mine[alone[mine]]
-        if _tells(collectives.size[index[quiet]]):
-            mine = quiet
-        size, us = collectives.size[index[mine]], transfer[index[mine]] / 1e3
-        fits.append(
-            _fit(
-                messages.ops[op],
-                ranks,
-                names[backend_code],
-                size,
-                us,
-                disturbed=not bool(alone[mine].all()),
-                shared=len(everything) - len(mine),
-            )
+    size, us = collectives.size[index], transfer[index] / 1e3
+    return {
+        FitKind(messages.ops[op], ranks, names[backend_code]): _samples(
+            np.flatnonzero(which == i), size, us, disturbance
         )
-    return tuple(sorted(fits, key=lambda fit: -fit.samples))
+        for i, (op, ranks, backend_code) in enumerate(kinds.T.tolist())
+    }
 
 
-def link_fits(
+def link_samples(
     trace: Trace, scans: Mapping[int, RankScan], joined: Joined, chosen: BoolArray
-) -> tuple[CostFit, ...]:
-    """Fits of sends and receives: one over all links, then one per link, the most used first.
+) -> dict[FitKind, FitSamples]:
+    """Collects sizes and transfers of sends and receives: over all links, and of the most used.
 
     The transfer of a message is the end of its receive minus the later of both starts.
 
@@ -109,7 +174,7 @@ def link_fits(
     kept = (size > 0) & (messages.end[rows] > begin)
     rows, size, begin = rows[kept], size[kept].astype(np.int64), begin[kept]
     if not len(rows):
-        return ()
+        return {}
     end, src, dst = messages.end[rows], messages.peer[rows], messages.rank[rows]
     links, which = np.unique(np.stack([src, dst]), axis=1, return_inverse=True)
     beside = np.zeros(len(rows))
@@ -126,43 +191,56 @@ def link_fits(
         beside[mine[shared]] = _SHARED
     us = (end - begin) / 1e3
 
-    def fit(everything: IntArray) -> CostFit:
-        mine = everything[beside[everything] < _SHARED]
-        quiet = mine[beside[mine] <= _MAX_OVERLAP]
-        if _tells(size[quiet]):
-            mine = quiet
+    def kind(everything: IntArray) -> FitKind:
         group = messages.groups[messages.group[rows[everything[0]]]]
-        return _fit(
-            "send",
-            2,
-            trace.group_backend(group),
-            size[mine],
-            us[mine],
-            disturbed=not bool((beside[mine] <= _MAX_OVERLAP).all()),
-            shared=len(everything) - len(mine),
-        )
+        return FitKind("send", 2, trace.group_backend(group))
 
+    everything = np.arange(len(rows))
+    found = {kind(everything): _samples(everything, size, us, beside)}
     busiest = sorted(range(len(of_link)), key=lambda i: -len(of_link[i]))[:_MAX_LINKS]
-    single = [replace(fit(of_link[i]), src=int(links[0, i]), dst=int(links[1, i])) for i in busiest]
-    return (fit(np.arange(len(rows))), *single)
+    for i in busiest:
+        one = kind(of_link[i])._replace(src=int(links[0, i]), dst=int(links[1, i]))
+        found[one] = _samples(of_link[i], size, us, beside)
+    return found
 
 
-def _fit(
-    op: str,
-    ranks: int,
-    backend: str,
-    size: IntArray,
-    us: npt.NDArray[np.float64],
-    *,
-    disturbed: bool,
-    shared: int,
-) -> CostFit:
-    sizes, medians, counts = _medians(size, us)
+def _samples(rows: IntArray, size: IntArray, us: FloatArray, disturbance: FloatArray) -> FitSamples:
+    """The samples of some messages."""
+    mine = rows[disturbance[rows] < _SHARED]
+    quiet = disturbance[mine] <= _MAX_OVERLAP
+    return FitSamples(size[mine], us[mine], quiet, None, len(rows) - len(mine))
+
+
+def cost_fits(samples: Mapping[FitKind, FitSamples]) -> tuple[CostFit, ...]:
+    """Fits of collectives, the most frequent first; then of sends and receives.
+
+    Those begin with all links together, then come single links, the most used first.
+
+    Args:
+        samples: See `collective_samples` and `link_samples`.
+    """
+
+    def used(kind: FitKind) -> int:
+        return int(samples[kind].counts.sum()) + samples[kind].shared
+
+    links = sorted((kind for kind in samples if kind.src is not None), key=used, reverse=True)
+    of_collectives = [_fit(kind, each) for kind, each in samples.items() if kind.op != "send"]
+    of_all_links = [kind for kind in samples if kind.op == "send" and kind.src is None]
+    return (
+        *sorted(of_collectives, key=lambda fit: -fit.samples),
+        *(_fit(kind, samples[kind]) for kind in (*of_all_links, *links[:_MAX_LINKS])),
+    )
+
+
+def _fit(kind: FitKind, everything: FitSamples) -> CostFit:
+    samples = everything.used
+    sizes, medians, counts = _medians(samples)
+    op, ranks = kind.op, kind.ranks
     latency = bandwidth = alpha = error = None
     verdict = f"too few sizes ({len(sizes)}) to tell latency from bandwidth"
-    if shared and not _tells(size):
+    if samples.shared and not _tells(samples.size):
         verdict = "most messages share the link with others: what one alone would take is not seen"
-    if _tells(size):
+    if _tells(samples.size):
         i, j = np.triu_indices(len(sizes), 1)
         slope = float(np.median((medians[j] - medians[i]) / (sizes[j] - sizes[i])))
         if slope <= 0:
@@ -178,15 +256,15 @@ def _fit(
     return CostFit(
         op=op,
         group_size=ranks,
-        backend=backend,
-        samples=len(size),
+        backend=kind.backend,
+        samples=int(samples.counts.sum()),
         sizes=len(sizes),
         latency_us=latency,
         alpha_us=alpha,
         algbw_gbps=bandwidth,
         busbw_gbps=None if bandwidth is None else bandwidth * bus_factor(op, ranks),
         error=error,
-        disturbed=disturbed,
+        disturbed=not bool(samples.quiet.all()),
         verdict=verdict,
         points=tuple(
             SizePoint(bytes=int(n), transfer_us=median, samples=count)
@@ -194,6 +272,8 @@ def _fit(
                 sizes.tolist(), medians.tolist(), counts.tolist(), strict=True
             )
         ),
+        src=kind.src,
+        dst=kind.dst,
     )
 
 
@@ -203,21 +283,24 @@ def _tells(size: IntArray) -> bool:
     return len(sizes) >= _MIN_SIZES and bool(sizes[-1] >= _MIN_SPREAD * sizes[0])
 
 
-def _medians(
-    size: IntArray, us: npt.NDArray[np.float64]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], IntArray]:
+def _medians(samples: FitSamples) -> tuple[FloatArray, FloatArray, IntArray]:
     """Sizes that occur, ascending, the median time of each, and how often it occurs."""
-    order = np.lexsort((us, size))
-    size, us = size[order], us[order]
-    sizes, first, counts = np.unique(size, return_index=True, return_counts=True)
-    medians = (us[first + (counts - 1) // 2] + us[first + counts // 2]) / 2
+    order = np.lexsort((samples.us, samples.size))
+    size, us, count = samples.size[order], samples.us[order], samples.counts[order]
+    ends = np.cumsum(count)
+    sizes, first = np.unique(size, return_index=True)
+    begins = ends[first] - count[first]
+    counts = np.diff(np.append(begins, ends[-1:]))
+    low = np.searchsorted(ends, begins + (counts - 1) // 2, side="right")
+    high = np.searchsorted(ends, begins + counts // 2, side="right")
+    medians = (us[low] + us[high]) / 2
     if len(sizes) > _MAX_SIZES:
         kept = np.sort(np.argsort(-counts, kind="stable")[:_MAX_SIZES])
         sizes, medians, counts = sizes[kept], medians[kept], counts[kept]
     return sizes.astype(np.float64), medians, counts
 
 
-def _disturbance(scans: Mapping[int, RankScan], joined: Joined) -> npt.NDArray[np.float64]:
+def _disturbance(scans: Mapping[int, RankScan], joined: Joined) -> FloatArray:
     """How much of each collective's transfer runs beside compute: the most on any rank.
 
     `_SHARED` if another message is in flight at the same time.

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray
 from ddltrace.analyzer.joined.join import Joined, State
+from ddltrace.analyzer.measures.distribution import Distribution, merged_sums
 from ddltrace.analyzer.model import CollectiveRow, Joining, P2PRow
 
 _BITS_PER_BYTE: Final = 8
@@ -25,77 +28,167 @@ def bus_factor(op: str, ranks: int) -> float:
     return (ranks - 1) / ranks if op in _SPREAD else 1.0
 
 
-def collective_rows(
-    joined: Joined, chosen: IntArray, residual_ns: float | None
-) -> tuple[CollectiveRow, ...]:
-    """One row per operation, group and size, those with the longest transfer first.
+class CollectiveKind(NamedTuple):
+    """What the collectives of one row have in common.
+
+    Attributes:
+        op: Operation.
+        group: Name of the process group.
+        group_size: Its members.
+        bytes: Input bytes of one rank; `NULL` if unknown.
+    """
+
+    op: str
+    group: str
+    group_size: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class CollectiveTimes:
+    """Measured collectives of one kind, microseconds and gigabits per second.
+
+    Attributes:
+        count: How many there are.
+        incomplete: How many of them lack a rank or its end, and are in none of the times.
+        wait_total: Sum over collectives and ranks of the time to the last arrival.
+        transfer_total: Sum of the transfers.
+        wait: Mean over ranks of the time to the last arrival.
+        transfer: Last end - last arrival.
+        skew: Last arrival - first arrival.
+        gbps: Algorithm bandwidth, of those with a known size.
+    """
+
+    count: int
+    incomplete: int
+    wait_total: float
+    transfer_total: float
+    wait: Distribution
+    transfer: Distribution
+    skew: Distribution
+    gbps: Distribution
+
+
+def collective_times(joined: Joined, chosen: BoolArray) -> dict[CollectiveKind, CollectiveTimes]:
+    """Measures collectives by operation, group and size.
 
     Args:
         joined: All messages.
         chosen: Which collectives are in the analyzed window.
-        residual_ns: Remaining error of the aligned clocks; None if unknown.
     """
-    collectives = joined.collectives
+    collectives, messages = joined.collectives, joined.messages
     index = np.flatnonzero(chosen & (collectives.state != State.MISMATCH))
     if not len(index):
-        return ()
+        return {}
     op, group, size = collectives.op[index], collectives.group[index], collectives.bytes[index]
     order = np.lexsort((size, group, op))
     index, op, group, size = index[order], op[order], group[order], size[order]
     new = np.flatnonzero(
         np.append(True, (np.diff(op) != 0) | (np.diff(group) != 0) | (np.diff(size) != 0))
     )
-    rows = [
-        _collective_row(joined, index[begin:end], residual_ns)
-        for begin, end in zip(new, np.append(new[1:], len(index)), strict=True)
-    ]
-    return tuple(sorted(rows, key=lambda row: -(row.transfer_us_total or 0.0)))
+    found: dict[CollectiveKind, CollectiveTimes] = {}
+    for begin, end in zip(new.tolist(), np.append(new[1:], len(index)).tolist(), strict=True):
+        code = int(group[begin])
+        kind = CollectiveKind(
+            op=messages.ops[op[begin]],
+            group=messages.groups[code],
+            group_size=int(messages.group_size[code]),
+            bytes=int(size[begin]),
+        )
+        times = _collective_times(joined, index[begin:end])
+        # Ranks may use one name for different groups.
+        found[kind] = merged_sums([found[kind], times]) if kind in found else times
+    return found
 
 
-def _collective_row(joined: Joined, index: IntArray, residual_ns: float | None) -> CollectiveRow:
-    collectives, first = joined.collectives, index[0]
-    op = joined.messages.ops[collectives.op[first]]
-    group = int(collectives.group[first])
-    ranks = int(joined.messages.group_size[group])
-    size = int(collectives.bytes[first])
+def _collective_times(joined: Joined, index: IntArray) -> CollectiveTimes:
+    collectives = joined.collectives
     done = index[collectives.timed[index]]
     transfer = np.maximum(collectives.end[done] - collectives.last[done], 0) / 1e3
     wait = collectives.wait[done] / 1e3
-    skew = (collectives.last[done] - collectives.first[done]) / 1e3
     vector = collectives.size[done]
     timed = (transfer > 0) & (vector > 0)
-    gbps = vector[timed] * _BITS_PER_BYTE / (transfer[timed] * 1e3)
-    algbw = float(np.median(gbps)) if timed.any() else None
-    measured = len(done) > 0
-    unsure = residual_ns is None or (
-        measured and residual_ns > 0 and float(np.median(transfer)) * 1e3 < residual_ns
-    )
-    return CollectiveRow(
-        op=op,
-        group=joined.messages.groups[group],
-        group_size=ranks,
+    return CollectiveTimes(
         count=len(index),
-        bytes=None if size == NULL else size,
-        algbw_gbps=algbw,
-        busbw_gbps=None if algbw is None else algbw * bus_factor(op, ranks),
-        wait_us=float(np.median(wait / collectives.ranks[done])) if measured else None,
-        transfer_us=float(np.median(transfer)) if measured else None,
-        transfer_us_p95=float(np.percentile(transfer, 95)) if measured else None,
-        arrival_skew_us=float(np.median(skew)) if measured else None,
-        wait_us_total=float(wait.sum()) if measured else None,
-        transfer_us_total=float(transfer.sum()) if measured else None,
         incomplete=len(index) - len(done),
-        unsure=bool(unsure),
+        wait_total=float(wait.sum()),
+        transfer_total=float(transfer.sum()),
+        wait=Distribution(wait / collectives.ranks[done]),
+        transfer=Distribution(transfer),
+        skew=Distribution((collectives.last[done] - collectives.first[done]) / 1e3),
+        gbps=Distribution(vector[timed] * _BITS_PER_BYTE / (transfer[timed] * 1e3)),
     )
 
 
-def p2p_rows(joined: Joined, chosen: IntArray, residual_ns: float | None) -> tuple[P2PRow, ...]:
-    """One row per pair of ranks, the largest first.
+def collective_rows(
+    times: Mapping[CollectiveKind, CollectiveTimes], residual_ns: float | None
+) -> tuple[CollectiveRow, ...]:
+    """One row per operation, group and size, those with the longest transfer first.
+
+    Args:
+        times: See `collective_times`.
+        residual_ns: Remaining error of the aligned clocks; None if unknown.
+    """
+    rows = [_collective_row(kind, each, residual_ns) for kind, each in times.items()]
+    return tuple(sorted(rows, key=lambda row: -(row.transfer_us_total or 0.0)))
+
+
+def _collective_row(
+    kind: CollectiveKind, times: CollectiveTimes, residual_ns: float | None
+) -> CollectiveRow:
+    algbw, median = times.gbps.median(), times.transfer.median()
+    return CollectiveRow(
+        op=kind.op,
+        group=kind.group,
+        group_size=kind.group_size,
+        count=times.count,
+        bytes=None if kind.bytes == NULL else kind.bytes,
+        algbw_gbps=algbw,
+        busbw_gbps=None if algbw is None else algbw * bus_factor(kind.op, kind.group_size),
+        wait_us=times.wait.median(),
+        transfer_us=median,
+        transfer_us_p95=times.transfer.percentile(95),
+        arrival_skew_us=times.skew.median(),
+        wait_us_total=None if median is None else times.wait_total,
+        transfer_us_total=None if median is None else times.transfer_total,
+        incomplete=times.incomplete,
+        unsure=residual_ns is None or (median is not None and 0 < residual_ns > median * 1e3),
+    )
+
+
+@dataclass(frozen=True)
+class LinkTimes:
+    """Measured sends and receives from one rank to another, nanoseconds.
+
+    Attributes:
+        count: Messages.
+        sized: Those whose size is known.
+        bytes: Sum of these sizes.
+        timed: Messages whose times are known.
+        wait: Sum of the times for which the receiver waits for the send to begin.
+        unmatched: Messages that were recorded on one side only.
+        transfer_total: Sum of the transfers.
+        transfer: Receive end - the later of both starts.
+        gbps: Bytes / transfer, gigabits per second.
+    """
+
+    count: int
+    sized: int
+    bytes: int
+    timed: int
+    wait: int
+    unmatched: int
+    transfer_total: int
+    transfer: Distribution
+    gbps: Distribution
+
+
+def link_times(joined: Joined, chosen: BoolArray) -> dict[tuple[int, int], LinkTimes]:
+    """Measures sends and receives by sending and receiving rank.
 
     Args:
         joined: All messages.
         chosen: Which messages are in the analyzed window.
-        residual_ns: Remaining error of the aligned clocks; None if unknown.
     """
     messages = joined.messages
     wait, transfer = joined.wait_and_transfer()
@@ -112,33 +205,57 @@ def p2p_rows(joined: Joined, chosen: IntArray, residual_ns: float | None) -> tup
     pairs, which = np.unique(np.stack([source, target]), axis=1, return_inverse=True)
     order = np.argsort(which, kind="stable")
     bounds = np.searchsorted(which[order], np.arange(pairs.shape[1] + 1))
-    found = []
+    found = {}
     for i, (src, dst) in enumerate(pairs.T.tolist()):
         places = order[bounds[i] : bounds[i + 1]]
         mine = rows[places]
         kept = matched[mine] & (wait[mine] != NULL)
         timed, took = mine[kept], transfer[mine[kept]]
         moved = (took > 0) & (size[places[kept]] > 0)
-        gbps = size[places[kept]][moved] * _BITS_PER_BYTE / took[moved]
-        median = float(np.median(took)) if len(took) else None
         sizes = size[places][size[places] != NULL]
+        found[src, dst] = LinkTimes(
+            count=len(mine),
+            sized=len(sizes),
+            bytes=int(sizes.sum()),
+            timed=len(timed),
+            wait=int(wait[timed].sum()),
+            unmatched=int((~matched[mine]).sum()),
+            transfer_total=int(took.sum()),
+            transfer=Distribution(took.astype(np.float64)),
+            gbps=Distribution(size[places[kept]][moved] * _BITS_PER_BYTE / took[moved]),
+        )
+    return found
+
+
+def p2p_rows(
+    times: Mapping[tuple[int, int], LinkTimes], residual_ns: float | None
+) -> tuple[P2PRow, ...]:
+    """One row per pair of ranks, the largest first.
+
+    Args:
+        times: See `link_times`.
+        residual_ns: Remaining error of the aligned clocks; None if unknown.
+    """
+    rows = []
+    for (src, dst), link in times.items():
+        median, high = link.transfer.median(), link.transfer.percentile(95)
         unsure = residual_ns is None or (median is not None and 0 < residual_ns > median)
-        found.append(
+        rows.append(
             P2PRow(
                 src=src,
                 dst=dst,
-                count=len(mine),
-                bytes=int(sizes.sum()) if len(sizes) else None,
-                wait_us=float(wait[timed].sum() / 1e3) if len(timed) else None,
-                transfer_us=float(took.sum() / 1e3) if len(timed) else None,
-                unmatched=int((~matched[mine]).sum()),
+                count=link.count,
+                bytes=link.bytes if link.sized else None,
+                wait_us=link.wait / 1e3 if link.timed else None,
+                transfer_us=link.transfer_total / 1e3 if link.timed else None,
+                unmatched=link.unmatched,
                 transfer_us_p50=None if median is None else median / 1e3,
-                transfer_us_p95=float(np.percentile(took, 95)) / 1e3 if len(took) else None,
-                algbw_gbps=float(np.median(gbps)) if len(gbps) else None,
+                transfer_us_p95=None if high is None else high / 1e3,
+                algbw_gbps=link.gbps.median(),
                 unsure=bool(unsure),
             )
         )
-    return tuple(sorted(found, key=lambda row: -(row.bytes or 0)))
+    return tuple(sorted(rows, key=lambda row: -(row.bytes or 0)))
 
 
 def joining(joined: Joined, chosen: BoolArray, chosen_messages: BoolArray) -> Joining:

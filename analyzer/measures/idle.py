@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS
 from ddltrace.analyzer.events.interval_sets import (
     Spans,
-    intersect,
     lengths_within,
     merge,
     subtract,
@@ -33,6 +33,11 @@ from ddltrace.analyzer.events.interval_sets import (
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Releases
 from ddltrace.analyzer.model import IdleRow, IdleShares
+
+_MOST_WAITED_FOR: Final = 16
+
+WaitedFor: TypeAlias = tuple[tuple[int, int], ...]
+"""The ranks for which a rank waits the longest inside of messages, and how long, ns."""
 
 
 @dataclass(frozen=True)
@@ -64,22 +69,14 @@ def idle_sets(scan: RankScan, releases: Releases) -> IdleSets:
     return IdleSets(data, other_rank, message, host)
 
 
-def idle_row(
-    scan: RankScan,
-    releases: Releases,
-    waiting: Spans,
-    window: Spans,
-    total: Mapping[str, float],
-) -> IdleRow:
+def idle_row(rank: int, total: Mapping[str, float], waited_for: WaitedFor) -> IdleRow:
     """One rank's idle time by cause.
 
     Args:
-        scan: The rank.
-        releases: When its messages were released, and by whom.
-        waiting: When the rank does nothing but wait inside of messages for other ranks.
-        window: From the first start to the last end of its device work, see
-            `ddltrace.analyzer.measures.rank_measures`; empty if it has none.
-        total: Its measures in that window, see `ddltrace.analyzer.measures.breakdown.FIELDS`.
+        rank: The rank.
+        total: Its measures from the first start to the last end of its device work, see
+            `ddltrace.analyzer.measures.breakdown.FIELDS`.
+        waited_for: The ranks for which it waits in that time.
     """
 
     def us(name: str) -> float | None:
@@ -87,7 +84,7 @@ def idle_row(
         return None if np.isnan(value) else value / 1e3
 
     return IdleRow(
-        rank=scan.rank,
+        rank=rank,
         idle_us=us("idle"),
         data_us=us("idle_data"),
         other_rank_us=us("idle_other_rank"),
@@ -95,18 +92,25 @@ def idle_row(
         host_us=us("idle_host"),
         unknown_us=us("idle_unknown"),
         in_message_us=us("exposed_wait"),
-        waits_for=_waits_for(scan, releases, intersect(waiting, window)),
+        waits_for=waited_for[0][0] if waited_for else None,
     )
 
 
-def _waits_for(scan: RankScan, releases: Releases, waiting: Spans) -> int | None:
-    """The rank that is waited for the longest inside of messages; None if none is."""
+def find_waited_for(scan: RankScan, releases: Releases, waiting: Spans) -> WaitedFor:
+    """The ranks for which a rank waits inside of messages.
+
+    Args:
+        scan: The rank.
+        releases: When its messages were released, and by whom.
+        waiting: When it does nothing but wait inside of messages.
+    """
     released, releaser = releases
     late = (released != NULL_NS) & (releaser != scan.rank) & (releaser != NULL)
     start = scan.messages.start[late]
     came = np.maximum(released[late], start)
     waited = np.bincount(releaser[late], weights=lengths_within(waiting, start, came))
-    return int(np.argmax(waited)) if waited.sum() else None
+    longest = np.argsort(-waited, kind="stable")[:_MOST_WAITED_FOR].tolist()
+    return tuple((rank, int(waited[rank])) for rank in longest if waited[rank])
 
 
 def idle_shares(share: Callable[[str], float | None]) -> IdleShares:

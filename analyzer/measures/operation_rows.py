@@ -15,7 +15,7 @@ from ddltrace.analyzer.model import KernelRow, OperationOfRank, OperationOfShape
 
 Floats = npt.NDArray[np.float64]
 _P95: Final = 0.95
-_MAX_SHAPES: Final = 16
+MAX_SHAPES: Final = 16
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _of_shapes(
     for part in np.argsort(-parts.total, kind="stable").tolist():
         entry = int(known[parts.first[part]])
         mine = lists[by_name.of_entry[entry]]
-        if len(mine) < _MAX_SHAPES:
+        if len(mine) < MAX_SHAPES:
             mine.append(
                 OperationOfShapes(
                     shapes=found.shapes[int(found.shape[rows[entry]])],

@@ -14,7 +14,9 @@ from ddltrace.analyzer.events.rank_timeline import CATEGORY
 from ddltrace.analyzer.joined.critical_path import Path, Pieces
 from ddltrace.analyzer.model import CATEGORIES, CopyTimes, PathPart, PathTotals
 
-_SHOWN: Final = 100
+MOST_PARTS: Final = 100
+"""Parts that a report has."""
+
 _DENSE: Final = 1 << 20
 """The most combinations of rank, category and name that are counted in one array."""
 _PATHS_AT_ONCE: Final = 4096
@@ -44,13 +46,14 @@ def path_copies(path: Path) -> CopyTimes:
     return CopyTimes(*times.values())
 
 
-def path_parts(paths: Sequence[Path]) -> tuple[PathPart, ...]:
+def path_parts(paths: Sequence[Path], most: int | None = MOST_PARTS) -> tuple[PathPart, ...]:
     """Sums the pieces of paths by category, rank and name; the largest first.
 
     What each part costs on its rank alone is left to `ddltrace.analyzer.measures.savings`.
 
     Args:
         paths: The critical paths of the steady steps, all of one analysis.
+        most: At most this many parts; None for all.
     """
     if not paths:
         return ()
@@ -70,7 +73,7 @@ def path_parts(paths: Sequence[Path]) -> tuple[PathPart, ...]:
     keys, whole = sums.found()
     total = float(whole.sum())
     parts = []
-    for i in np.argsort(-whole, kind="stable")[:_SHOWN].tolist():
+    for i in np.argsort(-whole, kind="stable")[:most].tolist():
         if not whole[i]:
             break
         place, code = divmod(int(keys[i]), stride)

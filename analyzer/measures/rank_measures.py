@@ -33,7 +33,7 @@ from ddltrace.analyzer.measures.breakdown import (
     ratio,
 )
 from ddltrace.analyzer.measures.collectives import in_steps
-from ddltrace.analyzer.measures.idle import idle_row
+from ddltrace.analyzer.measures.idle import WaitedFor, find_waited_for, idle_row
 from ddltrace.analyzer.measures.steps import Steps
 from ddltrace.analyzer.model import CopyTimes, IdleRow, RankRow
 
@@ -52,11 +52,13 @@ class RankMeasures:
             ``rank``, ``step``, ``start_ns`` and `FIELDS`, sorted by rank.
         ranks: A row for each rank.
         idle: Idle time of each rank by cause.
+        waited_for: Rank -> the ranks for which it waits.
     """
 
     steps: dict[str, FloatArray]
     ranks: tuple[RankRow, ...]
     idle: tuple[IdleRow, ...]
+    waited_for: dict[int, WaitedFor]
 
 
 class _Rank(NamedTuple):
@@ -68,6 +70,7 @@ class _Rank(NamedTuple):
         steps: Numbers of all steps.
         steady: Those that the summary counts.
         selected: Whether only these steps are analyzed.
+        continues: Whether the steps before these are measured as well, in another range.
         has_gaps: Whether the rank left steps unrecorded, to measure the overhead.
     """
 
@@ -76,6 +79,7 @@ class _Rank(NamedTuple):
     steps: IntArray
     steady: IntArray
     selected: bool
+    continues: bool
     has_gaps: bool
 
 
@@ -83,10 +87,17 @@ class _Measured(NamedTuple):
     columns: dict[str, FloatArray]
     row: RankRow
     idle: IdleRow
+    waited_for: WaitedFor
 
 
 def measure_ranks(
-    trace: Trace, scans: Mapping[int, RankScan], joined: Joined, steps: Steps, *, selected: bool
+    trace: Trace,
+    scans: Mapping[int, RankScan],
+    joined: Joined,
+    steps: Steps,
+    *,
+    selected: bool,
+    continues: bool,
 ) -> RankMeasures:
     """Measures every rank.
 
@@ -96,6 +107,7 @@ def measure_ranks(
         joined: All messages.
         steps: All steps.
         selected: Whether only these steps are analyzed.
+        continues: Whether the steps before these are measured as well, in another range.
     """
     ranks = [
         _Rank(
@@ -104,6 +116,7 @@ def measure_ranks(
             steps.number,
             steps.number[steps.steady],
             selected,
+            continues,
             any(info.cost for info in trace.infos(rank)),
         )
         for rank, scan in scans.items()
@@ -116,6 +129,7 @@ def measure_ranks(
         },
         ranks=tuple(one.row for one in found),
         idle=tuple(one.idle for one in found),
+        waited_for={rank: one.waited_for for rank, one in zip(scans, found, strict=True)},
     )
 
 
@@ -146,10 +160,12 @@ def _measure(rank: _Rank) -> _Measured:
     }
     if rank.selected:
         in_trace = {name: float(by_step[name].sum()) for name in FIELDS}
+    waited_for = find_waited_for(scan, rank.releases, intersect(sets.exposed_waiting, window))
     return _Measured(
         columns,
         _rank_row(rank, columns, window, in_trace),
-        idle_row(scan, rank.releases, sets.exposed_waiting, window, in_window),
+        idle_row(scan.rank, in_window, waited_for),
+        waited_for,
     )
 
 
@@ -228,8 +244,21 @@ def _window(rank: _Rank, start: IntArray, end: IntArray) -> Spans:
         work = clip(work, int(start.min()), int(end.max())) if len(start) else EMPTY
     if not len(work.start):
         return EMPTY
-    whole = union(work.start[:1], work.end[-1:])
+    whole = union(_begin(rank, work), work.end[-1:])
     return subtract(whole, subtract(_left_out(rank), work))
+
+
+def _begin(rank: _Rank, work: Spans) -> IntArray:
+    """Where the window of a rank begins: in a range, where that of the range before ends."""
+    scan = rank.scan
+    if rank.continues and len(rank.steps):
+        former = np.flatnonzero(scan.step < rank.steps[0])
+        if len(former):
+            until = int(scan.step_end[former[-1]])
+            before = clip(scan.activity.work, scan.first, until).end[-1:]
+            if len(before):
+                return np.minimum(before, work.start[:1])
+    return work.start[:1]
 
 
 def _left_out(rank: _Rank) -> Spans:

@@ -15,19 +15,18 @@ category, the reported rank is the one whose time on the path grew most.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from ddltrace.analyzer.events.event_columns import NULL, BoolArray
+from ddltrace.analyzer.events.event_columns import NULL, IntArray
 from ddltrace.analyzer.events.rank_timeline import CATEGORY
 from ddltrace.analyzer.joined.critical_path import Path
+from ddltrace.analyzer.measures.distribution import FloatArray
 from ddltrace.analyzer.measures.steps import Steps
 from ddltrace.analyzer.model import CATEGORIES, ExtraTime, SlowStep, SlowSteps
-
-FloatArray = npt.NDArray[np.float64]
 
 _SCORE: Final = 3.5
 _NORMAL: Final = 0.6745
@@ -42,12 +41,71 @@ RULE: Final = (
 RULE_FEW: Final = f"fewer than {_MIN_STEPS} steady steps: too few to tell slow ones"
 
 
-def slow_steps(steps: Steps, paths: Mapping[int, Path]) -> SlowSteps:
+@dataclass(frozen=True)
+class PathSums:
+    """The time of a path by rank and category, where there is any.
+
+    Attributes:
+        rank: The rank of each entry.
+        category: Its code in `CATEGORY`.
+        ns: Its time.
+        name: Index into `names` of the layer, tensor or operation with most of this time; `NULL`
+            if that has no name.
+        names: Names of all entries.
+    """
+
+    rank: IntArray
+    category: IntArray
+    ns: FloatArray
+    name: IntArray
+    names: list[str]
+
+    def dense(self, ranks: int) -> FloatArray:
+        """The time by rank and category, shape (ranks, categories)."""
+        found = np.zeros((ranks, len(CATEGORIES)))
+        found[self.rank, self.category] = self.ns
+        return found
+
+    def main_name(self, code: int, rank: int) -> str | None:
+        """The name with most of a category on a rank; None where that has no name."""
+        (places,) = np.nonzero((self.rank == rank) & (self.category == code))
+        name = int(self.name[places[0]]) if len(places) else NULL
+        return None if name == NULL else self.names[name]
+
+    def compact(self) -> PathSums:
+        """The same without names that do not occur."""
+        used, which = np.unique(np.append(self.name, NULL), return_inverse=True)
+        names = [self.names[code] for code in used[1:].tolist()]
+        return replace(self, name=which[:-1] - 1, names=names)
+
+
+def path_sums(path: Path) -> PathSums:
+    """Sums a path by rank and category."""
+    length = path.end - path.start
+    stride = len(path.names) + 1
+    place = path.rank.astype(np.int64) * len(CATEGORIES) + path.category
+    keys, which = np.unique(place * stride + path.name + 1, return_inverse=True)
+    of_name = np.bincount(which, weights=length, minlength=len(keys))
+    places = keys // stride
+    # The last of each place is the name with the most time; of equal ones, the first.
+    order = np.lexsort((-keys, of_name, places))
+    last = np.append(np.diff(places[order]) != 0, True) if len(order) else order.astype(bool)
+    found, of_place = np.unique(places, return_inverse=True)
+    return PathSums(
+        rank=found // len(CATEGORIES),
+        category=found % len(CATEGORIES),
+        ns=np.bincount(of_place, weights=of_name, minlength=len(found)).astype(np.float64),
+        name=keys[order[last]] % stride - 1,
+        names=path.names,
+    )
+
+
+def slow_steps(steps: Steps, sums_of: Callable[[int], PathSums]) -> SlowSteps:
     """Finds the slow steps among the steady steps, slowest first.
 
     Args:
         steps: All steps.
-        paths: Step -> its critical path.
+        sums_of: Gives the sums of the critical path of a step.
     """
     number = steps.number[steps.steady]
     wall = (steps.end - steps.start)[steps.steady].astype(np.float64)
@@ -58,7 +116,8 @@ def slow_steps(steps: Steps, paths: Mapping[int, Path]) -> SlowSteps:
     limit = max(median + _SCORE * mad / _NORMAL, median * (1 + _LEAST))
     is_slow = wall > limit
     slow = number[is_slow].tolist()
-    ranks = 1 + max((int(paths[n].rank.max(initial=0)) for n in number.tolist()), default=0)
+    paths = {step: sums_of(step) for step in number.tolist()} if slow else {}
+    ranks = 1 + max((int(path.rank.max(initial=0)) for path in paths.values()), default=0)
     usual = _usual(number[~is_slow].tolist(), paths, ranks, median) if slow else None
     rows = [
         SlowStep(
@@ -78,24 +137,20 @@ def slow_steps(steps: Steps, paths: Mapping[int, Path]) -> SlowSteps:
     )
 
 
-def _by_rank(path: Path, ranks: int) -> FloatArray:
-    """Time of a path by rank and category, shape (ranks, categories), ns."""
-    key = path.rank * len(CATEGORIES) + path.category
-    sums = np.bincount(key, weights=path.end - path.start, minlength=ranks * len(CATEGORIES))
-    return sums.astype(np.float64).reshape(ranks, len(CATEGORIES))
-
-
-def _usual(ordinary: list[int], paths: Mapping[int, Path], ranks: int, median: float) -> FloatArray:
+def _usual(
+    ordinary: list[int], paths: Mapping[int, PathSums], ranks: int, median: float
+) -> FloatArray:
     """The mean path of ordinary steps by rank and category, scaled to sum to the median step."""
     total = np.zeros((ranks, len(CATEGORIES)))
     for step in ordinary:
-        total += _by_rank(paths[step], ranks)
+        path = paths[step]
+        total[path.rank, path.category] += path.ns
     return np.asarray(total * (median / total.sum()))
 
 
-def _extra(path: Path, usual: FloatArray) -> tuple[ExtraTime, ...]:
+def _extra(path: PathSums, usual: FloatArray) -> tuple[ExtraTime, ...]:
     """Returns the differences of a path from the usual times by category, largest first."""
-    more = _by_rank(path, len(usual)) - usual
+    more = path.dense(len(usual)) - usual
     rows = []
     for name, code in CATEGORY.items():
         difference = float(more[:, code].sum())
@@ -106,18 +161,8 @@ def _extra(path: Path, usual: FloatArray) -> tuple[ExtraTime, ...]:
             ExtraTime(
                 category=name,
                 rank=rank,
-                name=None if rank is None else _main_name(path, code, rank),
+                name=None if rank is None else path.main_name(code, rank),
                 us=difference / 1e3,
             )
         )
     return tuple(sorted(rows, key=lambda row: -abs(row.us)))
-
-
-def _main_name(path: Path, code: int, rank: int) -> str | None:
-    """The name that holds most of a category on a rank; None where that has no name."""
-    chosen: BoolArray = (path.category == code) & (path.rank == rank)
-    if not chosen.any():
-        return None
-    sums = np.bincount(path.name[chosen] + 1, weights=(path.end - path.start)[chosen])
-    name = int(np.argmax(sums)) - 1
-    return None if name == NULL else path.names[name]

@@ -23,7 +23,10 @@ from ddltrace.analyzer.trace.step_selection import RULE_ASKED
 
 _SLOW: Final = 1.5
 _WARMUP_PART: Final = 4
-_MAX_WARMUP: Final = 20
+_MAX_LATER: Final = 20
+MAX_WARMUP: Final = 1 + _MAX_LATER
+"""There are at most this many warm-up steps."""
+
 
 RULE: Final = (
     "warm-up: the first step, then those with other messages than the later half "
@@ -89,24 +92,31 @@ def find_steps(scans: Mapping[int, RankScan], joined: Joined, wanted: range | No
     elif len(number) == 1:
         steady, rule = np.ones(1, dtype=bool), RULE_ONE
     else:
-        warm = _count_warmup(end[lasts] - begins, *_traffic(number, joined))
+        warm = count_warmup(end[lasts] - begins, *messages_in_steps(number, joined))
         steady, rule = np.arange(len(number)) >= warm, RULE
     lead = end[lasts] - end[np.where(counts > 1, lasts - 1, lasts)]
     return Steps(number, begins, end[lasts], rank[lasts], lead, counts, steady, rule)
 
 
-def _count_warmup(wall: IntArray, count: IntArray, size: IntArray) -> int:
+def count_warmup(wall: IntArray, count: IntArray, size: IntArray) -> int:
+    """Returns how many of the first steps are warm-up, by the rule above.
+
+    Args:
+        wall: Wall time of each step; there are at least two steps.
+        count: Messages of all ranks in each.
+        size: Their bytes.
+    """
     later = slice(len(wall) // 2, None)
     unlike = wall > _SLOW * np.median(wall[later])
     in_a_row = int(np.argmin(np.append(unlike[1 : len(wall) // 2], False)))
     for values in (count, size):
         unlike |= values != np.median(values[later])
-    limit = min(max(1, len(wall) // _WARMUP_PART), _MAX_WARMUP)
+    limit = min(max(1, len(wall) // _WARMUP_PART), _MAX_LATER)
     warm = 1 + int(np.flatnonzero(unlike[1:limit]).max(initial=-1)) + 1 if limit > 1 else 1
-    return max(warm, 1 + min(in_a_row, _MAX_WARMUP))
+    return max(warm, 1 + min(in_a_row, _MAX_LATER))
 
 
-def _traffic(number: IntArray, joined: Joined) -> tuple[IntArray, IntArray]:
+def messages_in_steps(number: IntArray, joined: Joined) -> tuple[IntArray, IntArray]:
     """Messages and bytes of all ranks in each step."""
     messages = joined.messages
     place = np.searchsorted(number, messages.step)

@@ -9,14 +9,15 @@ median over all steps would not show it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from ddltrace.analyzer.events.event_columns import NULL, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray
 from ddltrace.analyzer.joined.join import Joined, State
+from ddltrace.analyzer.measures.distribution import Distribution, FloatArray, merged
 from ddltrace.analyzer.model import StragglerRow
 
 _CAUSES: Final = {
@@ -36,26 +37,62 @@ _MIN_SHARE: Final = 0.25
 """A cause must explain at least this part of the usual lateness to be named."""
 
 
-def straggler_rows(
-    joined: Joined,
-    chosen: IntArray,
-    rank_steps: Mapping[str, npt.NDArray[np.float64]],
-    steady: IntArray,
-    residual_ns: float | None,
-) -> tuple[StragglerRow, ...]:
-    """One row per rank that is ever the last to arrive, the worst first.
+@dataclass(frozen=True)
+class RankLateness:
+    """How late one rank is at the collectives to which it arrives last, ns.
 
-    Lateness is A - the median arrival; of two ranks, half the distance. The cause is the
-    category in which the rank's median per step exceeds the median over the other ranks of
-    theirs by most, if that explains a quarter of its usual lateness. Its own network is the
-    cause if transfers, everybody having come, keep it waiting longer than they keep the others.
+    Attributes:
+        lateness: A - the median arrival, at each of these collectives.
+        total: Sum of the same.
+        step: The steps in which it arrives last to any, ascending.
+        largest: The largest lateness in each of these steps.
+    """
+
+    lateness: Distribution
+    total: float
+    step: IntArray
+    largest: FloatArray
+
+    @staticmethod
+    def merged(parts: Sequence[RankLateness]) -> RankLateness:
+        """The same over the steps of all parts, which have no step in common."""
+        if len(parts) == 1:
+            return parts[0]
+        step = np.concatenate([part.step for part in parts])
+        order = np.argsort(step, kind="stable")
+        return RankLateness(
+            lateness=merged([part.lateness for part in parts]),
+            total=sum(part.total for part in parts),
+            step=step[order],
+            largest=np.concatenate([part.largest for part in parts])[order],
+        )
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """How late ranks are at collectives.
+
+    Attributes:
+        ranks: Rank -> how late it is, for ranks that ever arrive last, ascending.
+        took_part: Rank -> the number of collectives in which it takes part.
+    """
+
+    ranks: dict[int, RankLateness]
+    took_part: dict[int, int]
+
+    def worst(self, most: int) -> list[int]:
+        """The ranks with the largest sums of lateness, the worst first."""
+        return sorted(self.ranks, key=lambda rank: -self.ranks[rank].total)[:most]
+
+
+def find_lateness(joined: Joined, chosen: BoolArray) -> Lateness:
+    """Measures how late ranks are.
+
+    Lateness is A - the median arrival; of two ranks, half the distance.
 
     Args:
         joined: All messages.
         chosen: Which collectives count.
-        rank_steps: Measures per rank and step, see `ddltrace.analyzer.measures.breakdown`.
-        steady: Which entries of `rank_steps` count.
-        residual_ns: Remaining error of the aligned clocks; None if unknown.
     """
     collectives = joined.collectives
     # Below three ranks the later is last by definition, but by how much it is still counts.
@@ -66,12 +103,39 @@ def straggler_rows(
     lateness = collectives.last[index] - collectives.median[index]
     taken = np.flatnonzero(usable[joined.collective[joined.order]])
     took_part = np.bincount(joined.messages.rank[joined.order[taken]])
-    steps = np.unique(rank_steps["step"][steady])
-    rows = []
+    found = {}
     for rank in np.unique(last_rank).tolist():
         mine = lateness[last_rank == rank]
-        typical = float(np.median(mine))
-        late, by_step = _late_steps(collectives.step[index[last_rank == rank]], mine)
+        step, largest = _largest_in_steps(collectives.step[index[last_rank == rank]], mine)
+        values = Distribution(mine.astype(np.float64))
+        found[rank] = RankLateness(values, float(mine.sum()), step, largest)
+    took = np.flatnonzero(took_part)
+    return Lateness(found, dict(zip(took.tolist(), took_part[took].tolist(), strict=True)))
+
+
+def straggler_rows(
+    lateness: Lateness,
+    rank_steps: Mapping[str, FloatArray],
+    steady: BoolArray,
+    residual_ns: float | None,
+) -> tuple[StragglerRow, ...]:
+    """One row per rank that is ever the last to arrive, the worst first.
+
+    The cause is the category in which the rank's median per step exceeds the median over the other
+    ranks of theirs by most, if that explains a quarter of its usual lateness. Its own network is
+    the cause if transfers, everybody having come, keep it waiting longer than they keep the others.
+
+    Args:
+        lateness: See `find_lateness`.
+        rank_steps: Measures per rank and step, see `ddltrace.analyzer.measures.breakdown`.
+        steady: Which entries of `rank_steps` count.
+        residual_ns: Remaining error of the aligned clocks; None if unknown.
+    """
+    steps = np.unique(rank_steps["step"][steady])
+    rows = []
+    for rank, mine in lateness.ranks.items():
+        typical = mine.lateness.median() or 0.0
+        late, by_step = _late_steps(mine.step, mine.largest)
         sometimes = 0 < len(late) < _SOMETIMES * len(steps)
         looked_at = steady & np.isin(rank_steps["step"], late) if sometimes else steady
         in_step = float(np.median(by_step)) if len(late) else None
@@ -81,9 +145,9 @@ def straggler_rows(
             StragglerRow(
                 rank=rank,
                 lateness_us=typical / 1e3,
-                lateness_us_total=float(mine.sum()) / 1e3,
-                collectives_last=len(mine),
-                share=len(mine) / int(took_part[rank]),
+                lateness_us_total=mine.total / 1e3,
+                collectives_last=len(mine.lateness),
+                share=len(mine.lateness) / lateness.took_part[rank],
                 cause=cause,
                 cause_us=None if excess is None else excess / 1e3,
                 unsure=residual_ns is None or (residual_ns > 0 and typical < residual_ns),
@@ -116,10 +180,10 @@ def delays_others(rows: tuple[StragglerRow, ...], num_ranks: int) -> StragglerRo
     return worst if often or (worst.sometimes and dominates) else None
 
 
-def _late_steps(step: IntArray, lateness: IntArray) -> tuple[IntArray, npt.NDArray[np.float64]]:
-    """The fewest steps that hold most of a rank's lateness, and theirs (ns), the worst first.
+def _largest_in_steps(step: IntArray, lateness: IntArray) -> tuple[IntArray, FloatArray]:
+    """The steps in which a rank is late, and the largest lateness in each.
 
-    A step's lateness is the largest in it: one delay may be seen in many collectives.
+    One delay may be seen in many collectives.
 
     Args:
         step: The step of each collective to which the rank came last; negative for none.
@@ -129,6 +193,11 @@ def _late_steps(step: IntArray, lateness: IntArray) -> tuple[IntArray, npt.NDArr
     number, which = np.unique(step[inside], return_inverse=True)
     largest = np.zeros(len(number))
     np.maximum.at(largest, which, lateness[inside])
+    return number, largest
+
+
+def _late_steps(number: IntArray, largest: FloatArray) -> tuple[IntArray, FloatArray]:
+    """The fewest steps that hold most of a rank's lateness, and theirs (ns), the worst first."""
     worst = np.argsort(-largest, kind="stable")
     held = np.cumsum(largest[worst])
     # Slightly less than 80 %, so that four of five equal steps suffice despite rounding.
@@ -138,8 +207,8 @@ def _late_steps(step: IntArray, lateness: IntArray) -> tuple[IntArray, npt.NDArr
 
 def _cause(
     rank: int,
-    rank_steps: Mapping[str, npt.NDArray[np.float64]],
-    steady: IntArray,
+    rank_steps: Mapping[str, FloatArray],
+    steady: BoolArray,
     lateness_ns: float,
 ) -> tuple[str | None, float | None]:
     ranks = rank_steps["rank"][steady]
@@ -162,15 +231,13 @@ def _cause(
     return best, best_excess
 
 
-def _exclusive(
-    rank_steps: Mapping[str, npt.NDArray[np.float64]], column: str
-) -> npt.NDArray[np.float64]:
+def _exclusive(rank_steps: Mapping[str, FloatArray], column: str) -> FloatArray:
     """Compute without the update, which counts as compute everywhere else."""
     values = rank_steps[column]
     return values - rank_steps["update_ns"] if column == "compute_ns" else values
 
 
-def _medians(ranks: npt.NDArray[np.float64], values: npt.NDArray[np.float64]) -> list[float]:
+def _medians(ranks: FloatArray, values: FloatArray) -> list[float]:
     if not len(ranks):
         return []
     order = np.argsort(ranks, kind="stable")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ _SPREADING: Final = frozenset({"all_gather", "broadcast"})
 _OF_LAST: Final = frozenset({"complete", "waited", "updated"})
 """Times of the last message that carries a gradient; the others are of the first one."""
 
-_MAX_PERIODS: Final = 64
+MAX_PERIODS: Final = 64
 _LIMIT: Final = 1 << (_VALUE_BITS - 1)
 """Times from the start of a step are kept within 2.4 hours; there may be 500,000 tensors."""
 
@@ -93,19 +93,34 @@ def updates_end(scan: RankScan) -> IntArray:
     return found
 
 
-def tensor_rows(
-    trace: Trace, scans: Mapping[int, RankScan], steady: IntArray
-) -> tuple[tuple[TensorRow, ...], dict[str, FloatArray]]:
-    """Returns one row per parameter, most exposed first, with its exposed time over the run.
+class TensorTimes(NamedTuple):
+    """Times of all parameters.
+
+    Attributes:
+        rows: One row per parameter, most exposed first.
+        course: Name -> exposed communication, microseconds per rank and step, in each period of
+            the run, in order.
+        rank_steps: Number of steps of all ranks in each period.
+    """
+
+    rows: tuple[TensorRow, ...]
+    course: dict[str, FloatArray]
+    rank_steps: IntArray
+
+
+def tensor_times(
+    trace: Trace,
+    scans: Mapping[int, RankScan],
+    steady: IntArray,
+    most_periods: int = MAX_PERIODS,
+) -> TensorTimes:
+    """Measures every parameter, and its exposed time over the run.
 
     Args:
         trace: Names the tensors.
         scans: Rank -> its scan.
         steady: Numbers of the steps that count.
-
-    Returns:
-        The rows, see `TensorRow`; and name -> exposed communication, microseconds per rank and
-        step, in each of at most 64 periods of equally many steps, in order.
+        most_periods: The run is divided into at most this many periods of equally many steps.
     """
     codes: dict[str, int] = {}
     sizes: list[int] = []
@@ -133,7 +148,7 @@ def tensor_rows(
         name: _medians((keys for part in parts for keys in part.times_of(name)), len(sizes))
         for name in ("enqueue", "start", "complete", "waited", "updated", "bucket")
     }
-    periods = min(_MAX_PERIODS, max(len(steady), 1))
+    periods = min(most_periods, max(len(steady), 1))
     sums, count = np.zeros((periods, len(sizes))), np.zeros(len(sizes), dtype=np.int64)
     rank_steps = np.zeros(periods, dtype=np.int64)
     for part in parts:
@@ -159,10 +174,16 @@ def tensor_rows(
     ]
     seen = rank_steps > 0
     course = sums[seen] / rank_steps[seen, None] / 1e3
-    return (
-        tuple(sorted(rows, key=lambda row: (-(row.exposed_us or 0.0), -row.bytes))),
-        {name: course[:, i] for name, i in codes.items() if count[i]},
+    return TensorTimes(
+        rows=sorted_rows(rows),
+        course={name: course[:, i] for name, i in codes.items() if count[i]},
+        rank_steps=rank_steps[seen],
     )
+
+
+def sorted_rows(rows: Iterable[TensorRow]) -> tuple[TensorRow, ...]:
+    """Rows of parameters, most exposed first."""
+    return tuple(sorted(rows, key=lambda row: (-(row.exposed_us or 0.0), -row.bytes)))
 
 
 class _Table:

@@ -11,14 +11,15 @@ between pairs of ranks, so they are computed for the common algorithm, and the r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
 
 from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray
 from ddltrace.analyzer.joined.join import Joined, State
-from ddltrace.analyzer.model import P2PRow, TrafficRow
+from ddltrace.analyzer.measures.collectives import LinkTimes
+from ddltrace.analyzer.model import TrafficRow
 
 _MAX_ROWS: Final = 4096
 _MAX_PAIRWISE: Final = 64
@@ -26,19 +27,19 @@ _MAX_PAIRWISE: Final = 64
 
 
 def traffic_rows(
-    joined: Joined, p2p: tuple[P2PRow, ...], chosen: BoolArray
+    joined: Joined, links: Mapping[tuple[int, int], LinkTimes], chosen: BoolArray
 ) -> tuple[TrafficRow, ...]:
     """One row per pair of ranks and way of knowing, the largest first, at most 4,096.
 
     Args:
         joined: All messages.
-        p2p: The measured pairs.
+        links: The measured sends and receives.
         chosen: Which collectives are in the analyzed window.
     """
     found = [
-        TrafficRow(src=row.src, dst=row.dst, bytes=row.bytes, assumed=None)
-        for row in p2p
-        if row.bytes is not None
+        TrafficRow(src=src, dst=dst, bytes=link.bytes, assumed=None)
+        for (src, dst), link in links.items()
+        if link.sized
     ]
     sums: dict[tuple[int, int, str], float] = {}
     for src, dst, size, how in _assumed(joined, chosen):
@@ -47,7 +48,12 @@ def traffic_rows(
         TrafficRow(src=src, dst=dst, bytes=round(size), assumed=how)
         for (src, dst, how), size in sums.items()
     ]
-    return tuple(sorted(found, key=lambda row: -row.bytes)[:_MAX_ROWS])
+    return largest_rows(found)
+
+
+def largest_rows(rows: Iterable[TrafficRow]) -> tuple[TrafficRow, ...]:
+    """The largest rows, in order."""
+    return tuple(sorted(rows, key=lambda row: -row.bytes)[:_MAX_ROWS])
 
 
 def _assumed(joined: Joined, chosen: BoolArray) -> Iterator[tuple[int, int, float, str]]:

@@ -17,6 +17,19 @@ def report_steps_left_out(trace: Trace) -> None:
         _report(trace, selection.note)
 
 
+def report_ranges(trace: Trace, steps: range | None = None) -> None:
+    """Reports that steps are analyzed in ranges, which takes long."""
+    from ddltrace.analyzer.step_ranges.division import steps_in_ranges
+
+    selection = steps_in_ranges(trace, steps)
+    if selection is not None:
+        _report(
+            trace,
+            f"{selection.events:,} events: analyzing steps {selection.steps.start} to "
+            f"{selection.steps.stop - 1} in {selection.ranges} ranges (faster: some --steps A:B)",
+        )
+
+
 def report_damage(trace: Trace) -> None:
     """Reports which of the event files read so far are damaged; call it after reading."""
     for note in trace.damage:

@@ -165,6 +165,7 @@ class Trace:
         self._leave_out_jobs_beside()
         self.ranks = sorted({info.rank for info in self.run.ranks})
         self._steps: range | None = None
+        self._later_stepless = True
         self._cache = self._new_cache()
 
     def _leave_out_jobs_beside(self) -> None:
@@ -252,6 +253,24 @@ class Trace:
             known["_first_steps"] = self._first_steps
         return view
 
+    def of_steps(self, steps: range, *, later_stepless: bool) -> Trace:
+        """Some steps of the trace: what a task of an engine needs to analyze them.
+
+        It can be pickled, has no notes yet, and reads what `within` would read.
+
+        Args:
+            steps: Numbers of steps, as events of this trace have them.
+            later_stepless: Whether events of no step that were recorded after these steps come
+                with them.
+        """
+        view = self._of_processes(self.run.ranks)
+        known = view.__dict__
+        known["clocks"], known["step_selection"] = self.clocks, self.step_selection
+        if max(self._generations.values(), default=0):
+            known["_first_steps"] = self._first_steps
+        view._steps, view._later_stepless = steps, later_stepless
+        return view
+
     def _of_processes(self, infos: list[RankInfo]) -> Trace:
         """Some processes of the trace, as `of_rank`, whose clocks are not aligned yet."""
         view = copy.copy(self)
@@ -310,7 +329,10 @@ class Trace:
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process needs: neither the events that were read nor the caller's hooks."""
-        return {**vars(self), "_cache": None, "on_read": None}
+        state = {**vars(self), "_cache": None, "on_read": None}
+        if self._tables is not None and self._steps is not None:
+            state["_tables"] = {info.segment: self._read(info) for info in self.run.ranks}
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -668,15 +690,20 @@ class Trace:
         if self._steps is None:
             yield from self._read_all(info)
             return
-        first, began = self.first_step(info), False
+        first, began, passed = self.first_step(info), False, False
         for table in self._read_all(info):
             step = table["step"].to_numpy()  # NaN where an event is of no step
             inside = (step >= self._steps.start - first) & (step < self._steps.stop - first)
+            later = step >= self._steps.stop - first
+            until = 0 if passed else int(np.argmax(later)) if later.any() else len(step)
+            if self._later_stepless:
+                until = len(step)
             if began or inside.any():
                 since = 0 if began else int(np.argmax(inside))
-                inside[since:] |= np.isnan(step[since:])
+                inside[since:until] |= np.isnan(step[since:until])
                 began = True
                 yield table.filter(pa.array(inside))
+            passed |= bool(later.any())
 
     def _read_all(self, info: RankInfo) -> Iterator[pa.Table]:
         if self._tables is not None:
@@ -685,7 +712,9 @@ class Trace:
         self._verify(info)
         first = 0 if self._steps is None else self.first_step(info)
         steps = self._steps and range(self._steps.start - first, self._steps.stop - first)
-        reader = EventReader(self.path, info.segment, steps=steps)
+        reader = EventReader(
+            self.path, info.segment, steps=steps, later_stepless=self._later_stepless
+        )
         try:
             for group in grouped(iter(reader), _WINDOW_ROWS):
                 table = pa.Table.from_batches(group, schema=EVENTS).unify_dictionaries()

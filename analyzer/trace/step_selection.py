@@ -38,6 +38,7 @@ _LATEST_NS: Final = np.iinfo(np.int64).max
 
 RULE_ASKED: Final = "the steps that were asked for"
 RULE: Final = "the last steps, as many as are analyzed at once"
+RULE_ALL: Final = "all steps"
 
 
 class Countable(Protocol):
@@ -89,6 +90,7 @@ class StepSelection:
         is_too_long: Whether the trace is too long to be analyzed as a whole; else it lies in a
             store, and only the steps that were asked for are read.
         most_bytes: Memory that what is kept of the analyzed steps may take, about.
+        ranges: In how many ranges the steps are analyzed; 0 if at once.
     """
 
     steps: range
@@ -100,21 +102,52 @@ class StepSelection:
     sizes: npt.NDArray[np.float64] = field(repr=False)
     is_too_long: bool = True
     most_bytes: int = MOST_BYTES
+    ranges: int = 0
 
     @property
     def note(self) -> str | None:
         """Returns the note for the report; None if the report has what was asked for."""
         if not self.is_too_long:
             return None
+        too_many = f"{self.events:,} events are too many to analyze at once"
+        if self.ranges:
+            return (
+                f"{too_many}: steps {_ends(self.steps)} were analyzed in {self.ranges} ranges and "
+                "merged; medians over messages are within 0.5 % (at once: --memory-limit SIZE)"
+            )
         return (
-            f"{self.events:,} events are too many to analyze at once: of steps "
-            f"{_ends(self.whole)}, {_ends(self.steps)} are analyzed "
-            "(others: ddltrace analyze --steps A:B; more: --memory-limit SIZE)"
+            f"{too_many}: of steps {_ends(self.whole)}, {_ends(self.steps)} are analyzed "
+            "(all: ddltrace analyze)"
         )
+
+    @property
+    def with_neighbours(self) -> range:
+        """The steps and one more on both sides: ranks are not in the same step at the same time."""
+        return range(self.steps.start - 1, self.steps.stop + 1)
 
     def requested(self, steps: range) -> StepSelection:
         """The steps that were asked for, of the same trace."""
         return replace(self, steps=steps, rule=RULE_ASKED)
+
+    def in_ranges(self, wanted: range | None = None) -> StepSelection | None:
+        """All steps or those that were asked for, if they are analyzed in ranges.
+
+        Args:
+            wanted: The steps that were asked for; None for all.
+
+        Returns:
+            The selection; None if they are analyzed at once.
+        """
+        if not self.is_too_long:
+            return None
+        if wanted is None:
+            return replace(self, steps=self.whole, rule=RULE_ALL)
+        chosen = (self.numbers >= wanted.start) & (self.numbers < wanted.stop)
+        if self.sizes[chosen].sum() <= self.most_bytes:
+            return None
+        numbers, sizes = self.numbers[chosen], self.sizes[chosen]
+        steps = range(int(numbers[0]), int(numbers[-1]) + 1)
+        return replace(self, steps=steps, rule=RULE_ASKED, numbers=numbers, sizes=sizes)
 
     def last(self, times: int = 1) -> StepSelection:
         """The last steps that fit in the memory, one at least.

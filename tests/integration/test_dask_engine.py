@@ -81,6 +81,22 @@ def test_64_ranks_have_the_same_analysis(cluster, tmp_path):
     assert_equal(cluster, simulated.synthetic().write_trace(tmp_path / "trace", shape))
 
 
+def in_ranges(path: Path, engine: DaskEngine | None = None) -> Trace:
+    """A trace whose memory limit divides it into ranges of about two steps."""
+    trace = open_trace(path, engine)
+    trace.memory_limit = 1
+    selection = trace.step_selection
+    assert selection is not None
+    trace = open_trace(path, engine)
+    trace.memory_limit = int(8 * selection.sizes.mean())
+    return trace
+
+
+@pytest.mark.parametrize("path", [*SAMPLES[:2], *FOREIGN], ids=lambda path: path.name)
+def test_ranges_of_steps_have_the_same_analysis(cluster, path):
+    assert document(in_ranges(path, cluster)) == document(in_ranges(path))
+
+
 def test_a_folder_of_kineto_files_is_imported_the_same(cluster):
     one, other = formats.read(FOREIGN[0]), formats.read(FOREIGN[0], cluster)
     assert one.run == other.run
@@ -132,11 +148,12 @@ class Killing(DaskEngine):
     """Kills a worker, once, when some results have been fetched."""
 
     after: int
+    doing = "reading ranks"
     killed: int | None = None
 
     def _fetched(self, futures, total, doing):
         for number, result in enumerate(super()._fetched(futures, total, doing)):
-            if self.killed is None and doing == "reading ranks" and number == self.after:
+            if self.killed is None and doing == self.doing and number == self.after:
                 self.killed = random.choice(list(self._client.run(os.getpid).values()))
                 os.kill(self.killed, signal.SIGKILL)
             yield result
@@ -149,6 +166,16 @@ def test_1024_ranks_have_the_same_analysis_though_a_worker_is_killed(cluster, wi
     assert document(on(engine, wide)) == document(open_trace(wide))
     assert engine.killed is not None
     assert engine.killed not in cluster._client.run(os.getpid).values()
+
+
+def test_ranges_have_the_same_analysis_though_a_worker_is_killed(cluster, tmp_path):
+    shape = simulated.synthetic().Shape(ranks=8, steps=40, layers=40, buckets=4)
+    path = simulated.synthetic().write_trace(tmp_path / "trace", shape)
+    engine = Killing(cluster._client)
+    engine.after, engine.doing = random.Random().randrange(8), "analyzing ranges of steps"
+    print(f"a worker is killed after {engine.after} ranges")
+    assert document(in_ranges(path, engine)) == document(in_ranges(path))
+    assert engine.killed is not None
 
 
 def test_no_callback_of_the_garbage_collector_can_lose_a_ctrl_c(cluster):

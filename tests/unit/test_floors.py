@@ -187,7 +187,8 @@ ORDER = {
     "analyzer": (
         *("recent_cache", "formatting", "engine", "model", "events", "importers", "trace"),
         "joined",
-        *("measures", "live", "report", "analysis", "compare", "query", "exporters"),
+        *("measures", "measure_steps", "step_ranges", "live", "report", "assemble", "analysis"),
+        *("compare", "query", "exporters"),
         *("exchange_commands", "commands", "__init__"),
     ),
     "experiments": (

@@ -1,0 +1,1 @@
+"""Analyzes long traces in ranges of steps, and merges the results."""
