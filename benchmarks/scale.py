@@ -6,14 +6,16 @@ the files that were opened, for every number of ranks. A straight line is fitted
 the largest, checked on the largest, and extended to 100,000 ranks. The output is in
 `docs/scale.md`. ``--records`` prints a table about ``run.json`` instead: its size, and the
 processor time to write and to read it, if each rank lists the members of its groups, and if they
-are stored once. ``--parts`` prints what the processor time of the client consists of, and what it
-would take to send the messages to the workers, so that they make the joins.
+are stored once. ``--parts`` prints what the processor time of the client consists of.
+``--ranges`` analyzes traces of more and more steps at once and in ranges of steps; ``--divided``
+analyzes the traces of more and more ranks in ranges of one step each.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import resource
@@ -24,19 +26,19 @@ import time
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 from unittest import mock
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from ddltrace.analyzer.engine.dask_engine import DaskEngine
-    from ddltrace.analyzer.events.event_columns import IntArray
-    from ddltrace.analyzer.joined.join import AllMessages
-
 SIZES = (64, 256, 1024, 4096)
 TARGET = 100_000
 LIMIT = "500MB"
+RANKS_IN_RANGES = 64
+STEPS_IN_RANGES = (1500, 3000, 6000)
+RANGES_LIMIT = 512 << 20
+ONE_STEP = 1
+"""A memory limit in bytes that makes a range of every step."""
+
 MEASURES = ("client_cpu_s", "worker_cpu_s", "client_mb", "opened_mb")
 
 _opened = 0
@@ -48,6 +50,7 @@ class Measured:
 
     Attributes:
         ranks: Ranks of the trace.
+        events: Events of the trace.
         workers: Processes of the cluster; 0 for the embedded engine.
         wall_s: From opening the trace to the end of the analysis.
         client_cpu_s: Processor time of this process, with the scheduler.
@@ -60,6 +63,7 @@ class Measured:
     """
 
     ranks: int
+    events: int
     workers: int
     wall_s: float
     client_cpu_s: float
@@ -71,7 +75,7 @@ class Measured:
     digest: str
 
 
-COLUMNS = [field.name for field in fields(Measured)][2:-1]
+COLUMNS = [field.name for field in fields(Measured)][3:-1]
 
 
 def main() -> None:
@@ -86,10 +90,13 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="directory for the traces; kept and reused")
     parser.add_argument("--records", action="store_true", help="measure only run.json")
     parser.add_argument("--parts", action="store_true", help="measure parts of the client's work")
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--divided", action="store_true", help="analyze in ranges of one step")
+    parser.add_argument("--ranges", action="store_true", help="measure ranges of steps")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.one:
-        print(json.dumps(vars(measure(Path(chosen.one[0]), int(chosen.one[1])))))
+        path, workers, limit = chosen.one
+        print(json.dumps(vars(measure(Path(path), int(workers), int(limit) or None))))
         return
     if chosen.records:
         print("| ranks | members | MB | write CPU s | read CPU s |\n|---|---|---|---|---|")
@@ -102,25 +109,29 @@ def main() -> None:
         if chosen.parts:
             _print_parts([_trace(folder, ranks, chosen.steps) for ranks in sorted(chosen.ranks)])
             return
-        _compare_workers(_trace(folder, chosen.compare, chosen.steps), chosen.repeat)
+        if chosen.ranges:
+            _print_ranges(folder)
+            return
+        limit = ONE_STEP if chosen.divided else 0
+        _compare_workers(_trace(folder, chosen.compare, chosen.steps), chosen.repeat, limit)
         found: list[Measured] = []
         _print_header()
         for ranks in sorted(chosen.ranks):
             path = _trace(folder, ranks, chosen.steps)
-            found.append(_run(path, 2))
-            if ranks <= chosen.checked and _run(path, 0).digest != found[-1].digest:
+            found.append(_run(path, 2, limit))
+            if ranks <= chosen.checked and _run(path, 0, limit).digest != found[-1].digest:
                 raise SystemExit(f"{ranks} ranks: the engines differ")
             _print_row(found[-1])
         if len(found) > 2:
             _print_model(found)
 
 
-def _compare_workers(path: Path, repeat: int) -> None:
+def _compare_workers(path: Path, repeat: int, limit: int) -> None:
     """Prints the time of one worker and of two on the same trace, in turns."""
     runs: dict[int, list[Measured]] = {1: [], 2: []}
     for _ in range(repeat):
         for workers, found in runs.items():
-            found.append(_run(path, workers))
+            found.append(_run(path, workers, limit))
     print(f"\n{runs[1][0].ranks:,} ranks on {os.cpu_count()} cores, median of {repeat} runs:\n")
     print("| workers | wall s | client CPU s | workers CPU s |\n|---|---|---|---|")
     for workers, found in runs.items():
@@ -196,19 +207,13 @@ def _print_record(ranks: int, *, once: bool) -> None:
     print(f"| {ranks:,} | {how} | {size:.1f} | {written:.2f} | {read:.2f} |")
 
 
-SHUFFLED_PARTS = 8
-JOIN_COLUMNS = (
-    *("seq", "group", "rank", "start", "end", "enqueue"),
-    *("op", "peer", "tag", "bytes", "out_bytes", "step"),
-)
-
 PARTS = {
-    "scan_ranks": "results of the ranks",
-    "join": "joins of messages across ranks",
-    "measure_ranks": "measures of each rank",
-    "tensor_rows": "tensors",
-    "find_paths": "walk of the critical path",
-    "_find_causes": "root causes and savings",
+    "analysis.scan_ranks": "results of the ranks",
+    "analysis.join": "joins of messages across ranks",
+    "measure_steps.measure_ranks": "measures of each rank",
+    "measure_steps.tensor_times": "tensors",
+    "measure_steps.find_paths": "walk of the critical path",
+    "measure_steps._find_causes": "root causes and savings",
 }
 """Functions of the analysis -> the part of the client's work that each stands for."""
 
@@ -219,7 +224,7 @@ def _print_parts(paths: list[Path]) -> None:
     from ddltrace.analyzer.engine.dask_engine import open_dask
     from ddltrace.analyzer.trace.opened_trace import open_trace
 
-    names = [*PARTS.values(), "sending all messages for joins"]
+    names = list(PARTS.values())
     print(f"| ranks | events | client cpu s | {' | '.join(names)} |")
     print("|---" * (len(names) + 3) + "|", flush=True)
     for path in paths:
@@ -231,42 +236,18 @@ def _print_parts(paths: list[Path]) -> None:
                 stack.enter_context(_timed(name, spent))
             began = time.process_time()
             trace = open_trace(path, engine)
-            analyzed = analyze_in_full(trace)
+            analysis = analyze_in_full(trace).analysis
             whole = time.process_time() - began
             parts = " | ".join(f"{spent[name]:.2f}" for name in PARTS)
-            sent = _cost_of_sending(engine, analyzed.joined.messages)
-            events = analyzed.analysis.trace.events
-            print(
-                f"| {len(trace.ranks):,} | {events:,} | {whole:.2f} | {parts} | {sent:.2f} |",
-                flush=True,
-            )
-
-
-def _cost_of_sending(engine: DaskEngine, messages: AllMessages) -> float:
-    """Processor time of the client to have workers join messages, without the joins themselves.
-
-    Each part has the messages of some groups and sequence numbers, with the columns that joins
-    read; the workers return the four columns that joins make.
-    """
-    began = time.process_time()
-    columns = [getattr(messages, name) for name in JOIN_COLUMNS]
-    part = (messages.group.astype(np.int64) * 1_000_003 + messages.seq) % SHUFFLED_PARTS
-    items = [[column[part == number] for column in columns] for number in range(SHUFFLED_PARTS)]
-    for _ in engine.map(first_columns, items, "joining"):
-        pass
-    return time.process_time() - began
-
-
-def first_columns(columns: list[IntArray]) -> list[IntArray]:
-    """As many columns as a join makes: collective, partner, release, and who was waited for."""
-    return [column.copy() for column in columns[:4]]
+            events = analysis.trace.events
+            print(f"| {len(trace.ranks):,} | {events:,} | {whole:.2f} | {parts} |", flush=True)
 
 
 def _timed(name: str, spent: dict[str, float]) -> AbstractContextManager[object]:
     """Adds up the processor time of the calling threads in a function of the analysis."""
-    from ddltrace.analyzer import analysis
-
-    function = getattr(analysis, name)
+    module, _, function_name = name.partition(".")
+    place = importlib.import_module(f"ddltrace.analyzer.{module}")
+    function = getattr(place, function_name)
 
     def timed(*arguments: object, **named: object) -> object:
         began = time.thread_time()
@@ -275,26 +256,50 @@ def _timed(name: str, spent: dict[str, float]) -> AbstractContextManager[object]
         finally:
             spent[name] = spent.get(name, 0.0) + time.thread_time() - began
 
-    return mock.patch.object(analysis, name, timed)
+    return mock.patch.object(place, function_name, timed)
+
+
+def _print_ranges(folder: Path) -> None:
+    """Prints what traces of more and more steps take, at once and in ranges of steps."""
+    print(
+        f"\n{RANKS_IN_RANGES} ranks; ranges with `--memory-limit {RANGES_LIMIT >> 20}MiB`; workers "
+        f"with a limit of {LIMIT}:\n"
+    )
+    names = ("wall_s", "client_cpu_s", "worker_cpu_s", "client_mb", "worker_mb")
+    shown = " | ".join(name.replace("_", " ") for name in names)
+    print(f"| events | analyzed | workers | {shown} |")
+    print("|---" * (len(names) + 3) + "|", flush=True)
+    for steps in STEPS_IN_RANGES:
+        path = _trace(folder, RANKS_IN_RANGES, steps)
+        digests = set()
+        for limit, workers in ((0, 0), (0, 2), *((RANGES_LIMIT, count) for count in (0, 1, 2))):
+            one = _run(path, workers, limit)
+            values = " | ".join(f"{getattr(one, name):.1f}" for name in names)
+            how = "in ranges" if limit else "at once"
+            print(f"| {one.events:,} | {how} | {workers or 'none'} | {values} |", flush=True)
+            if limit:
+                digests.add(one.digest)
+        if len(digests) > 1:
+            raise SystemExit(f"{steps} steps: the engines differ")
 
 
 def _trace(folder: Path, ranks: int, steps: int) -> Path:
     from synthetic import Shape, write_trace
 
-    path = folder / f"ranks-{ranks}"
+    path = folder / f"ranks-{ranks}-{steps}"
     if not path.exists():
         write_trace(path, Shape(ranks=ranks, steps=steps, layers=40, buckets=4))
     return path
 
 
-def _run(path: Path, workers: int) -> Measured:
-    command = [sys.executable, __file__, "--one", str(path), str(workers)]
+def _run(path: Path, workers: int, limit: int = 0) -> Measured:
+    command = [sys.executable, __file__, "--one", str(path), str(workers), str(limit)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return Measured(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def measure(path: Path, workers: int) -> Measured:
-    """Analyzes a trace in this process."""
+def measure(path: Path, workers: int, limit: int | None = None) -> Measured:
+    """Analyzes a trace in this process, with the given memory limit of the analysis."""
     from ddltrace.analyzer.engine.dask_engine import open_dask
     from ddltrace.analyzer.trace.opened_trace import open_trace
 
@@ -308,12 +313,15 @@ def measure(path: Path, workers: int) -> Measured:
         before = sum(each[0] for each in _usages(engine))
         began, cpu = time.perf_counter(), time.process_time()
         trace = open_trace(path, engine)
-        text = json.dumps(trace.analyze().to_json())
+        trace.memory_limit = limit
+        analysis = trace.analyze()
+        text = json.dumps(analysis.to_json())
         wall, cpu = time.perf_counter() - began, time.process_time() - cpu
         usages = _usages(engine)
         stored = sum(file.stat().st_size for file in path.iterdir())
         return Measured(
             ranks=len(trace.ranks),
+            events=analysis.trace.events,
             workers=workers,
             wall_s=wall,
             client_cpu_s=cpu,

@@ -276,7 +276,7 @@ def _plain_errors() -> Iterator[None]:
     except KilledWorker as error:
         raise EngineError(
             "several Dask workers ended during the same task, probably for lack of memory: give "
-            "each worker more memory, or analyze fewer steps (--steps A:B)"
+            "each worker more memory, or analyze in smaller ranges of steps (--memory-limit SIZE)"
         ) from error
     except (CancelledError, CommClosedError, TimeoutError) as error:
         raise EngineError(

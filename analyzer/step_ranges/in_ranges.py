@@ -40,23 +40,26 @@ def measure_in_ranges(trace: Trace, selection: StepSelection, ranges: Sequence[r
     """
     merger = Merger()
     # Whether the first steps are warm-up depends on later ones.
-    first: list[Measured] = []
-    for part in _measured(trace, selection, ranges, len(ranges)):
-        if sum(len(each.steps) for each in first) < MAX_WARMUP:
-            first.append(part)
+    first: list[tuple[range, Measured]] = []
+    completed = 0
+    every = _measured(trace, selection, ranges, len(ranges))
+    for steps, part in zip(ranges, every, strict=True):
+        if completed < MAX_WARMUP:
+            first.append((steps, part))
         else:
             merger.add(part)
-    steady = merger.first_steady_step(first)
+        completed += len(part.steps)
+    steady = merger.first_steady_step([part for _, part in first])
     if steady is None:
         raise TraceError(f"{trace.name} has no completed steps")
-    for part in first:
+    for steps, part in first:
         number = part.steps.number
         if selection.rule == RULE_ASKED or not len(number) or number[0] >= steady:
             merger.add(part)
         elif number[-1] < steady:
             merger.add(as_warmup(part))
         else:
-            halves = [range(int(number[0]), steady), range(steady, int(number[-1]) + 1)]
+            halves = [range(steps.start, steady), range(steady, steps.stop)]
             before, after = _measured(trace, selection, halves, len(ranges))
             merger.add(as_warmup(before))
             merger.add(after)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -47,7 +47,7 @@ _RANK_TIMES: Final = (
     *("wait_us", "transfer_us", "host_wait_us", "data_us", "update_us"),
 )
 _RANK_COUNTS: Final = ("bytes_sent", "messages", "open_messages")
-_COPIES: Final = len(CopyTimes.__dataclass_fields__)
+_COPIES: Final = tuple(field.name for field in fields(CopyTimes))
 _IDLE: Final = (
     *("idle_us", "data_us", "other_rank_us", "message_us", "host_us", "unknown_us"),
     "in_message_us",
@@ -64,7 +64,7 @@ class Merger:
         self._messages: list[IntArray] = []
         self._bytes: list[IntArray] = []
         self._rank_steps: dict[str, list[FloatArray]] = defaultdict(list)
-        self._ranks: KeyedSums[int] = KeyedSums(len(_RANK_TIMES) + len(_RANK_COUNTS) + _COPIES)
+        self._ranks: KeyedSums[int] = KeyedSums(len(_RANK_TIMES) + len(_RANK_COUNTS) + len(_COPIES))
         self._idle: KeyedSums[int] = KeyedSums(len(_IDLE))
         self._waited_for: KeyedSums[tuple[int, int]] = KeyedSums(1)
         self._collectives: dict[CollectiveKind, CollectiveTimes] = {}
@@ -140,7 +140,7 @@ class Merger:
             [
                 (
                     *(getattr(row, name) for name in (*_RANK_TIMES, *_RANK_COUNTS)),
-                    *astuple(row.copies),
+                    *(getattr(row.copies, name) for name in _COPIES),
                 )
                 for row in part.ranks
             ],
