@@ -78,7 +78,7 @@ def _last_events(trace: Trace, rank: int, after_ns: int, until_ns: int | None) -
     time.
     """
     kept = [EVENTS.empty_table()]
-    for table in trace.windows(rank):
+    for table in trace.last_windows(rank):
         start = Columns(table).start
         meant = (start > after_ns) & (start <= (start if until_ns is None else until_ns))
         columns = Columns(table.filter(meant))

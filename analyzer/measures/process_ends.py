@@ -7,7 +7,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from ddltrace.analyzer.events.event_columns import NULL_NS
+import numpy as np
+
+from ddltrace.analyzer.events.event_columns import NULL_NS, Columns
 from ddltrace.analyzer.events.rank_scan import RankScan
 
 if TYPE_CHECKING:
@@ -62,7 +64,8 @@ class KnownActivity:
         for info in trace.run.ranks:
             self._written.pop(info.rank, None)
             if info.status == "killed" and info.rank in scans:
-                seen = [scans[info.rank].last]
+                scan = scans[info.rank]
+                seen = [scan.last if scan.events else _last_event(trace, info.rank)]
                 if info.silence is not None:
                     seen.append(trace.moment(info, info.silence["noticed_ns"]))
                 self._written[info.rank] = max(seen)
@@ -82,6 +85,16 @@ class KnownActivity:
             and self._lifetimes.of(rank, since_ns)[1] is None
             for rank in ranks
         )
+
+
+def _last_event(trace: Trace, rank: int) -> int:
+    """When a rank recorded its last event, on rank 0's clock."""
+    latest = NULL_NS
+    for table in trace.last_windows(rank):
+        columns = Columns(table)
+        ends = np.maximum(columns.start, columns.end)
+        latest = max(latest, int(ends.max(initial=NULL_NS)))
+    return latest
 
 
 def end_of_trace(trace: Trace, scans: Mapping[int, RankScan]) -> int | None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ddltrace.analyzer.events.event_columns import IntArray
 from ddltrace.analyzer.measures.bandwidth import FitKind, FitSamples
-from ddltrace.analyzer.measures.breakdown import FloatArray, ratio
+from ddltrace.analyzer.measures.breakdown import FIELDS, FloatArray, ratio
 from ddltrace.analyzer.measures.collectives import CollectiveKind, CollectiveTimes, LinkTimes
 from ddltrace.analyzer.measures.device_queues import DeviceQueues
 from ddltrace.analyzer.measures.distribution import merged_sums
@@ -203,7 +203,7 @@ class Merger:
     def _all_rank_steps(self) -> dict[str, FloatArray]:
         columns = {name: np.concatenate(parts) for name, parts in self._rank_steps.items()}
         order = np.lexsort((columns["step"], columns["rank"]))
-        return {name: values[order] for name, values in columns.items()}
+        return _without_gaps({name: values[order] for name, values in columns.items()})
 
     def _rank_rows(self, columns: Mapping[str, FloatArray], steps: Steps) -> tuple[RankRow, ...]:
         steady = np.isin(columns["step"], steps.number[steps.steady])
@@ -256,6 +256,26 @@ def _all_joining(parts: Sequence[Joining]) -> Joining:
         by_order=any(part.by_order for part in parts),
         **{name: sum(getattr(part, name) for part in parts) for name in names},
     )
+
+
+def _without_gaps(columns: dict[str, FloatArray]) -> dict[str, FloatArray]:
+    """Measures of ranks in steps, with those that are unknown in some ranges only.
+
+    A rank whose compute is known in some range did not compute in a range that has none, and one
+    whose messages were joined in some range waited for nobody that is known in the others.
+    """
+    wall, comm, copies = columns["wall_ns"], columns["comm_ns"], columns["copy_ns"]
+    idle = wall - comm - copies
+    instead = {"exposed_ns": comm, "idle_ns": idle, "idle_unknown_ns": idle}
+    ranks, which = np.unique(columns["rank"], return_inverse=True)
+    found = dict(columns)
+    for name in FIELDS:
+        unknown = np.isnan(columns[name])
+        if unknown.any():
+            is_known = np.bincount(which, weights=~unknown, minlength=len(ranks)) > 0
+            values = np.where(unknown & is_known[which], instead.get(name, 0.0), columns[name])
+            found[name] = values
+    return found
 
 
 def _rank_row(

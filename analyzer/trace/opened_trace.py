@@ -577,6 +577,25 @@ class Trace:
                 yield placed
             last_id += highest + 1
 
+    def last_windows(self, rank: int) -> Iterator[pa.Table]:
+        """The windows of a rank's last steps.
+
+        These may be before the steps of this view: a killed rank has not written its last events.
+
+        Returns:
+            See `windows`.
+
+        Raises:
+            TraceError: The trace has nothing of that rank.
+        """
+        view, selection = self, self.step_selection
+        if self._steps is not None and selection is not None:
+            known = [selection.last_steps.get(info.segment) for info in self.infos(rank)]
+            last = max((step for step in known if step is not None), default=self._steps.start)
+            if last < self._steps.start:
+                view = self.within(range(last, self._steps.stop))
+        yield from view.windows(rank)
+
     def sample(self, rank: int, batches: int, rows: int) -> Iterator[pa.Table]:
         """Some of a rank's events, from batches that are evenly spread over its files.
 

@@ -91,6 +91,7 @@ class StepSelection:
             store, and only the steps that were asked for are read.
         most_bytes: Memory that what is kept of the analyzed steps may take, about.
         ranges: In how many ranges the steps are analyzed; 0 if at once.
+        last_steps: Segment name of each process -> the last step of which it recorded an event.
     """
 
     steps: range
@@ -103,6 +104,7 @@ class StepSelection:
     is_too_long: bool = True
     most_bytes: int = MOST_BYTES
     ranges: int = 0
+    last_steps: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     @property
     def note(self) -> str | None:
@@ -232,8 +234,21 @@ def select_steps(trace: Countable, most_bytes: int | None = None) -> StepSelecti
         return None
     events, origin = sum(part.events for part in parts), min(part.first_ns for part in parts)
     whole = range(int(numbers[0]), int(numbers[-1]) + 1)
+    last_steps = {
+        info.segment: int(part.step.max())
+        for info, part in zip(trace.run.ranks, parts, strict=True)
+        if (part.step != NULL).any()
+    }
     chosen = StepSelection(
-        whole, RULE, whole, events, origin, numbers, sizes, most_bytes=most_bytes
+        whole,
+        RULE,
+        whole,
+        events,
+        origin,
+        numbers,
+        sizes,
+        most_bytes=most_bytes,
+        last_steps=last_steps,
     )
     return chosen.last()
 

@@ -8,6 +8,7 @@ import random
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from support.sampling import choose_seed
 
 import ddltrace
 from ddltrace.analyzer.engine.dask_engine import open_dask
+from ddltrace.analyzer.step_ranges.division import divide
 from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.cli import cli
 from ddltrace.dashboard.discovery import discover
@@ -71,6 +73,30 @@ def test_one_step_of_a_long_trace_takes_few_bytes(environment: S3Server, long_tr
     environment.forget()
     assert run("analyze", f"s3://{BUCKET}/long", "--steps", "20000:20001").exit_code == 1
     assert environment.sent < size / 20
+
+
+def test_ranges_of_a_long_trace_leave_out_other_batches(
+    environment: S3Server, long_trace: Path
+) -> None:
+    size = sum(path.stat().st_size for path in long_trace.glob("*.arrow"))
+    local, remote = open_trace(long_trace), open_trace(f"s3://{BUCKET}/long")
+    for trace in (local, remote):
+        trace.memory_limit = 1
+        assert trace.step_selection is not None
+        trace.memory_limit = int(trace.step_selection.sizes.sum()) - 1
+        del trace.step_selection
+    expected = local.analyze()
+    environment.forget()
+    found = remote.analyze()
+    assert replace(found, findings=()) == replace(
+        expected, findings=(), trace=replace(expected.trace, name=found.trace.name)
+    )
+    assert remote.step_selection is not None
+    ranges = divide(remote.step_selection)
+    print(f"{environment.sent / size:.2f} times the files, in {len(ranges)} ranges")
+    # Each of five batches of a rank for the range that has it, and for one at its border.
+    assert len(ranges) > 4
+    assert environment.sent < 3 * size
 
 
 def test_one_column_of_a_long_trace_takes_few_bytes(

@@ -187,6 +187,26 @@ def test_a_hang_at_the_end_is_found(build):
     assert found.trace.steps == 30
 
 
+def test_a_rank_that_ended_early_is_described(build):
+    """Its last events are in a range before the last one."""
+    built = build(2)
+    _training(built, steps=12)
+    for step in range(12, 40):
+        built[0].step, at = step, 1000 * step
+        built[0].message("all_reduce", at + 500, at + 700, seq=step, bytes=64)
+        built[0].whole_step(step, at, at + 900)
+    built[1].info_changes = {"status": "killed", "exit_status": 137, "ended_ns": 38_000_000}
+    built[0].info_changes = {"status": "failed", "exit_status": 1, "ended_ns": 41_000_000}
+    path = built.write()
+    whole, found = open_trace(path).analyze(), in_ranges(path, 8).analyze()
+    assert whole.failure is not None
+    assert found.failure == whole.failure
+    assert "step 11" in found.failure.doing
+    for name in ("sync_overhead_share", "overlap_ratio", "compute_share", "idle_share"):
+        assert getattr(found.summary, name) == pytest.approx(getattr(whole.summary, name)), name
+    assert found.waiting.total_us == pytest.approx(whole.waiting.total_us)
+
+
 def test_steps_that_were_asked_for_may_be_too_many_as_well(build):
     built = build(2)
     _training(built)
