@@ -34,7 +34,7 @@ from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Releases
 from ddltrace.analyzer.model import IdleRow, IdleShares
 
-_MOST_WAITED_FOR: Final = 16
+_MOST_WAITED_FOR: Final = 4
 
 WaitedFor: TypeAlias = tuple[tuple[int, int], ...]
 """The ranks for which a rank waits the longest inside of messages, and how long, ns."""
