@@ -916,6 +916,7 @@ def test_a_page_loads_while_the_server_is_starting(browser: Any, tmp_path: Path,
     assert visit.troubles == []
 
 
+@pytest.mark.long
 def test_an_experiment_is_started_and_cancelled_from_its_page(browser: Any, tmp_path: Path) -> None:
     """From a finding to the form, to the first row, to a cancelled run of which nothing is left."""
     runs = AllowedRuns(tmp_path / "results")

@@ -39,6 +39,7 @@ def until(page: Any, script: str, old: str = "") -> None:
         page.wait_for_timeout(200)
 
 
+@pytest.mark.long
 def test_a_job_is_followed_until_a_rank_is_killed(browser: Any, tmp_path: Path) -> None:
     trace, log = tmp_path / "trace", tmp_path / "log"
     with log.open("wb") as file:

@@ -159,6 +159,7 @@ class Killing(DaskEngine):
             yield result
 
 
+@pytest.mark.long
 def test_1024_ranks_have_the_same_analysis_though_a_worker_is_killed(cluster, wide):
     engine = Killing(cluster._client)
     engine.after = random.Random().randrange(1000)

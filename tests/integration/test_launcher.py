@@ -220,6 +220,7 @@ def test_a_trace_that_still_runs_can_be_read(tmp_path: Path) -> None:
     assert len(read_run(trace).ranks) == 2
 
 
+@pytest.mark.long
 def test_a_job_outlives_its_launcher_and_the_trace_says_so(tmp_path: Path) -> None:
     command = torchrun("ddp_cnn.py", "40")
     plain = run(command, cwd=tmp_path)

@@ -68,6 +68,7 @@ def test_a_lossless_strategy_trains_to_plain_ddps_bits(plain: list[object], tmp_
     assert trained(tmp_path / "job", spec) == plain
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", sampled(["with_lightning.py", "with_transformers.py"], 1))
 def test_frameworks_train_to_the_same_losses(script: str, tmp_path: Path) -> None:
     pytest.importorskip(script.removesuffix(".py").removeprefix("with_"))

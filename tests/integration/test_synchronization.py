@@ -53,6 +53,7 @@ def _launch(ranks: int) -> list[str]:
     return [DDLTRACE[0], str(LAUNCH_RANKS), str(ranks)]
 
 
+@pytest.mark.long
 def test_synchronous_rules_train_as_ddp_does(tmp_path: Path) -> None:
     report = train(tmp_path, SYNCHRONOUS)
     for spec in EXACT:

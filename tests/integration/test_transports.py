@@ -36,6 +36,7 @@ def test_a_rank_that_is_gone_is_an_error_where_it_is_awaited(name: str, tmp_path
     assert "rank 1" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LIBRARIES[:1])
 def test_a_strategys_messages_travel_over_its_transport(name: str, tmp_path: Path) -> None:
     command = [*DDLTRACE, "experiment", "run", "--strategy", "ddp", "--strategy", f"wfbp+{name}"]
