@@ -152,6 +152,18 @@ class Columns:
         return column if rows is None else column.take(pa.array(rows))
 
 
+def distinct(values: IntArray) -> IntArray:
+    """The distinct values, ascending.
+
+    For millions of distinct numbers, `np.unique` takes 60 times as long: NumPy 2.3 and later hash
+    them.
+    """
+    ordered = np.sort(values)
+    is_new = np.ones(len(ordered), dtype=bool)
+    is_new[1:] = ordered[1:] != ordered[:-1]
+    return ordered[is_new]
+
+
 class Gathered:
     """A column that is appended to in parts; access to it never copies the whole column.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddltrace.analyzer.events.copies import DIRECTIONS, copy_direction
-from ddltrace.analyzer.events.event_columns import NULL, PHASE, Columns, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, PHASE, Columns, IntArray, distinct
 from ddltrace.analyzer.events.interval_sets import (
     EMPTY,
     Growing,
@@ -155,13 +155,13 @@ class ActivityBuilder:
             return
         directions = [DIRECTIONS.index(copy_direction(name)) for name in columns.names]
         code = np.array([*directions, DIRECTIONS.index("other")])[columns.name[rows]]
-        for direction in np.unique(code).tolist():
+        for direction in distinct(code).tolist():
             _add(self._copies[direction], columns, rows[code == direction])
 
     def _add_compute(self, columns: Columns, rows: IntArray) -> None:
         self._host_computes |= len(rows) > 0
         lanes = columns.lane[rows]
-        for lane in np.unique(lanes).tolist():
+        for lane in distinct(lanes).tolist():
             name = None if lane == NULL else columns.lanes[lane]
             _add(self._on_lane.setdefault(name, Growing()), columns, rows[lanes == lane])
 

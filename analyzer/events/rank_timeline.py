@@ -24,6 +24,7 @@ from ddltrace.analyzer.events.event_columns import (
     Columns,
     Gathered,
     IntArray,
+    distinct,
 )
 from ddltrace.analyzer.events.interval_sets import Spans, subtract
 from ddltrace.analyzer.events.rank_activity import Activity
@@ -493,7 +494,7 @@ def _exposed(messages: Messages, activity: Activity) -> tuple[IntArray, IntArray
     cuts = np.maximum(last - first, 0)
     inner = np.repeat(first - np.cumsum(cuts) + cuts, cuts) + np.arange(int(cuts.sum()))
     inside = ends[inner]
-    start = np.unique(np.concatenate([exposed.start, inside]))
-    end = np.unique(np.concatenate([exposed.end, inside]))
+    start = distinct(np.concatenate([exposed.start, inside]))
+    end = distinct(np.concatenate([exposed.end, inside]))
     place = np.minimum(np.searchsorted(ends, end, side="left"), max(len(ends) - 1, 0))
     return start, end, by_end[place] if len(ends) else place

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import BoolArray, IntArray
+from ddltrace.analyzer.events.event_columns import BoolArray, IntArray, distinct
 
 LAUNCHES: Final = frozenset(
     {
@@ -87,7 +87,7 @@ def queue_lengths(
     change = np.repeat([1, -1], [len(launched), len(start)])[order]
     on = np.concatenate([launched_on, stream])[order]
     found = {}
-    for number in np.unique(on).tolist():
+    for number in distinct(on).tolist():
         mine = on == number
         found[number] = (times[order][mine], np.cumsum(change[mine]))
     return found

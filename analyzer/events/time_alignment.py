@@ -14,6 +14,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ddltrace.analyzer.events.event_columns import distinct
+
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
@@ -128,7 +130,7 @@ class _TimeAligner:
             self._differences(backwards, np.arange(min(len(self._right), _FAR))),
             (self._left_time[likely[0]] - self._right_time[likely[1]])[:_FAR].astype(np.float64),
         ]
-        candidates = np.unique(np.concatenate([self._peaks(each) for each in differences]))
+        candidates = distinct(np.concatenate([self._peaks(each) for each in differences]))
         if not len(candidates):
             return []
         scores = np.array([self._score(offset) for offset in candidates.tolist()])

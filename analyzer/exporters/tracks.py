@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ddltrace.analyzer.events.event_columns import distinct
+
 Integers = npt.NDArray[np.int64]
 
 _FIRST_LANES: Final = ("main", "thread", "comm", "stream")
@@ -41,7 +43,7 @@ def tracks_of(table: pa.Table, end_ns: Integers) -> list[Track]:
     kinds = table["kind"].combine_chunks()
     outer_first = _KindOrder(kinds.dictionary.to_pylist()).of(kinds.indices.to_numpy())
     found = []
-    for code in sorted(np.unique(codes).tolist(), key=lambda each: _lane_key(names, each)):
+    for code in sorted(distinct(codes).tolist(), key=lambda each: _lane_key(names, each)):
         rows = np.flatnonzero(codes == code)
         # Of intervals with the same start the longer one is outside; then a step before its
         # phases, and a phase before what happens in it.

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddltrace.analyzer.events.event_columns import memory_of
+from ddltrace.analyzer.events.event_columns import distinct, memory_of
 from ddltrace.analyzer.events.sequence_alignment import call_tokens, common_numbers
 from ddltrace.analyzer.events.time_alignment import Calls
 from ddltrace.tracer.trace.arrow_arrays import integers
@@ -156,7 +156,7 @@ def _calls(parts: list[_Part]) -> list[Calls]:
 
 
 def _is_numbered(seq: Numbers) -> bool:
-    return bool(np.all(seq >= 0)) and len(np.unique(seq)) == len(seq)
+    return bool(np.all(seq >= 0)) and len(distinct(seq)) == len(seq)
 
 
 def _check_numbered(

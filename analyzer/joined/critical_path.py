@@ -19,7 +19,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, Gathered, IntArray
+from ddltrace.analyzer.events.event_columns import (
+    NULL,
+    NULL_NS,
+    BoolArray,
+    Gathered,
+    IntArray,
+    distinct,
+)
 from ddltrace.analyzer.events.rank_timeline import CATEGORY, Timeline
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.joined.queues import Queues
@@ -227,7 +234,7 @@ class PathFinder:
         parts = [walked.keep(~local)]
         by_rank = {
             rank: walked.keep(local & (walked.rank == rank))
-            for rank in np.unique(walked.rank[local]).tolist()
+            for rank in distinct(walked.rank[local]).tolist()
         }
         for rank, described in zip(by_rank, self._describe_ranks(by_rank), strict=True):
             codes = np.array([*map(self._code, described.names), NULL], dtype=np.int32)
@@ -241,10 +248,11 @@ class PathFinder:
 
     def _some_paths(self, parts: Sequence[Pieces], low: int, high: int) -> Iterator[Path]:
         """The paths of the windows from `low` to `high` - 1."""
-        some = [
-            part.keep(np.arange(*np.searchsorted(part.window, [low, high]).tolist()))
-            for part in parts
-        ]
+        some = []
+        for part in parts:
+            # Of the same type: otherwise the whole column is converted for each search.
+            wanted = np.array([low, high], dtype=part.window.dtype)
+            some.append(part.keep(np.arange(*np.searchsorted(part.window, wanted).tolist())))
         whole = Pieces.joined(some)
         whole = whole.keep(np.lexsort((whole.start, whole.window))).merged()
         bounds = np.searchsorted(whole.window, np.arange(low, high + 1)).tolist()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import KIND, NULL, NULL_NS, Columns, IntArray
+from ddltrace.analyzer.events.event_columns import KIND, NULL, NULL_NS, Columns, IntArray, distinct
 from ddltrace.analyzer.events.launches import (
     is_python_call,
     is_runtime_call,
@@ -215,7 +215,7 @@ def _nesting(columns: Columns, rows: IntArray) -> tuple[IntArray, IntArray]:
     lane, start, end = lane[order], start[order], end[order]
     first = np.searchsorted(lane, lane, side="left")
     depth = np.zeros(len(rows), dtype=np.int64)
-    for begin in np.unique(first).tolist():
+    for begin in distinct(first).tolist():
         until = int(np.searchsorted(lane, lane[begin], side="right"))
         ended = np.searchsorted(np.sort(end[begin:until]), start[begin:until], side="right")
         depth[begin:until] = np.maximum(np.arange(until - begin) - ended, 0)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray, distinct
 from ddltrace.analyzer.events.rank_messages import Messages
 from ddltrace.analyzer.events.sequence_alignment import call_tokens, common_numbers
 from ddltrace.analyzer.events.time_alignment import Calls
@@ -253,7 +253,7 @@ def _concatenate(trace: Trace, messages: Mapping[int, Messages]) -> AllMessages:
         missing=("", ()),
     )
     stride = max(ranks, default=0) + 1
-    seen_ranks = np.bincount(np.unique(group * stride + rank) // stride, minlength=len(keys))
+    seen_ranks = np.bincount(distinct(group * stride + rank) // stride, minlength=len(keys))
     sizes = [len(members) or int(seen_ranks[code]) for (_, members), code in keys.items()]
     return AllMessages(
         ranks=ranks,

@@ -23,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray, distinct
 from ddltrace.analyzer.events.interval_sets import Spans, length_before
 from ddltrace.analyzer.joined.dependencies import Graph, by_place
 from ddltrace.analyzer.joined.join import Joined
@@ -88,7 +88,7 @@ class Replay:
         measured = np.ones(len(steps.step), dtype=bool)
         if steps.lead_in is not None:
             measured = steps.step != steps.lead_in
-        numbers = np.unique(steps.step[measured])
+        numbers = distinct(steps.step[measured])
         levels = int(graph.block_level.max(initial=0)) + 1
         per_chunk = max(_MIN_STEPS, _LEVELS * max(len(numbers), 1) // levels)
         self._chunks = -(-len(numbers) // per_chunk)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, Columns, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, Columns, IntArray, distinct
 from ddltrace.analyzer.events.interval_sets import (
     Spans,
     clip,
@@ -298,10 +298,10 @@ def lateness(messages: list[Messages], clocks: list[RankClock]) -> dict[int, tup
     middle = (first + (counts - 1) // 2)[whole]
     by_ns = arrival[last] - arrival[middle]
     found = {}
-    for place in np.unique(rank[last]).tolist():
+    for place in distinct(rank[last]).tolist():
         mine = rank[last] == place
         found[place] = float(mine.mean()), float(np.median(by_ns[mine])) / 1e3
-    for place in set(np.unique(rank).tolist()) - found.keys() if len(last) else ():
+    for place in set(distinct(rank).tolist()) - found.keys() if len(last) else ():
         found[place] = 0.0, 0.0
     return found
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray, distinct
 from ddltrace.analyzer.events.interval_sets import EMPTY, lengths_within
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined
@@ -178,7 +178,7 @@ def link_samples(
     end, src, dst = messages.end[rows], messages.peer[rows], messages.rank[rows]
     links, which = np.unique(np.stack([src, dst]), axis=1, return_inverse=True)
     beside = np.zeros(len(rows))
-    for rank in np.unique(dst).tolist():
+    for rank in distinct(dst).tolist():
         compute = scans[rank].activity.compute
         mine = np.flatnonzero(dst == rank)
         within = lengths_within(EMPTY if compute is None else compute, begin[mine], end[mine])
@@ -279,7 +279,7 @@ def _fit(kind: FitKind, everything: FitSamples) -> CostFit:
 
 def _tells(size: IntArray) -> bool:
     """Whether the sizes suffice to separate latency from bandwidth."""
-    sizes = np.unique(size)
+    sizes = distinct(size)
     return len(sizes) >= _MIN_SIZES and bool(sizes[-1] >= _MIN_SPREAD * sizes[0])
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddltrace.analyzer.events.event_columns import KIND, NULL, Columns, IntArray
+from ddltrace.analyzer.events.event_columns import KIND, NULL, Columns, IntArray, distinct
 from ddltrace.analyzer.events.launches import launches_of, named
 from ddltrace.analyzer.events.stream_gaps import (
     KERNEL_WAIT_US,
@@ -130,7 +130,7 @@ def _stream_rows(
     is_known = (call != NULL) | (unseen is not None)
     queues = _queues(columns, work, call)
     rows = []
-    for code in np.unique(lane).tolist():
+    for code in distinct(lane).tolist():
         mine = np.flatnonzero(lane == code)
         start, end = columns.start[work[mine]], columns.end[work[mine]]
         gaps = stream_gaps(start, end, launched[mine], is_known[mine], KERNEL_WAIT_US * 1000)
@@ -168,7 +168,7 @@ def _queues(columns: Columns, work: IntArray, call: IntArray) -> dict[int, IntAr
 def _copy_rows(rank: int, columns: Columns, work: IntArray) -> list[CopyRow]:
     names = [_direction(name) for name in columns.names]
     rows = []
-    for direction in sorted({names[code] for code in np.unique(columns.name[work]).tolist()}):
+    for direction in sorted({names[code] for code in distinct(columns.name[work]).tolist()}):
         mine = work[np.array([names[code] == direction for code in columns.name[work].tolist()])]
         size = columns.ints("bytes")[mine]
         duration = columns.end[mine] - columns.start[mine]

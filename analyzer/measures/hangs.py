@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, distinct
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.measures.last_activity import at_place, last_activity, last_silence
@@ -45,7 +45,7 @@ def find_hangs(
     timed = messages.end != NULL_NS
     gave_up = messages.failed & timed & (messages.end - messages.start >= _MIN_WAIT_NS)
     is_open = messages.unfinished | gave_up
-    found = np.unique(joined.collective[is_open & (joined.collective != NULL)])
+    found = distinct(joined.collective[is_open & (joined.collective != NULL)])
     unmatched = np.flatnonzero(
         is_open & messages.is_p2p & (joined.partner == NULL) & (messages.peer != NULL)
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, IntArray, distinct
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.measures.collectives import in_steps
@@ -104,7 +104,7 @@ def job_facts(
     collectives, messages = joined.collectives, joined.messages
     chosen = np.flatnonzero(in_steps(collectives.step, steady) & collectives.timed)
     exchanges = []
-    for op in np.unique(collectives.op[chosen]).tolist():
+    for op in distinct(collectives.op[chosen]).tolist():
         mine = chosen[collectives.op[chosen] == op]
         size = np.maximum(collectives.bytes[mine], 0)
         transfer = np.maximum(collectives.end[mine] - collectives.last[mine], 0)
@@ -181,7 +181,7 @@ def _link(joined: Joined, steady: IntArray) -> Exchange | None:
         count=len(rows) / steps / links,
         bytes=float(size.sum()) / steps / links,
         largest=int(size.max()),
-        transfer_us=float(transfer[rows].sum()) / 1e3 / steps / len(np.unique(messages.rank[rows])),
+        transfer_us=float(transfer[rows].sum()) / 1e3 / steps / len(distinct(messages.rank[rows])),
         ranks=2,
     )
 

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray, distinct
 from ddltrace.analyzer.events.interval_sets import (
     Spans,
     intersect,
@@ -87,7 +87,7 @@ class RootCauseFinder:
         self._scans, self._joined, self._graph = scans, joined, graph
         self._work = work
         steady = steps.number[steps.steady]
-        self._numbers = np.unique(
+        self._numbers = distinct(
             np.concatenate([np.empty(0, np.int64), *(scan.step for scan in scans.values())])
         )
         self._least_of: dict[int, IntArray] = {}
@@ -176,7 +176,7 @@ class RootCauseFinder:
         of a name that no other rank has, all counts.
         """
         found: dict[int, str] = {}
-        for cause in np.unique(self._sums.cause[chosen]).tolist():
+        for cause in distinct(self._sums.cause[chosen]).tolist():
             if CAUSES[cause] not in CATEGORY or cause == _TRANSFER:
                 continue
             spent = {
@@ -334,7 +334,7 @@ class RootCauseFinder:
 
 def _pieces_at(spans: Spans, times: IntArray) -> Spans:
     """The pieces into which some times divide a set of instants."""
-    time = np.unique(times)
+    time = distinct(times)
     mine = np.flatnonzero(lengths_within(spans, time[:-1], time[1:]))
     return Spans(time[mine], time[mine + 1])
 
@@ -414,7 +414,7 @@ def _slower_transfers(joined: Joined) -> IntArray:
     middle = (bounds[:-1] + bounds[1:] - 1) // 2
     typical = transfer[rows][order][middle]
     usual = np.full(links.shape[1], np.iinfo(np.int64).max)
-    for size_class in np.unique(links[0]).tolist():
+    for size_class in distinct(links[0]).tolist():
         mine = np.flatnonzero(links[0] == size_class)
         if len(mine) > 1:
             usual[mine] = _median_of_others(typical[mine])

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray, distinct
 from ddltrace.analyzer.joined.join import Joined, State
 from ddltrace.analyzer.measures.distribution import Distribution, FloatArray, merged
 from ddltrace.analyzer.model import StragglerRow
@@ -104,7 +104,7 @@ def find_lateness(joined: Joined, chosen: BoolArray) -> Lateness:
     taken = np.flatnonzero(usable[joined.collective[joined.order]])
     took_part = np.bincount(joined.messages.rank[joined.order[taken]])
     found = {}
-    for rank in np.unique(last_rank).tolist():
+    for rank in distinct(last_rank).tolist():
         mine = lateness[last_rank == rank]
         step, largest = _largest_in_steps(collectives.step[index[last_rank == rank]], mine)
         values = Distribution(mine.astype(np.float64))
@@ -131,7 +131,7 @@ def straggler_rows(
         steady: Which entries of `rank_steps` count.
         residual_ns: Remaining error of the aligned clocks; None if unknown.
     """
-    steps = np.unique(rank_steps["step"][steady])
+    steps = distinct(rank_steps["step"][steady])
     rows = []
     for rank, mine in lateness.ranks.items():
         typical = mine.lateness.median() or 0.0

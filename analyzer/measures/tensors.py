@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, Gathered, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, Gathered, IntArray, distinct
 from ddltrace.analyzer.events.interval_sets import Spans, lengths_within, subtract
 from ddltrace.analyzer.events.rank_messages import Messages, Waits
 from ddltrace.analyzer.events.rank_scan import RankScan
@@ -47,7 +47,7 @@ def exposed_parts(messages: Messages, exposed: Spans) -> FloatArray:
     if not len(counted):
         return parts
     start, end = messages.start[counted], messages.end[counted]
-    time = np.unique(np.concatenate([start, end]))
+    time = distinct(np.concatenate([start, end]))
     opened = np.searchsorted(np.sort(start), time, side="right")
     ended = np.searchsorted(np.sort(end), time, side="right")
     flying = np.maximum(opened - ended, 1)[:-1]
@@ -254,7 +254,7 @@ class _Gradients:
         enqueue = np.repeat(messages.enqueue[rows], counts)
         keys = _pairs(np.repeat(place_in(messages.step[rows], self._numbers), counts), codes)
         at = np.minimum(np.searchsorted(self._keys, keys), max(len(self._keys) - 1, 0))
-        trained = np.unique(_codes_of(self._keys))
+        trained = distinct(_codes_of(self._keys))
         self.first = (codes != NULL) & ~np.isin(codes, trained)
         self.last = self.first.copy()
         if not len(self._keys):
@@ -405,7 +405,7 @@ class _Part:
             count += np.bincount(codes[kept], minlength=len(count))
             of_message = period[place_in(messages.step[rows], self.numbers)]
             of_tensor = np.repeat(of_message, counts)
-            for one in np.unique(of_message).tolist():
+            for one in distinct(of_message).tolist():
                 some = kept & (of_tensor == one)
                 sums[one] += np.bincount(codes[some], weights=shares[some], minlength=len(count))
 

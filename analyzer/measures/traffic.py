@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray, distinct
 from ddltrace.analyzer.joined.join import Joined, State
 from ddltrace.analyzer.measures.collectives import LinkTimes
 from ddltrace.analyzer.model import TrafficRow
@@ -96,4 +96,4 @@ def _spread(
 
 def _seen(joined: Joined, group: int) -> tuple[int, ...]:
     ranks: IntArray = joined.messages.rank[joined.messages.group == group]
-    return tuple(np.unique(ranks).tolist())
+    return tuple(distinct(ranks).tolist())

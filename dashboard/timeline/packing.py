@@ -12,6 +12,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ddltrace.analyzer.events.event_columns import distinct
+
 I64 = npt.NDArray[np.int64]
 
 MAX_ROWS: Final = 24
@@ -54,7 +56,7 @@ def _clusters_that_collide(start: I64, end: I64, row: I64) -> list[tuple[int, in
         return []
     opens = np.concatenate([[True], start[1:] >= np.maximum.accumulate(end)[:-1]])
     bounds = np.append(np.flatnonzero(opens), len(start))
-    clusters = np.unique(np.searchsorted(bounds, colliding, side="right") - 1)
+    clusters = distinct(np.searchsorted(bounds, colliding, side="right") - 1)
     return [(int(bounds[c]), int(bounds[c + 1])) for c in clusters]
 
 

@@ -33,6 +33,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ddltrace.analyzer.events.event_columns import distinct
 from ddltrace.analyzer.events.stream_gaps import LAUNCHES
 from ddltrace.analyzer.importers.blocks import Blocks
 from ddltrace.analyzer.importers.kineto.decode import Decoded
@@ -193,7 +194,7 @@ def hta_file(path: Path, decoded: Decoded) -> HtaFile:
     """
     events = _Events(decoded)
     steps = events.named(lambda name: "ProfilerStep" in name, events.wanted)
-    step_names = tuple(decoded.names[code] for code in np.unique(events.name[steps]).tolist())
+    step_names = tuple(decoded.names[code] for code in distinct(events.name[steps]).tolist())
     on_device = events.wanted & (events.stream != -1)
     if not on_device.any():
         fractional = bool(np.any(events.start % 1 != 0))

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ddltrace.analyzer.events.event_columns import distinct
 from ddltrace.analyzer.events.stream_gaps import (
     KERNEL_WAIT_US,
     queue_lengths,
@@ -96,7 +97,7 @@ def hta_streams(events: HtaEvents) -> tuple[Tables, SeriesTables]:
         GB/s. The series ``queue`` and ``bandwidth`` have the same keys.
     """
     idle: dict[str, list[float | None]] = {}
-    for stream in np.unique(events.stream[events.is_work & (events.stream != -1)]).tolist():
+    for stream in distinct(events.stream[events.is_work & (events.stream != -1)]).tolist():
         rows = np.flatnonzero(events.is_work & (events.stream == stream))
         gaps = stream_gaps(
             events.start[rows],

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
+from ddltrace.analyzer.events.event_columns import distinct
 from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace
 from ddltrace.analyzer.importers.imported_columns import coded, events_table
 from ddltrace.analyzer.importers.memory_limit import check_memory
@@ -132,7 +133,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     [path] = paths
     run = RunInfo(status="complete", level="op", source=NAME)
     rows = _read_rows(path, run)
-    ranks = np.unique(rows.rank)
+    ranks = distinct(rows.rank)
     stride = int(np.gcd.reduce(ranks)) if len(ranks) > 1 else 1
     world = len(ranks) * stride if int(ranks[-1]) < len(ranks) * stride else int(ranks[-1]) + 1
     if world > len(ranks):
@@ -256,7 +257,7 @@ def _check_workers(path: Path, rows: _Rows) -> None:
     """
     workers = np.unique(np.stack([rows.rank, rows.replica, rows.stage]), axis=1)
     places = np.unique(workers[1:], axis=1)
-    if len(np.unique(workers[0])) != workers.shape[1] or places.shape[1] != workers.shape[1]:
+    if len(distinct(workers[0])) != workers.shape[1] or places.shape[1] != workers.shape[1]:
         raise TraceError(f"{path} is damaged: a rank has several places, or a place several ranks")
     order = np.lexsort((rows.number, rows.name, rows.step, rows.rank))
     sorted_rows = rows.take(order)
@@ -350,7 +351,7 @@ class _Layout:
         """The process groups of the operations of one rank."""
         replica, stage = int(part.replica[0]), int(part.stage[0])
         found = {}
-        for code in np.unique(part.name).tolist():
+        for code in distinct(part.name).tolist():
             name = OPERATIONS[code]
             if name in COLLECTIVES or name in PIPELINE:
                 group, ranks = self.group(name, replica, stage)
@@ -365,7 +366,7 @@ def _events(
     replica, stage = int(part.replica[0]), int(part.stage[0])
     steps, starts = base
     place = np.searchsorted(steps, part.step)
-    own = np.unique(part.step)
+    own = distinct(part.step)
     own_place = np.searchsorted(steps, own)
     # Per type of operation, then the row of each operation, then one row per step.
     facts = [_facts(name, layout, replica, stage) for name in OPERATIONS]
