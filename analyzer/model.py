@@ -1370,6 +1370,9 @@ class Joining:
 class Analysis:
     """A measured trace.
 
+    If a trace was too long to be analyzed at once, a note in `trace` says so; `docs/scale.md` says
+    which values are rounded then.
+
     Attributes:
         trace: What was recorded.
         clock: How clocks were aligned.
