@@ -147,7 +147,7 @@ class RootCauseFinder:
             rank, activity = int(sums.rank[index]), CAUSES[sums.cause[index]]
             peer = int(sums.peer[index])
             own = float(sums.direct[index] + sums.propagated[index])
-            known = saves is None or saves[1] - saves[0] <= _SAME * saves[1]
+            known, between = known_or_range(saves)
             rows.append(
                 RootCause(
                     rank=rank,
@@ -158,8 +158,8 @@ class RootCauseFinder:
                     propagated_us=self._us(float(sums.propagated[index])),
                     slower_us=self._us(float(sums.slower[index])),
                     share=own / total if total else 0.0,
-                    saves_us=saves[1] if saves is not None and known else None,
-                    saves_range_us=None if known else saves,
+                    saves_us=known,
+                    saves_range_us=between,
                 )
             )
         return tuple(rows)
@@ -330,6 +330,20 @@ class RootCauseFinder:
         return Scenario(
             {rank: intersect(work, union(_when(work, done - delays.excess[mine, cause]), came))}
         )
+
+
+def known_or_range(
+    saved: tuple[float, float] | None,
+) -> tuple[float | None, tuple[float, float] | None]:
+    """The values of `RootCause.saves_us` and `saves_range_us`, one of which is None at least.
+
+    Args:
+        saved: The lowest and the highest saving; None if it was not found.
+    """
+    if saved is None:
+        return None, None
+    is_known = saved[1] - saved[0] <= _SAME * saved[1]
+    return (saved[1], None) if is_known else (None, saved)
 
 
 def _pieces_at(spans: Spans, times: IntArray) -> Spans:

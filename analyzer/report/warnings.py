@@ -26,7 +26,8 @@ def report_ranges(trace: Trace, steps: range | None = None) -> None:
         _report(
             trace,
             f"{selection.events:,} events: analyzing steps {selection.steps.start} to "
-            f"{selection.steps.stop - 1} in {selection.ranges} ranges (faster: some --steps A:B)",
+            f"{selection.steps.stop - 1} in {selection.ranges} ranges "
+            "(--steps A:B analyzes only some steps)",
         )
 
 

@@ -157,7 +157,7 @@ class Merger:
     def result(self) -> Measured:
         """The measures of all ranges; there is a completed step."""
         steps = _all_steps(self._steps)
-        columns = self._all_rank_steps()
+        columns, waited_for = self._all_rank_steps(), self._all_waited_for()
         hangs, end = tuple(self._hangs.values()), self._end
         failure = None if end is None else end.failure
         if failure is not None:
@@ -168,8 +168,8 @@ class Merger:
             bytes_in_steps=self._in_order(self._bytes),
             rank_steps=columns,
             ranks=self._rank_rows(columns, steps),
-            idle=self._idle_rows(),
-            waited_for=self._all_waited_for(),
+            idle=self._idle_rows(waited_for),
+            waited_for=waited_for,
             rows=tuple(sorted(self._rows, key=lambda row: row.step)),
             path_sums=self._sums.__getitem__,
             collectives=self._collectives,
@@ -224,8 +224,7 @@ class Merger:
             for rank, others in found.items()
         }
 
-    def _idle_rows(self) -> tuple[IdleRow, ...]:
-        waited_for = self._all_waited_for()
+    def _idle_rows(self, waited_for: Mapping[int, WaitedFor]) -> tuple[IdleRow, ...]:
         return tuple(
             IdleRow(
                 rank=rank,

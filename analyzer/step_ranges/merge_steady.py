@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final, NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 from ddltrace.analyzer.measures.distribution import FloatArray
 from ddltrace.analyzer.measures.job_facts import Exchange, JobFacts
 from ddltrace.analyzer.measures.measured import Measured, SteadyMeasures
+from ddltrace.analyzer.measures.root_causes import known_or_range
 from ddltrace.analyzer.measures.stragglers import Lateness, RankLateness
 from ddltrace.analyzer.measures.tensors import MAX_PERIODS, TensorTimes, sorted_rows
 from ddltrace.analyzer.model import (
@@ -30,9 +31,6 @@ _TENSOR_TIMES: Final = (
     *("ready_us", "enqueue_us", "start_us", "complete_us", "waited_us", "updated_us", "bucket"),
 )
 _SAVINGS: Final = tuple(field.name for field in fields(Savings))
-_SAME: Final = 0.05
-"""Two values of a saving that differ by less of the larger one count as one, as in one range."""
-
 _MOST_UNKNOWN: Final = 0.5
 """A saving is unknown if it was not found for more than this part of the steps."""
 
@@ -42,10 +40,11 @@ class _Saving(NamedTuple):
 
     rows: KeyedSums[Any]
 
-    def add(self, key: Any, saved: tuple[float, float] | None, weight: float) -> None:
-        """Adds the lowest and highest saving in a range; None where it is not known."""
-        row = (0.0, 0.0, weight) if saved is None else (saved[0] * weight, saved[1] * weight, 0.0)
-        self.rows.add([key], [row])
+    def add(self, found: Mapping[Any, tuple[float, float] | None], weight: float) -> None:
+        """Adds the lowest and highest savings in a range; None where they are not known."""
+        unknown = (0.0, 0.0, 1.0)
+        rows = [unknown if saved is None else (*saved, 0.0) for saved in found.values()]
+        self.rows.add(list(found), rows, weight)
 
     def means(self, whole: float) -> dict[Any, tuple[float, float] | None]:
         """Key -> the mean per step over the ranges in which it is known."""
@@ -58,7 +57,7 @@ class _Saving(NamedTuple):
 
 
 class SteadyMerger:
-    """Merges the measures of ranges, which are added in ascending order of their steps."""
+    """Merges the measures of ranges, which are added in any order."""
 
     def __init__(self) -> None:
         self._weight = 0.0
@@ -81,11 +80,13 @@ class SteadyMerger:
         for rank, late in steady.lateness.ranks.items():
             known = self._lateness.get(rank)
             self._lateness[rank] = late if known is None else RankLateness.merged([known, late])
-            saves = steady.straggler_saves.get(rank)
-            self._straggler_saves.add(rank, None if saves is None else (saves, saves), weight)
+        saves = {rank: steady.straggler_saves.get(rank) for rank in steady.lateness.ranks}
+        self._straggler_saves.add(
+            {rank: None if us is None else (us, us) for rank, us in saves.items()}, weight
+        )
         took_part = steady.lateness.took_part
         self._took_part.add(list(took_part), [(count,) for count in took_part.values()])
-        self._tensors.add(steady.tensors)
+        self._tensors.add(steady.tensors, int(part.steps.number[0]))
         self._parts.add(
             [(row.category, row.rank, row.name) for row in steady.parts],
             [(row.us, row.alone_us) for row in steady.parts],
@@ -221,11 +222,8 @@ class _CauseMerger:
         keys = [(row.rank, row.activity, row.peer) for row in rows]
         costs = [(row.direct_us, row.propagated_us, row.slower_us) for row in rows]
         self._costs.add(keys, costs, weight)
+        self._saves.add(dict(zip(keys, map(_range_of, rows), strict=True)), weight)
         for key, row in zip(keys, rows, strict=True):
-            saved = row.saves_range_us
-            if saved is None and row.saves_us is not None:
-                saved = (row.saves_us, row.saves_us)
-            self._saves.add(key, saved, weight)
             cost = row.cost_us * weight
             if row.name is not None and cost > self._names.get(key, (0.0, ""))[0]:
                 self._names[key] = (cost, row.name)
@@ -241,8 +239,7 @@ class _CauseMerger:
         rows = []
         for key, sums in self._costs.items():
             direct, propagated, slower = ((value or 0.0) / weight for value in sums)
-            saved = saves[key]
-            is_known = saved is None or saved[1] - saved[0] <= _SAME * saved[1]
+            known, between = known_or_range(saves[key])
             rows.append(
                 RootCause(
                     rank=key[0],
@@ -253,11 +250,18 @@ class _CauseMerger:
                     propagated_us=propagated,
                     slower_us=slower,
                     share=(direct + propagated) / waiting_us if waiting_us else 0.0,
-                    saves_us=saved[1] if saved is not None and is_known else None,
-                    saves_range_us=None if is_known else saved,
+                    saves_us=known,
+                    saves_range_us=between,
                 )
             )
         return tuple(sorted(rows, key=lambda row: -row.cost_us))
+
+
+def _range_of(row: RootCause) -> tuple[float, float] | None:
+    """The lowest and the highest saving of a cause; None if it was not found."""
+    if row.saves_range_us is not None or row.saves_us is None:
+        return row.saves_range_us
+    return row.saves_us, row.saves_us
 
 
 class _TensorMerger:
@@ -269,10 +273,10 @@ class _TensorMerger:
         self._times: list[tuple[FloatArray, FloatArray, float]] = []
         self._sums: KeyedSums[str] = KeyedSums(2)
         self._weight = 0.0
-        self._courses: list[TensorTimes] = []
+        self._courses: dict[int, TensorTimes] = {}
 
-    def add(self, times: TensorTimes) -> None:
-        """Adds the times in a range."""
+    def add(self, times: TensorTimes, first_step: int) -> None:
+        """Adds the times in a range, which begins with some step."""
         weight = float(times.rank_steps.sum())
         self._weight += weight
         for row in times.rows:
@@ -288,7 +292,7 @@ class _TensorMerger:
             [(row.exposed_us, row.messages) for row in times.rows],
             weight,
         )
-        self._courses.append(times._replace(rows=()))
+        self._courses[first_step] = times._replace(rows=())
 
     def result(self) -> TensorTimes:
         """The times in all ranges."""
@@ -337,16 +341,17 @@ class _TensorMerger:
 
     def _course(self) -> tuple[dict[str, FloatArray], Any]:
         """The exposed time of each tensor in at most `MAX_PERIODS` periods, and their steps."""
-        rank_steps = np.concatenate([times.rank_steps for times in self._courses])
+        courses = [self._courses[step] for step in sorted(self._courses)]
+        rank_steps = np.concatenate([times.rank_steps for times in courses])
         count = len(rank_steps)
         group = np.arange(count) * min(MAX_PERIODS, count) // max(count, 1)
         first = np.flatnonzero(np.append(True, np.diff(group) > 0))[: max(count, 0)]
         sums = np.add.reduceat(rank_steps, first) if count else rank_steps
-        names = {name: None for times in self._courses for name in times.course}
+        names = {name: None for times in courses for name in times.course}
         course = {}
         for name in names:
             of_period = [
-                times.course.get(name, np.zeros(len(times.rank_steps))) for times in self._courses
+                times.course.get(name, np.zeros(len(times.rank_steps))) for times in courses
             ]
             exposed = np.concatenate(of_period) * rank_steps
             course[name] = np.add.reduceat(exposed, first) / np.maximum(sums, 1)
