@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import BoolArray
+from ddltrace.analyzer.events.event_columns import BoolArray, FloatArray
 from ddltrace.analyzer.formatting.units import share_text
 from ddltrace.analyzer.importers.straggler_analysis.operations import WORKERS_LABEL
 from ddltrace.analyzer.measures.bandwidth import cost_fits
-from ddltrace.analyzer.measures.breakdown import FloatArray, ratio
+from ddltrace.analyzer.measures.breakdown import ratio
 from ddltrace.analyzer.measures.collectives import collective_rows, in_steps, p2p_rows
 from ddltrace.analyzer.measures.idle import idle_shares
 from ddltrace.analyzer.measures.measured import Measured, RankFacts

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from ddltrace.analyzer.engine.engine import EmbeddedEngine
+from ddltrace.analyzer.events.event_columns import FloatArray
 from ddltrace.analyzer.events.interval_sets import length
 from ddltrace.analyzer.events.own_work import own_work
 from ddltrace.analyzer.events.rank_scan import RankScan
@@ -20,7 +21,7 @@ from ddltrace.analyzer.joined.executions import Executions, find_executions
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.joined.rank_paths import describe_ranks
 from ddltrace.analyzer.measures.bandwidth import collective_samples, link_samples, size_bins
-from ddltrace.analyzer.measures.breakdown import FloatArray, ratio
+from ddltrace.analyzer.measures.breakdown import ratio
 from ddltrace.analyzer.measures.collectives import collective_times, in_steps, joining, link_times
 from ddltrace.analyzer.measures.device_queues import device_queues
 from ddltrace.analyzer.measures.failures import find_failure

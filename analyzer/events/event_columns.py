@@ -32,6 +32,7 @@ PHASE: Final = {name: code for code, name in enumerate(PHASES)}
 IntArray = npt.NDArray[Any]
 """Columns: integers, 64 bits unless the schema has fewer."""
 BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
 
 
 class Columns:

@@ -14,11 +14,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ddltrace.analyzer.events.event_columns import distinct
+from ddltrace.analyzer.events.event_columns import FloatArray, distinct
 
 IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
-
 _CHUNK: Final = 256
 _FAR: Final = 4096
 """Number of calls of the other record among which the first calls of one record are searched."""

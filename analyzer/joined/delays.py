@@ -20,15 +20,12 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, FloatArray, IntArray
 from ddltrace.analyzer.events.interval_sets import Spans, lengths_within
 from ddltrace.analyzer.events.own_work import ACTIVITIES
 from ddltrace.analyzer.joined.dependencies import Graph, by_place, other_sides
 from ddltrace.analyzer.joined.join import Joined
-
-FloatArray = npt.NDArray[np.float64]
 
 CAUSES: Final = (*ACTIVITIES, "transfer")
 """Activities in which lateness can begin; ``transfer`` is a message that took longer."""

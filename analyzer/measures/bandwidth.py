@@ -20,12 +20,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray, distinct
+from ddltrace.analyzer.events.event_columns import (
+    NULL,
+    NULL_NS,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    distinct,
+)
 from ddltrace.analyzer.events.interval_sets import EMPTY, lengths_within
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.measures.collectives import bus_factor
-from ddltrace.analyzer.measures.distribution import FloatArray, round_values
+from ddltrace.analyzer.measures.distribution import round_values
 from ddltrace.analyzer.model import CostFit, SizeBin, SizePoint
 
 if TYPE_CHECKING:

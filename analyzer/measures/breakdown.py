@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from ddltrace.analyzer.events.event_columns import NULL_NS, IntArray
+from ddltrace.analyzer.events.event_columns import NULL_NS, FloatArray, IntArray
 from ddltrace.analyzer.events.interval_sets import (
     EMPTY,
     Spans,
@@ -35,8 +34,6 @@ from ddltrace.analyzer.events.interval_sets import (
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Releases
 from ddltrace.analyzer.measures.idle import IdleSets, idle_sets
-
-FloatArray = npt.NDArray[np.float64]
 
 FIELDS: Final = (
     "wall_ns",

@@ -13,11 +13,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from ddltrace.analyzer.events.event_columns import IntArray
-
-FloatArray = npt.NDArray[np.float64]
+from ddltrace.analyzer.events.event_columns import FloatArray, IntArray
 
 _LOG_RATIO: Final = float(np.log(1.01))
 """Logarithm of the ratio between the values of two bins in a row."""

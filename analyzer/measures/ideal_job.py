@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from ddltrace.analyzer.events.event_columns import NULL_NS, IntArray
+from ddltrace.analyzer.events.event_columns import NULL_NS, FloatArray, IntArray
 from ddltrace.analyzer.importers.straggler_analysis.operations import (
     CHUNK_MARK,
     COLLECTIVES,
@@ -26,7 +26,7 @@ from ddltrace.analyzer.importers.straggler_analysis.operations import (
     Operation,
     Recorded,
 )
-from ddltrace.analyzer.measures.operation_replay import FloatArray, OperationGraph, find_graph
+from ddltrace.analyzer.measures.operation_replay import OperationGraph, find_graph
 from ddltrace.analyzer.model import (
     IdealJob,
     NamedSlowdown,

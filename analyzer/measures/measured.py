@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ddltrace.analyzer.events.event_columns import IntArray
+from ddltrace.analyzer.events.event_columns import FloatArray, IntArray
 from ddltrace.analyzer.measures.bandwidth import FitKind, FitSamples
 from ddltrace.analyzer.measures.collectives import CollectiveKind, CollectiveTimes, LinkTimes
 from ddltrace.analyzer.measures.device_queues import DeviceQueues
-from ddltrace.analyzer.measures.distribution import FloatArray
 from ddltrace.analyzer.measures.idle import WaitedFor
 from ddltrace.analyzer.measures.job_facts import JobFacts
 from ddltrace.analyzer.measures.slow_steps import PathSums

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from ddltrace.analyzer.events.event_columns import FloatArray
 from ddltrace.analyzer.importers.straggler_analysis.operations import (
     BACKWARD,
     CLIP,
@@ -38,8 +38,6 @@ from ddltrace.analyzer.importers.straggler_analysis.operations import (
     match_calls,
 )
 from ddltrace.tracer.errors import TraceError
-
-FloatArray = npt.NDArray[np.float64]
 
 _ALL_REPLICAS: Final = frozenset({*DATA_PARALLEL, CLIP})
 

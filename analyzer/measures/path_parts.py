@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ddltrace.analyzer.events.copies import DIRECTIONS, copy_direction
-from ddltrace.analyzer.events.event_columns import NULL, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, FloatArray, IntArray
 from ddltrace.analyzer.events.rank_timeline import CATEGORY
 from ddltrace.analyzer.joined.critical_path import Path, Pieces
 from ddltrace.analyzer.model import CATEGORIES, CopyTimes, PathPart, PathTotals
@@ -21,8 +20,6 @@ _DENSE: Final = 1 << 20
 """The most combinations of rank, category and name that are counted in one array."""
 _PATHS_AT_ONCE: Final = 4096
 _PIECES_AT_ONCE: Final = 1 << 18
-
-FloatArray = npt.NDArray[np.float64]
 
 
 def path_totals(path: Path) -> PathTotals:

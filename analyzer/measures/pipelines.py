@@ -17,9 +17,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, FloatArray, IntArray
 from ddltrace.analyzer.events.interval_sets import lengths_within
 from ddltrace.analyzer.events.own_work import own_work
 from ddltrace.analyzer.events.rank_scan import RankScan
@@ -27,8 +26,6 @@ from ddltrace.analyzer.joined.dependencies import Graph
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.measures.collectives import in_steps
 from ddltrace.analyzer.model import Pipeline, PipelineStage
-
-FloatArray = npt.NDArray[np.float64]
 
 
 def pipelines(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import BoolArray, IntArray
+from ddltrace.analyzer.events.event_columns import BoolArray, FloatArray, IntArray
 from ddltrace.analyzer.events.interval_sets import (
     EMPTY,
     Spans,
@@ -27,7 +27,6 @@ from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined, Releases
 from ddltrace.analyzer.measures.breakdown import (
     FIELDS,
-    FloatArray,
     measure_windows,
     rank_sets,
     ratio,

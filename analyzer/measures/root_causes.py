@@ -12,9 +12,15 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray, distinct
+from ddltrace.analyzer.events.event_columns import (
+    NULL,
+    NULL_NS,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    distinct,
+)
 from ddltrace.analyzer.events.interval_sets import (
     Spans,
     intersect,
@@ -32,8 +38,6 @@ from ddltrace.analyzer.joined.replay import Scenario
 from ddltrace.analyzer.measures.savings import SavingsFinder
 from ddltrace.analyzer.measures.steps import Steps
 from ddltrace.analyzer.model import RankWaiting, RootCause, Waiting
-
-FloatArray = npt.NDArray[np.float64]
 
 _TRANSFER: Final = CAUSES.index("transfer")
 _MOST_OF_IT: Final = 0.5

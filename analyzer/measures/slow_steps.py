@@ -21,10 +21,9 @@ from typing import Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, IntArray
+from ddltrace.analyzer.events.event_columns import NULL, FloatArray, IntArray
 from ddltrace.analyzer.events.rank_timeline import CATEGORY
 from ddltrace.analyzer.joined.critical_path import Path
-from ddltrace.analyzer.measures.distribution import FloatArray
 from ddltrace.analyzer.measures.steps import Steps
 from ddltrace.analyzer.model import CATEGORIES, ExtraTime, SlowStep, SlowSteps
 

@@ -15,9 +15,9 @@ from typing import Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray, distinct
+from ddltrace.analyzer.events.event_columns import NULL, BoolArray, FloatArray, IntArray, distinct
 from ddltrace.analyzer.joined.join import Joined, State
-from ddltrace.analyzer.measures.distribution import Distribution, FloatArray, merged
+from ddltrace.analyzer.measures.distribution import Distribution, merged
 from ddltrace.analyzer.model import StragglerRow
 
 _CAUSES: Final = {

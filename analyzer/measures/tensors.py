@@ -8,9 +8,15 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, Gathered, IntArray, distinct
+from ddltrace.analyzer.events.event_columns import (
+    NULL,
+    NULL_NS,
+    FloatArray,
+    Gathered,
+    IntArray,
+    distinct,
+)
 from ddltrace.analyzer.events.interval_sets import Spans, lengths_within, subtract
 from ddltrace.analyzer.events.rank_messages import Messages, Waits
 from ddltrace.analyzer.events.rank_scan import RankScan
@@ -19,8 +25,6 @@ from ddltrace.analyzer.model import TensorRow
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
-
-FloatArray = npt.NDArray[np.float64]
 
 _BLOCK: Final = 1 << 16
 _VALUE_BITS: Final = 44

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import IntArray
+from ddltrace.analyzer.events.event_columns import FloatArray, IntArray
 from ddltrace.analyzer.measures.bandwidth import FitKind, FitSamples
-from ddltrace.analyzer.measures.breakdown import FIELDS, FloatArray, ratio
+from ddltrace.analyzer.measures.breakdown import FIELDS, ratio
 from ddltrace.analyzer.measures.collectives import CollectiveKind, CollectiveTimes, LinkTimes
 from ddltrace.analyzer.measures.device_queues import DeviceQueues
 from ddltrace.analyzer.measures.distribution import merged_sums

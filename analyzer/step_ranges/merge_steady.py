@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ddltrace.analyzer.measures.distribution import FloatArray
+from ddltrace.analyzer.events.event_columns import FloatArray
 from ddltrace.analyzer.measures.job_facts import Exchange, JobFacts
 from ddltrace.analyzer.measures.measured import Measured, SteadyMeasures
 from ddltrace.analyzer.measures.root_causes import known_or_range

@@ -17,7 +17,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from ddltrace.analyzer.events.event_columns import FloatArray
+
 IntArray = npt.NDArray[np.int64]
 
 MAX_DRIFT: Final = 1e-3
