@@ -74,6 +74,9 @@ def main() -> int:
                 all_cases=arguments.all_cases,
                 coverage=arguments.coverage,
             )
+        if arguments.task == "compare-outputs":
+            script = ["-m", "support.compare_outputs", *arguments.options]
+            return run([python(), *script], env={"PYTHONPATH": str(ROOT / "tests")})
         if arguments.task == "docs":
             return max(run([python(), script]) for script in GENERATORS)
         say(f"ready: . {BIN.relative_to(ROOT) / 'activate'}")
@@ -109,6 +112,12 @@ def parser() -> argparse.ArgumentParser:
     task.add_argument(
         "pytest_args", nargs=argparse.REMAINDER, help="passed to pytest, as in: test -- -k clocks"
     )
+    task = tasks.add_parser(
+        "compare-outputs",
+        help="show what differs between the outputs of a revision and those of the working tree",
+        add_help=False,
+    )
+    task.add_argument("options", nargs=argparse.REMAINDER)
     tasks.add_parser("setup", help="create or update the environment only")
     tasks.add_parser("docs", help="write the reference pages of docs/")
     return top
@@ -399,16 +408,20 @@ def check_test_types() -> int:
     return run_mypy("types of tests and benchmarks", config, tree, ["support"], modules)
 
 
-def link_package(tree: Path) -> None:
-    """Makes a folder of links in which mypy finds the package `ddltrace` as it is installed.
+def link_package(tree: Path, root: Path = ROOT) -> None:
+    """Makes a folder of links in which the package `ddltrace` is found as it is installed.
 
     Its parts stand at the top level of the repository; mypy reads folders, not the build's
     configuration.
+
+    Args:
+        tree: The folder; it is made anew.
+        root: The repository, or the files of one of its revisions.
     """
     shutil.rmtree(tree, ignore_errors=True)
     package = tree / "ddltrace"
     package.mkdir(parents=True)
-    for source in [*(ROOT / "package-root").iterdir(), *(ROOT / package for package in PACKAGES)]:
+    for source in [*(root / "package-root").iterdir(), *(root / package for package in PACKAGES)]:
         (package / source.name).symlink_to(source)
 
 
