@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddltrace.analyzer.engine.engine_options import chosen_engine, engine_options
-from ddltrace.analyzer.report.warnings import report_damage, report_ranges, report_steps_left_out
+from ddltrace.analyzer.report.warnings import (
+    check_recorded,
+    report_damage,
+    report_ranges,
+    report_steps_left_out,
+)
 from ddltrace.tracer.errors import UsageError
 from ddltrace.tracer.optional_packages import require_extra
 from ddltrace.tracer.storage.location import Location
@@ -216,7 +221,8 @@ def _report(
             click.echo("\n" + render_breakdown(breakdown))
             if tables := render_tables(hta_tables(opened)):
                 click.echo("\n" + tables)
-        click.echo(f"\nNext: {dashboard_command(traces)}")
+        if opened.ranks:
+            click.echo(f"\nNext: {dashboard_command(traces)}")
     if html is not None and analyzed is not None:
         from ddltrace.analyzer.report.html_report import write_html
 
@@ -272,6 +278,7 @@ def compare(before: Location, after: Location, as_json: bool, fail_on: tuple[str
 
     limits = [parse_limit(expression) for expression in fail_on]
     traces = open_trace(before), open_trace(after)
+    check_recorded(traces)
     for trace in traces:
         report_ranges(trace)
     comparison = compare_analyses(*(trace.analyze() for trace in traces))
@@ -335,6 +342,7 @@ def query(trace: Location, sql: str, form: str, memory_limit: str, timeout: floa
     require_extra("query", "ddltrace query")
     limits = QueryLimits(parse_memory_limit(memory_limit), timeout)
     opened = open_trace(trace)
+    check_recorded([opened])
     report_steps_left_out(opened)
     rows = run_query(opened, sql, limits)
     report_damage(opened)

@@ -171,6 +171,7 @@ def _open(found: Found, engine: Engine | None, runs: AllowedRuns | None) -> Work
         TraceError: A trace cannot be read.
     """
     from ddltrace.analyzer.formatting.units import printable
+    from ddltrace.analyzer.report.warnings import check_recorded
     from ddltrace.analyzer.trace.opened_trace import open_trace
     from ddltrace.dashboard.experiments import OpenExperiment
     from ddltrace.dashboard.workspace import Workspace
@@ -179,8 +180,11 @@ def _open(found: Found, engine: Engine | None, runs: AllowedRuns | None) -> Work
         OpenExperiment(number, printable(path.resolve().name), path)
         for number, path in enumerate(found.experiments)
     ]
-    paths = (*found.traces, *_traces_of(experiments))
-    return Workspace([open_trace(path, engine) for path in paths], experiments, runs)
+    traces = [open_trace(path, engine) for path in found.traces]
+    if not experiments and not any(trace.ranks for trace in traces):
+        check_recorded(traces)
+    traces += [open_trace(path, engine) for path in _traces_of(experiments)]
+    return Workspace(traces, experiments, runs)
 
 
 def _traces_of(experiments: list[OpenExperiment]) -> list[Path]:

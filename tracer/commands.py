@@ -194,6 +194,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     if result.num_ranks == 0:
         why = explain_nothing_recorded(command, result.reasons)
         click.echo(f"ddltrace: nothing was recorded: {why}", err=True)
+        _keep_reason(directory, why)
         if missing is not None:
             _report_place(whole, upload, missing)
         return result.exit_status if result.harmed else result.exit_status or 1
@@ -211,6 +212,16 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
         )
     _report_place(whole, upload, missing)
     return result.exit_status
+
+
+def _keep_reason(directory: Path, why: str) -> None:
+    """Adds to an empty trace why nothing was recorded, for its readers."""
+    from ddltrace.tracer.trace.run_files import read_run_file, write_run
+
+    with contextlib.suppress(OSError, TraceError):  # the job may have deleted it
+        run = read_run_file(directory)
+        run.notes.append(f"the likely reason: {why}")
+        write_run(directory, run)
 
 
 def _labels(part: Part | None) -> dict[str, object]:

@@ -13,10 +13,12 @@ from ddltrace.analyzer.model import (
     Standstill,
     StragglerRow,
     Summary,
+    TraceFacts,
     stuck_ranks,
 )
 from ddltrace.analyzer.report.advice import cause_text, path_shares, root_cause_text
 from ddltrace.tracer.exit_status import signal_name, status_text
+from ddltrace.tracer.trace.completeness import NOTHING_RECORDED
 
 _NAMES = {
     "compute": "compute",
@@ -53,7 +55,21 @@ def sentences(analysis: Analysis) -> tuple[str, ...]:
         hang = [f"{circle}{hang_text(first)}{f' ({more} more hang)' if more else ''}."]
     elif analysis.standstill is not None:
         hang = [_standstill(analysis.standstill)]
+    if not analysis.trace.ranks:
+        return (*failure, *_nothing(analysis.trace))
     return (*failure, *hang, _where(analysis), _cause(analysis), _advice(analysis))
+
+
+def _nothing(trace: TraceFacts) -> tuple[str, ...]:
+    """The sentences on a trace of no rank; the notes have the likely reason."""
+    if trace.status == "running":
+        return (
+            "No process of the job has joined a process group yet: nothing is recorded so far.",
+        )
+    return (
+        f"{NOTHING_RECORDED[0].upper()}{NOTHING_RECORDED[1:]}.",
+        "Record a training that calls init_process_group: ddltrace run -- torchrun train.py",
+    )
 
 
 def ranks_text(ranks: tuple[int, ...]) -> str:

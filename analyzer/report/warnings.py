@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
+from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.trace.completeness import NOTHING_RECORDED
+
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
+
+
+def check_recorded(traces: Sequence[Trace]) -> None:
+    """Checks that there is something to show.
+
+    Raises:
+        TraceError: A trace is one of a job that ended, and has no ranks.
+    """
+    from ddltrace.analyzer.formatting.units import printable
+
+    for trace in traces:
+        if not trace.ranks and trace.run.status != "running":
+            raise TraceError(
+                f"{printable(trace.name)}: {NOTHING_RECORDED} "
+                f"(the likely reason: ddltrace analyze {shlex.quote(printable(str(trace.path)))})"
+            )
 
 
 def report_steps_left_out(trace: Trace) -> None:

@@ -96,7 +96,9 @@ def launched_early(trace: Path) -> list[int]:
     return counts
 
 
-def test_fifo_waits_for_the_backward_pass_and_wait_free_does_not(ran: tuple[Path, str, str]) -> None:
+def test_fifo_waits_for_the_backward_pass_and_wait_free_does_not(
+    ran: tuple[Path, str, str],
+) -> None:
     """The order of launches, not how much of them overlapped, which depends on the load."""
     assert set(launched_early(ran[0] / "fifo")) == {0}
     assert min(launched_early(ran[0] / "wfbp")) > 0

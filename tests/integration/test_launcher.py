@@ -70,6 +70,15 @@ def test_a_job_that_is_not_distributed_is_told_apart(tmp_path: Path) -> None:
     assert "nothing was recorded" in done.stderr
     assert "init_process_group" in done.stderr
     assert "Traceback" not in done.stderr
+    assert read_run(tmp_path / "trace").status == "partial"
+    told = [["analyze"], ["compare", "trace"], ["query", "FROM steps"], ["dashboard"]]
+    for command, *others in told:
+        arguments = [sys.executable, "-m", "ddltrace", command, "trace", *others]
+        done = run(arguments, cwd=tmp_path)
+        said = (done.stdout + done.stderr).lower()
+        assert "nothing was recorded: no process joined a process group" in said
+        assert "ddltrace dashboard" not in said
+        assert done.status == (0 if command == "analyze" else 1)
 
 
 def test_a_missing_command_is_one_line(tmp_path: Path) -> None:

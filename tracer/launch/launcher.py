@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from ddltrace.tracer.config import CaptureConfig, read_reports
 from ddltrace.tracer.errors import UnwritableError, UsageError
 from ddltrace.tracer.exit_status import shell_status
+from ddltrace.tracer.launch.command_start import explain_no_start
 from ddltrace.tracer.launch.group_signals import GroupSignals, group_signals, shares_group
 from ddltrace.tracer.output_directory import creation_error, is_taken, make_empty
 
@@ -257,10 +258,8 @@ def _supervise(
     try:
         try:
             child = subprocess.Popen(command, env=environment, preexec_fn=unblock)  # noqa: PLW1509
-        except FileNotFoundError as error:
-            raise UsageError(f"command not found: {command[0]}") from error
         except OSError as error:
-            raise UsageError(f"{command[0]} cannot be run: {error.strerror}") from error
+            raise UsageError(explain_no_start(command, error)) from error
         with watching or contextlib.nullcontext(), group_signals() as to_group:
             status = _wait(child, to_group)
         _forget_pending()

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from ddltrace.tracer.exit_status import status_text
 from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.trace.run_info import PART_LABEL, RankInfo, RunInfo
 from ddltrace.tracer.trace.trace_files import event_path
 
+NOTHING_RECORDED: Final = (
+    "nothing was recorded: no process joined a process group of torch.distributed"
+)
+"""Note on a run without ranks, after its end."""
+
 
 def account_for(directory: Location, run: RunInfo) -> None:
     """Sets the status of a run to `complete` or `partial` and adds notes with the reasons."""
+    if not run.ranks:
+        run.notes.append(NOTHING_RECORDED)
     attempts = sorted({info.attempt for info in run.ranks})
     if len(attempts) > 1:
         run.notes.append(
