@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from ddltrace.analyzer.events.event_columns import BoolArray, FloatArray
 from ddltrace.analyzer.formatting.units import share_text
+from ddltrace.analyzer.importers.kineto.communication_kernels import SUSPECTS_LABEL
 from ddltrace.analyzer.importers.straggler_analysis.operations import WORKERS_LABEL
 from ddltrace.analyzer.measures.bandwidth import cost_fits
 from ddltrace.analyzer.measures.breakdown import ratio
@@ -195,7 +196,14 @@ def _trace_facts(
         dropped=sum(info.dropped for info in run.ranks),
         lost_bytes=sum(info.lost_bytes for info in run.ranks),
         notes=tuple(dict.fromkeys(notes)),
+        suspected_communication=_suspects(run.labels.get(SUSPECTS_LABEL)),
     )
+
+
+def _suspects(label: Any) -> dict[str, int]:
+    """The kernels that may communicate, from a label of the run."""
+    counts = label.items() if isinstance(label, dict) else ()
+    return {str(name): count for name, count in counts if type(count) is int}
 
 
 def _clock_facts(trace: Trace, residual: float | None) -> ClockFacts:

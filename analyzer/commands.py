@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddltrace.analyzer.engine.engine_options import chosen_engine, engine_options
+from ddltrace.analyzer.importers.import_options import communication_kernels_option
 from ddltrace.analyzer.report.warnings import (
     check_recorded,
     report_damage,
@@ -116,6 +117,7 @@ Examples:
     help="Memory that the analyzed steps may take, about: if they need more, they are analyzed in "
     "ranges, whose results are merged.  [default: 4GiB]",
 )
+@communication_kernels_option
 @engine_options
 def analyze(
     *,
@@ -265,6 +267,7 @@ Examples:
     help='Exit with 3 if a change is beyond a limit and more than noise, e.g. "step_us>+5%"; '
     "repeat it for more.",
 )
+@communication_kernels_option
 def compare(before: Location, after: Location, as_json: bool, fail_on: tuple[str, ...]) -> None:
     """Compare two traces, and distinguish differences from noise.
 
@@ -326,6 +329,7 @@ Examples:
     metavar="SECONDS",
     help="Stop the statement after this time.",
 )
+@communication_kernels_option
 def query(trace: Location, sql: str, form: str, memory_limit: str, timeout: float) -> None:
     """Run a SQL query over a trace.
 

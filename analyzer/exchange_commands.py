@@ -10,6 +10,7 @@ import click
 
 from ddltrace.analyzer.engine.engine_options import chosen_engine, engine_options
 from ddltrace.analyzer.exporters import FORMATS
+from ddltrace.analyzer.importers.import_options import communication_kernels_option
 from ddltrace.analyzer.report.warnings import report_damage
 from ddltrace.tracer.next_command import print_next_command
 from ddltrace.tracer.optional_packages import require_extra
@@ -46,6 +47,7 @@ Examples:
     "decompressed size, at least 256 MB. All commands take it from DDLTRACE_IMPORT_MEMORY.",
 )
 @_output_options("Trace directory to create.", "a trace")
+@communication_kernels_option
 @engine_options
 def import_(
     *,
@@ -119,6 +121,7 @@ Examples:
     "Perfetto's format and CSV.",
     "a file",
 )
+@communication_kernels_option
 def export(trace: Location, to: str, per_rank: bool, output: Path, force: bool) -> None:
     """Convert a trace for other tools.
 

@@ -44,6 +44,8 @@ class TraceFacts:
         dropped: Events that did not fit in the tracer's buffer.
         lost_bytes: Bytes of event files that could not be read.
         notes: Limitations of the trace that a reader must know.
+        suspected_communication: Kernels that count as computation although they are named like
+            communication, and how often they ran, at most 20.
     """
 
     name: str
@@ -60,6 +62,7 @@ class TraceFacts:
     dropped: int
     lost_bytes: int
     notes: tuple[str, ...]
+    suspected_communication: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

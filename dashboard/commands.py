@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ddltrace.analyzer.engine.engine_options import chosen_engine, engine_options
+from ddltrace.analyzer.importers.import_options import communication_kernels_option
 from ddltrace.tracer.optional_packages import require_extra
 
 
@@ -36,6 +37,7 @@ from ddltrace.tracer.optional_packages import require_extra
     help="Let the experiments page start experiments on this machine. Everyone who can open the "
     "page can start them, so the address must be a loopback address.",
 )
+@communication_kernels_option
 @engine_options
 # `ddltrace run --dashboard` starts the server with it: see tracer/launch/dashboard_server.py.
 @click.option("--beside-job", is_flag=True, hidden=True, help="End when standard input is closed.")

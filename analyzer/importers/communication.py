@@ -84,12 +84,6 @@ def public_op(name: str) -> str | None:
     return next((op for word, op in _OPS if word in plain), None)
 
 
-def kernel_op(name: str) -> str:
-    """The operation of a communication kernel, else the kernel's own name, cut short."""
-    # `ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)`: the arguments may name anything.
-    return public_op(name.partition("(")[0]) or name.partition("(")[0][:60]
-
-
 def is_known(op: str) -> bool:
     """Whether an operation is one of `torch.distributed`'s."""
     return op in OPS

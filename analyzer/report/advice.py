@@ -453,14 +453,23 @@ def _compute(analysis: Analysis, savings: Savings, held: dict[str, float]) -> It
     what = ""
     if top is not None and top.name is not None:
         what = f"; its largest part is {_named(top)} on rank {top.rank}, {time_text(top.us)} a step"
-    rest = savings.transfer_us / savings.step_us
+    advice = "make the model's own work faster (lower precision, torch.compile, larger batches)"
+    if _knows_communication(analysis):
+        rest = savings.transfer_us / savings.step_us
+        advice += f": no faster message can save more than {share_text(rest)} of the step"
     yield _finding(
         savings,
         "compute",
         savings.compute_us,
         f"{share_text(held['compute'])} of the critical path is forward and backward{what}",
-        "make the model's own work faster (lower precision, torch.compile, larger batches): "
-        f"no faster message can save more than {share_text(rest)} of the step",
+        advice,
+    )
+
+
+def _knows_communication(analysis: Analysis) -> bool:
+    """Whether the trace shows how the ranks communicate: messages, and no kernels in doubt."""
+    return not analysis.trace.suspected_communication and any(
+        row.messages for row in analysis.ranks
     )
 
 

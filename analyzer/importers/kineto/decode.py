@@ -22,7 +22,7 @@ from ddltrace.analyzer.importers.chrome.trace_events import (
     links_of,
     shapes_of,
 )
-from ddltrace.analyzer.importers.kineto.kernel_names import is_message_kernel
+from ddltrace.analyzer.importers.kineto.communication_kernels import is_message_kernel
 from ddltrace.analyzer.importers.names import Codes
 
 KERNEL: Final = frozenset({"kernel"})

@@ -21,11 +21,11 @@ from ddltrace.analyzer.importers.communication import (
     element_type,
     elements_of,
     is_known,
-    kernel_op,
     members,
     public_op,
     size_of,
 )
+from ddltrace.analyzer.importers.kineto.communication_kernels import library_of, qualified_name
 from ddltrace.analyzer.importers.kineto.decoded_events import Intervals
 from ddltrace.analyzer.importers.kineto.phases import Spans
 from ddltrace.analyzer.importers.names import clean
@@ -42,6 +42,11 @@ _PAIR: Final = re.compile(r"(?:send|recv)\s*\d+\s*(?:->|<-)\s*(\d+)")
 # Place of the peer or root among the inputs of a c10d operator, and of the tag.
 _PEER_INPUT: Final = {"c10d::send": 2, "c10d::recv_": 2, "c10d::broadcast_": 2}
 _TAG_INPUT: Final = {"c10d::send": 3, "c10d::recv_": 3}
+_MAX_NAME: Final = 60
+_COLLECTIVES: Final = frozenset(
+    ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier")
+)
+"""A name with ``reduce`` or ``send`` in it may also be of a part of a collective."""
 
 
 @dataclass
@@ -173,7 +178,8 @@ class Describer:
         for name, _ in reversed(sources[1:]):
             if (op := public_op(name)) and is_known(op):
                 return op
-        return kernel_op(sources[0][0])
+        own = sources[0][0]
+        return (public_op(own) if _EXECUTED(own) else None) or kernel_op(own)
 
     def _group(self, arguments: list[Args]) -> str:
         name = _first(arguments, "group_name")
@@ -222,6 +228,17 @@ class Describer:
 
     def _name(self, row: int) -> str:
         return self._intervals.names[int(self._intervals.name[row])]
+
+
+def kernel_op(name: str) -> str:
+    """The operation of a communication kernel, else the kernel's own name, cut short."""
+    own = qualified_name(name).rpartition("::")[2][:_MAX_NAME]
+    library = library_of(name)
+    if library is not None and library.op is not None:
+        return library.op
+    op = public_op(own)
+    stated = op in _COLLECTIVES or (library is not None and library.speaks)
+    return op if op is not None and stated else own
 
 
 def _by_start(intervals: Intervals, mask: np.ndarray[Any, Any]) -> list[int]:

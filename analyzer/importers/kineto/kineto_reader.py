@@ -17,10 +17,18 @@ import pyarrow as pa
 
 from ddltrace.analyzer.engine.engine import Engine
 from ddltrace.analyzer.engine.shared_files import check_shared
+from ddltrace.analyzer.formatting.text_table import shorten
 from ddltrace.analyzer.importers.communication import count, members
 from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace
 from ddltrace.analyzer.importers.imported_columns import coded, coded_list, events_table
+from ddltrace.analyzer.importers.kineto import communication_kernels
 from ddltrace.analyzer.importers.kineto import decode as rows_of
+from ddltrace.analyzer.importers.kineto.communication_kernels import (
+    SUSPECTS_LABEL,
+    also_known,
+    is_message_kernel,
+    is_suspect_kernel,
+)
 from ddltrace.analyzer.importers.kineto.decode import Decoded, decode_file
 from ddltrace.analyzer.importers.kineto.decoded_events import Intervals, intervals_of
 from ddltrace.analyzer.importers.kineto.decoded_messages import DEFAULT_GROUP, Describer, Message
@@ -35,7 +43,6 @@ from ddltrace.analyzer.importers.kineto.hta_figures import (
     series_by_rank,
     streams_by_rank,
 )
-from ddltrace.analyzer.importers.kineto.kernel_names import is_message_kernel, is_suspect_kernel
 from ddltrace.analyzer.importers.kineto.parallel_decode import read_side_by_side, text_bytes
 from ddltrace.analyzer.importers.kineto.phases import Spans, backward_calls
 from ddltrace.analyzer.importers.memory_limit import ENVIRONMENT, limited_to
@@ -73,6 +80,8 @@ MAX_STEPS_AT_ONCE: Final = 8
 """Limit of concurrent profiler steps, which keeps the cost of the analysis linear."""
 
 _MAX_LISTED: Final = 20
+_SHOWN_SUSPECTS: Final = 3
+_SUSPECT_NAME: Final = 60
 _MAX_COUNTED: Final = 1 << 20
 
 
@@ -155,13 +164,17 @@ def _read_files(paths: Sequence[Path]) -> list[RankFile]:
 def _read_on(engine: Engine, paths: Sequence[Path]) -> list[RankFile]:
     """Reads files in tasks, with the limit of memory that is set in this process."""
     check_shared(engine, paths[0])
-    task = partial(_read_limited, size=os.environ.get(ENVIRONMENT))
+    task = partial(
+        _read_elsewhere,
+        size=os.environ.get(ENVIRONMENT),
+        kernels=os.environ.get(communication_kernels.ENVIRONMENT),
+    )
     absolute = [path.absolute() for path in paths]
     return list(engine.map(task, absolute, "reading files", one_at_a_time=True))
 
 
-def _read_limited(path: Path, size: str | None) -> RankFile:
-    with limited_to(size):
+def _read_elsewhere(path: Path, size: str | None, kernels: str | None) -> RankFile:
+    with limited_to(size), also_known(kernels):
         return read_file(path)
 
 
@@ -292,11 +305,17 @@ def _complete_run(run: RunInfo, files: list[RankFile]) -> None:
         categories.update(file.unknown_categories)
     run.labels["kernel_classes"] = dict(classes)
     if suspects:
-        run.labels["kernels_of_unknown_class"] = dict(suspects.most_common(_MAX_LISTED))
-        name, times = suspects.most_common(1)[0]
+        run.labels[SUSPECTS_LABEL] = dict(suspects.most_common(_MAX_LISTED))
+        shown = ", ".join(
+            f"{shorten(name, _SUSPECT_NAME, 'start')} ({times} times)"
+            for name, times in suspects.most_common(_SHOWN_SUSPECTS)
+        )
+        more = len(suspects) - _SHOWN_SUSPECTS
         run.notes.append(
             f"{suspects.total()} runs of {len(suspects)} kernels are named like communication but "
-            f"of no known library; they count as computation (most often: {name[:60]}, {times}x)"
+            f"of no known library; they count as computation: {shown}"
+            f"{f' and {more} more' if more > 0 else ''}; if they communicate, add "
+            "--communication-kernels REGEX"
         )
     if categories:
         run.labels["unknown_categories"] = dict(categories.most_common(_MAX_LISTED))
