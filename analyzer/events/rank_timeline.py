@@ -1,9 +1,9 @@
 """The timeline of one rank without gaps: its activity at every instant, and its blocked times.
 
 The critical path uses it. On a CPU rank, it is the timeline of the training thread: the innermost
-event at an instant decides, and a device copy takes precedence over host code. On a rank with
-recorded kernels, it is the timeline of the device: a kernel takes precedence over a copy, and gaps
-are filled with the activity of the host.
+event at an instant decides (an operator counts as part of what encloses it), and a device copy
+takes precedence over host code. On a rank with recorded kernels, it is the timeline of the device:
+a kernel takes precedence over a copy, and gaps are filled with the activity of the host.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ CATEGORY: Final = {name: code for code, name in enumerate(CATEGORIES)}
 
 MAIN_LANE: Final = "main"
 _HOST_KINDS: Final = ("step", "phase", "layer", "codec", "data", "host")
+_ENCLOSING: Final = tuple(KIND[kind] for kind in ("phase", "layer", "codec", "data"))
 _HOLE: Final = -1
 _ON_CPU: Final = {
     "step": "host",
@@ -335,6 +336,7 @@ def _nested(work: Work) -> _Labels:
     closed_before = np.searchsorted(end[closing], start, side="right")
     depth = np.arange(count) - closed_before
     parent = _parents(depth)
+    work = _with_operators(work, parent)
 
     time = np.empty(2 * count, dtype=np.int64)
     row = np.empty(2 * count, dtype=np.int64)
@@ -344,6 +346,27 @@ def _nested(work: Work) -> _Labels:
     time[closes_at], row[closes_at] = end[closing], parent[closing]
     final = np.append(time[1:] != time[:-1], True)[: len(time)]
     return _label(work, time[final], row[final])
+
+
+def _with_operators(work: Work, parent: IntArray) -> Work:
+    """Counts operators as part of the phase, layer, codec or fetch of data that encloses them.
+
+    Otherwise the operators of a forward pass on the CPU, or those with which a data loader without
+    workers makes a batch, would be host code between these.
+
+    Args:
+        work: The events of one thread.
+        parent: The event that encloses each, or `NULL`.
+    """
+    outer = np.where((work.kind == KIND["host"]) & (parent != NULL), parent, np.arange(len(parent)))
+    while not np.array_equal(further := outer[outer], outer):
+        outer = further
+    part = (work.kind == KIND["host"]) & np.isin(work.kind[outer], _ENCLOSING)
+    of_data = part & (work.kind[outer] == KIND["data"])
+    return work._replace(
+        kind=np.where(part, work.kind[outer], work.kind),
+        name=np.where(of_data, work.name[outer], work.name),
+    )
 
 
 def _parents(depth: IntArray) -> IntArray:
