@@ -15,10 +15,11 @@ from ddltrace.analyzer.importers.chakra import chakra_reader
 from ddltrace.analyzer.importers.chrome import chrome_reader, horovod
 from ddltrace.analyzer.importers.imported import ImportedTrace
 from ddltrace.analyzer.importers.kineto import kineto_reader
+from ddltrace.analyzer.importers.other_files import HEAD_BYTES, is_mistakable, kind_of_file
 from ddltrace.analyzer.importers.straggler_analysis import straggler_reader
 from ddltrace.tracer.errors import TraceError
 
-_HEAD_BYTES: Final = 1 << 18
+_MOST_NAMED: Final = 100
 MAX_FILES: Final = 1 << 16
 
 
@@ -73,6 +74,8 @@ def read(path: Path, engine: Engine | None = None) -> ImportedTrace:
             by_format[found].append(file)
     if not by_format:
         known = ", ".join(each.name for each in _FORMATS)
+        if (unread := describe_unread(path)) is not None:
+            raise TraceError(unread)
         raise TraceError(f"{path} is of no format that can be imported ({known})")
     chosen = max(by_format, key=lambda each: len(by_format[each]))
     files = by_format[chosen]
@@ -111,7 +114,18 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 def _format_of(file: Path) -> _Format | None:
     try:
-        head = Blocks(file).head(_HEAD_BYTES)
+        head = Blocks(file).head(HEAD_BYTES)
     except TraceError:
         return None
+    # A memory snapshot is a pickle as a dump is, an execution trace resembles Chakra's.
+    if is_mistakable(head):
+        return None
     return next((each for each in _FORMATS if each.recognizes(head)), None)
+
+
+def describe_unread(path: Path) -> str | None:
+    """Names what a file, or the first known one of a folder, is that cannot be read."""
+    for file in _files(path)[:_MOST_NAMED]:
+        if (kind := kind_of_file(file)) is not None:
+            return f"{file} is {kind}"
+    return None

@@ -92,11 +92,14 @@ def open_trace(path: str | PathLike[str] | RemotePath, engine: Engine | None = N
             # Copies of files from a store are on this machine only.
             imported = formats.read(files, engine if files == location else None)
             return Trace(location, check_run(imported.run), imported.tables, engine)
+        unread = formats.describe_unread(files)
     if location.is_dir():
         _check_holds_none(location)
+        if unread is not None:
+            raise TraceError(unread)
         read_run(location)  # raises, and says what is missing
     raise TraceError(
-        f"{location} is neither a trace directory nor of a format that can be imported"
+        unread or f"{location} is neither a trace directory nor of a format that can be imported"
     )
 
 
