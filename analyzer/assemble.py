@@ -171,7 +171,10 @@ def _trace_facts(
             f"(95 % interval {worst['low']:.3f} to {worst['high']:.3f})"
         )
     notes += _unrecorded_notes(facts, operations_only=WORKERS_LABEL in run.labels)
-    partly = steps.number[steps.ranks < steps.ranks.max(initial=0)]
+    generation = trace.generations_of(steps.number)
+    most = np.zeros(int(generation.max(initial=0)) + 1, dtype=np.int64)
+    np.maximum.at(most, generation, steps.ranks)
+    partly = steps.number[steps.ranks < most[generation]]
     if len(partly):
         notes.append(
             f"{len(partly)} of {len(steps)} steps were completed by some ranks only "

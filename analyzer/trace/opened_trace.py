@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -502,10 +503,7 @@ class Trace:
             rank: Ask this rank: ranks may use one name for different groups.
         """
         for known in (None,) if rank is None else (rank, None):
-            members = self._members.get((name, known)) or self._members.get(
-                (name.rpartition(_GENERATION_MARK)[0], known)
-            )
-            if members:
+            if members := self._members.get((name, known)):
                 return members
         return ()
 
@@ -515,6 +513,12 @@ class Trace:
             if plain in self._backends:
                 return self._backends[plain]
         return ""
+
+    def generations_of(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The generation of each step: how often the job was started anew before it."""
+        if not max(self._generations.values(), default=0):
+            return np.zeros(len(steps), dtype=np.int64)
+        return np.searchsorted(self._first_steps, steps, side="right") - 1
 
     @cached_property
     def origin_ns(self) -> int:
@@ -786,19 +790,25 @@ class Trace:
         members: dict[tuple[str, int | None], tuple[int, ...]] = {}
         for info in self.run.ranks:
             for group in info.groups:
-                members[group.name, info.rank] = group.ranks
-                members.setdefault((group.name, None), group.ranks)
+                # Each generation has its own groups: a job may be restarted with fewer ranks.
+                name = _name_in(self._generations[info.segment], group.name)
+                members[name, info.rank] = group.ranks
+                members.setdefault((name, None), group.ranks)
         return members
 
     @cached_property
     def _generations(self) -> dict[str, int]:
         """Segment name -> generation of the job that it belongs to, from 0."""
-        keys: dict[str, tuple[int, int]] = {}
-        seen: dict[tuple[int, int], int] = {}
+        processes: dict[int, dict[int, list[RankInfo]]] = {}
         for info in sorted(self.run.ranks, key=_age):
-            ordinal = seen.get((info.rank, info.attempt), 0)
-            seen[info.rank, info.attempt] = ordinal + 1
-            keys[info.segment] = (info.attempt, ordinal)
+            processes.setdefault(info.attempt, {}).setdefault(info.rank, []).append(info)
+        keys: dict[str, tuple[int, int]] = {}
+        for attempt, of_rank in processes.items():
+            for infos, ordinals in zip(of_rank.values(), _ordinals(of_rank), strict=True):
+                keys |= {
+                    info.segment: (attempt, ordinal)
+                    for info, ordinal in zip(infos, ordinals, strict=True)
+                }
         order = {key: number for number, key in enumerate(sorted(set(keys.values())))}
         return {segment: order[key] for segment, key in keys.items()}
 
@@ -841,6 +851,25 @@ def _first_start(trace: Trace) -> int | None:
     return min(firsts, default=None)
 
 
+def _ordinals(processes: dict[int, list[RankInfo]]) -> Iterator[list[int]]:
+    """For each rank, which of the successive jobs of one attempt each of its processes is of.
+
+    Worlds may shrink and grow: the rank with most processes says how large the jobs were, and each
+    process of another rank is of the next job of its size.
+
+    Args:
+        processes: Rank -> its processes, in the order of time.
+    """
+    sizes = [info.world_size for info in max(processes.values(), key=len)]
+    for infos in processes.values():
+        ordinals: list[int] = []
+        for info in infos:
+            after = ordinals[-1] + 1 if ordinals else 0
+            same = (n for n in range(after, len(sizes)) if sizes[n] == info.world_size)
+            ordinals.append(next(same, after))
+        yield ordinals
+
+
 def _age(info: RankInfo) -> tuple[int, int, int]:
     started = info.clock.get("unix_ns")
     return info.attempt, started if isinstance(started, int) else 0, info.pid or 0
@@ -869,9 +898,14 @@ def _shift(table: pa.Table, name: str, by: int) -> pa.Table:
     return _replace(table, name, column)
 
 
+def _name_in(generation: int, group: str) -> str:
+    """A group's name in the trace: groups of the second job and later ones are marked."""
+    return f"{group}{_GENERATION_MARK}{generation + 1}" if generation else group
+
+
 def _mark_groups(table: pa.Table, generation: int) -> pa.Table:
     column = table["group"].combine_chunks()
-    names = [f"{name}{_GENERATION_MARK}{generation + 1}" for name in column.dictionary.to_pylist()]
+    names = [_name_in(generation, name) for name in column.dictionary.to_pylist()]
     marked = pa.DictionaryArray.from_arrays(column.indices, pa.array(names, pa.string()))
     return _replace(table, "group", marked)
 
