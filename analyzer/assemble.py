@@ -16,6 +16,7 @@ from ddltrace.analyzer.measures.bandwidth import cost_fits
 from ddltrace.analyzer.measures.breakdown import ratio
 from ddltrace.analyzer.measures.collectives import collective_rows, in_steps, p2p_rows
 from ddltrace.analyzer.measures.idle import idle_shares
+from ddltrace.analyzer.measures.launch_gaps import launch_gaps
 from ddltrace.analyzer.measures.measured import Measured, RankFacts
 from ddltrace.analyzer.measures.path_parts import MOST_PARTS
 from ddltrace.analyzer.measures.resources import resource_rows
@@ -88,6 +89,7 @@ def assemble(
         idle=measured.idle,
         kernels=measured.kernels,
         operators=measured.operators,
+        launch_gaps=launch_gaps(rank_steps, window, measured.operators, measured.queues.copies),
         ideal_job=ideal,
         rank_steps=rank_steps,
         **measured.queues._asdict(),

@@ -398,6 +398,35 @@ class LaunchRow:
 
 
 @dataclass(frozen=True)
+class LaunchGaps:
+    """Launches of device work in the steady steps, and the gaps that they leave on the device.
+
+    A launch gap is a time of at most 1 ms in which the device idles for the host's code, which
+    prepares the next launch. Values are means over ranks and steps.
+
+    Attributes:
+        launches: Kernels, copies and messages launched in a step of one rank.
+        launches_per_s: The same per second.
+        gap_us: Launch gaps in a step of one rank.
+        gap_share: Their share of the time.
+        gap_share_of_host: Their share of the time in which a device idles for the host's code
+            (`IdleRow.host_us`); null if there is none.
+        in_phase_share_of_host: The share of the same time, in gaps of any length, that is inside of
+            recorded forward and backward passes and optimizer steps.
+        synchronizations: In a step of one rank, calls that wait for the device, such as
+            cudaStreamSynchronize, or copies from the device to the host, whichever are more.
+    """
+
+    launches: float
+    launches_per_s: float
+    gap_us: float
+    gap_share: float
+    gap_share_of_host: float | None
+    in_phase_share_of_host: float | None
+    synchronizations: float
+
+
+@dataclass(frozen=True)
 class StreamRow:
     """One stream of one rank: causes of its idle time, and the length of its queue.
 
@@ -1407,6 +1436,8 @@ class Analysis:
             single operators (level ``op``, imported profiles).
         operators: Operators and runtime calls by name, the longest self time first.
         launches: How each rank's host launched its device work.
+        launch_gaps: Launches in the steady steps, and the time in which devices idle between them;
+            null without recorded launches.
         streams: Each stream's idle time by cause, and its queue.
         copies: Bandwidth of copies by rank and direction.
         resources: Processor, memory and device use of each rank; empty without recorded counters.
@@ -1443,6 +1474,7 @@ class Analysis:
     kernels: tuple[KernelRow, ...] = ()
     operators: tuple[OperatorRow, ...] = ()
     launches: tuple[LaunchRow, ...] = ()
+    launch_gaps: LaunchGaps | None = None
     streams: tuple[StreamRow, ...] = ()
     copies: tuple[CopyRow, ...] = ()
     resources: tuple[ResourceRow, ...] = ()

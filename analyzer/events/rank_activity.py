@@ -43,6 +43,7 @@ class Activity:
         data: Fetching batches.
         update: The optimizer's phases, on the host.
         device_update: The optimizer's kernels.
+        phases: The host is in a forward or backward pass, or in an optimizer's step.
         blocked: A host thread waits for a message.
         host: A host thread is inside of a step, a phase, a marker or an imported operation.
         both: C n M.
@@ -59,6 +60,7 @@ class Activity:
     data: Spans
     update: Spans
     device_update: Spans
+    phases: Spans
     blocked: Spans
     host: Spans
     both: Spans
@@ -86,6 +88,7 @@ class ActivityBuilder:
         self._on_lane: dict[str | None, Growing] = {}
         self._copies = [Growing() for _ in DIRECTIONS]
         self._data = Growing()
+        self._phases = Growing()
         self._update = Growing()
         self._device_update = Growing()
         self._host = Growing()
@@ -101,6 +104,7 @@ class ActivityBuilder:
         computes = phases[np.isin(names, _codes(columns.names, COMPUTE_PHASES))]
         self._add_compute(columns, np.concatenate([computes, columns.rows("layer", "codec")]))
         self._add_copies(columns)
+        _add(self._phases, columns, phases)
         _add(self._data, columns, columns.rows("data"))
         _add(self._update, columns, phases[np.isin(names, _codes(columns.names, ("optimizer",)))])
         _add(self._host, columns, columns.rows("step", "phase", "marker", "host"))
@@ -131,6 +135,7 @@ class ActivityBuilder:
             data=self._data.spans(),
             update=self._update.spans(),
             device_update=self._device_update.spans(),
+            phases=self._phases.spans(),
             blocked=union(waits.start, waits.end),
             host=subtract(self._host.spans(), unrecorded),
             both=EMPTY if compute is None else intersect(compute, comm),

@@ -8,6 +8,7 @@ critical path.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,6 +54,7 @@ class RankScan:
         gradient_time: When gradients became ready, ascending, ns.
         gradient_tensor: Ids of their tensors.
         gradient_step: Their steps.
+        launches: Step -> number of kernels, copies and messages whose launch in it is known.
         leading_lane: The thread that its timeline follows, see `LeadingLane`.
         timeline: Its timeline, in a trace of few ranks: the critical path then probably visits all
             ranks, and their events have just been read.
@@ -76,6 +78,7 @@ class RankScan:
     gradient_time: IntArray
     gradient_tensor: IntArray
     gradient_step: IntArray
+    launches: dict[int, int]
     leading_lane: str | None
     timeline: Timeline | None = None
 
@@ -109,6 +112,7 @@ class RankScanner:
         self._gradient_time = Gathered(np.int64)
         self._gradient_tensor = Gathered(np.int32)
         self._gradient_step = Gathered(np.int32)
+        self._launches: Counter[int] = Counter()
 
     def add(self, columns: Columns) -> None:
         """Adds a part of the events."""
@@ -122,6 +126,10 @@ class RankScanner:
         self._activity.add(columns)
         self._leading.add(columns)
         self._kept.append(columns.table(columns.rows(*_KEPT_KINDS)))
+        work = columns.rows("kernel", "copy", "message")
+        launched = columns.ints("enqueue_ns", null=NULL_NS)[work] != NULL_NS
+        steps, counts = np.unique(columns.step[work[launched]], return_counts=True)
+        self._launches.update(dict(zip(steps.tolist(), counts.tolist(), strict=True)))
         rows = columns.rows("gradient")
         counts, tensors = columns.lists("tensors", rows)
         self._gradient_time.add(np.repeat(start[rows], counts))
@@ -163,6 +171,7 @@ class RankScanner:
             gradient_time=time,
             gradient_tensor=tensor,
             gradient_step=number,
+            launches=dict(self._launches) if activity.device else {},
             leading_lane=self._leading.name(),
         )
 

@@ -58,11 +58,18 @@ FIELDS: Final = (
     "idle_message_ns",
     "idle_host_ns",
     "idle_unknown_ns",
+    "idle_in_phase_ns",
+    "launch_gap_ns",
 )
 """Results of `measure_windows`. `update_alone_ns` is the optimizer's time on the host without
 communication, zero on a rank with recorded device work. `host_ns` is the time outside compute,
 data, update, copies, blocked and unrecorded times and, on a rank with recorded device work, outside
-communication."""
+communication. `idle_in_phase_ns` is the part of `idle_host_ns` inside of phases, `launch_gap_ns`
+that in gaps of at most `MAX_LAUNCH_GAP_NS`; both are zero on a rank without device work."""
+
+MAX_LAUNCH_GAP_NS: Final = 1_000_000
+"""The host needs less to launch the next kernel of an operator, even while it is profiled: some 5
+us for the call and up to some 200 us for the operator around it. A longer gap has another cause."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,8 @@ class RankSets:
         exposed_waiting: The rank does nothing but wait inside of messages.
         exposed_transfer: Some message in flight has all its ranks, and this rank does not compute.
         idle: The idle instants by cause.
+        idle_in_phase: Those for host code, inside of phases.
+        launch_gaps: Those for host code, in gaps of at most `MAX_LAUNCH_GAP_NS`.
         extra_copies: Copies while the rank neither computes nor communicates.
         update_alone: The optimizer computes on the host, without communication.
         busy_host: Instants of other host code.
@@ -89,6 +98,8 @@ class RankSets:
     exposed_waiting: Spans
     exposed_transfer: Spans
     idle: IdleSets
+    idle_in_phase: Spans
+    launch_gaps: Spans
     extra_copies: Spans
     update_alone: Spans
     busy_host: Spans
@@ -108,6 +119,10 @@ def rank_sets(scan: RankScan, releases: Releases) -> RankSets:
     transfer = union(came, end[known])
     held = union(start[known], came)
     waiting = subtract(subtract(held, transfer), union(start[unknown], end[unknown]))
+    idle = idle_sets(scan, releases)
+    host = idle.host if activity.device else EMPTY
+    in_phase = intersect(host, activity.phases)
+    short = host.end - host.start <= MAX_LAUNCH_GAP_NS
     return RankSets(
         scan=scan,
         transfer=transfer,
@@ -115,7 +130,9 @@ def rank_sets(scan: RankScan, releases: Releases) -> RankSets:
         sync=subtract(held, compute),
         exposed_waiting=subtract(waiting, merge(compute, activity.copies)),
         exposed_transfer=subtract(transfer, compute),
-        idle=idle_sets(scan, releases),
+        idle=idle,
+        idle_in_phase=in_phase,
+        launch_gaps=Spans(host.start[short], host.end[short]),
         extra_copies=subtract(activity.copies, merge(compute, activity.comm)),
         update_alone=(
             EMPTY
@@ -179,6 +196,8 @@ def measure_windows(sets: RankSets, start: IntArray, end: IntArray) -> dict[str,
         ),
         **{name: part if computes else unknown for name, part in causes.items()},
         "idle_unknown_ns": idle - sum(causes.values()),
+        "idle_in_phase_ns": within(sets.idle_in_phase),
+        "launch_gap_ns": within(sets.launch_gaps),
     }
 
 

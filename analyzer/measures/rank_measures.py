@@ -39,7 +39,7 @@ from ddltrace.analyzer.model import CopyTimes, IdleRow, RankRow
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
 
-_COLUMNS = ("rank", "step", "start_ns", *FIELDS)
+_COLUMNS = ("rank", "step", "start_ns", "launches", *FIELDS)
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class RankMeasures:
 
     Attributes:
         steps: Measures of every rank in each of its steps, in its whole window if there are none:
-            ``rank``, ``step``, ``start_ns`` and `FIELDS`, sorted by rank.
+            ``rank``, ``step``, ``start_ns``, ``launches`` and `FIELDS`, sorted by rank.
         ranks: A row for each rank.
         idle: Idle time of each rank by cause.
         waited_for: Rank -> the ranks for which it waits.
@@ -155,6 +155,7 @@ def _measure(rank: _Rank) -> _Measured:
         "rank": np.full(len(number), scan.rank),
         "step": number,
         "start_ns": start,
+        "launches": np.array([scan.launches.get(step, 0) for step in number.tolist()], dtype=float),
         **by_step,
     }
     if rank.selected:

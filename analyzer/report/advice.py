@@ -26,6 +26,7 @@ from ddltrace.analyzer.model import (
     Analysis,
     CollectiveRow,
     Finding,
+    LaunchGaps,
     PathPart,
     RootCause,
     Savings,
@@ -90,6 +91,10 @@ _RECORD_ALL: Final = (
 )
 _SHOWN_CAUSES: Final = 2
 _MOST: Final = 0.5
+_MUCH: Final = 0.1
+_MANY_LAUNCHES: Final = 50
+"""In a step: fewer do not keep a host busy."""
+
 _FIX_ON_ONE_HOST: Final = (
     "look for what takes its core from that rank's communication: other work on the host, more "
     "threads than cores (OMP_NUM_THREADS)"
@@ -117,7 +122,7 @@ def find_findings(
         *_communication(analysis, facts, savings, held),
         *_pipelines(analysis, savings),
         *_straggler(analysis, savings),
-        *_host(analysis, savings, held),
+        *_host(analysis, facts, savings, held),
         *_data(analysis, savings, held),
         *_copy(analysis, savings, held),
         *_update(analysis, facts, savings, held),
@@ -373,17 +378,58 @@ def _on_one_host(analysis: Analysis) -> bool:
     return len(analysis.trace.hosts) == 1
 
 
-def _host(analysis: Analysis, savings: Savings, held: dict[str, float]) -> Iterable[Finding]:
-    record = "" if analysis.trace.source == "ddltrace" else "record it with ddltrace run and "
-    yield _finding(
-        savings,
-        "host",
-        savings.host_us,
-        f"{share_text(held['host'])} of the critical path is host code outside of forward, "
-        f"backward, optimizer and data loading{_where(analysis, 'host')}",
-        "look for logging, .item(), checkpoints or sleeps between steps; "
-        f"{record}mark regions with ddltrace.annotate to see which",
+def _host(
+    analysis: Analysis, facts: JobFacts, savings: Savings, held: dict[str, float]
+) -> Iterable[Finding]:
+    gaps = analysis.launch_gaps
+    inside = 0.0 if gaps is None else gaps.in_phase_share_of_host or 0.0
+    if gaps is None:
+        where = " outside of forward, backward, optimizer and data loading"
+    else:
+        where = (
+            f", {share_text(inside)} of it inside of recorded forward, backward and optimizer spans"
+        )
+        where = where if inside else ""
+    evidence = (
+        f"{share_text(held['host'])} of the critical path is host code{where}"
+        f"{_where(analysis, 'host')}"
     )
+    if gaps is not None and _is_launch_bound(gaps):
+        evidence = (
+            f"the job is launch-bound: {evidence}; the device idles "
+            f"{share_text(gaps.gap_share)} of the time in gaps of up to 1 ms, until the host "
+            f"launches the next of {gaps.launches:,.0f} kernels and copies a step "
+            f"({gaps.launches_per_s:,.0f} a second)"
+        )
+        optimizer = "" if _is_fused(facts) else ", use the optimizer's fused=True"
+        advice = (
+            "launch less: fuse kernels with torch.compile, launch many at once with CUDA graphs "
+            f'(torch.compile(mode="reduce-overhead"), torch.cuda.graph){optimizer}, or use larger '
+            "batches"
+        )
+    else:
+        record = "" if analysis.trace.source == "ddltrace" else "record it with ddltrace run and "
+        between = "" if inside >= _MOST else " between steps"
+        advice = (
+            f"look for logging, checkpoints or sleeps{between}; {record}mark regions with "
+            "ddltrace.annotate to see which"
+        )
+    if gaps is not None and gaps.synchronizations >= 1:
+        advice += (
+            "; look for .item(), .cpu() and printed tensors: calls in which the host waits for the "
+            f"device, and launches nothing, a step: {gaps.synchronizations:,.1f}"
+        )
+    yield _finding(savings, "host", savings.host_us, evidence, advice)
+
+
+def _is_launch_bound(gaps: LaunchGaps) -> bool:
+    """Whether most of the time in which devices idle for the host is between many launches."""
+    often = gaps.launches >= _MANY_LAUNCHES and gaps.gap_share >= _MUCH
+    return often and (gaps.gap_share_of_host or 0.0) >= _MOST
+
+
+def _is_fused(facts: JobFacts) -> bool:
+    return any("fused" in name for name in facts.update_names)
 
 
 def _data(analysis: Analysis, savings: Savings, held: dict[str, float]) -> Iterable[Finding]:
@@ -417,7 +463,7 @@ def _update(
     analysis: Analysis, facts: JobFacts, savings: Savings, held: dict[str, float]
 ) -> Iterable[Finding]:
     saves = savings.update_us
-    fused = any("fused" in name for name in facts.update_names)
+    fused = _is_fused(facts)
     advice = "" if fused else "use the optimizer's fused=True, where it has that"
     sharing = _sharded_update(analysis, facts, savings)
     if sharing > _MIN_SHARE * savings.step_us:

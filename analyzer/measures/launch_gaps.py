@@ -1,0 +1,53 @@
+"""Launches of device work, and how long devices idle because the host has not launched the next."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from ddltrace.analyzer.events.event_columns import BoolArray, FloatArray
+from ddltrace.analyzer.measures.breakdown import ratio
+from ddltrace.analyzer.model import CopyRow, LaunchGaps, OperatorRow
+
+_SYNCHRONIZES: Final = re.compile(r"(?:cuda|cu|hip|musa)\w*(?:Stream|Device|Ctx)Synchronize$")
+_TO_HOST: Final = "Memcpy DtoH"
+
+
+def launch_gaps(
+    rank_steps: Mapping[str, FloatArray],
+    counted: BoolArray,
+    operators: Sequence[OperatorRow],
+    copies: Sequence[CopyRow],
+) -> LaunchGaps | None:
+    """Measures launches in steady steps.
+
+    Args:
+        rank_steps: Measures of every rank in each step.
+        counted: Which of them are of steady steps.
+        operators: Calls of the device's runtime, of all steps.
+        copies: Copies, of all steps.
+
+    Returns:
+        The measures; None without recorded launches in these steps.
+    """
+    launches = float(rank_steps["launches"][counted].sum())
+    if not launches:
+        return None
+
+    def total(name: str) -> float:
+        return float(rank_steps[name][counted].sum())
+
+    number = int(counted.sum())
+    wall, host, gap = total("wall_ns"), total("idle_host_ns"), total("launch_gap_ns")
+    calls = sum(row.count for row in operators if _SYNCHRONIZES.match(row.name))
+    to_host = sum(row.count for row in copies if row.direction == _TO_HOST)
+    return LaunchGaps(
+        launches=launches / number,
+        launches_per_s=launches / wall * 1e9,
+        gap_us=gap / number / 1e3,
+        gap_share=gap / wall,
+        gap_share_of_host=ratio(gap, host),
+        in_phase_share_of_host=ratio(total("idle_in_phase_ns"), host),
+        synchronizations=max(calls, to_host) / len(rank_steps["step"]),
+    )
