@@ -427,6 +427,34 @@ class LaunchGaps:
 
 
 @dataclass(frozen=True)
+class DeviceStepRow:
+    """One step of one rank on its device's time: the work that the host launched in the step.
+
+    Where the host runs ahead, that work runs while the host is in later steps. Work whose launch
+    was not recorded, such as that launched before the recording began, is of no step here.
+
+    Attributes:
+        rank: Global rank.
+        step: Number of the step in which the host launched the work.
+        lag_us: From the launch of its first work to the begin of that work.
+        period_us: From the begin of its first work to that of the next step; null for the last.
+        compute_us: Union of its kernels.
+        comm_us: Union of its messages.
+        overlap_us: Time in both.
+        copy_us: Union of its copies.
+    """
+
+    rank: int
+    step: int
+    lag_us: float
+    period_us: float | None
+    compute_us: float
+    comm_us: float
+    overlap_us: float
+    copy_us: float
+
+
+@dataclass(frozen=True)
 class StreamRow:
     """One stream of one rank: causes of its idle time, and the length of its queue.
 
@@ -1438,6 +1466,7 @@ class Analysis:
         launches: How each rank's host launched its device work.
         launch_gaps: Launches in the steady steps, and the time in which devices idle between them;
             null without recorded launches.
+        device_steps: Steps of each rank on its device's time.
         streams: Each stream's idle time by cause, and its queue.
         copies: Bandwidth of copies by rank and direction.
         resources: Processor, memory and device use of each rank; empty without recorded counters.
@@ -1475,6 +1504,7 @@ class Analysis:
     operators: tuple[OperatorRow, ...] = ()
     launches: tuple[LaunchRow, ...] = ()
     launch_gaps: LaunchGaps | None = None
+    device_steps: tuple[DeviceStepRow, ...] = ()
     streams: tuple[StreamRow, ...] = ()
     copies: tuple[CopyRow, ...] = ()
     resources: tuple[ResourceRow, ...] = ()

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddltrace.analyzer.events.event_columns import KIND, NULL, Columns, IntArray, distinct
+from ddltrace.analyzer.events.event_columns import (
+    KIND,
+    NULL,
+    NULL_NS,
+    Columns,
+    IntArray,
+    distinct,
+)
+from ddltrace.analyzer.events.interval_sets import intersect, length, union
 from ddltrace.analyzer.events.launches import launches_of, named
 from ddltrace.analyzer.events.stream_gaps import (
     KERNEL_WAIT_US,
@@ -25,7 +33,7 @@ from ddltrace.analyzer.events.stream_gaps import (
 )
 from ddltrace.analyzer.importers.kineto.hta_figures import HTA_FIRST_LABEL
 from ddltrace.analyzer.joined.executions import device_rows
-from ddltrace.analyzer.model import CopyRow, LaunchRow, StreamRow
+from ddltrace.analyzer.model import CopyRow, DeviceStepRow, LaunchRow, StreamRow
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -38,9 +46,10 @@ _DIRECTION_LETTERS: Final = len("Memcpy HtoD")
 class DeviceQueues(NamedTuple):
     """The rows of all ranks."""
 
-    launches: tuple[LaunchRow, ...]
-    streams: tuple[StreamRow, ...]
-    copies: tuple[CopyRow, ...]
+    launches: tuple[LaunchRow, ...] = ()
+    streams: tuple[StreamRow, ...] = ()
+    copies: tuple[CopyRow, ...] = ()
+    device_steps: tuple[DeviceStepRow, ...] = ()
 
 
 def device_queues(trace: Trace, steps: IntArray | None = None) -> DeviceQueues:
@@ -54,6 +63,7 @@ def device_queues(trace: Trace, steps: IntArray | None = None) -> DeviceQueues:
     launches: list[LaunchRow] = []
     streams: list[StreamRow] = []
     copies: list[CopyRow] = []
+    device_steps: list[DeviceStepRow] = []
     label = trace.run.labels.get(HTA_FIRST_LABEL)
     begun = set(label) if isinstance(label, list) else set()
     whole = trace.run.level == "op" and trace.step_selection is None
@@ -63,7 +73,8 @@ def device_queues(trace: Trace, steps: IntArray | None = None) -> DeviceQueues:
         launches += found.launches
         streams += found.streams
         copies += found.copies
-    return DeviceQueues(tuple(launches), tuple(streams), tuple(copies))
+        device_steps += found.device_steps
+    return DeviceQueues(tuple(launches), tuple(streams), tuple(copies), tuple(device_steps))
 
 
 def _of_rank(trace: Trace, begun: set[int], steps: IntArray | None) -> DeviceQueues:
@@ -81,7 +92,7 @@ def _of_rank(trace: Trace, begun: set[int], steps: IntArray | None) -> DeviceQue
     if steps is not None:
         work = work[np.isin(columns.step[work], steps)]
     if not len(work):
-        return DeviceQueues((), (), ())
+        return DeviceQueues()
     call = launches_of(columns)[work]
     launched = call != NULL
     launches = (
@@ -90,7 +101,8 @@ def _of_rank(trace: Trace, begun: set[int], steps: IntArray | None) -> DeviceQue
     unseen = int(columns.start[0]) if rank in begun else None
     streams = _stream_rows(rank, columns, work, call, unseen)
     copies = _copy_rows(rank, columns, work[columns.kind[work] == KIND["copy"]])
-    return DeviceQueues(launches, tuple(streams), tuple(copies))
+    device_steps = _device_step_rows(rank, columns, work)
+    return DeviceQueues(launches, tuple(streams), tuple(copies), tuple(device_steps))
 
 
 def _launch_row(rank: int, columns: Columns, work: IntArray, call: IntArray) -> LaunchRow:
@@ -111,6 +123,39 @@ def _launch_row(rank: int, columns: Columns, work: IntArray, call: IntArray) -> 
         delay_us_p50=p50,
         delay_us_p95=p95,
     )
+
+
+def _device_step_rows(rank: int, columns: Columns, work: IntArray) -> list[DeviceStepRow]:
+    """One row per step, of the work whose launch in it is known."""
+    enqueued = columns.ints("enqueue_ns", null=NULL_NS)
+    work = work[(enqueued[work] != NULL_NS) & (columns.step[work] != NULL)]
+    work = work[np.lexsort((columns.start[work], columns.step[work]))]
+    numbers, first = np.unique(columns.step[work], return_index=True)
+    begins = columns.start[work[first]]
+    lags = begins - enqueued[work[first]]
+    rows = []
+    for place, (step, mine) in enumerate(
+        zip(numbers.tolist(), np.split(work, first[1:]), strict=False)
+    ):
+        next_step = place + 1 < len(numbers) and numbers[place + 1] == step + 1
+        compute, comm, copy = (
+            union(columns.start[part], columns.end[part])
+            for kind in ("kernel", "message", "copy")
+            for part in (mine[columns.kind[mine] == KIND[kind]],)
+        )
+        rows.append(
+            DeviceStepRow(
+                rank=rank,
+                step=step,
+                lag_us=float(lags[place]) / 1e3,
+                period_us=float(begins[place + 1] - begins[place]) / 1e3 if next_step else None,
+                compute_us=length(compute) / 1e3,
+                comm_us=length(comm) / 1e3,
+                overlap_us=length(intersect(compute, comm)) / 1e3,
+                copy_us=length(copy) / 1e3,
+            )
+        )
+    return rows
 
 
 def _stream_rows(

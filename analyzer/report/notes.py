@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
+from typing import Final
+
+from ddltrace.analyzer.formatting.units import time_text
 from ddltrace.analyzer.model import Analysis, TraceFacts
+
+_AHEAD: Final = 0.5
+"""Of a step: by how much the device is behind where the difference matters."""
 
 
 def state_text(trace: TraceFacts) -> str:
@@ -26,4 +33,24 @@ def notes_of(analysis: Analysis) -> list[str]:
         notes.append(f"{joining.p2p_unmatched} sends and receives lack their other side")
     if joining.by_order:
         notes.append("collectives carry no sequence numbers: joined by operation, size and order")
-    return notes
+    ahead = host_ahead(analysis)
+    return [*notes, ahead] if ahead else notes
+
+
+def host_ahead(analysis: Analysis) -> str | None:
+    """Says where the device is most behind the host, and how long its steps are then."""
+    rows = [row for row in analysis.device_steps if row.period_us]
+    row = max(rows, key=lambda each: each.lag_us / (each.period_us or 1.0), default=None)
+    if row is None or row.lag_us < _AHEAD * (row.period_us or 0.0):
+        return None
+    every = [each for each in analysis.device_steps if each.rank == row.rank]
+    lag = statistics.mean(each.lag_us for each in every)
+    comm = statistics.mean(each.comm_us for each in every)
+    period = statistics.mean(each.period_us for each in every if each.period_us is not None)
+    wall = next(each.step_us_p50 for each in analysis.ranks if each.rank == row.rank)
+    return (
+        f"the host runs ahead of the device: on rank {row.rank}, the work of a step begins "
+        f"{time_text(lag)} after its launch. A step takes {time_text(wall)} on the host and "
+        f"{time_text(period)} on the device, and launches {time_text(comm)} of communication; "
+        "other figures count work in the step in which it runs"
+    )

@@ -30,7 +30,7 @@ from ddltrace.analyzer.model import (
     StreamRow,
 )
 from ddltrace.analyzer.report.advice import path_shares
-from ddltrace.analyzer.report.notes import notes_of, state_text
+from ddltrace.analyzer.report.notes import host_ahead, notes_of, state_text
 from ddltrace.analyzer.report.sentences import (
     extra_text,
     hang_text,
@@ -76,6 +76,7 @@ def render_report(analysis: Analysis) -> str:
         _operators(analysis),
         _shapes(analysis),
         _launches(analysis),
+        _device_steps(analysis),
         _streams(analysis),
         _copies(analysis),
         _findings(analysis),
@@ -577,6 +578,30 @@ def _launches(analysis: Analysis) -> list[str]:
         *render(header, cells, WIDTH),
     ]
     return lines + _more(len(analysis.launches), _MAX_RANKS)
+
+
+def _device_steps(analysis: Analysis) -> list[str]:
+    """The steps on the device's time, where the host runs ahead of it."""
+    if host_ahead(analysis) is None:
+        return []
+    cells = [
+        [
+            f"rank {row.rank}, step {row.step}",
+            time_text(row.lag_us),
+            time_text(row.period_us),
+            time_text(row.compute_us),
+            time_text(row.comm_us),
+            time_text(row.overlap_us),
+            time_text(row.copy_us),
+        ]
+        for row in analysis.device_steps[:_MAX_RANKS]
+    ]
+    header = [
+        "launched in", "begins later by", "until next", "compute", "comm", "both", "copies",
+    ]  # fmt: skip
+    lines = ["Steps on the device's time (the work that the host launched in each)"]
+    lines += render(header, cells, WIDTH)
+    return lines + _more(len(analysis.device_steps), _MAX_RANKS)
 
 
 def _streams(analysis: Analysis) -> list[str]:

@@ -189,7 +189,7 @@ class Merger:
             standstill=None if hangs or end is None else end.standstill,
             kernels=self._operations.kernels(len(columns["step"])),
             operators=self._operations.operators(len(columns["step"])),
-            queues=DeviceQueues((), (), ()),
+            queues=DeviceQueues(),
             facts=self._facts,
             at_end=end is not None,
             steady=self._steady.result(),
