@@ -47,7 +47,7 @@ _FIXES: Final = {
     "compute": "give that rank less work, or look for what slows its device",
     "data": "give its data loader more workers, or look at where it reads from",
     "copy": "look at what that rank copies from and to its device that the others do not",
-    "host": "look at what its Python code does outside of forward, backward and optimizer",
+    "host": "look at what its host code does that the others' does not",
     "update": "look at what its optimizer does that the others' does not",
     "unrecorded": "record the host as well, to see what that rank does there",
     "network": "look at that rank's own link: its port, its route, what else uses them",
