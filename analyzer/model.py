@@ -696,8 +696,8 @@ class StragglerRow:
 
     Attributes:
         rank: Global rank.
-        lateness_us: Median of its arrival minus the median arrival, over collectives to which it is
-            last.
+        lateness_us: Median of its arrival minus the median arrival of the other ranks, over
+            collectives to which it is last.
         lateness_us_total: Sum of the same differences.
         collectives_last: Number of collectives to which it arrives last.
         share: The same as a fraction of the collectives in which the rank takes part.

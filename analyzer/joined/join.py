@@ -66,7 +66,7 @@ class Collectives:
         first: First arrival, ns.
         last: A, the last arrival.
         lead: How much the last arriver comes after the one before it; 0 if it is alone.
-        median: Median arrival.
+        others: Median arrival of the ranks other than the last to arrive; its own if it is alone.
         last_rank: The last rank to arrive.
         end: Last end over ranks; `NULL_NS` where it is not known on some rank.
         state: A `State`.
@@ -84,7 +84,7 @@ class Collectives:
     first: IntArray
     last: IntArray
     lead: IntArray
-    median: IntArray
+    others: IntArray
     last_rank: IntArray
     end: IntArray
     state: IntArray
@@ -352,8 +352,9 @@ def _collect(messages: AllMessages, seq: IntArray) -> tuple[Collectives, IntArra
     start, end = messages.start[order], messages.end[order]
     rank, op, size = messages.rank[order], messages.op[order], messages.bytes[order]
     lasts = begins + counts - 1
-    middle = begins + counts // 2
-    before = np.where(counts % 2 == 1, middle, np.maximum(middle - 1, 0))
+    # The last to arrive stands last: the two middles of those before it are one for an odd number.
+    before = begins + np.maximum(counts - 2, 0) // 2
+    after = begins + (counts - 1) // 2
     input_bytes = _reduce(np.maximum, size, begins)
     output_bytes = _reduce(np.maximum, messages.out_bytes[order], begins)
     gathers = np.isin(op[begins], [messages.ops.index("all_gather"), messages.ops.index("gather")])
@@ -390,7 +391,7 @@ def _collect(messages: AllMessages, seq: IntArray) -> tuple[Collectives, IntArra
         first=start[begins],
         last=last,
         lead=last - start[np.where(counts > 1, lasts - 1, lasts)],
-        median=start[before] + (start[middle] - start[before]) // 2,
+        others=start[before] + (start[after] - start[before]) // 2,
         last_rank=rank[lasts],
         end=np.where(untimed, NULL_NS, _reduce(np.maximum, end, begins)),
         state=state,

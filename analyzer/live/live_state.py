@@ -32,7 +32,8 @@ class LiveRow:
         step_us: Median duration of its steps in the window; None without steps.
         overlap_ratio: Share of its communication that its compute hides; None without either.
         late_share: Share of the collectives to which it came last; None without collectives.
-        lateness_us: Median time by which it came after the median rank, over those collectives.
+        lateness_us: Median of its arrival minus the median arrival of the other ranks, over those
+            collectives.
         cpu_cores: Processor time of the process per second; None if not recorded.
         memory_bytes: Resident memory of the process; None if not recorded.
         silent_s: Time since its last event; None if unknown.

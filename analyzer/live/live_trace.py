@@ -268,9 +268,9 @@ def lateness(messages: list[Messages], clocks: list[RankClock]) -> dict[int, tup
         clocks: The clock of each rank, in the same order.
 
     Returns:
-        Place in the arguments -> share of the collectives to which the rank came last, and median
-        time in us between the median arrival and its own in those. Collectives that not all of
-        their known members entered are left out.
+        Place in the arguments -> share of the collectives to which the rank came last, and in those
+        the median of its arrival minus the median arrival of the other ranks, in us. Collectives
+        that not all of their known members entered are left out.
     """
     parts: list[tuple[IntArray, ...]] = []
     codes: dict[str, int] = {}
@@ -294,9 +294,10 @@ def lateness(messages: list[Messages], clocks: list[RankClock]) -> dict[int, tup
     sizes = np.zeros(len(codes), np.int64)
     np.maximum.at(sizes, group[first], counts)
     whole = (counts == sizes[group[first]]) & (counts > 1)
-    last = (first + counts - 1)[whole]
-    middle = (first + (counts - 1) // 2)[whole]
-    by_ns = arrival[last] - arrival[middle]
+    first, counts = first[whole], counts[whole]
+    last = first + counts - 1
+    before, after = first + (counts - 2) // 2, first + (counts - 1) // 2
+    by_ns = arrival[last] - (arrival[before] + (arrival[after] - arrival[before]) // 2)
     found = {}
     for place in distinct(rank[last]).tolist():
         mine = rank[last] == place

@@ -42,7 +42,7 @@ class RankLateness:
     """How late one rank is at the collectives to which it arrives last, ns.
 
     Attributes:
-        lateness: A - the median arrival, at each of these collectives.
+        lateness: A - the median arrival of the other ranks, at each of these collectives.
         total: Sum of the same.
         step: The steps in which it arrives last to any, ascending.
         largest: The largest lateness in each of these steps.
@@ -88,19 +88,18 @@ class Lateness:
 def find_lateness(joined: Joined, chosen: BoolArray) -> Lateness:
     """Measures how late ranks are.
 
-    Lateness is A - the median arrival; of two ranks, half the distance.
+    Lateness is A - the median arrival of the other ranks; of two ranks, the whole distance.
 
     Args:
         joined: All messages.
         chosen: Which collectives count.
     """
     collectives = joined.collectives
-    # Below three ranks the later is last by definition, but by how much it is still counts.
     usable = chosen & (collectives.ranks > 1)
     usable &= np.isin(collectives.state, (State.COMPLETE, State.OPEN))
     index = np.flatnonzero(usable & (collectives.last > collectives.first))
     last_rank = collectives.last_rank[index]
-    lateness = collectives.last[index] - collectives.median[index]
+    lateness = collectives.last[index] - collectives.others[index]
     taken = np.flatnonzero(usable[joined.collective[joined.order]])
     took_part = np.bincount(joined.messages.rank[joined.order[taken]])
     found = {}

@@ -179,7 +179,7 @@ def collectives_table(analyzed: Analyzed) -> pa.Table:
             "last_ns": one.last,
             "end_ns": _known(one.end, NULL_NS),
             "last_rank": one.last_rank,
-            "lateness_us": (one.last - one.median) / 1e3,
+            "lateness_us": (one.last - one.others) / 1e3,
             "arrival_skew_us": (one.last - one.first) / 1e3,
             "wait_us": _us(one.wait, done),
             "transfer_us": _us(transfer, done),

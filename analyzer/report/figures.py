@@ -354,7 +354,7 @@ def stragglers(analysis: Analysis) -> go.Figure | None:
         "<br>cause: %{customdata[2]}<extra></extra>",
     )
     figure.update_layout(showlegend=False, bargap=0.25)
-    figure.update_xaxes(title="ms after the median arrival, summed")
+    figure.update_xaxes(title="ms after the median arrival of the others, summed")
     figure.update_yaxes(autorange="reversed")
     return figure
 

@@ -34,7 +34,7 @@ class Collective:
         first_ns, end_ns: First arrival and last end, from the trace's first event.
         last_rank: The rank that arrived last; None if not all members were seen, since a missing
             one may have arrived later. So are `lateness_us` and `skew_us`.
-        lateness_us: Its arrival after the median arrival.
+        lateness_us: Its arrival minus the median arrival of the other ranks.
         skew_us: Last arrival minus first.
         wait_us: Summed over ranks; None if the collective is not complete.
         transfer_us: Last end minus last arrival; None if it is not complete.
@@ -132,7 +132,7 @@ def select(
         "ranks": (one.ranks, np.ones(len(one), dtype=bool)),
         "skew": (one.last - one.first, seen),
         "last": (one.last_rank, seen),
-        "late": (one.last - one.median, seen),
+        "late": (one.last - one.others, seen),
         "wait": (one.wait, complete),
         "transfer": (np.maximum(one.end - one.last, 0), complete),
     }
@@ -172,8 +172,8 @@ def _largest_first(rows: IntArray, values: IntArray, known: BoolArray) -> IntArr
 def _row(joined: Joined, row: int, origin_ns: int) -> Collective:
     one = joined.collectives
     op = joined.messages.ops[one.op[row]]
-    first, last, median, end = (
-        int(column[row]) for column in (one.first, one.last, one.median, one.end)
+    first, last, others, end = (
+        int(column[row]) for column in (one.first, one.last, one.others, one.end)
     )
     state = State(int(one.state[row]))
     seen = state in (State.COMPLETE, State.OPEN)
@@ -189,7 +189,7 @@ def _row(joined: Joined, row: int, origin_ns: int) -> Collective:
         first_ns=first - origin_ns,
         end_ns=(last if end == NULL_NS else end) - origin_ns,
         last_rank=int(one.last_rank[row]) if seen else None,
-        lateness_us=(last - median) / 1e3 if seen else None,
+        lateness_us=(last - others) / 1e3 if seen else None,
         skew_us=(last - first) / 1e3 if seen else None,
         wait_us=int(one.wait[row]) / 1e3 if complete else None,
         transfer_us=max(end - last, 0) / 1e3 if complete else None,

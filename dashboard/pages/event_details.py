@@ -38,7 +38,7 @@ class Part:
             may have arrived later.
         transfer_ns: Time from the last arrival to the end; None if either is unknown, or the
             message did not complete here.
-        lateness_ns: Arrival minus the median arrival.
+        lateness_ns: Arrival minus the median arrival of the other ranks; 0 without others.
         is_last: Whether this rank arrived last, among the known arrivals.
         is_completed: Whether it completed there, possibly at an unknown time.
     """
@@ -257,13 +257,25 @@ def _parts(opened: OpenTrace, rank: int, row: dict[str, Any]) -> tuple[list[Part
     if not found:
         return [], missing
     arrivals = [same["start_ns"] for _, same in found]
-    last, median = None if missing else max(arrivals), statistics.median(arrivals)
+    last = None if missing else max(arrivals)
     origin = opened.trace.origin_ns
-    return [_part(member, same, origin, last, median) for member, same in found], missing
+    parts = []
+    for place, (member, same) in enumerate(found):
+        others = arrivals[:place] + arrivals[place + 1 :] or [arrivals[place]]
+        parts.append(_part(member, same, origin, last, statistics.median(others)))
+    return parts, missing
 
 
-def _part(rank: int, row: dict[str, Any], origin: int, last: int | None, median: float) -> Part:
-    """A rank's part; `last` is the arrival of the last member, None if unknown."""
+def _part(rank: int, row: dict[str, Any], origin: int, last: int | None, others: float) -> Part:
+    """A rank's part.
+
+    Args:
+        rank: The rank.
+        row: Its event.
+        origin: The trace's first instant.
+        last: The arrival of the last member; None if unknown.
+        others: The median arrival of the other ranks.
+    """
     arrival, end = row["start_ns"], row["end_ns"]
     completed = row["status"] not in ("open", "failed")
     return Part(
@@ -273,7 +285,7 @@ def _part(rank: int, row: dict[str, Any], origin: int, last: int | None, median:
         end_ns=None if end is None else end - origin,
         wait_ns=None if last is None else last - arrival,
         transfer_ns=None if last is None or end is None or not completed else end - last,
-        lateness_ns=arrival - median,
+        lateness_ns=arrival - others,
         is_last=arrival == last,
         is_completed=completed,
     )

@@ -147,7 +147,7 @@ def _parts(details: Details, places: dict[int, dict[str, Any] | None]) -> list[C
         lines.append(
             html.P(
                 f"Rank {latest.rank} arrived last, {time_text(latest.lateness_ns / 1e3)} "
-                "after the median arrival."
+                "after the median arrival of the others."
             )
         )
     if len(details.parts) > len(parts):

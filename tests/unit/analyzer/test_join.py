@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import statistics
+
 import numpy as np
 import pytest
 
@@ -22,7 +24,7 @@ def test_arrival_wait_and_transfer_of_one_collective(build):
     one = joined.collectives
     assert len(one) == 1
     assert one.state.tolist() == [State.COMPLETE]
-    assert (one.first[0], one.last[0], one.median[0]) == (10_000, 30_000, 14_000)
+    assert (one.first[0], one.last[0], one.others[0]) == (10_000, 30_000, 12_000)
     assert (one.last_rank[0], one.end[0], one.wait[0]) == (1, 52_000, 36_000)
     wait, transfer = joined.wait_and_transfer()
     assert wait.tolist() == [20_000, 0, 16_000]
@@ -145,3 +147,21 @@ def test_clocks_that_disagree_make_no_negative_transfer(build):
     wait, transfer = _join(built.trace()).wait_and_transfer()
     assert wait.tolist() == [10_000, 0]
     assert transfer.tolist() == [0, 8_000]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8])
+def test_lateness_is_the_arrival_minus_the_median_arrival_of_the_others(build, ranks):
+    built = build(ranks)
+    random = np.random.default_rng(ranks)
+    arrivals = np.sort(random.choice(np.arange(1, 1000), (20, ranks), replace=False), axis=1)
+    arrivals = random.permuted(arrivals, axis=1)
+    for number, of_ranks in enumerate(arrivals.tolist()):
+        for rank, arrival in enumerate(of_ranks):
+            at = 2000 * number + arrival
+            built[rank].message("all_reduce", at, 2000 * number + 1500, seq=number, bytes=8)
+    analyzed = analyze_in_full(built.trace())
+    expected = [max(row) - statistics.median(sorted(row)[:-1]) for row in arrivals.tolist()]
+    table = collectives_table(analyzed)
+    assert table["lateness_us"].to_pylist() == pytest.approx(expected)
+    stragglers = analyzed.analysis.stragglers
+    assert sum(row.lateness_us_total for row in stragglers) == pytest.approx(sum(expected))

@@ -35,7 +35,7 @@ def test_a_collective_is_found_on_every_rank(opened):
     assert early.arrival_ns == (100 + 51) * MS
     assert (early.wait_ns, early.transfer_ns, early.is_last) == (10 * MS, 17 * MS, False)
     assert (late.wait_ns, late.transfer_ns, late.is_last) == (0, 17 * MS, True)
-    assert late.lateness_ns == 5 * MS
+    assert (early.lateness_ns, late.lateness_ns) == (-10 * MS, 10 * MS)
     assert [t.name for t in details.tensors] == ["net.conv.weight"]
     assert ("Host waited", "18.0 ms") in details.facts
 
