@@ -1457,7 +1457,8 @@ class Analysis:
         failure: The rank that ended first in a job that failed; null if it is not known.
         standstill: The positions of all ranks if all have stopped recording events; null if some
             continue, if the job ended, or if collectives hang.
-        findings: Possible improvements, the largest savings first.
+        findings: Possible improvements, the largest savings first; before them, hosts without a
+            free processor, which make the other numbers unsure.
         slow_steps: Steady steps that took much longer than the others.
         idle: Idle time of each rank by cause.
         kernels: Kernels and copies by name, the longest total first; empty unless the trace has

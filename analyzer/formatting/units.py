@@ -73,6 +73,11 @@ def printable(name: object) -> str:
     )
 
 
+def printable_words(text: str) -> str:
+    """As `printable`, for a sentence or a command: each word is bounded, not the whole."""
+    return " ".join(printable(word) for word in text.split(" "))
+
+
 def _is_shown(character: str) -> bool:
     return character == " " or not unicodedata.category(character).startswith(("C", "Z"))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, IntArray, distinct
+from ddltrace.analyzer.events.event_columns import NULL, BoolArray, IntArray, distinct
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.measures.collectives import in_steps
@@ -25,7 +25,7 @@ _GOOD_PART: Final = 0.25
 
 @dataclass(frozen=True)
 class Exchange:
-    """The collectives of one operation in a steady step.
+    """The collectives of one operation in a steady step, with gradients or without.
 
     Attributes:
         op: The operation.
@@ -34,6 +34,7 @@ class Exchange:
         largest: Input bytes of the largest.
         transfer_us: Their transfers, summed, mean per step.
         ranks: How many take part.
+        gradients: Whether they are known to carry gradients.
     """
 
     op: str
@@ -42,6 +43,7 @@ class Exchange:
     largest: int
     transfer_us: float
     ranks: int
+    gradients: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class JobFacts:
     Attributes:
         exchanges: Its collectives by operation, the longest transfer first.
         sharded: Gradients go to the ranks that own them (FSDP, ZeRO): there are reduce_scatters.
-        replicated: Every rank has all gradients (DDP): all_reduces carry them, and nothing is
-            sharded.
+        replicated: Every rank has all gradients (DDP): all_reduces are known to carry them, and
+            nothing is sharded.
         shares_update: Ranks exchange updated parameters in each step (ZeRO): they broadcast or
             gather a large part of the bytes that they reduce.
         element_bytes: Bytes of one element of the gradients on the wire; None if unknown.
@@ -103,9 +105,16 @@ def job_facts(
     steps = max(len(steady), 1)
     collectives, messages = joined.collectives, joined.messages
     chosen = np.flatnonzero(in_steps(collectives.step, steady) & collectives.timed)
+    deepspeed = any("deepspeed" in info.versions for info in trace.run.ranks)
+    carries = np.zeros(len(collectives) + 1, dtype=bool)
+    carries[joined.collective[_gradients(scans, joined)]] = True
+    # DeepSpeed sends copies of gradients, which cannot be told from other tensors.
+    carries |= deepspeed
     exchanges = []
-    for op in distinct(collectives.op[chosen]).tolist():
-        mine = chosen[collectives.op[chosen] == op]
+    for op, gradients in sorted(
+        set(zip(collectives.op[chosen].tolist(), carries[chosen].tolist(), strict=True))
+    ):
+        mine = chosen[(collectives.op[chosen] == op) & (carries[chosen] == gradients)]
         size = np.maximum(collectives.bytes[mine], 0)
         transfer = np.maximum(collectives.end[mine] - collectives.last[mine], 0)
         exchanges.append(
@@ -116,26 +125,47 @@ def job_facts(
                 largest=int(size.max()),
                 transfer_us=float(transfer.sum()) / 1e3 / steps,
                 ranks=int(collectives.ranks[mine].max()),
+                gradients=gradients,
             )
         )
     ops = {exchange.op for exchange in exchanges if exchange.ranks > 1}
     sharded = bool(ops & set(_SHARDED))
-    carried = messages.tensor_count > 0
-    has_tensors = bool(carried.any())
-    gradients = (
-        carried & messages.op_is("all_reduce") if has_tensors else messages.op_is("all_reduce")
-    )
     return JobFacts(
         exchanges=tuple(sorted(exchanges, key=lambda exchange: -exchange.transfer_us)),
         sharded=sharded,
-        replicated=not sharded and "all_reduce" in ops and bool(gradients.any()),
+        replicated=not sharded
+        and any(
+            each.op == "all_reduce" and each.gradients and each.ranks > 1 for each in exchanges
+        ),
         shares_update=_shares_update(exchanges),
         element_bytes=_element_bytes(trace, scans, joined),
-        deepspeed=any("deepspeed" in info.versions for info in trace.run.ranks),
+        deepspeed=deepspeed,
         update_names=tuple(name.lower() for name in update_names),
         link=_link(joined, steady),
         sends_in_a_row=_sends_in_a_row(joined, steady),
     )
+
+
+def _gradients(scans: Mapping[int, RankScan], joined: Joined) -> BoolArray:
+    """Whether each message is known to carry gradients.
+
+    It carries parameters by name, and was enqueued after the first gradient of its step was ready:
+    before, it carries the parameters themselves, as averages of local SGD do. Where gradients are
+    not recorded, a message with named parameters counts.
+    """
+    messages = joined.messages
+    found = np.asarray(messages.tensor_count > 0)
+    for rank, scan in scans.items():
+        if not len(scan.gradient_time):
+            continue
+        rows = joined.rows(rank)
+        order = np.lexsort((scan.gradient_time, scan.gradient_step))
+        steps, first = np.unique(scan.gradient_step[order], return_index=True)
+        begins = scan.gradient_time[order][first]
+        at = np.minimum(np.searchsorted(steps, messages.step[rows]), len(steps) - 1)
+        ready = (steps[at] == messages.step[rows]) & (messages.enqueue[rows] >= begins[at])
+        found[rows] &= ready
+    return found
 
 
 def _sends_in_a_row(joined: Joined, steady: IntArray) -> float:

@@ -39,7 +39,6 @@ from ddltrace.tracer.storage.location import Location
 _MIN_SHARE: Final = 0.02
 """Findings that could save less than this part of a step are left out."""
 
-_MAX_COMMAND: Final = 300
 _OF_EXPERIMENTS: Final = "ddltrace.experiments"
 _MAX_NAME: Final = 60
 
@@ -112,7 +111,6 @@ def find_findings(
         path: Where the trace is, to compare another with it; None if it is in several places.
     """
     again = _again(analysis, path)
-    # Their savings are unknown, so they come last.
     resources = [replace(finding, command=again) for finding in resource_findings(analysis)]
     savings = analysis.savings
     if savings is None or not savings.step_us:
@@ -133,7 +131,10 @@ def find_findings(
         for finding in found
         if finding.share >= _MIN_SHARE
     ]
-    return (*sorted(worth, key=lambda finding: -finding.saves_us), *resources)
+    # Their savings are unknown, so they come last, except for what makes all others unsure.
+    busy = [finding for finding in resources if finding.kind == "processors"]
+    others = [finding for finding in resources if finding.kind != "processors"]
+    return (*busy, *sorted(worth, key=lambda finding: -finding.saves_us), *others)
 
 
 def path_shares(analysis: Analysis) -> dict[str, float]:
@@ -487,7 +488,9 @@ def _update(
 def _sharded_update(analysis: Analysis, facts: JobFacts, savings: Savings) -> float:
     """Estimates the savings of ZeRO stage 1: each rank updates its shard, then all ranks gather."""
     ranks = analysis.trace.world_size
-    exchange = next((each for each in facts.exchanges if each.op == "all_reduce"), None)
+    exchange = next(
+        (each for each in facts.exchanges if each.op == "all_reduce" and each.gradients), None
+    )
     if not facts.replicated or facts.shares_update or exchange is None or ranks < 2:
         return 0.0
     # A ring's all_gather moves half of what its all_reduce moves.
@@ -528,7 +531,7 @@ def experiment_command(analysis: Analysis, strategies: tuple[str, ...]) -> str |
     """Trains the job with strategies; None where its command is not known or nothing tests it."""
     trace = analysis.trace
     job = shlex.join(trace.command)
-    if trace.source != "ddltrace" or not strategies or not job or len(job) > _MAX_COMMAND:
+    if trace.source != "ddltrace" or not strategies or not job:
         return None
     if any(word.startswith(_OF_EXPERIMENTS) for word in trace.command):
         return None  # a strategy of an experiment already
@@ -544,7 +547,7 @@ def _again(analysis: Analysis, path: Location | None) -> str | None:
     trace = analysis.trace
     compare = None if path is None else f"ddltrace compare {shlex.quote(str(path))} after"
     job = shlex.join(trace.command)
-    if trace.source != "ddltrace" or not job or len(job) > _MAX_COMMAND:
+    if trace.source != "ddltrace" or not job:
         return compare
     level = f" --level {trace.level}" if trace.level in ("comm", "op") else ""
     record = f"ddltrace run{level} -o after -- {job}"

@@ -142,7 +142,7 @@ def _of_exchange(
     count = exchange.count
     ddp, options = facts.wrapper == "ddp", _OPTIONS[facts.wrapper]
     by_size = "" if cost.fitted else ", by its size"
-    if count >= 2 and exchange.bytes:
+    if count >= 2 and exchange.bytes and exchange.gradients:
         each = cost.latency_us / count
         yield Proposal(
             f"merge messages{options.merge}: {count:.0f} {exchange.op} of "
@@ -151,7 +151,7 @@ def _of_exchange(
             (count - 1) * each * scale,
             ("best_buckets", "fusion", "ddp") if ddp else (),
         )
-    if facts.replicated and exchange.op == "all_reduce" and exchange.bytes:
+    if facts.replicated and exchange.gradients and exchange.op == "all_reduce" and exchange.bytes:
         if low and cost.moving_us > cost.latency_us:
             yield from _split(exchange, cost, scale, facts)
         if facts.element_bytes is None or facts.element_bytes >= _FULL_PRECISION:
@@ -260,15 +260,15 @@ def _none_pays(analysis: Analysis, facts: JobFacts, exposed_us: float) -> Propos
     cost = _cost(analysis, main)
     share = cost.latency_us / cost.total_us if cost.total_us else 0.0
     per_step = f"{main.count:.0f} {main.op} of {bytes_text(round(main.bytes / main.count))} a step"
-    why = f"of the {per_step}, {share_text(share)} is latency"
-    if not facts.replicated:
-        return Proposal(
-            f"no change of this job's messages pays: {why}; a faster link would", exposed_us
-        )
+    why = f"it is not known how much of the time of the {per_step} is latency"
+    if cost.fitted:
+        why = f"of the time of the {per_step}, {share_text(share)} is latency"
+    if not (facts.replicated and main.gradients):
+        return Proposal(f"a faster link, or fewer exchanges: {why}", exposed_us)
     ddp, options = facts.wrapper == "ddp", _OPTIONS[facts.wrapper]
     return Proposal(
-        f"neither other buckets nor fewer bytes pay: {why}; only fewer exchanges would, by "
-        f"accumulating gradients over several batches ({options.accumulate}",
+        "exchange gradients less often, by accumulating them over several batches "
+        f"({options.accumulate}; {why}",
         exposed_us * (1 - 1 / _PERIOD),
         (f"localsgd:period={_PERIOD}", "ddp") if ddp else (),
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ddltrace.analyzer.formatting.units import printable, share_text, time_text
+from ddltrace.analyzer.formatting.units import printable, printable_words, share_text, time_text
 from ddltrace.analyzer.model import CATEGORIES, Analysis, Summary
 from ddltrace.analyzer.report import figures
 from ddltrace.analyzer.report.html_page import page_environment, page_parts, write_page
@@ -101,7 +101,9 @@ def write_html(
 def render(analyzed: Analyzed, trace: Trace, sources: Sequence[Location] | None = None) -> str:
     """The report's text; arguments as those of `write_html`."""
     environment = page_environment(_ASSETS)
-    environment.filters.update(ranks=_listed, sentence=_sentence, extra=extra_text)
+    environment.filters.update(
+        command=printable_words, ranks=_listed, sentence=_sentence, extra=extra_text
+    )
     analysis = analyzed.analysis
     drawn = {name: figure for name, figure in _figures(analysis) if figure is not None}
     names: dict[str, int] = {}

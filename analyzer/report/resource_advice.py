@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ddltrace.analyzer.formatting.units import bytes_text, printable, share_text
+from ddltrace.analyzer.formatting.units import bytes_text, printable, share_text, time_text
 from ddltrace.analyzer.measures.resources import worst_throttled
 from ddltrace.analyzer.model import Analysis, Finding
 
@@ -88,15 +88,21 @@ def _busy_hosts(analysis: Analysis) -> Iterator[Finding]:
             ""
             if row.cpu_wait_share is None
             else f"; the main thread of rank {row.rank} waited for one during "
-            f"{share_text(row.cpu_wait_share)} of the time"
+            f"{share_text(row.cpu_wait_share)} of the time{_of_step(analysis, row.cpu_wait_share)}"
         )
         yield _finding(
             "processors",
             f"host {printable(row.host)} had no free processor (95 % busy) in {share_text(busy)} "
-            f"of the samples{waits}",
+            f"of the samples{waits}; what this costs is not known, and it makes the other numbers "
+            "unsure",
             "start fewer threads (OMP_NUM_THREADS, data loader workers) or fewer ranks on this "
             "host, or move other work off it",
         )
+
+
+def _of_step(analysis: Analysis, share: float) -> str:
+    mean = analysis.summary.step_us.mean
+    return "" if mean is None else f" ({time_text(share * mean)} of a mean step)"
 
 
 def _finding(kind: str, evidence: str, advice: str) -> Finding:

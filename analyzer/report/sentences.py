@@ -319,7 +319,8 @@ def _advice(analysis: Analysis) -> str:
         return "Nothing stands out that is worth trying."
     # A faster model is proposed only if nothing else is left.
     others = [f for f in analysis.findings if f.kind != "compute" and f.share >= _WORTH_SAYING]
-    top = others[0] if others else analysis.findings[0]
+    first = analysis.findings[0]
+    top = others[0] if others and first.kind != "processors" else first
     text = printable(top.advice)
     if not top.has_saving:
         return f"To try: {text}."

@@ -16,6 +16,7 @@ from ddltrace.analyzer.formatting.units import (
     bandwidth_text,
     bytes_text,
     printable,
+    printable_words,
     share_text,
     time_text,
 )
@@ -694,10 +695,5 @@ def _more(count: int, shown: int) -> list[str]:
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(
-        _printable_sentence(text), WIDTH, subsequent_indent=indent, break_on_hyphens=False
+        printable_words(text), WIDTH, subsequent_indent=indent, break_on_hyphens=False
     )
-
-
-def _printable_sentence(text: str) -> str:
-    """As `printable`, for a sentence: its parts are bounded already, so it is not cut."""
-    return " ".join(printable(word) for word in text.split(" "))

@@ -382,10 +382,10 @@ def weighted_medians(values: FloatArray, weights: FloatArray) -> FloatArray:
 def _job_facts(parts: Sequence[tuple[float, JobFacts]]) -> JobFacts:
     """Properties of the job over all ranges."""
     facts = [each for _, each in parts]
-    by_op: dict[str, list[tuple[float, Exchange]]] = defaultdict(list)
+    by_op: dict[tuple[str, bool], list[tuple[float, Exchange]]] = defaultdict(list)
     for weight, each in parts:
         for exchange in each.exchanges:
-            by_op[exchange.op].append((weight, exchange))
+            by_op[exchange.op, exchange.gradients].append((weight, exchange))
     whole = sum(weight for weight, _ in parts)
     exchanges = [_exchange(found, whole) for found in by_op.values()]
     links = [(weight, each.link) for weight, each in parts if each.link is not None]
@@ -416,4 +416,5 @@ def _exchange(parts: Sequence[tuple[float, Exchange]], whole: float) -> Exchange
         largest=max(each.largest for _, each in parts),
         transfer_us=mean("transfer_us"),
         ranks=max(each.ranks for _, each in parts),
+        gradients=parts[0][1].gradients,
     )

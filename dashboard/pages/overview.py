@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dash import dcc, html
 
-from ddltrace.analyzer.formatting.units import bytes_text, printable, share_text, time_text
+from ddltrace.analyzer.formatting.units import (
+    bytes_text,
+    printable,
+    printable_words,
+    share_text,
+    time_text,
+)
 from ddltrace.analyzer.report import figures
 from ddltrace.analyzer.report.sentences import sentences
 from ddltrace.dashboard import charts
@@ -117,7 +123,7 @@ def _findings(opened: OpenTrace, address: Address | None) -> Component:
                 html.Div("Unsure: below the error of the aligned clocks.", className="quiet")
             )
         if finding.command:
-            parts.append(html.Div(html.Code(printable(finding.command))))
+            parts.append(html.Div(html.Code(printable_words(finding.command))))
         if finding.strategies:
             parts.append(
                 dcc.Link(

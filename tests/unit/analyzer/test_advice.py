@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+from types import SimpleNamespace
 
 import pytest
 
-from ddltrace.analyzer.report import communication_advice
+from ddltrace.analyzer.formatting.units import printable_words
+from ddltrace.analyzer.report import advice, communication_advice
 from ddltrace.experiments.strategy.spec import parse
 
 STEPS = 6
@@ -56,10 +58,10 @@ def test_a_job_that_shards_its_gradients_is_not_told_to_shard_its_update(build):
     analysis = _trained(
         build(2), [("all_gather", 1 << 20, 200), ("reduce_scatter", 1 << 20, 200)], update=900
     )
-    advice = _findings(analysis)["update"].advice
-    assert "ZeRO" not in advice
-    assert "ZeroRedundancy" not in advice
-    assert "fused" in advice
+    proposed = _findings(analysis)["update"].advice
+    assert "ZeRO" not in proposed
+    assert "ZeroRedundancy" not in proposed
+    assert "fused" in proposed
     for finding in analysis.findings:
         assert "bucket_cap_mb" not in finding.advice, "there are no buckets"
 
@@ -78,8 +80,9 @@ def test_one_small_bucket_is_latency_and_no_bucket_size_helps(build):
     finding = _findings(_trained(built, [("all_reduce", 10_000, 500, tensor)]))["communication"]
     assert "smaller buckets" not in finding.advice
     assert "merge" not in finding.advice
-    assert "neither other buckets nor fewer bytes pay" in finding.advice
-    assert "100.0 % is latency" in finding.advice
+    assert "exchange gradients less often" in finding.advice
+    assert "it is not known how much of the time" in finding.advice, "one size fits no latency"
+    assert "% is latency" not in finding.advice
     assert finding.command is not None
     assert "--strategy localsgd:period=4 --strategy ddp -- test" in finding.command
 
@@ -143,6 +146,63 @@ def test_a_job_that_sends_half_precision_is_not_told_to(build):
         full, [("all_reduce", 64 << 20, 2000, tensor)], launch_early=True, compute=6000
     )
     assert "half precision" in _findings(analysis)["communication"].advice
+
+
+def _advice_of(analysis):
+    return " ".join(finding.advice for finding in analysis.findings)
+
+
+def test_a_bucket_is_not_counted_with_averages_of_the_loss(build):
+    """Four all_reduces, of which one carries gradients: there is nothing to merge."""
+    built = build(2)
+    tensor = built.tensor("net.weight", 29_000)
+    averages = [("all_reduce", 4, 50)] * 3
+    proposed = _advice_of(_trained(built, [("all_reduce", 29_000, 500, tensor), *averages]))
+    assert "merge" not in proposed
+    assert "7.2" not in proposed, "no mean over unlike messages"
+    assert "1 all_reduce of 29.0 kB" in proposed
+
+
+@pytest.mark.parametrize("size", [10_000, 64 << 20])
+@pytest.mark.parametrize("count", [1, 8])
+def test_messages_that_are_not_known_to_carry_gradients_get_no_advice_on_them(build, size, count):
+    """Activations of tensor parallelism, or averages of copies of the parameters."""
+    analysis = _trained(build(2), [("all_reduce", size, 500)] * count)
+    assert "communication" in _findings(analysis)
+    for word in ("DDP", "bucket", "gradient", "local SGD", "no_sync"):
+        assert word not in _advice_of(analysis)
+    assert all(not finding.strategies for finding in analysis.findings)
+
+
+def test_averages_of_parameters_are_not_gradients(build):
+    """Local SGD averages the parameters themselves, before the step's gradients are ready."""
+    built = build(2)
+    tensor = built.tensor("net.weight", 64 << 20)
+    for rank in (0, 1):
+        for number in range(STEPS):
+            one = built[rank]
+            at = number * 4000.0
+            one.step = number
+            message = one.message("all_reduce", at, at + 2000, seq=number, tensors=[tensor],
+                                  bytes=64 << 20, out_bytes=64 << 20)  # fmt: skip
+            one.wait(at, at + 2000, message)
+            one.add("phase", at + 2000, at + 3000, name="backward", phase="backward")
+            one.add("gradient", at + 3000, at + 3000, tensors=[tensor])
+            one.add("phase", at + 3000, at + 4000, name="optimizer", phase="optimizer")
+            one.whole_step(number, at, at + 4000)
+    analysis = built.trace().analyze()
+    assert "communication" in _findings(analysis)
+    for word in ("DDP", "bucket", "gradient", "local SGD"):
+        assert word not in _advice_of(analysis)
+
+
+def test_a_long_command_is_tested_like_any_other():
+    words = ["torchrun", "train.py", *(f"--option_{i}=value" for i in range(100))]
+    trace = SimpleNamespace(source="ddltrace", command=tuple(words))
+    command = advice.experiment_command(SimpleNamespace(trace=trace), ("ddp",))
+    assert command is not None
+    assert command.endswith(" ".join(words))
+    assert printable_words(command) == command, "no report cuts it"
 
 
 def test_an_expensive_update_of_ddp_may_be_shared(build):
