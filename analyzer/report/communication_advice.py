@@ -145,8 +145,8 @@ def _of_exchange(
     if count >= 2 and exchange.bytes and exchange.gradients:
         each = cost.latency_us / count
         yield Proposal(
-            f"merge messages{options.merge}: {count:.0f} {exchange.op} of "
-            f"{bytes_text(round(exchange.bytes / count))} in each step pay a latency of "
+            f"merge messages{options.merge}: {count:.0f} {exchange.op} in each step "
+            f"({bytes_text(round(exchange.bytes))} in all) pay a latency of "
             f"{time_text(each)} one by one{by_size}",
             (count - 1) * each * scale,
             ("best_buckets", "fusion", "ddp") if ddp else (),
@@ -259,7 +259,7 @@ def _none_pays(analysis: Analysis, facts: JobFacts, exposed_us: float) -> Propos
         )
     cost = _cost(analysis, main)
     share = cost.latency_us / cost.total_us if cost.total_us else 0.0
-    per_step = f"{main.count:.0f} {main.op} of {bytes_text(round(main.bytes / main.count))} a step"
+    per_step = f"{main.count:.0f} {main.op} a step ({bytes_text(round(main.bytes))} in all)"
     why = f"it is not known how much of the time of the {per_step} is latency"
     if cost.fitted:
         why = f"of the time of the {per_step}, {share_text(share)} is latency"

@@ -160,7 +160,7 @@ def test_a_bucket_is_not_counted_with_averages_of_the_loss(build):
     proposed = _advice_of(_trained(built, [("all_reduce", 29_000, 500, tensor), *averages]))
     assert "merge" not in proposed
     assert "7.2" not in proposed, "no mean over unlike messages"
-    assert "1 all_reduce of 29.0 kB" in proposed
+    assert "1 all_reduce a step (29.0 kB in all)" in proposed
 
 
 @pytest.mark.parametrize("size", [10_000, 64 << 20])
