@@ -123,12 +123,11 @@ def report(before: Path, after: Path, lines: int) -> int:
     everything = list(dict.fromkeys([*names[0], *names[1]]))
     different = 0
     for name in everything:
-        places = [of_side.get(name) for of_side in names]
-        if None in places:
-            only = "the working tree" if places[0] is None else "the revision"
-            shown = [f"only in {only}"]
+        old, new = (of_side.get(name) for of_side in names)
+        if old is None or new is None:
+            shown = [f"only in {'the working tree' if old is None else 'the revision'}"]
         else:
-            shown = list(_folder_differences(*(place for place in places if place), lines))
+            shown = list(_folder_differences(old, new, lines))
         if shown:
             different += 1
             print(f"\n{name}")
@@ -156,11 +155,11 @@ def _folder_differences(before: Path, after: Path, most: int) -> Iterator[str]:
         }
     )
     for name in files:
-        contents = [
+        old, new = (
             (folder / name).read_bytes() if (folder / name).is_file() else None
             for folder in (before, after)
-        ]
-        lines = differences(*contents, Path(name).suffix)
+        )
+        lines = differences(old, new, Path(name).suffix)
         if lines:
             yield f"{name}: {len(lines)} lines"
             yield from (f"  {line:.300}" for line in lines[:most])
@@ -244,9 +243,9 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def text_differences(before: str, after: str) -> list[str]:
     """The removed and added lines, with the places where they stand."""
-    lines = [text.splitlines() for text in (before, after)]
+    lines = before.splitlines(), after.splitlines()
     if max(map(len, lines)) <= MOST_LINES:
-        found = difflib.unified_diff(*lines, "revision", "working tree", lineterm="", n=0)
+        found = difflib.unified_diff(lines[0], lines[1], lineterm="", n=0)
         shown = list(found)[2:]
     else:
         shown = []

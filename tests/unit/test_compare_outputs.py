@@ -103,7 +103,7 @@ def test_differences(before, after, shown):
 
 
 def test_compressed_files_are_compared_without_their_time():
-    files = [gzip.compress(b'{"a": 1}', mtime=mtime) for mtime in (1, 2)]
-    assert files[0] != files[1]
-    assert compare_outputs.differences(*files, ".gz") == []
-    assert compare_outputs.differences(files[0], gzip.compress(b'{"a": 2}'), ".gz") == ["a: 1 -> 2"]
+    first, second = (gzip.compress(b'{"a": 1}', mtime=mtime) for mtime in (1, 2))
+    assert first != second
+    assert compare_outputs.differences(first, second, ".gz") == []
+    assert compare_outputs.differences(first, gzip.compress(b'{"a": 2}'), ".gz") == ["a: 1 -> 2"]
