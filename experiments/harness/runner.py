@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -27,9 +28,13 @@ from ddltrace.experiments.observation import observed_ranks
 from ddltrace.experiments.observation.peak_memory import RankMemory
 from ddltrace.tracer.errors import DdltraceError, TraceError
 from ddltrace.tracer.exit_status import status_text
+from ddltrace.tracer.trace.run_reader import read_run
 
 _CLOSING: Final = ("ddltrace: nothing was recorded: ", "ddltrace: trace of ", "ddltrace: next: ")
 """Starts of the lines that the launcher prints after the end of any job."""
+
+_LOGGED: Final = re.compile(r"(?:\[rank\d+\]:\s*)?(?:\[?[IWE]\d{4} \d\d:\d\d:|\S*Warning: )")
+"""Starts of lines that PyTorch's loggers and Python's warnings print."""
 
 _NOTE: Final = "ddltrace: note: "
 _KILLED: Final = "ended without closing its trace: killed by"
@@ -204,7 +209,7 @@ def _make_run(
         round=planned.round,
         seed=planned.seed,
         status="hung" if end.timed_out else "failed",
-        reason=_explain(end, settings, log),
+        reason=_explain(end, settings, log, _first_to_fail(directory / planned.name)),
         trace=planned.name if (directory / planned.name / "run.json").is_file() else None,
         wall_s=end.wall_s,
         other_cores=other_cores,
@@ -250,17 +255,51 @@ def _why_not_measured(error: TraceError, log: Path) -> str:
     return "; ".join([f"its trace cannot be measured: {reason}", *notes[:1]])
 
 
-def _explain(end: JobEnd, settings: Settings, log: Path) -> str:
+def _first_to_fail(trace: Path) -> int | None:
+    """The rank whose process was the first to end without success; None if it is not known.
+
+    The times are those at which the launcher saw the processes end.
+    """
+    try:
+        infos = read_run(trace).ranks
+    except TraceError:
+        return None
+    last = max((info.attempt for info in infos), default=0)
+    failed = [
+        (info.ended_ns, info.rank)
+        for info in infos
+        if info.attempt == last and info.ended_ns is not None and info.exit_status != 0
+    ]
+    # On several hosts the times are of several clocks.
+    same_clock = len({info.clock_domain for info in infos}) == 1
+    return min(failed)[1] if failed and same_clock else None
+
+
+def _explain(end: JobEnd, settings: Settings, log: Path, first: int | None) -> str:
+    """Why a job failed, from what it printed.
+
+    Args:
+        end: How it ended.
+        settings: The experiment's.
+        log: What it printed.
+        first: The rank that failed first; None if it is not known.
+    """
     if end.timed_out:
         return f"no end after {settings.timeout_s:g} s (--timeout); log: {log.name}"
     lines = [
         line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()
     ]
-    # The reason is usually in the last exception's line.
-    reasons = [line for line in lines if "Error: " in line] or lines[1:]
+    # The reason is usually in the last exception's line; a logger's warning is none.
+    own = [line for line in lines if not _LOGGED.match(line)] or lines
+    reasons = [line for line in own if "Error: " in line] or own[1:]
     reasons = [line for line in reasons if not line.startswith(_CLOSING)] or reasons
-    # A killed rank makes the messages of the others fail, and a dead server those of all workers.
-    reasons = [line.partition(_NOTE)[2] for line in lines if _KILLED in line] or reasons
+    # A rank that ends makes the messages of the others fail, and a dead server those of all.
+    if first is not None:
+        reasons = [line for line in reasons if line.startswith(f"[rank{first}]: ")] or reasons
+    killed = [line.partition(_NOTE)[2] for line in lines if _KILLED in line]
+    if first is not None:
+        killed = [note for note in killed if note.startswith(f"rank {first} ")]
+    reasons = killed or reasons
     reasons = [line for line in lines if SERVER_DIED in line] or reasons
     reason = reasons[-1] if reasons else "it printed nothing"
     return f"the job ended with {status_text(end.status)}: {reason:.200} (log: {log.name})"

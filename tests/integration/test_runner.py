@@ -273,3 +273,27 @@ def test_the_memory_of_ranks_is_watched_from_outside(tmp_path: Path) -> None:
     memory.sample()
     assert set(memory.peaks) == {os.getpid()}
     assert memory.peaks[os.getpid()] >= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 512
+
+
+def test_the_rank_that_failed_first_is_the_reason(
+    broken: dict[tuple[str, int], str], tmp_path: Path
+) -> None:
+    """Of the sample's ranks, which print in another order than that in which they ended."""
+    broken["ddp", 1] = """import shutil, sys
+from pathlib import Path
+from ddltrace.tracer.trace.run_files import read_run_file, write_run
+shutil.copytree(sys.argv[1], sys.argv[2])
+run = read_run_file(Path(sys.argv[2]))
+for info in run.ranks:
+    info.ended_ns, info.exit_status = 1000 - info.rank, 1
+write_run(Path(sys.argv[2]), run)
+last = max(info.rank for info in run.ranks)
+print(f"[rank{last}]: ValueError: the cause")
+print("[rank0]: RuntimeError: Connection closed by peer")
+print("[rank0]:[W1126 13:00:00.1 TCPStore.cpp:1] recvValue failed: SocketError: Broken pipe")
+print("W1126 13:00:00.1 torch/distributed/c10d_logger.py:1] Warning: Error: unrelated")
+sys.exit(1)
+"""
+    settings = replace(SETTINGS, strategies=["ddp"], repeats=1)
+    (row,) = runner.run_experiment(settings, tmp_path, Heard()).rows
+    assert "ValueError: the cause" in row.reason
