@@ -188,6 +188,8 @@ def _shell(workspace: Workspace) -> html.Div:
             ),
         ],
         className="shell",
+        # `assets/server_gone.js` shows it.
+        **{"data-command": workspace.command},
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -601,6 +602,17 @@ class Workspace:
         if not 0 <= number < len(self.traces):
             raise TraceError(f"this dashboard has no trace {number}: it shows {len(self.traces)}")
         return self.traces[number]
+
+    @property
+    def command(self) -> str:
+        """The command that shows what this dashboard shows. Safe to print."""
+        experiments = [experiment.directory.absolute() for experiment in self.experiments]
+        paths = [opened.trace.path for opened in self.traces]
+        traces = [path.absolute() if isinstance(path, Path) else path for path in paths]
+        # Traces of an experiment come with it.
+        own = [path for path in traces if path.parent not in experiments]
+        shown = [printable(path) for path in (*own, *experiments)]
+        return shlex.join(["ddltrace", "dashboard", *shown])
 
     def experiment(self, number: int) -> OpenExperiment:
         """An experiment by its number.

@@ -14,7 +14,13 @@
     banner = document.createElement("div");
     banner.className = "gone";
     banner.setAttribute("role", "alert");
-    banner.textContent = "The dashboard does not answer. Is ddltrace dashboard still running?";
+    const shell = document.querySelector("[data-command]");
+    banner.append("The server of this page has ended, or does not answer.");
+    if (shell) {
+      const command = document.createElement("code");
+      command.textContent = shell.dataset.command;
+      banner.append(" To open it again: ", command);
+    }
     document.body.appendChild(banner);
   }
 

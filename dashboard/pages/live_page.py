@@ -50,12 +50,13 @@ def live_page(workspace: Workspace, address: Address) -> Component:
     if state.status != "running" and not state.rows:
         # The job had ended before this page was opened: there is nothing to follow.
         return html.Main(
-            html.Section(headline(state, address), className="headline"), className="page"
+            html.Section(headline(workspace, state, address), className="headline"),
+            className="page",
         )
     return html.Main(
         [
             html.Section(
-                html.Div(headline(state, address), id="live-status", role="status"),
+                html.Div(headline(workspace, state, address), id="live-status", role="status"),
                 className="headline",
             ),
             html.Div(summary(state), id="live-tiles"),
@@ -104,7 +105,7 @@ def add_callbacks(app: dash.Dash, workspace: Workspace) -> None:
             dress(figure, parse_theme(theme)) for figure in (steps_figure(state), lanes(state))
         ]
         ended = state.status != "running"
-        return (headline(state, address), summary(state), ranks(state), *figures, ended)
+        return (headline(workspace, state, address), summary(state), ranks(state), *figures, ended)
 
     app.callback(
         Output("live-status", "children"),
@@ -119,7 +120,7 @@ def add_callbacks(app: dash.Dash, workspace: Workspace) -> None:
     )(update)
 
 
-def headline(state: LiveState, address: Address) -> list[Any]:
+def headline(workspace: Workspace, state: LiveState, address: Address) -> list[Any]:
     """The state of the job in one sentence, and its alerts."""
     parts: list[Any] = [html.H1(_sentence(state))]
     parts += [
@@ -134,7 +135,9 @@ def headline(state: LiveState, address: Address) -> list[Any]:
         parts.append(notes_box([printable(note) for note in state.notes]))
     if state.status != "running":
         link = dcc.Link("Overview of the whole run", href=address.link("/"))
-        parts.append(html.P(link, className="next"))
+        # `ddltrace run --dashboard` ends this server with the job.
+        later = ["; when this server has ended: ", html.Code(workspace.command)]
+        parts.append(html.P([link, *later], className="next"))
     return parts
 
 
@@ -143,9 +146,21 @@ def _sentence(state: LiveState) -> str:
     if state.status == "running":
         if not state.rows:
             return "The job has been started; no rank has recorded anything yet"
-        return f"The job is running: {steps} so far on {len(state.rows)} ranks"
+        count, dead = len(state.rows), len(_dead(state))
+        on = f"{count - dead} of {count}" if dead else f"{count}"
+        return f"The job is running: {steps} so far on {on} ranks"
+    return f"{_end(state)}, after {steps}" if state.rows else _end(state)
+
+
+def _dead(state: LiveState) -> set[int]:
+    """The ranks whose processes have ended without success."""
+    return {rank for alert in state.alerts if alert.kind == "dead" for rank in alert.ranks}
+
+
+def _end(state: LiveState) -> str:
+    """How the job has ended."""
     how = "" if state.exit_status is None else f": {status_text(state.exit_status)}"
-    return f"The job has ended{how}, after {steps}" if state.rows else f"The job has ended{how}"
+    return f"The job has {'failed' if state.exit_status or _dead(state) else 'ended'}{how}"
 
 
 def summary(state: LiveState) -> Component:
@@ -177,7 +192,13 @@ def summary(state: LiveState) -> Component:
                 "The rank that was last to enter most collectives, and to what share of them",
             ),
             ("steps", str(state.num_steps), "Steps that all ranks have completed"),
-            ("ranks", f"{len(state.rows)} of {state.world_size}", "Ranks that record"),
+            (
+                "ranks",
+                f"{len({row.rank for row in state.rows} - _dead(state))} of {state.world_size}",
+                "Ranks that record"
+                if state.status == "running"
+                else "Ranks that have recorded, and not ended with an error",
+            ),
         )
     )
 
@@ -268,7 +289,7 @@ def running_banner(workspace: Workspace, opened: OpenTrace) -> Component | None:
     if state.status == "running":
         text = f"This trace is still being written, {steps} so far."
     else:
-        text = f"The job has ended, after {steps}."
+        text = f"{_end(state)}, after {steps}."
     return html.Div(
         [
             html.Span(f"{text} The page shows what was written when it was opened."),

@@ -881,8 +881,9 @@ def test_a_server_that_went_away_is_told_of(browser: Any) -> None:
     with running(create_app(workspace).server, bind("127.0.0.1", port)) as url:
         visit = Visit(browser, url, "timeline").timeline()
     visit.page.keyboard.press("w", delay=300)
-    gone = visit.page.get_by_text("Is ddltrace dashboard still running?")
+    gone = visit.page.get_by_text("The server of this page has ended, or does not answer.")
     gone.wait_for()
+    assert f"To open it again: ddltrace dashboard {SAMPLES[0]}" in gone.inner_text()
     with running(create_app(workspace).server, bind("127.0.0.1", port)):
         visit.page.keyboard.press("s", delay=300)
         gone.wait_for(state="detached")

@@ -12,6 +12,7 @@ import pytest
 from plotly.utils import PlotlyJSONEncoder
 
 from ddltrace.analyzer.formatting.units import NOT_KNOWN
+from ddltrace.analyzer.live.live_state import Alert, LiveRow, LiveState
 from ddltrace.analyzer.report import figures, palette
 from ddltrace.analyzer.report.html_report import render as render_html
 from ddltrace.analyzer.report.palette import ROLES, SURFACES
@@ -21,7 +22,7 @@ from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard import charts, theme
 from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.app import create_app
-from ddltrace.dashboard.pages import comparison_page, overview, tensors_page
+from ddltrace.dashboard.pages import comparison_page, live_page, overview, tensors_page
 from ddltrace.dashboard.pages.comparison_matrix import differences_card
 from ddltrace.dashboard.rank_breakdowns import PARTS, Breakdown
 from ddltrace.dashboard.theme import dress, style_sheet
@@ -31,6 +32,8 @@ from ddltrace.tracer.trace.run_files import write_run
 from ddltrace.tracer.trace.run_info import RunInfo
 
 ASSETS = Path(palette.__file__).parent / "assets"
+ROWS = (LiveRow(0), LiveRow(1))
+DEAD = Alert("dead", (1,), "Rank 1 has died.")
 STYLE = Path(theme.__file__).parent / "assets" / "style.css"
 
 
@@ -395,3 +398,42 @@ def test_other_work_is_said_before_times_are_compared(tmp_path):
     said = "first dimension is 0.50 times as large, as with another batch size"
     assert said in as_json(comparison_page.compare_page(workspace, pair(0, 1)))
     assert "another batch size" not in as_json(comparison_page.compare_page(workspace, pair(0, 0)))
+
+
+@pytest.mark.parametrize(
+    ("state", "headline", "ranks"),
+    [
+        (LiveState(rows=ROWS), "The job is running: 7 steps so far on 2 ranks", "2 of 2"),
+        (
+            LiveState(rows=ROWS, alerts=(DEAD,)),
+            "The job is running: 7 steps so far on 1 of 2 ranks",
+            "1 of 2",
+        ),
+        (
+            LiveState(status="complete", exit_status=0, rows=ROWS),
+            "The job has ended: exit status 0, after 7 steps",
+            "2 of 2",
+        ),
+        (
+            LiveState(status="partial", exit_status=1, rows=ROWS, alerts=(DEAD,)),
+            "The job has failed: exit status 1, after 7 steps",
+            "1 of 2",
+        ),
+        (
+            LiveState(status="partial", rows=ROWS, alerts=(DEAD,)),
+            "The job has failed, after 7 steps",
+            "1 of 2",
+        ),
+        (LiveState(status="partial", exit_status=2), "The job has failed: exit status 2", "0 of 2"),
+    ],
+)
+def test_the_live_page_says_how_the_job_ended(tmp_path, state, headline, ranks):
+    state = replace(state, num_steps=7, world_size=2)
+    (tmp_path / "a trace").mkdir()
+    write_run(tmp_path / "a trace", RunInfo(status="complete"))
+    workspace = Workspace([open_trace(tmp_path / "a trace")])
+    shown = as_json(live_page.headline(workspace, state, Address()))
+    assert f'"{headline}"' in shown
+    command = f"ddltrace dashboard '{tmp_path}/a trace'"
+    assert (command in shown) == (state.status != "running")
+    assert f'"{ranks}"' in as_json(live_page.summary(state))
