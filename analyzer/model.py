@@ -1222,11 +1222,18 @@ class Hang:
         seq: Its number in the group.
         entered: Ranks that are in it.
         missing: Members that never entered it.
+        unknown: Members of which it is not known whether they entered it: they left no trace, or
+            their part of it was lost.
+        completed: Ranks of `entered` on which it completed.
         since_us: When the last of `entered` arrived, from the trace's origin.
         waited_us: How long they had waited when the trace ends; None if unknown.
+        waited_at_least: Whether they may have waited for longer than `waited_us`: the end of their
+            waiting was not observed.
+        timeout_us: Timeout of the group; None if unknown.
         doing: The activity of each rank, by rank, first that of missing ranks that do not hang
             elsewhere.
         called: The operation that each rank called, by rank, where they disagree.
+        passed: The element type and sizes that each rank passed, by rank, where they disagree.
     """
 
     op: str
@@ -1238,6 +1245,11 @@ class Hang:
     waited_us: float | None
     doing: dict[int, str] = field(default_factory=dict)
     called: dict[int, str] = field(default_factory=dict)
+    passed: dict[int, str] = field(default_factory=dict)
+    unknown: tuple[int, ...] = ()
+    completed: tuple[int, ...] = ()
+    waited_at_least: bool = False
+    timeout_us: float | None = None
 
 
 @dataclass(frozen=True)

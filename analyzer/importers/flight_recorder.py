@@ -47,6 +47,9 @@ _TOGETHER: Final = "coalesced"
 _ENTRY_BYTES: Final = 64
 """Minimum size of an entry in a dump, unless one object is repeated."""
 
+_SHOWN_SHAPES: Final = 16
+_SHAPES_LENGTH: Final = 200
+
 _ROW_BYTES: Final = 800
 """Memory of the row of an entry."""
 
@@ -55,6 +58,11 @@ _FREE_ITEMS: Final = 1 << 16
 
 _SIDES: Final = ("input", "output")
 _LISTS: Final = ("sizes", "dtypes")
+_TIMES: Final = (
+    "time_created_ns",
+    "time_discovered_started_ns",
+    "time_discovered_completed_ns",
+)
 
 
 def recognizes(head: bytes) -> bool:
@@ -85,10 +93,12 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
             status="complete",
             level="comm",
             clock_domain=f"host of rank {rank}",
-            groups=_groups(configured, rows),
+            groups=_groups(configured, rows, _timeouts(dump)),
             versions=_versions(dump),
-            events=len(rows),
+            dropped=_overwritten(dump),
         )
+        rows += _latest(dump, rows)
+        info.events = len(rows)
         if rows:
             first = min(row.start_ns for row in rows)
             info.clock = {"monotonic_ns": first, "unix_ns": first, "samples": []}
@@ -110,6 +120,10 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     run.notes.append(
         "a Flight Recorder dump holds the last collectives only; completions are when its "
         "watchdog noticed them, so durations are upper bounds"
+    )
+    run.notes.append(
+        "what had not completed when the ranks wrote their dumps is listed as hanging: in dumps of "
+        "a job that works, it was in flight"
     )
     by_segment = {info.segment: info.rank for info in run.ranks}
     return ImportedTrace(run, number_messages(tables, by_segment, run.notes))
@@ -224,6 +238,7 @@ def _one_row(inner: list[Row], last: dict[str, Any]) -> Row:
     ops = {each.op for each in inner}
     row.op = row.op if len(ops) == 1 else _TOGETHER
     row.name = clean(f"{inner[0].name} ({len(inner)} {_TOGETHER})")
+    row.shapes = row.shapes if len(inner) == 1 else None
     row.bytes = _sum([each.bytes for each in inner])
     row.out_bytes = _sum([each.out_bytes for each in inner])
     row.dtype = row.dtype if len({each.dtype for each in inner}) == 1 else None
@@ -266,6 +281,7 @@ def _row(entry: dict[str, Any], completing: dict[str, Any], groups: dict[str, Gr
         bytes=None if op == "recv" else sent,
         out_bytes=None if op == "send" else received,
         dtype=None if dtype is None else clean(dtype, 40),
+        shapes=_shapes(entry),
         enqueue_ns=created,
         status="ok" if done else "open",
     )
@@ -302,16 +318,53 @@ def _configured(dump: dict[str, Any]) -> dict[str, GroupInfo]:
     return known
 
 
-def _groups(known: dict[str, GroupInfo], rows: list[Row]) -> list[GroupInfo]:
+def _groups(
+    known: dict[str, GroupInfo], rows: list[Row], timeouts: dict[str, int]
+) -> list[GroupInfo]:
     used = dict.fromkeys(row.group for row in rows if row.group is not None)
     # With a single configured group the entries can only be of that one, whatever its name.
     only = next(iter(known.values())) if len(known) == 1 and len(used) <= 1 else None
     unknown = GroupInfo("", "", "", ())
     return [
-        GroupInfo(name, source.description, "", source.ranks)
+        GroupInfo(name, source.description, "", source.ranks, timeouts.get(name))
         for name in used
         for source in [known.get(name) or only or unknown]
     ]
+
+
+def _timeouts(dump: dict[str, Any]) -> dict[str, int]:
+    """Timeout of each group, milliseconds: the one of its last collective."""
+    timeouts = {}
+    for entry in dump.get("entries", []):
+        if isinstance(entry, dict) and (timeout := count(entry.get("timeout_ms"))):
+            timeouts[_group_of(entry)] = min(timeout, MAX_TIME_NS // 1_000_000)
+    return timeouts
+
+
+def _overwritten(dump: dict[str, Any]) -> int:
+    """Entries that the recorder has overwritten: they are numbered from 0, in some files from 1."""
+    entries = dump.get("entries", [])
+    first = count(entries[0].get("record_id")) if entries and isinstance(entries[0], dict) else None
+    return min(first, 1 << 52) if first is not None and first > 1 else 0
+
+
+def _latest(dump: dict[str, Any], rows: list[Row]) -> list[Row]:
+    """A marker at the latest time in a dump, if no message starts or ends there.
+
+    A dump does not say when it was written. Its latest time, such as when its watchdog saw a
+    collective begin, is the last one at which its rank is known to have waited.
+    """
+    times = [
+        at
+        for entry in dump.get("entries", [])
+        if isinstance(entry, dict)
+        for key in _TIMES
+        if (at := _time(entry.get(key))) is not None
+    ]
+    latest = max(times, default=None)
+    if latest is None or any(max(row.start_ns, row.end_ns or 0) >= latest for row in rows):
+        return []
+    return [Row(latest, latest, "marker", "latest time in the dump", "dump")]
 
 
 def _note_status(dump: dict[str, Any], rank: int, run: RunInfo) -> None:
@@ -351,6 +404,15 @@ def _bytes(entry: dict[str, Any], side: str) -> tuple[str | None, int | None]:
         return dtype, size_of(elements_of(sizes), width)
     parts = zip(types, sizes, strict=True)
     return None, _sum([size_of(elements_of(size), element_type(name)[1]) for name, size in parts])
+
+
+def _shapes(entry: dict[str, Any]) -> str | None:
+    """The shapes of an entry's inputs as JSON; None if they are damaged, or too many to show."""
+    sizes = entry.get("input_sizes")
+    if not isinstance(sizes, (list, tuple)) or elements_of(sizes) is None:
+        return None
+    text = json.dumps(sizes, separators=(",", ":")) if len(sizes) <= _SHOWN_SHAPES else ""
+    return text if 0 < len(text) <= _SHAPES_LENGTH else None
 
 
 def _time(value: Any) -> int | None:

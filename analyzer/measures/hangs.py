@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, distinct
+from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, Columns, IntArray, distinct
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.joined.join import Joined
 from ddltrace.analyzer.measures.last_activity import at_place, last_activity, last_silence
@@ -28,6 +29,13 @@ longer than this part of the others, or a second, did not hang."""
 
 _MAX_SHOWN: Final = 20
 
+_DUMPS: Final = "flight-recorder"
+"""Source of traces that show what was in flight when the ranks wrote them: whatever has not
+completed in them is reported, since a dump does not tell how long it continued."""
+
+_EQUAL_INPUTS: Final = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather")
+_EQUAL_OUTPUTS: Final = ("all_reduce", "reduce_scatter", "all_gather")
+
 
 def find_hangs(
     trace: Trace, scans: Mapping[int, RankScan], joined: Joined, origin_ns: int
@@ -35,11 +43,13 @@ def find_hangs(
     """Finds messages that never completed, causes first.
 
     A member is *missing* when the trace has events of it and it never entered the collective,
-    or never sent what another one waits to receive. While a job runs, some messages are in
-    flight at any moment; those only count when they have been so for far too long. One that
-    failed after a long wait hung, too, until its rank gave up. What a rank did last is not
-    written if it was killed: then it is unknown whether its last message ended, or a next one
-        began.
+    or never sent what another one waits to receive. Without a trace of it, or if later collectives
+    of the group were recorded but not this one, it is *unknown* whether it entered.
+
+    While a job runs, some messages are in flight at any moment; those only count when they have
+    been so for far too long. One that failed after a long wait hung, too, until its rank gave up.
+    What a rank did last is not written if it was killed: then it is unknown whether its last
+    message ended, or a next one began.
     """
     messages, collectives = joined.messages, joined.collectives
     timed = messages.end != NULL_NS
@@ -51,31 +61,31 @@ def find_hangs(
     )
     if not len(found) and not len(unmatched):
         return ()
-    now = end_of_trace(trace, scans)
+    end_of_all = end_of_trace(trace, scans)
     worked = timed & ~gave_up
-    durations = messages.end[worked] - messages.start[worked]
-    if trace.run.status == "running":
-        patience = max(_PATIENCE * int(durations.max(initial=0)), _MIN_WAIT_NS)
-    else:
-        usual = float(np.quantile(durations, _USUAL)) if len(durations) else 0.0
-        patience = min(int(usual), _MIN_WAIT_NS)
+    patience_us = _patience_ns(trace, messages.end[worked] - messages.start[worked]) / 1e3
 
     lifetimes = ProcessLifetimes(trace)
-    known = KnownActivity(trace, scans, lifetimes, now)
+    known = KnownActivity(trace, scans, lifetimes, end_of_all)
+    members = _Members(trace, joined)
 
-    def waited_us(rows: Iterable[int], since_ns: int) -> float | None:
+    def waited_for(rows: Iterable[int], since_ns: int) -> _Waited:
         """How long the last rank is known to have waited: until it gave up, or until it ended."""
-        ends = [
-            int(messages.end[row])
-            if timed[row]
-            else known.until(int(messages.rank[row]), int(messages.start[row]))
-            for row in rows
-            if is_open[row]
-        ]
-        return max((max(0, end - since_ns) / 1e3 for end in ends if end is not None), default=None)
+        best = _Waited(None, at_least=False)
+        for row in rows:
+            if not is_open[row]:
+                continue
+            end, observed = (
+                (int(messages.end[row]), True)
+                if timed[row]
+                else known.until(int(messages.rank[row]), int(messages.start[row]))
+            )
+            if end is not None and (us := max(0, end - since_ns) / 1e3) >= (best.us or 0.0):
+                best = _Waited(us, at_least=not observed)
+        return best
 
-    def is_hang(waited: float | None) -> bool:
-        return trace.run.status != "running" if waited is None else waited >= patience / 1e3
+    def is_hang(waited: _Waited) -> bool:
+        return trace.run.status != "running" if waited.us is None else waited.us >= patience_us
 
     hangs = []
     counts = np.diff(np.append(collectives.first_row, len(joined.order)))
@@ -84,37 +94,46 @@ def find_hangs(
         rows = joined.order[collectives.first_row[i] : collectives.first_row[i] + counts[i]]
         group = int(collectives.group[i])
         called = {int(messages.rank[row]): messages.ops[messages.op[row]] for row in rows}
-        waited = waited_us(rows, last)
+        waited = waited_for(rows, last)
         if not is_hang(waited):
             continue
-        missing = set(messages.members[group] or trace.ranks) - set(called)
+        missing, unknown = members.absent(group, set(called), int(messages.seq[rows[0]]))
         if known.may_have_come(missing, last):
             continue
+        in_it = {int(messages.rank[row]) for row in rows if is_open[row]}
         hangs.append(
             Hang(
                 op=messages.ops[collectives.op[i]],
                 group=messages.groups[group],
                 seq=int(collectives.seq[i]),
                 entered=tuple(sorted(called)),
-                missing=tuple(sorted(missing)),
+                missing=missing,
+                unknown=unknown,
+                completed=tuple(sorted(set(called) - in_it)),
                 since_us=(last - origin_ns) / 1e3,
-                waited_us=waited,
+                waited_us=waited.known_us,
+                waited_at_least=waited.at_least,
+                timeout_us=members.timeout_us(group),
                 called=dict(sorted(called.items())) if len(set(called.values())) > 1 else {},
             )
         )
     for row in unmatched.tolist():
         start, rank = int(messages.start[row]), int(messages.rank[row])
-        waited, peer = waited_us([row], start), int(messages.peer[row])
+        waited, peer = waited_for([row], start), int(messages.peer[row])
         if is_hang(waited) and not known.may_have_come([peer], start):
+            has_trace = peer in trace.ranks
             hangs.append(
                 Hang(
                     op=messages.ops[messages.op[row]],
                     group=messages.groups[messages.group[row]],
                     seq=None if messages.seq[row] == NULL else int(messages.seq[row]),
                     entered=(rank,),
-                    missing=(peer,),
+                    missing=(peer,) if has_trace else (),
+                    unknown=() if has_trace else (peer,),
                     since_us=(start - origin_ns) / 1e3,
-                    waited_us=waited,
+                    waited_us=waited.known_us,
+                    waited_at_least=waited.at_least,
+                    timeout_us=members.timeout_us(int(messages.group[row])),
                 )
             )
     # A rank that hangs in another message is not the cause, so it comes last.
@@ -126,9 +145,156 @@ def find_hangs(
             hang.since_us,
         )
     )
-    return tuple(
-        _with_activities(trace, lifetimes, hang, stuck, origin_ns) for hang in hangs[:_MAX_SHOWN]
+    shown = _with_what_was_passed(trace, hangs[:_MAX_SHOWN])
+    return tuple(_with_activities(trace, lifetimes, hang, stuck, origin_ns) for hang in shown)
+
+
+def _patience_ns(trace: Trace, durations: IntArray) -> float:
+    """How long a message has to be open to count as one that hangs."""
+    if trace.run.status == "running":
+        return max(_PATIENCE * int(durations.max(initial=0)), _MIN_WAIT_NS)
+    if trace.run.source == _DUMPS:
+        return 0
+    return min(float(np.quantile(durations, _USUAL)) if len(durations) else 0.0, _MIN_WAIT_NS)
+
+
+class _Waited(NamedTuple):
+    """How long a rank waited; `at_least`: if nothing shows that it waited no longer."""
+
+    us: float | None
+    at_least: bool
+
+    @property
+    def known_us(self) -> float | None:
+        """That time; None if nothing was recorded after the wait began."""
+        return None if self.at_least and not self.us else self.us
+
+
+class _Members:
+    """The members of groups that are not in a collective."""
+
+    def __init__(self, trace: Trace, joined: Joined) -> None:
+        self._trace = trace
+        self._messages = messages = joined.messages
+        self._with_trace = set(trace.ranks)
+        self._lossy = {info.rank for info in trace.run.ranks if info.dropped}
+        self._last: dict[tuple[int, int], int] = {}
+        rows = np.flatnonzero(messages.is_collective)
+        keys, place = np.unique(
+            np.stack([messages.group[rows], messages.rank[rows]]), axis=1, return_inverse=True
+        )
+        last = np.full(keys.shape[1], NULL, dtype=np.int64)
+        np.maximum.at(last, place.reshape(-1), messages.seq[rows].astype(np.int64))
+        self._last = {
+            (group, rank): number
+            for group, rank, number in zip(*keys.tolist(), last.tolist(), strict=True)
+        }
+
+    def absent(
+        self, group: int, entered: set[int], seq: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Members that never entered a collective, and those of which that is not known."""
+        members = self._messages.members[group]
+        if not members:
+            seen = {rank for number, rank in self._last if number == group}
+            members = tuple(self._trace.ranks if len(self._messages.groups) == 1 else seen)
+        missing, unknown = [], []
+        for rank in sorted(set(members) - entered):
+            last = self._last.get((group, rank))
+            passed_by = seq != NULL and last is not None and last > seq
+            lost = last is None and rank in self._lossy
+            if passed_by or lost or rank not in self._with_trace:
+                unknown.append(rank)
+            else:
+                missing.append(rank)
+        return tuple(missing), tuple(unknown)
+
+    def timeout_us(self, group: int) -> float | None:
+        """Timeout of a group."""
+        name, members = self._messages.groups[group], self._messages.members[group]
+        timeouts = (
+            each.timeout_ms
+            for info in self._trace.run.ranks
+            for each in info.groups
+            if each.name == name and each.ranks == members and each.timeout_ms is not None
+        )
+        timeout = next(timeouts, None)
+        return None if timeout is None else timeout * 1e3
+
+
+def _with_what_was_passed(trace: Trace, hangs: Sequence[Hang]) -> list[Hang]:
+    """Adds element types and sizes to collectives whose ranks disagree on them."""
+    wanted = [hang for hang in hangs if len(hang.entered) > 1 and hang.seq is not None]
+    found: dict[tuple[str, int, int], _Passed] = {}
+    for rank in sorted({rank for hang in wanted for rank in hang.entered}):
+        keys = {(hang.group, hang.seq) for hang in wanted if rank in hang.entered}
+        for table in trace.last_windows(rank):
+            columns = Columns(table)
+            rows = columns.rows("message")
+            numbers = columns.ints("seq", rows)
+            rows = rows[np.isin(numbers, [seq for _, seq in keys])]
+            (groups, names), (types, type_names), (shapes, shape_texts) = (
+                columns.codes(name, rows) for name in ("group", "dtype", "shapes")
+            )
+            names, type_names, shape_texts = [*names, ""], [*type_names, ""], [*shape_texts, ""]
+            sizes, out_sizes = columns.ints("bytes", rows), columns.ints("out_bytes", rows)
+            for place, number in enumerate(columns.ints("seq", rows).tolist()):
+                key = (names[groups[place]], number)
+                if key in keys:
+                    found[(*key, rank)] = _Passed(
+                        type_names[types[place]],
+                        shape_texts[shapes[place]],
+                        int(sizes[place]),
+                        int(out_sizes[place]),
+                    )
+    return [
+        replace(hang, passed=_disagreement(hang.op, passed))
+        for hang in hangs
+        for passed in [
+            {
+                rank: found[hang.group, hang.seq, rank]
+                for rank in hang.entered
+                if hang.seq is not None and (hang.group, hang.seq, rank) in found
+            }
+        ]
+    ]
+
+
+class _Passed(NamedTuple):
+    """What a rank passed to a collective; empty, or `NULL`, where it is not known."""
+
+    dtype: str
+    shapes: str
+    bytes: int
+    out_bytes: int
+
+    def text(self, *, with_output: bool) -> str:
+        size = self.shapes or ("" if self.bytes == NULL else f"{self.bytes} bytes")
+        output = f", output of {self.out_bytes} bytes" if with_output else ""
+        return f"{self.dtype} {size}".strip() + output
+
+
+def _disagreement(op: str, passed: Mapping[int, _Passed]) -> dict[int, str]:
+    """What each rank passed to an operation, if that must be equal and is not."""
+    each = list(passed.values())
+    types = {one.dtype for one in each if one.dtype} if op != "barrier" else set()
+    # Without shapes it is not known which sizes a recorder writes on ranks that only receive.
+    shaped = all(one.shapes for one in each)
+    inputs = {one.bytes for one in each if one.bytes != NULL}
+    outputs = {one.out_bytes for one in each if one.out_bytes != NULL}
+    compared = _EQUAL_INPUTS if shaped else _EQUAL_INPUTS[:3]
+    inputs_differ = op in compared and len(inputs) > 1
+    outputs_differ = shaped and op in _EQUAL_OUTPUTS and len(outputs) > 1
+    unbalanced = (
+        op == "all_to_all"
+        and shaped
+        and NULL not in {size for one in each for size in (one.bytes, one.out_bytes)}
+        and sum(one.bytes for one in each) != sum(one.out_bytes for one in each)
     )
+    if len(types) < 2 and not (inputs_differ or outputs_differ or unbalanced):
+        return {}
+    with_output = unbalanced or (outputs_differ and not inputs_differ)
+    return {rank: one.text(with_output=with_output) for rank, one in passed.items()}
 
 
 def has_lasted(hang: Hang) -> bool:
@@ -148,7 +314,7 @@ def find_standstill(trace: Trace, scans: Mapping[int, RankScan]) -> Standstill |
             return None
         doing[rank] = at_place(silence)
         since.append(trace.moment(infos[rank], silence["since_ns"]))
-    now = end_of_trace(trace, scans)
+    now = end_of_trace(trace, scans).ns
     return Standstill(doing, None if now is None else max(now - max(since), 0) / 1e3)
 
 
@@ -158,11 +324,11 @@ def _with_activities(
     at_ns = origin_ns + round(hang.since_us * 1e3)
     present = set(trace.ranks)
     missing = sorted(hang.missing, key=lambda rank: rank in stuck)
-    shown = (*missing[:_MAX_SHOWN], *hang.entered[:_MAX_SHOWN])
+    shown = (*missing[:_MAX_SHOWN], *hang.unknown[:_MAX_SHOWN], *hang.entered[:_MAX_SHOWN])
     activities = {
         rank: last_activity(trace, lifetimes, rank, at_ns).text
         if rank in present
         else "left no trace"
         for rank in shown
     }
-    return Hang(**{**vars(hang), "doing": activities})
+    return replace(hang, doing=activities)

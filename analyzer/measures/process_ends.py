@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -41,6 +41,19 @@ class ProcessLifetimes:
         return before, min((end for end in ends if end >= at_ns), default=None)
 
 
+class Until(NamedTuple):
+    """Until when the activity of a rank is known to have continued.
+
+    Attributes:
+        ns: The time, on rank 0's clock; None if it is unknown.
+        was_observed: Whether the activity ended or was looked at then. Otherwise nothing later was
+            recorded, and the activity may have continued.
+    """
+
+    ns: int | None
+    was_observed: bool
+
+
 class KnownActivity:
     """Until when the activity of ranks is known: a killed rank does not write its last events.
 
@@ -48,7 +61,7 @@ class KnownActivity:
         trace: The job's.
         scans: The scans of the trace's ranks.
         lifetimes: The life spans of the trace's processes.
-        now: When the job ended, if known.
+        end: The end of the trace.
     """
 
     def __init__(
@@ -56,10 +69,10 @@ class KnownActivity:
         trace: Trace,
         scans: Mapping[int, RankScan],
         lifetimes: ProcessLifetimes,
-        now: int | None,
+        end: Until,
     ) -> None:
         self._lifetimes = lifetimes
-        self._now = now
+        self._end = end
         self._written: dict[int, int] = {}  # ranks whose last process was killed
         for info in trace.run.ranks:
             self._written.pop(info.rank, None)
@@ -70,13 +83,13 @@ class KnownActivity:
                     seen.append(trace.moment(info, info.silence["noticed_ns"]))
                 self._written[info.rank] = max(seen)
 
-    def until(self, rank: int, at_ns: int) -> int | None:
+    def until(self, rank: int, at_ns: int) -> Until:
         """Returns until when the activity of a rank at a given time is known to have continued."""
         _, ended = self._lifetimes.of(rank, at_ns)
         written = self._written.get(rank)
         if written is None:
-            return self._now if ended is None else ended
-        return written if ended is None else max(written, ended - _UNWRITTEN_NS)
+            return self._end if ended is None else Until(ended, True)
+        return Until(written if ended is None else max(written, ended - _UNWRITTEN_NS), False)
 
     def may_have_come(self, ranks: Iterable[int], since_ns: int) -> bool:
         """Whether the activity of one of the ranks after a given time is unknown."""
@@ -97,8 +110,8 @@ def _last_event(trace: Trace, rank: int) -> int:
     return latest
 
 
-def end_of_trace(trace: Trace, scans: Mapping[int, RankScan]) -> int | None:
-    """Returns when the job ended, or now if it is running, on rank 0's clock; None if unknown.
+def end_of_trace(trace: Trace, scans: Mapping[int, RankScan]) -> Until:
+    """Returns when the job ended, or now if it is running.
 
     If the end was not observed, the time of the last event.
     """
@@ -111,7 +124,9 @@ def end_of_trace(trace: Trace, scans: Mapping[int, RankScan]) -> int | None:
         for info in sorted(run.ranks, key=lambda info: info.host != host):
             unix, monotonic = info.clock.get("unix_ns"), info.clock.get("monotonic_ns")
             if isinstance(unix, int) and isinstance(monotonic, int):
-                return trace.moment(info, ended - unix + monotonic)
+                return Until(trace.moment(info, ended - unix + monotonic), True)
     silences = [(info, info.silence) for info in run.ranks if info.silence is not None]
     seen = [trace.moment(info, silence["noticed_ns"]) for info, silence in silences]
-    return max([*seen, *(scan.last for scan in scans.values())], default=None)
+    # A rank without events has no last one.
+    lasts = [scan.last for scan in scans.values() if scan.events]
+    return Until(max([*seen, *lasts], default=None), False)

@@ -21,7 +21,7 @@ from ddltrace.analyzer.model import CATEGORIES, Analysis, Summary
 from ddltrace.analyzer.report import figures
 from ddltrace.analyzer.report.html_page import page_environment, page_parts, write_page
 from ddltrace.analyzer.report.notes import notes_of, state_text
-from ddltrace.analyzer.report.sentences import extra_text, idle_text, sentences
+from ddltrace.analyzer.report.sentences import extra_text, hang_text, idle_text, sentences
 from ddltrace.analyzer.trace.trace_directories import dashboard_command
 
 if TYPE_CHECKING:
@@ -102,7 +102,11 @@ def render(analyzed: Analyzed, trace: Trace, sources: Sequence[Location] | None 
     """The report's text; arguments as those of `write_html`."""
     environment = page_environment(_ASSETS)
     environment.filters.update(
-        command=printable_words, ranks=_listed, sentence=_sentence, extra=extra_text
+        command=printable_words,
+        ranks=_listed,
+        sentence=_sentence,
+        extra=extra_text,
+        hang_text=hang_text,
     )
     analysis = analyzed.analysis
     drawn = {name: figure for name, figure in _figures(analysis) if figure is not None}

@@ -37,6 +37,7 @@ _WORTH_SAYING = 0.1
 _APART = 1.05  # ranks whose steps lie this far apart: say so
 _SHOWN_RANKS = 8
 _SHOWN_ACTIVITIES = 3
+_SHOWN_CALLS = 4
 _SHOWN_SILENCE_US = 1000.0
 _SHOWN_NAME = 40
 _SLOWED = 1.03
@@ -116,24 +117,49 @@ def hang_text(hang: Hang) -> str:
     """Describes a hang and its present and missing ranks, without the full stop. Safe to print."""
     number = "" if hang.seq is None else f" number {hang.seq}"
     what = f"{printable(hang.op)}{number} of group {printable(hang.group)}"
-    waited = "" if hang.waited_us is None else f" for {time_text(hang.waited_us)}"
     if hang.called:
-        calls = ", ".join(f"rank {r} {printable(op)}" for r, op in list(hang.called.items())[:4])
-        return (
-            f"Number{number.removeprefix(' number')} of group {printable(hang.group)} hangs"
-            f"{waited} because ranks disagree on what it is: {calls}"
+        what = f"Number{number.removeprefix(' number')} of group {printable(hang.group)}"
+    why = [f"ranks disagree on what it is: {_by_rank(hang.called)}"] if hang.called else []
+    if hang.passed:
+        why.append(f"ranks disagree on what they pass: {_by_rank(hang.passed)}")
+    if hang.completed:
+        why.append(f"it completed on {ranks_text(hang.completed)} only")
+    inside = tuple(rank for rank in hang.entered if rank not in hang.completed)
+    if not (hang.missing or hang.unknown or why):
+        return f"{what} never completed although all its ranks are in it{_waited(hang)}"
+    presence = f"{ranks_text(inside)} entered it{_waited(hang)}"
+    if hang.missing:
+        missing = set(hang.missing)
+        doing = [(rank, text) for rank, text in hang.doing.items() if rank in missing]
+        activities = "; ".join(
+            f"rank {rank} {printable(text)}" for rank, text in doing[:_SHOWN_ACTIVITIES]
         )
-    if not hang.missing:
-        return f"{what} never completed although all its ranks are in it{waited}"
-    missing = set(hang.missing)
-    doing = [(rank, text) for rank, text in hang.doing.items() if rank in missing]
-    activities = "; ".join(
-        f"rank {rank} {printable(text)}" for rank, text in doing[:_SHOWN_ACTIVITIES]
-    )
-    return (
-        f"{what} hangs: {ranks_text(hang.entered)} entered it{waited}, "
-        f"{ranks_text(hang.missing)} never did{': ' + activities if activities else ''}"
-    )
+        presence += f", {ranks_text(hang.missing)} never did"
+        presence += f": {activities}" if activities else ""
+    if hang.unknown:
+        presence += f"; whether {ranks_text(hang.unknown)} did is not recorded"
+    return f"{what} hangs: {'; '.join([*why, presence])}"
+
+
+def _by_rank(texts: dict[int, str]) -> str:
+    """What each rank did, ranks that did the same together, the fewest first."""
+    ranks: dict[str, list[int]] = {}
+    for rank, text in texts.items():
+        ranks.setdefault(printable(text), []).append(rank)
+    groups = sorted(ranks.items(), key=lambda item: (len(item[1]), item[1]))
+    more = f" and {len(groups) - _SHOWN_CALLS} more" if len(groups) > _SHOWN_CALLS else ""
+    shown = [f"{ranks_text(tuple(who))} {text}" for text, who in groups[:_SHOWN_CALLS]]
+    return ", ".join(shown) + more
+
+
+def _waited(hang: Hang) -> str:
+    timeout = ""
+    if hang.timeout_us is not None:
+        timeout = f" (the group's timeout is {time_text(hang.timeout_us)})"
+    if hang.waited_us is None:
+        return f", for how long is not known{timeout}"
+    least = f"at least {time_text(hang.waited_us)}{timeout}"
+    return f" for {least if hang.waited_at_least else time_text(hang.waited_us)}"
 
 
 def _failure(failure: Failure) -> str:

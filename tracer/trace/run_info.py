@@ -50,12 +50,21 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GroupInfo:
-    """One process group: its name in the events, its backend, its members' global ranks."""
+    """One process group.
+
+    Attributes:
+        name: Its name in the events.
+        description: What the job calls it.
+        backend: Its backend.
+        ranks: Its members' global ranks; empty if unknown.
+        timeout_ms: Timeout of its collectives; None if unknown.
+    """
 
     name: str
     description: str
     backend: str
     ranks: tuple[int, ...]
+    timeout_ms: int | None = None
 
 
 @dataclass
@@ -197,7 +206,13 @@ def share_groups(info: RankInfo, known: dict[GroupInfo, GroupInfo]) -> None:
 def _group_to_json(
     group: GroupInfo, member_tables: dict[tuple[int, ...], int] | None
 ) -> dict[str, Any]:
-    own = {"name": group.name, "description": group.description, "backend": group.backend}
+    own: dict[str, Any] = {
+        "name": group.name,
+        "description": group.description,
+        "backend": group.backend,
+    }
+    if group.timeout_ms is not None:
+        own["timeout_ms"] = group.timeout_ms
     if member_tables is None:
         return {**own, "ranks": group.ranks}
     return {**own, "member_table": _index(member_tables, tuple(group.ranks))}
@@ -288,11 +303,15 @@ def _group_from_json(
         members = _members_from_json(value["ranks"])
     else:
         members = member_tables[value["member_table"]]
+    timeout = value.get("timeout_ms")
+    if timeout is not None and (type(timeout) is not int or not 0 <= timeout <= _MAX_COUNT):
+        raise ValueError(f"timeout {timeout!r:.40}")
     return GroupInfo(
         name=str(value["name"]),
         description=str(value["description"]),
         backend=str(value["backend"]),
         ranks=members,
+        timeout_ms=timeout,
     )
 
 
