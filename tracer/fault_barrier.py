@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 
 def quiet(
-    function: Callable[[], object], fault: Callable[[str, Exception], None]
-) -> Callable[[], None]:
+    function: Callable[..., object], fault: Callable[[str, Exception], None]
+) -> Callable[..., None]:
     """Wraps a function for use as a hook of the interpreter, which prints exceptions of hooks.
 
     Args:
@@ -15,9 +15,9 @@ def quiet(
         fault: Called with the function's name and the exception.
     """
 
-    def call() -> None:
+    def call(*arguments: object) -> None:
         try:
-            function()
+            function(*arguments)
         except Exception as error:  # noqa: BLE001 - the process is forking, or on its way out
             fault(function.__name__, error)
 

@@ -9,6 +9,8 @@ import pytest
 from support.jobs import on_ranks, run, traced
 from support.traces import Recorded
 
+import ddltrace
+
 WORLD = 4
 RANKS = range(WORLD)
 
@@ -210,6 +212,22 @@ def test_functional_collectives_and_their_waits(job: Recorded) -> None:
     ]
     waits = job.section(0, "functional", "wait")
     assert sorted(waits.parent) == sorted(messages.id)
+
+
+def test_a_training_over_rpc_has_steps(tmp_path: Path) -> None:
+    """Steps of `DistributedOptimizer` on the rank that trains; `RemoteModule` is no error."""
+    done = run(traced(tmp_path / "trace", on_ranks("rpc_training.py")), cwd=tmp_path)
+    assert done.status == 0, done.stderr
+    job = Recorded(tmp_path / "trace")
+    assert job.info.notes == []
+    assert job.info.status == "complete"
+    events = ddltrace.open(tmp_path / "trace").events(0).to_pandas()
+    phases = events[events.kind == "phase"]
+    for name in ("forward", "backward", "optimizer"):
+        steps = phases[(phases.name == name) & (phases.step < 6)].step
+        assert sorted(set(steps)) == [0, 1, 2, 3, 4, 5], name
+    assert sorted(events[events.kind == "step"].step) == [0, 1, 2, 3, 4, 5]
+    assert ddltrace.open(tmp_path / "trace").analyze().trace.steps == 6
 
 
 def test_remote_calls_without_a_process_group(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ddltrace.tracer.fault_barrier import quiet
+from ddltrace.tracer.interpose.import_hooks import after_import
 from ddltrace.tracer.record.recorder import BUCKET, PHASE_CODE
 
 if TYPE_CHECKING:
@@ -37,6 +38,12 @@ def install(context: PatchContext) -> None:
     note_pass = quiet(context.registry.access.note_pass, context.fault)
     for name in ("backward", "grad"):
         setattr(torch.autograd, name, _timed(context, getattr(torch.autograd, name), note_pass))
+
+    def time_distributed(module: Any) -> None:
+        """Of jobs that use RPC."""
+        module.backward = _timed(context, module.backward, note_pass)
+
+    after_import("torch.distributed.autograd", quiet(time_distributed, context.fault))
     if context.registry.native is not None:
         _watch_without_python(context, context.registry.native)
 

@@ -7,6 +7,7 @@ wrapper like the original, so that the compiled graph equals the untraced one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
@@ -228,7 +229,8 @@ class _Outermost:
         if not registry.is_known(module):
             new = registry.add_model(module)
             watch_gradients(context, new)
-        time_device_of(context, module.parameters())
+        with contextlib.suppress(ValueError):  # a RemoteModule refuses to name its parameters
+            time_device_of(context, module.parameters())
         if context.device.timer is not None and self.detailed:
             self.device_running = True
         if context.backward.depth:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import time
@@ -9,7 +10,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
+from ddltrace.tracer.fault_barrier import quiet
 from ddltrace.tracer.interpose.autograd import watch_gradients
+from ddltrace.tracer.interpose.import_hooks import after_import
 from ddltrace.tracer.naming.weak_identity import WeakIdentityMap
 from ddltrace.tracer.record.recorder import PHASE_CODE
 
@@ -37,6 +40,35 @@ def install(context: PatchContext) -> None:
     register_optimizer_step_pre_hook(_guarded(context, observer.before))
     register_optimizer_step_post_hook(_guarded(context, observer.after))
 
+    def time_distributed(module: Any) -> None:
+        optimizer_class = module.DistributedOptimizer
+        optimizer_class.step = _timed(context, observer, optimizer_class.step)
+
+    after_import("torch.distributed.optim.optimizer", quiet(time_distributed, context.fault))
+
+
+def _timed(
+    context: PatchContext, observer: _Observer, original: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Wraps ``DistributedOptimizer.step``, which lets the owners of parameters update them.
+
+    It returns when all of them have. The owners' own optimizers step in threads of the RPC agent:
+    those of this process are part of this step.
+    """
+    begin, end = quiet(observer.begin, context.fault), quiet(observer.end, context.fault)
+
+    @functools.wraps(original)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        begin(self)
+        observer.distributed += 1
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            observer.distributed -= 1
+            end(self)
+
+    return step
+
 
 def _guarded(context: PatchContext, hook: Callable[[Any], None]) -> Callable[..., None]:
     """Wraps a hook so that its errors do not reach the job."""
@@ -62,7 +94,11 @@ def _steps_on_stack() -> int:
 
 
 class _Observer:
-    """Times the outermost optimizer; ZeRO's holds another one inside."""
+    """Times the outermost optimizer; ZeRO's holds another one inside.
+
+    Attributes:
+        distributed: How many steps of a ``DistributedOptimizer`` this process waits for.
+    """
 
     def __init__(self, context: PatchContext) -> None:
         self._context = context
@@ -71,17 +107,23 @@ class _Observer:
         self._mark: Mark | None = None
         self._running: list[int] = []
         self._start = 0
+        self.distributed = 0
         self._known: WeakIdentityMap[Any, bool] = WeakIdentityMap()
 
     def before(self, optimizer: Any) -> None:
         """Hook before a step."""
-        if self._running:
+        if self._running and not self.distributed:
             self._forget_raised(_steps_on_stack() - 1)
+        if (self.distributed or not self._running) and not self._known.get(optimizer):
+            self._register_parameters(optimizer)
+        if not self.distributed:
+            self.begin(optimizer)
+
+    def begin(self, optimizer: Any) -> None:
+        """An optimizer begins its step, perhaps inside another one's."""
         self._running.append(id(optimizer))
         if len(self._running) > 1:
             return
-        if not self._known.get(optimizer):
-            self._register_parameters(optimizer)
         context = self._context
         self._start = start = _now()
         context.steps.begin_update(id(optimizer), start)
@@ -91,6 +133,11 @@ class _Observer:
 
     def after(self, optimizer: Any) -> None:
         """Hook after a step."""
+        if not self.distributed:
+            self.end(optimizer)
+
+    def end(self, optimizer: Any) -> None:
+        """An optimizer has stepped."""
         # A step that raised left its entry behind: all entries above this one are removed as well.
         while self._running and self._running[-1] != id(optimizer):
             self._running.pop()

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from ddltrace.tracer.naming.gradient_access import GradientAccess
@@ -120,9 +120,13 @@ class Registry:
         while (inner := _WRAPPERS.get(type(model).__name__)) is not None:
             self._add_module("", model)
             model = getattr(model, inner)
-        for name, module in model.named_modules():
+        try:
+            modules = [*model.named_modules()]
+        except ValueError:  # a RemoteModule in the tree refuses to be asked
+            modules = [*_local_modules("", model)]
+        for name, module in modules:
             self._add_module(_plain(name), module)
-        return self.add_parameters(model.named_parameters())
+        return self.add_parameters(_named_parameters(model))
 
     def add_parameters(
         self, named: Iterable[tuple[str, torch.Tensor]]
@@ -248,7 +252,7 @@ class Registry:
     def model_is_trained(self, model: nn.Module) -> bool:
         """Whether any parameter of the model ever had a gradient."""
         self.collect_ready()
-        return any(self.tensor_id(p) in self.trained for p in model.parameters())
+        return any(self.tensor_id(p) in self.trained for _, p in _named_parameters(model))
 
     def tensors_at(
         self, tensors: Sequence[torch.Tensor], at: tuple[int, int] | None = None
@@ -405,3 +409,24 @@ def _plain(name: str) -> str:
     """A qualified name without the parts that wrappers inside the model add."""
     hidden = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
     return ".".join(part for part in name.split(".") if part not in hidden)
+
+
+def _local_modules(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules of a tree, without asking them; what is below a RemoteModule is elsewhere."""
+    yield name, module
+    for own, inner in module._modules.items():
+        if inner is not None:
+            yield from _local_modules(f"{name}.{own}" if name else own, inner)
+
+
+def _named_parameters(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The parameters of a tree that are on this rank."""
+    try:
+        return [*model.named_parameters()]
+    except ValueError:  # as above
+        return [
+            (f"{name}.{own}" if name else own, parameter)
+            for name, module in _local_modules("", model)
+            for own, parameter in module._parameters.items()
+            if parameter is not None
+        ]
