@@ -113,6 +113,7 @@ class _Operation:
     seq: int | None
     peer: int | None
     bytes: int | None
+    out_bytes: int | None
     start_ns: int
     end_ns: int
     enqueue_ns: int | None
@@ -267,6 +268,7 @@ def _operation(
     if span is None:
         return None
     op = public_op(name) or clean(name, 60)
+    given, taken = _bytes_of(op, count(size), ranks)
     return _Operation(
         process=_process_of(metadata),
         place=place,
@@ -276,7 +278,8 @@ def _operation(
         op=op,
         seq=None if collective is None else count(collective.coll_sn),
         peer=None if pair is None else count(pair.p2p_peer),
-        bytes=_input_bytes(op, count(size), ranks),
+        bytes=given,
+        out_bytes=taken,
         start_ns=span[0],
         end_ns=span[1],
         enqueue_ns=None if ran is None else _time(times.coll_start_ts or times.p2p_start_ts),
@@ -306,11 +309,25 @@ def _process_of(metadata: _Metadata) -> Process:
     return (clean(host, 200) if isinstance(host, str) else "", known, None)
 
 
-def _input_bytes(op: str, size: int | None, ranks: int) -> int | None:
-    """Bytes of one rank's input. NCCL counts these operations by what one rank gives another."""
-    if size is not None and op in ("reduce_scatter", "all_to_all"):
-        return count(size * max(ranks, 1))
-    return size
+_GIVES_TO_ALL: Final = ("reduce_scatter", "scatter", "all_to_all")
+_TAKES_FROM_ALL: Final = ("all_gather", "gather", "all_to_all")
+
+
+def _bytes_of(op: str, size: int | None, ranks: int) -> tuple[int | None, int | None]:
+    """Bytes of one rank's input and output, of a rooted operation those of the root.
+
+    The Inspector's size is NCCL's element count times the element's size. NCCL counts what one
+    rank gives another: in an all_gather and gather the input of one rank, in a reduce_scatter and
+    scatter the output of one rank, in an all_to_all the part for one rank (``nccl.h``;
+    ``inspectorComputeCollBw`` multiplies accordingly).
+    """
+    if size is None:
+        return None, None
+    whole = count(size * max(ranks, 1))
+    return (
+        None if op == "recv" else whole if op in _GIVES_TO_ALL else size,
+        None if op == "send" else whole if op in _TAKES_FROM_ALL else size,
+    )
 
 
 def _split_processes(operations: list[_Operation]) -> None:
@@ -380,8 +397,8 @@ class _Groups:
             group=self._name(each),
             seq=each.seq,
             peer=peer,
-            bytes=None if each.op == "recv" else each.bytes,
-            out_bytes=each.bytes if each.op == "recv" else None,
+            bytes=each.bytes,
+            out_bytes=each.out_bytes,
             enqueue_ns=each.enqueue_ns,
             status="ok",
         )

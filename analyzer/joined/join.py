@@ -59,8 +59,9 @@ class Collectives:
         group: Index into `Joined.groups`.
         seq: Its number in the group; its place in the aligned records where the trace has none.
         bytes: Input bytes of one rank: the largest; `NULL` if unknown.
-        size: Bytes of the whole vector: of an all_gather or gather the output, of others the
-            input; `NULL` if unknown.
+        size: Bytes of the whole vector: of an all_gather or gather the output (the input of one
+            rank times the ranks if a format records no output), of others the input; `NULL` if
+            unknown.
         step: Step in which its last arriver entered it; `NULL` for none.
         ranks: How many ranks' parts were seen.
         first: First arrival, ns.
@@ -358,7 +359,10 @@ def _collect(messages: AllMessages, seq: IntArray) -> tuple[Collectives, IntArra
     input_bytes = _reduce(np.maximum, size, begins)
     output_bytes = _reduce(np.maximum, messages.out_bytes[order], begins)
     gathers = np.isin(op[begins], [messages.ops.index("all_gather"), messages.ops.index("gather")])
-    vector = np.where(gathers & (output_bytes != NULL), output_bytes, input_bytes)
+    group_size = messages.group_size[messages.group[order][begins]]
+    gathered = np.where(input_bytes == NULL, NULL, input_bytes * group_size)
+    whole = np.where(output_bytes == NULL, gathered, output_bytes)
+    vector = np.where(gathers, whole, input_bytes)
     is_open = _reduce(np.logical_or, messages.unfinished[order], begins)
     untimed = _reduce(np.logical_or, end == NULL_NS, begins)
 
@@ -373,7 +377,7 @@ def _collect(messages: AllMessages, seq: IntArray) -> tuple[Collectives, IntArra
     state = np.select(
         [
             ops_differ | (equal_sizes & sizes_differ) | twice,
-            counts < messages.group_size[messages.group[order][begins]],
+            counts < group_size,
             is_open,
         ],
         [State.MISMATCH, State.PARTIAL, State.OPEN],

@@ -3,7 +3,14 @@
 For each tensor a ``NEGOTIATE_*`` interval collects a tick from every rank that is ready, then
 the operation follows with its activities inside. Once Horovod knows an operation from its cache
 (HOROVOD_CACHE_CAPACITY), the interval has no ticks any more. The shape at an operation's end is
-that of its output. Operations that are copied into the fusion buffer together are one message.
+that of its output. Operations that are copied into the fusion buffer together are one message with
+the bytes of all.
+
+An operation becomes two messages. ``negotiate`` begins on each rank when that rank is ready, and
+ends with the negotiation: ranks wait for each other there. The operation's own message is what the
+communication library does (``MPI_*``, ``NCCL_*``, ``GLOO_*``, ...), or the whole operation where no
+such activity is recorded. Between them lie queueing and copies (``QUEUE``, ``WAIT_FOR_DATA``,
+``WAIT_FOR_OTHER_TENSOR_DATA``, ``MEMCPY_*``), which are no communication.
 """
 
 from __future__ import annotations
@@ -37,8 +44,14 @@ NAME: Final = "horovod"
 _MARKS: Final = re.compile(rb'"NEGOTIATE_[A-Z]+"|"CYCLE_START"|start_time_since_epoch_in_micros')
 _NEGOTIATION: Final = "NEGOTIATE_"
 _FUSING: Final = "MEMCPY_IN_FUSION_BUFFER"
+_LIBRARY: Final = re.compile(r"(MPI|NCCL|RCCL|GLOO|CCL|ONECCL|HCCL|XCCL|DDL|MLSL|ADASUM)_")
+_NEGOTIATE: Final = "negotiate"
+_MOST_ROWS: Final = 2_000_000
+"""With more messages in all, operations from Horovod's cache are on rank 0 only."""
+
 _TICK: Final = re.compile(r"\d{1,6}\Z")
 _GROUP: Final = "horovod"
+_NEGOTIATIONS: Final = "horovod/negotiation"
 _MAX_RANKS: Final = 1 << 16
 _RESHAPING: Final = frozenset({"all_gather", "all_to_all", "reduce_scatter"})
 """Operations whose input size does not follow from the shape of their output."""
@@ -59,12 +72,31 @@ class _Operation:
     main: Interval | None = None
     activities: list[Interval] = field(default_factory=list)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether its end is recorded."""
+        return self.main is not None and self.main.end_ns is not None
+
+    @property
+    def transfer(self) -> tuple[int, int | None] | None:
+        """When the communication library works on it; None if it has not begun."""
+        if self.main is None:
+            return None
+        library = [each for each in self.activities if _LIBRARY.match(each.name)]
+        if not library:
+            return self.main.start_ns, self.main.end_ns
+        ends = [each.end_ns for each in library if each.end_ns is not None]
+        return (
+            min(each.start_ns for each in library),
+            max(ends) if len(ends) == len(library) else self.main.end_ns,
+        )
+
 
 def read(paths: Sequence[Path]) -> ImportedTrace:
     """Reads a timeline.
 
-    A message begins when its rank was ready, as rank 0 heard of it; all ranks' messages end
-    when rank 0's did, since no other rank wrote anything.
+    A negotiation begins when its rank was ready, as rank 0 heard of it. All else is rank 0's,
+    since no other rank wrote anything: Horovod executes each operation on all ranks together.
 
     Raises:
         TraceError: There are several files, or no operation is found.
@@ -74,20 +106,26 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     path = paths[0]
     file = EventFile(path, INTERVAL_BYTES)
     recording = read_recording(file)
-    operations = _operations(recording)
+    operations, twice = _operations(recording)
+    heard = sorted({0}.union(*(operation.ready for operation in operations)))
+    left_out = [each for each in operations if twice and not each.is_complete]
+    operations = [each for each in operations if not twice or each.is_complete]
     if not operations:
         raise TraceError(f"{path} is a Horovod timeline without a single operation")
     tensors = _tensors(operations, recording)
-    world = max((rank for operation in operations for rank in operation.ready), default=0) + 1
+    world = heard[-1] + 1
+    everywhere = heard if len(heard) * len(operations) <= _MOST_ROWS else [0]
     rows: dict[int, list[Row]] = defaultdict(list)
     for number, together in enumerate(_fused(operations, recording)):
-        _add_message(number, together, tensors, rows, recording.epoch_ns)
+        _add_messages(
+            number, together, tensors, rows, everywhere=everywhere, epoch_ns=recording.epoch_ns
+        )
     for operation in operations:
         _add_activities(operation, tensors[operation.tensor], rows[0], recording.epoch_ns)
     run = RunInfo(status="complete", level="comm", source=NAME)
     run.notes += [
         "only rank 0 writes a Horovod timeline: of other ranks it records when they were ready, "
-        "as rank 0 heard of it; the ends of their messages are rank 0's",
+        "as rank 0 heard of it; the times of their operations are rank 0's",
         f"{world} ranks were heard of; steps, phases and computation are not in the timeline",
     ]
     if unready := sum(not operation.ready for operation in operations):
@@ -95,12 +133,18 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
             f"{unready} of {len(operations)} operations were known to Horovod's cache: when other "
             "ranks were ready for them is not in the timeline (HOROVOD_CACHE_CAPACITY=0 records it)"
         )
+    if twice:
+        run.notes.append(
+            f"{twice} operations begin again before they have ended: several processes wrote into "
+            f"this file, and {len(left_out)} operations without an end are left out (give each job "
+            "a timeline of its own)"
+        )
     if file.damage:
         run.notes.append(f"{file.damage}: what stands behind the damage is missing")
     lost = file.unreadable + recording.left_out
     if lost:
         run.notes.append(f"{lost} events are damaged and left out")
-    if file.damage or lost:
+    if file.damage or lost or twice:
         run.status = "partial"
     tables = {}
     for rank in sorted(rows):
@@ -112,7 +156,13 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
             level="comm",
             clock_domain="rank 0",
             tensors=list(tensors.values()),
-            groups=[GroupInfo(_GROUP, "all ranks", "", tuple(range(world)))],
+            groups=[
+                GroupInfo(name, text, "", tuple(range(world)))
+                for name, text in (
+                    (_GROUP, "all ranks"),
+                    (_NEGOTIATIONS, "all ranks, until they are ready"),
+                )
+            ],
             events=len(rows[rank]),
         )
         run.ranks.append(info)
@@ -121,22 +171,30 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     return ImportedTrace(run, number_messages(tables, ranks, run.notes))
 
 
-def _operations(recording: Recording) -> list[_Operation]:
-    """Groups the intervals of each tensor's process into operations, as the file orders them."""
+def _operations(recording: Recording) -> tuple[list[_Operation], int]:
+    """Groups the intervals of each tensor's process into operations, as the file orders them.
+
+    Returns:
+        The operations, and how many negotiations begin inside another one, which one process
+        never writes.
+    """
+    twice = 0
     by_tensor: dict[Any, list[Interval]] = defaultdict(list)
     for interval in recording.intervals:
         by_tensor[interval.track[0]].append(interval)
     operations = []
     for tensor, intervals in by_tensor.items():
-        current = _Operation(tensor)
+        current, outer = _Operation(tensor), 0
         for interval in intervals:
             if interval.name.startswith(_NEGOTIATION):
+                outer = interval.depth  # what is still open around it is never closed
+                twice += outer > 0
                 current = _Operation(tensor, negotiation=interval)
                 operations.append(current)
             elif _TICK.match(interval.name) and interval.start_ns == interval.end_ns:
                 if int(interval.name) < _MAX_RANKS:
                     current.ready.setdefault(int(interval.name), interval.start_ns)
-            elif interval.depth == 0:
+            elif interval.depth <= outer:
                 if current.main is not None or current.negotiation is None:
                     # Agreed on without a negotiation: Horovod remembers repeated operations.
                     current = _Operation(tensor)
@@ -144,7 +202,7 @@ def _operations(recording: Recording) -> list[_Operation]:
                 current.main = interval
             else:
                 current.activities.append(interval)
-    return sorted(operations, key=_begin)
+    return sorted(operations, key=_begin), twice
 
 
 def _fused(operations: list[_Operation], recording: Recording) -> list[list[_Operation]]:
@@ -204,14 +262,25 @@ def _shape(text: Any) -> tuple[int, ...]:
     return tuple(int(number) for number in numbers[:32])
 
 
-def _add_message(
+def _add_messages(
     number: int,
     together: list[_Operation],
     tensors: dict[Any, TensorInfo],
     rows: dict[int, list[Row]],
+    *,
+    everywhere: list[int],
     epoch_ns: int,
 ) -> None:
-    """Adds the message that some operations are; it begins where the last of them is ready."""
+    """Adds the negotiation and the message that some operations are.
+
+    Args:
+        number: Its place among all.
+        together: The operations; each rank negotiates until it is ready for the last of them.
+        tensors: Process in the timeline -> its tensor.
+        rows: Receives the rows of each rank.
+        everywhere: The ranks of a message whose negotiation is not recorded.
+        epoch_ns: Unix time of the file's time 0.
+    """
     first = together[0]
     named = first.main if first.main is not None else first.negotiation
     assert named is not None  # an operation begins with one of the two
@@ -225,14 +294,36 @@ def _add_message(
     dtypes = {each.dtype for each in carried}
     name = carried[0].name + (f" + {len(carried) - 1}" if len(carried) > 1 else "")
     ready = _ready(together)
-    ends = [each.main.end_ns if each.main is not None else None for each in together]
-    known = [end for end in ends if end is not None]
-    end = max(known) if len(known) == len(ends) else None
-    for rank, since in ready.items():
+    negotiations = [each.negotiation for each in together if each.negotiation is not None]
+    if len(negotiations) == len(together) and any(each.ready for each in together):
+        agreed = [each.end_ns for each in negotiations if each.end_ns is not None]
+        end = max(agreed) if len(agreed) == len(negotiations) else None
+        for rank, since in ready.items():
+            rows[rank].append(
+                Row(
+                    start_ns=since + epoch_ns,
+                    end_ns=None if end is None else max(end, since) + epoch_ns,
+                    kind="message",
+                    name=name,
+                    lane=f"comm/{_NEGOTIATIONS}",
+                    op=_NEGOTIATE,
+                    group=_NEGOTIATIONS,
+                    seq=number,
+                    enqueue_ns=since + epoch_ns,
+                    status="open" if end is None else "ok",
+                )
+            )
+    transfers = [each.transfer for each in together if each.transfer is not None]
+    if not transfers:
+        return
+    begin = min(start for start, _ in transfers)
+    ends = [end for _, end in transfers if end is not None]
+    end = max(ends) if len(ends) == len(together) else None
+    for rank in sorted({*ready, *everywhere}):
         rows[rank].append(
             Row(
-                start_ns=since + epoch_ns,
-                end_ns=None if end is None else max(end, since) + epoch_ns,
+                start_ns=begin + epoch_ns,
+                end_ns=None if end is None else end + epoch_ns,
                 kind="message",
                 name=name,
                 lane=f"comm/{_GROUP}",
@@ -242,7 +333,7 @@ def _add_message(
                 bytes=None if op in _RESHAPING else size,
                 out_bytes=size,
                 dtype=(carried[0].dtype or None) if len(dtypes) == 1 else None,
-                enqueue_ns=since + epoch_ns,
+                enqueue_ns=min(ready.get(rank, begin), begin) + epoch_ns,
                 status="open" if end is None else "ok",
                 tensors=tuple(each.id for each in carried),
             )

@@ -14,8 +14,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ddltrace.analyzer.analysis import analyze
 from ddltrace.analyzer.importers import formats, plain_pickle
 from ddltrace.analyzer.importers.imported import ImportedTrace
+from ddltrace.analyzer.importers.write_imported import save
+from ddltrace.analyzer.model import Analysis
+from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.schema import EVENTS
 
@@ -100,6 +104,16 @@ def timeline(path: Path, *, closed: bool) -> None:
     path.write_text("[\n" + text + ("]" if closed else ",\n"))
 
 
+def transfers(trace: ImportedTrace, rank: int) -> list[dict[str, Any]]:
+    return [
+        row for row in rows(trace, rank) if row["kind"] == "message" and row["op"] != "negotiate"
+    ]
+
+
+def negotiations(trace: ImportedTrace, rank: int) -> list[dict[str, Any]]:
+    return [row for row in rows(trace, rank) if row["op"] == "negotiate"]
+
+
 @pytest.mark.parametrize("closed", [True, False])
 def test_horovod_timeline(tmp_path: Path, closed: bool) -> None:
     timeline(tmp_path / "timeline.json", closed=closed)
@@ -107,16 +121,19 @@ def test_horovod_timeline(tmp_path: Path, closed: bool) -> None:
     assert trace.run.source == "horovod"
     assert [info.rank for info in trace.run.ranks] == [0, 1]
     epoch = 1_700_000_000_000_000_000
-    zero = [row for row in rows(trace, 0) if row["kind"] == "message"]
-    one = [row for row in rows(trace, 1) if row["kind"] == "message"]
+    waits = [negotiations(trace, rank) for rank in (0, 1)]
+    zero, one = transfers(trace, 0), transfers(trace, 1)
     assert [row["name"] for row in zero] == ["layer1.weight", "layer2.weight"] * 2
     assert [row["bytes"] for row in zero] == [800] * 4
-    assert [row["seq"] for row in zero] == [0, 1, 2, 3]
+    assert [row["seq"] for row in zero] == [row["seq"] for row in one] == [0, 1, 2, 3]
     # Rank 1 was ready 30 microseconds behind rank 0; of the second round nothing is known.
-    assert [row["seq"] for row in one] == [0, 1]
-    assert one[0]["start_ns"] - zero[0]["start_ns"] == 30_000
-    assert zero[0]["start_ns"] == epoch + 100_000
-    assert zero[0]["end_ns"] == one[0]["end_ns"] == epoch + 161_000
+    assert [row["seq"] for row in waits[0]] == [row["seq"] for row in waits[1]] == [0, 1]
+    assert waits[1][0]["start_ns"] - waits[0][0]["start_ns"] == 30_000
+    assert waits[0][0]["start_ns"] == epoch + 100_000
+    assert {side[0]["end_ns"] for side in waits} == {epoch + 131_000}
+    # What Gloo did, without the copy into the fusion buffer.
+    for row in (zero[0], one[0]):
+        assert (row["start_ns"], row["end_ns"]) == (epoch + 135_000, epoch + 160_000)
     tensors = trace.run.ranks[0].tensors
     assert [tensor.shape for tensor in tensors] == [(10, 20), (10, 20)]
     assert zero[0]["tensors"] == [tensors[0].id]
@@ -147,7 +164,7 @@ def test_horovod_operations_that_change_shape(tmp_path: Path) -> None:
     (tmp_path / "timeline.json").write_text(json.dumps(events))
     trace = formats.read(tmp_path / "timeline.json")
     for rank in (0, 1):
-        messages = [row for row in rows(trace, rank) if row["kind"] == "message"]
+        messages = transfers(trace, rank)
         assert [(row["op"], row["bytes"], row["out_bytes"]) for row in messages] == [
             *[("all_gather", None, 24)] * 2,
             *[("all_reduce", 24, 24)] * 2,
@@ -180,12 +197,72 @@ def test_horovod_tensors_in_one_fusion_buffer_are_one_message(tmp_path: Path) ->
     (tmp_path / "timeline.json").write_text(json.dumps(events))
     trace = formats.read(tmp_path / "timeline.json")
     for rank, ready in ((0, 30), (1, 20)):
-        fused, alone = [row for row in rows(trace, rank) if row["kind"] == "message"]
+        fused, alone = transfers(trace, rank)
         assert (fused["name"], fused["bytes"], fused["tensors"]) == ("t1 + 1", 64, [0, 1])
         assert (alone["name"], alone["bytes"], alone["tensors"]) == ("t3", 32, [2])
-        # It begins where the last of its tensors is ready.
-        assert (fused["start_ns"], fused["end_ns"]) == ((ready + 2) * 1000, 60_000)
+        # The last of its tensors is ready then; MPI works between the copies.
+        assert negotiations(trace, rank)[0]["start_ns"] == (ready + 2) * 1000
+        assert (fused["start_ns"], fused["end_ns"]) == (46_000, 50_000)
         assert [fused["seq"], alone["seq"]] == [0, 1]
+
+
+def broadcasts(path: Path, *, queue_us: int, again: bool = False, cut: bool = False) -> None:
+    """Three broadcasts of 100 us that wait for rank 1, and then one behind the other."""
+    events: list[dict[str, Any]] = []
+    for pid in (1, 2, 3):
+        name = {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": f"w{pid}"}}
+        begin = {"ph": "B", "name": "NEGOTIATE_BROADCAST", "ts": pid, "pid": pid}
+        ready = {"ph": "X", "name": "0", "ts": pid, "pid": pid, "dur": 0}
+        events += [name, begin, ready, *([name, begin, ready] if again else [])]
+    for pid in (1, 2, 3):
+        ready = {"ph": "X", "name": "1", "ts": 1000 + pid, "pid": pid, "dur": 0}
+        events += [ready, {"ph": "E", "ts": 1000 + pid, "pid": pid}]
+    for pid in (1, 2, 3):
+        at = 1010 + queue_us * pid + 200 * pid
+        events += [
+            {"ph": "B", "name": "BROADCAST", "ts": at, "pid": pid},
+            {"ph": "B", "name": "WAIT_FOR_OTHER_TENSOR_DATA", "ts": at, "pid": pid},
+            {"ph": "E", "ts": at + 40, "pid": pid},
+            {"ph": "B", "name": "MPI_BCAST", "ts": at + 40, "pid": pid},
+            {"ph": "E", "ts": at + 140, "pid": pid},
+            {"ph": "E", "ts": at + 145, "pid": pid},
+        ]
+    text = ",\n".join(json.dumps(event) for event in (events[:-2] if cut else events))
+    path.write_text("[\n" + text + ",\n")
+
+
+@pytest.mark.parametrize("queue_us", [0, 5000])
+def test_horovod_queueing_is_no_transfer(tmp_path: Path, queue_us: int) -> None:
+    broadcasts(tmp_path / "timeline.json", queue_us=queue_us)
+    analysis = analyzed(tmp_path / "timeline.json", tmp_path / "trace")
+    by_op = {row.op: row for row in analysis.collectives}
+    broadcast, negotiation = by_op["broadcast"], by_op["negotiate"]
+    assert (broadcast.count, broadcast.transfer_us_total) == (3, 300)
+    assert (broadcast.transfer_us, broadcast.wait_us) == (100, 0)
+    assert (negotiation.count, negotiation.arrival_skew_us) == (3, 1000)
+
+
+def test_horovod_timeline_that_is_cut_off_in_an_operation(tmp_path: Path) -> None:
+    broadcasts(tmp_path / "timeline.json", queue_us=0, cut=True)
+    trace = formats.read(tmp_path / "timeline.json")
+    for rank in (0, 1):
+        assert [row["status"] for row in transfers(trace, rank)] == ["ok", "ok", "open"]
+        assert transfers(trace, rank)[-1]["end_ns"] is None
+
+
+def test_horovod_timeline_of_two_writers_is_damaged_and_no_hang(tmp_path: Path) -> None:
+    broadcasts(tmp_path / "timeline.json", queue_us=0, again=True)
+    analysis = analyzed(tmp_path / "timeline.json", tmp_path / "trace")
+    assert analysis.hangs == ()
+    assert analysis.trace.status == "partial"
+    assert any("several processes wrote into this file" in each for each in analysis.trace.notes)
+    [row] = [row for row in analysis.collectives if row.op == "broadcast"]
+    assert (row.count, row.transfer_us_total) == (3, 300)
+
+
+def analyzed(path: Path, target: Path) -> Analysis:
+    save(formats.read(path), target, force=False)
+    return analyze(open_trace(target))
 
 
 def test_flight_recorder_of_a_real_job(foreign: Path) -> None:
@@ -443,6 +520,38 @@ def test_nccl_inspector(tmp_path: Path) -> None:
     assert trace.run.ranks[0].clock_domain != trace.run.ranks[1].clock_domain
     assert any("positions in time are not" in note for note in trace.run.notes)
     assert any("2 lines are no record" in note for note in trace.run.notes)
+
+
+@pytest.mark.parametrize(
+    ("coll", "op", "parts"),
+    [
+        ("AllReduce", "all_reduce", (1, 1, 2 * 3 / 4)),
+        ("Broadcast", "broadcast", (1, 1, 1)),
+        ("Reduce", "reduce", (1, 1, 1)),
+        ("AllGather", "all_gather", (1, 4, 3 / 4)),
+        ("ReduceScatter", "reduce_scatter", (4, 4, 3 / 4)),
+        ("AlltoAll", "all_to_all", (4, 4, 3 / 4)),
+        ("Gather", "gather", (1, 4, 3 / 4)),
+        ("Scatter", "scatter", (4, 4, 3 / 4)),
+    ],
+)
+def test_nccl_inspector_bandwidths(
+    tmp_path: Path, coll: str, op: str, parts: tuple[int, int, float]
+) -> None:
+    """The traffic and factors of `inspectorComputeCollBw`; of the last three, of nccl-tests."""
+    given, traffic, factor = parts
+    size, us = 65536, 400
+    records = [
+        {**record(rank, 1, coll, **ran("coll", 1)), "header": header(rank, size=4)}
+        for rank in range(4)
+    ]
+    (tmp_path / "logs").mkdir()
+    inspector_files(tmp_path / "logs", [[each] for each in records])
+    [row] = analyzed(tmp_path / "logs", tmp_path / "trace").collectives
+    algorithm = traffic * size * 8 / (us * 1e3)
+    assert (row.op, row.bytes) == (op, given * size)
+    assert row.algbw_gbps == pytest.approx(algorithm)
+    assert row.busbw_gbps == pytest.approx(algorithm * factor)
 
 
 def test_nccl_inspector_with_several_communicators(tmp_path: Path) -> None:
