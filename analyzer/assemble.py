@@ -15,6 +15,7 @@ from ddltrace.analyzer.importers.straggler_analysis.operations import WORKERS_LA
 from ddltrace.analyzer.measures.bandwidth import cost_fits
 from ddltrace.analyzer.measures.breakdown import ratio
 from ddltrace.analyzer.measures.collectives import collective_rows, in_steps, p2p_rows
+from ddltrace.analyzer.measures.dimensions import dimension_rows
 from ddltrace.analyzer.measures.idle import idle_shares
 from ddltrace.analyzer.measures.launch_gaps import launch_gaps
 from ddltrace.analyzer.measures.measured import Measured, RankFacts
@@ -75,6 +76,7 @@ def assemble(
         cost_fits=cost_fits(measured.fit_samples),
         message_sizes=measured.sizes,
         traffic=measured.traffic,
+        dimensions=dimension_rows(steady.dimensions, int(window.sum())),
         critical_path=steady.parts[:MOST_PARTS],
         savings=steady.savings,
         pipelines=steady.pipelines,

@@ -24,6 +24,7 @@ from ddltrace.analyzer.measures.bandwidth import collective_samples, link_sample
 from ddltrace.analyzer.measures.breakdown import ratio
 from ddltrace.analyzer.measures.collectives import collective_times, in_steps, joining, link_times
 from ddltrace.analyzer.measures.device_queues import device_queues
+from ddltrace.analyzer.measures.dimensions import dimension_times
 from ddltrace.analyzer.measures.failures import find_failure
 from ddltrace.analyzer.measures.hangs import find_hangs, find_standstill, has_lasted
 from ddltrace.analyzer.measures.job_facts import job_facts
@@ -174,6 +175,7 @@ def measure_steps(
             waiting=causes.waiting,
             root_causes=causes.root_causes,
             facts=job_facts(trace, scans, joined, steady, tuple(filter(None, update_names))),
+            dimensions=dimension_times(trace, scans, joined, steps),
         ),
     )
     return StepMeasures(found, paths, executions)

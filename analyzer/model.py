@@ -900,6 +900,37 @@ class TrafficRow:
 
 
 @dataclass(frozen=True)
+class DimensionRow:
+    """Communication in one parallel dimension, means per rank and steady step.
+
+    The dimension is that which a group's description or device mesh names. If it names none, as
+    that of the default group, messages that carry parameters or their gradients are ``data``, and
+    others ``unknown``. Messages of several dimensions can be in flight at the same time, so the
+    times of the rows can sum to more than a rank's communication. In a trace without steps, the
+    means are per rank over the whole trace.
+
+    Attributes:
+        dimension: ``data``, ``tensor``, ``pipeline``, ``expert``, ``context`` or ``unknown``.
+        groups: Descriptions of its groups, or the names of those without one; at most 16.
+        exposed_us: Time with a message in flight and without compute.
+        wait_us: Time in which all its messages in flight wait for another rank.
+        transfer_us: Time with a message in flight whose ranks have all arrived.
+        comm_us: Time with a message in flight.
+        messages: Messages that begin.
+        bytes: Bytes sent, as in `RankRow.bytes_sent`; null if no size is known.
+    """
+
+    dimension: str
+    groups: tuple[str, ...]
+    exposed_us: float | None
+    wait_us: float | None
+    transfer_us: float | None
+    comm_us: float | None
+    messages: float
+    bytes: float | None
+
+
+@dataclass(frozen=True)
 class PathPart:
     """A layer, tensor or operation on the critical path, over the steady steps.
 
@@ -1459,6 +1490,7 @@ class Analysis:
         cost_fits: Latency and bandwidth by operation.
         message_sizes: Messages by operation and power of two of their size.
         traffic: Bytes by pair of ranks.
+        dimensions: Communication by parallel dimension, the longest exposed time first.
         critical_path: The largest parts of the critical paths of the steady steps.
         savings: Possible savings per step by category; null without steps.
         pipelines: Pipelines of stages that pass microbatches on, with their bubbles.
@@ -1502,6 +1534,7 @@ class Analysis:
     cost_fits: tuple[CostFit, ...]
     message_sizes: tuple[SizeBin, ...]
     traffic: tuple[TrafficRow, ...]
+    dimensions: tuple[DimensionRow, ...]
     critical_path: tuple[PathPart, ...]
     savings: Savings | None
     pipelines: tuple[Pipeline, ...]

@@ -10,6 +10,7 @@ from ddltrace.analyzer.events.event_columns import FloatArray, IntArray
 from ddltrace.analyzer.measures.bandwidth import FitKind, FitSamples
 from ddltrace.analyzer.measures.collectives import CollectiveKind, CollectiveTimes, LinkTimes
 from ddltrace.analyzer.measures.device_queues import DeviceQueues
+from ddltrace.analyzer.measures.dimensions import DimensionTimes
 from ddltrace.analyzer.measures.idle import WaitedFor
 from ddltrace.analyzer.measures.job_facts import JobFacts
 from ddltrace.analyzer.measures.slow_steps import PathSums
@@ -70,6 +71,7 @@ class SteadyMeasures:
         waiting: How long ranks wait for each other.
         root_causes: Root causes of this waiting.
         facts: Properties of the job.
+        dimensions: Communication by parallel dimension; without steps, of the whole trace.
     """
 
     lateness: Lateness
@@ -81,6 +83,7 @@ class SteadyMeasures:
     waiting: Waiting
     root_causes: tuple[RootCause, ...]
     facts: JobFacts
+    dimensions: dict[str, DimensionTimes]
 
 
 @dataclass(frozen=True)

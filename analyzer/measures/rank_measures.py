@@ -223,7 +223,7 @@ def _rank_row(
         host_wait_us=total["blocked_ns"] / 1e3,
         data_us=total["data_ns"] / 1e3,
         update_us=total["update_ns"] / 1e3,
-        bytes_sent=_bytes_sent(scan, chosen),
+        bytes_sent=bytes_sent(scan, chosen),
         messages=int(chosen.sum()),
         open_messages=int((chosen & scan.messages.unfinished).sum()),
     )
@@ -270,7 +270,7 @@ def _left_out(rank: _Rank) -> Spans:
     return union(scan.step_end[jumps], scan.step_start[jumps + 1])
 
 
-def _bytes_sent(scan: RankScan, chosen: BoolArray) -> int:
+def bytes_sent(scan: RankScan, chosen: BoolArray) -> int:
     """Input bytes of a rank's messages; received bytes do not count."""
     messages = scan.messages
     size = np.where(messages.wire_bytes >= 0, messages.wire_bytes, messages.bytes)

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ddltrace.analyzer.events.event_columns import FloatArray
+from ddltrace.analyzer.measures.dimensions import DimensionTimes, merged_dimensions
 from ddltrace.analyzer.measures.job_facts import Exchange, JobFacts
 from ddltrace.analyzer.measures.measured import Measured, SteadyMeasures
 from ddltrace.analyzer.measures.root_causes import known_or_range
@@ -72,6 +73,7 @@ class SteadyMerger:
         self._rank_waiting: KeyedSums[int] = KeyedSums(2)
         self._causes = _CauseMerger()
         self._facts: list[tuple[float, JobFacts]] = []
+        self._dimensions: dict[str, DimensionTimes] = {}
 
     def add(self, part: Measured) -> None:
         """Adds the measures of a range of steady steps."""
@@ -107,6 +109,7 @@ class SteadyMerger:
         )
         self._causes.add(steady.root_causes, weight)
         self._facts.append((weight, steady.facts))
+        self._dimensions = merged_dimensions([self._dimensions, steady.dimensions])
 
     def result(self) -> SteadyMeasures:
         """The measures of all ranges."""
@@ -137,6 +140,7 @@ class SteadyMerger:
             ),
             root_causes=self._causes.result(weight, waits[0]),
             facts=_job_facts(self._facts),
+            dimensions=self._dimensions,
         )
 
 

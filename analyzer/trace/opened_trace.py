@@ -37,7 +37,7 @@ from ddltrace.tracer.trace.counters import COUNTERS, read_counters
 from ddltrace.tracer.trace.event_file import counters_match_checksum, grouped, matches_checksum
 from ddltrace.tracer.trace.event_reader import EventReader
 from ddltrace.tracer.trace.run_files import CHANGED
-from ddltrace.tracer.trace.run_info import RankInfo, RunInfo, TensorInfo
+from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo, TensorInfo
 from ddltrace.tracer.trace.run_reader import read_run
 from ddltrace.tracer.trace.schema import EVENTS
 from ddltrace.tracer.trace.trace_files import RUN_FILE, counter_files, counters_name
@@ -57,7 +57,7 @@ Result = TypeVar("Result")
 
 _OF_ALL_RANKS: Final = (
     *("clocks", "step_selection", "origin_ns", "_counter_files"),
-    *("_backends", "_members", "_infos", "_generations", "_first_steps"),
+    *("_groups", "_infos", "_generations", "_first_steps"),
 )
 """Cached properties that are computed from all ranks."""
 
@@ -503,16 +503,20 @@ class Trace:
             rank: Ask this rank: ranks may use one name for different groups.
         """
         for known in (None,) if rank is None else (rank, None):
-            if members := self._members.get((name, known)):
-                return members
+            group = self._groups.get((name, known))
+            if group is not None and group.ranks:
+                return group.ranks
         return ()
 
     def group_backend(self, name: str) -> str:
         """Backend of a process group; empty if the trace does not say."""
-        for plain in (name, name.rpartition(_GENERATION_MARK)[0]):
-            if plain in self._backends:
-                return self._backends[plain]
-        return ""
+        group = self._groups.get((name, None))
+        return "" if group is None else group.backend
+
+    def group_description(self, name: str, rank: int) -> str:
+        """What the job calls a process group, on one rank; empty if the trace does not say."""
+        group = self._groups.get((name, rank)) or self._groups.get((name, None))
+        return "" if group is None else group.description
 
     def generations_of(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The generation of each step: how often the job was started anew before it."""
@@ -782,19 +786,16 @@ class Trace:
             self.notes.append(text)
 
     @cached_property
-    def _backends(self) -> dict[str, str]:
-        return {group.name: group.backend for info in self.run.ranks for group in info.groups}
-
-    @cached_property
-    def _members(self) -> dict[tuple[str, int | None], tuple[int, ...]]:
-        members: dict[tuple[str, int | None], tuple[int, ...]] = {}
+    def _groups(self) -> dict[tuple[str, int | None], GroupInfo]:
+        """Name and rank -> the group; with None for the rank, that of any rank."""
+        groups: dict[tuple[str, int | None], GroupInfo] = {}
         for info in self.run.ranks:
             for group in info.groups:
                 # Each generation has its own groups: a job may be restarted with fewer ranks.
                 name = _name_in(self._generations[info.segment], group.name)
-                members[name, info.rank] = group.ranks
-                members.setdefault((name, None), group.ranks)
-        return members
+                groups[name, info.rank] = group
+                groups.setdefault((name, None), group)
+        return groups
 
     @cached_property
     def _generations(self) -> dict[str, int]:

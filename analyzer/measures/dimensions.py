@@ -1,0 +1,201 @@
+"""Communication by parallel dimension: data, tensor, pipeline, expert and context.
+
+Each message belongs to one dimension, by the description of its group (`dimension_names`). Where
+the description names none, as that of the default group, a message that carries parameters or their
+gradients is data parallelism, and any other is unknown.
+
+For each dimension the times are those of `breakdown`, of its messages alone, within the steady
+steps. Messages of several dimensions can be in flight at the same time: then each of the dimensions
+has this time, and they sum to more than the rank's communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from ddltrace.analyzer.events.event_columns import NULL_NS, BoolArray, IntArray, distinct
+from ddltrace.analyzer.events.interval_sets import Spans, lengths_within, subtract, union
+from ddltrace.analyzer.events.rank_scan import RankScan
+from ddltrace.analyzer.joined.join import Joined, Releases
+from ddltrace.analyzer.measures.collectives import in_steps
+from ddltrace.analyzer.measures.dimension_names import DATA, UNKNOWN, dimension_of
+from ddltrace.analyzer.measures.rank_measures import bytes_sent
+from ddltrace.analyzer.measures.steps import Steps
+from ddltrace.analyzer.model import DimensionRow
+
+if TYPE_CHECKING:
+    from ddltrace.analyzer.trace.opened_trace import Trace
+
+_MOST_GROUPS: Final = 16
+
+
+class DimensionTimes(NamedTuple):
+    """Communication in one dimension, summed over ranks and steps; times in nanoseconds.
+
+    Attributes:
+        groups: Descriptions of its groups; the name of a group without one.
+        messages: Number of messages.
+        timed: Those whose time in flight is known and counts as communication.
+        released: Those of them that were joined with those of other ranks.
+        sized: Messages whose size is known.
+        sent: Bytes that the ranks sent.
+        comm: Time with messages in flight.
+        exposed: The part of it without compute; NaN if the compute of a rank is unknown.
+        wait: The part of it in which all messages in flight wait for another rank.
+        transfer: The part of it in which a message in flight has all its ranks.
+    """
+
+    groups: frozenset[str]
+    messages: float
+    timed: float
+    released: float
+    sized: float
+    sent: float
+    comm: float
+    exposed: float
+    wait: float
+    transfer: float
+
+    def plus(self, other: DimensionTimes) -> DimensionTimes:
+        """The sums of both."""
+        groups = self.groups | other.groups
+        return DimensionTimes(groups, *(a + b for a, b in zip(self[1:], other[1:], strict=True)))
+
+
+def dimension_times(
+    trace: Trace, scans: Mapping[int, RankScan], joined: Joined, steps: Steps
+) -> dict[str, DimensionTimes]:
+    """Measures each dimension.
+
+    Args:
+        trace: Has the descriptions of groups.
+        scans: Rank -> its scan.
+        joined: All messages.
+        steps: The steady ones count; without steps, the whole trace.
+    """
+    return merged_dimensions(
+        _of_rank(trace, scan, joined.releases(rank), steps) for rank, scan in scans.items()
+    )
+
+
+def merged_dimensions(
+    parts: Iterable[Mapping[str, DimensionTimes]],
+) -> dict[str, DimensionTimes]:
+    """Adds up dimensions of several ranks or ranges of steps."""
+    found: dict[str, DimensionTimes] = {}
+    for part in parts:
+        for name, times in part.items():
+            found[name] = found[name].plus(times) if name in found else times
+    return found
+
+
+def dimension_rows(
+    times: Mapping[str, DimensionTimes], rank_steps: int
+) -> tuple[DimensionRow, ...]:
+    """One row per dimension, the longest exposed time first.
+
+    Args:
+        times: See `dimension_times`.
+        rank_steps: Number of steps of all ranks over which they were summed.
+    """
+
+    def mean(ns: float, known: float) -> float | None:
+        return ns / 1e3 / rank_steps if known and not np.isnan(ns) else None
+
+    rows = [
+        DimensionRow(
+            dimension=name,
+            groups=tuple(sorted(one.groups)[:_MOST_GROUPS]),
+            exposed_us=mean(one.exposed, one.timed),
+            wait_us=mean(one.wait, one.released),
+            transfer_us=mean(one.transfer, one.released),
+            comm_us=mean(one.comm, one.timed),
+            messages=one.messages / rank_steps,
+            bytes=one.sent / rank_steps if one.sized else None,
+        )
+        for name, one in times.items()
+        if one.messages
+    ]
+    return tuple(sorted(rows, key=lambda row: (-(row.exposed_us or 0), -(row.comm_us or 0))))
+
+
+class _Rank(NamedTuple):
+    """What the measures of a rank depend on.
+
+    Attributes:
+        scan: The rank.
+        releases: When its messages were released, and by whom.
+        groups: What the group of each code of `Messages.group` is called, that of `NULL` last.
+        chosen: Which of its messages begin in the steps.
+        begin: Starts of the steps.
+        until: Their ends.
+    """
+
+    scan: RankScan
+    releases: Releases
+    groups: list[str]
+    chosen: BoolArray
+    begin: IntArray
+    until: IntArray
+
+    def total(self, spans: Spans) -> float:
+        """Length of a set within the steps, ns."""
+        return float(lengths_within(spans, self.begin, self.until).sum())
+
+
+def _of_rank(
+    trace: Trace, scan: RankScan, releases: Releases, steps: Steps
+) -> dict[str, DimensionTimes]:
+    """The dimensions in which a rank communicates."""
+    messages = scan.messages
+    described = [trace.group_description(name, scan.rank) for name in messages.groups]
+    # Last, for messages without a group.
+    dimensions = np.array([*(dimension_of(text) or "" for text in described), ""])
+    groups = [text or name for text, name in zip(described, messages.groups, strict=True)]
+    names = dimensions[messages.group]
+    names = np.where(names == "", np.where(messages.tensor_count > 0, DATA, UNKNOWN), names)
+    if len(steps):
+        numbers = steps.number[steps.steady]
+        mine, chosen = in_steps(scan.step, numbers), in_steps(messages.step, numbers)
+        begin, until = scan.step_start[mine], scan.step_end[mine]
+    else:
+        chosen = np.ones(len(messages), dtype=bool)
+        begin, until = np.array([scan.first]), np.array([scan.last])
+    rank = _Rank(scan, releases, [*groups, ""], chosen, begin, until)
+    return {name: _measure(rank, names == name) for name in np.unique(names).tolist()}
+
+
+def _measure(rank: _Rank, of: BoolArray) -> DimensionTimes:
+    """Measures the messages of a rank that belong to one dimension.
+
+    Args:
+        rank: The rank.
+        of: Which of its messages these are.
+    """
+    messages, released = rank.scan.messages, rank.releases.released
+    start, end, chosen = messages.start, messages.end, of & rank.chosen
+    counted = of & messages.in_flight & messages.closed
+    known = counted & (released != NULL_NS)
+    unknown = counted & ~known
+    came = np.clip(released[known], start[known], end[known])
+    flight = union(start[counted], end[counted])
+    transfer = union(came, end[known])
+    held = subtract(union(start[known], came), transfer)
+    compute = rank.scan.activity.compute
+    size = np.maximum(messages.bytes, messages.wire_bytes)
+    groups = distinct(messages.group[chosen]).tolist()
+    return DimensionTimes(
+        groups=frozenset(filter(None, (rank.groups[group] for group in groups))),
+        messages=int(chosen.sum()),
+        timed=int((counted & chosen).sum()),
+        released=int((known & chosen).sum()),
+        sized=int((size[chosen] >= 0).sum()),
+        sent=bytes_sent(rank.scan, chosen),
+        comm=rank.total(flight),
+        exposed=np.nan if compute is None else rank.total(subtract(flight, compute)),
+        wait=rank.total(subtract(held, union(start[unknown], end[unknown]))),
+        transfer=rank.total(transfer),
+    )
