@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -17,7 +18,7 @@ from ddltrace.analyzer.report.warnings import (
     report_ranges,
     report_steps_left_out,
 )
-from ddltrace.tracer.errors import UsageError
+from ddltrace.tracer.errors import DdltraceError, UsageError
 from ddltrace.tracer.optional_packages import require_extra
 from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.storage.location_type import LocationType
@@ -25,6 +26,14 @@ from ddltrace.tracer.storage.location_type import LocationType
 if TYPE_CHECKING:
     from ddltrace.analyzer.joined.analyzed import Analyzed
     from ddltrace.analyzer.trace.opened_trace import Trace
+
+
+_STRICT: Final = click.option(
+    "--strict",
+    is_flag=True,
+    help="Exit with 1 if it is not known whether a condition of --fail-on holds.  [default: say "
+    "so and exit with 0]",
+)
 
 
 class StepRange(click.ParamType[range]):
@@ -94,6 +103,7 @@ Examples:
     multiple=True,
     help='Exit with 3 if EXPR holds, e.g. "overlap_ratio<0.6"; repeat it for more.',
 )
+@_STRICT
 @click.option(
     "--to",
     "tracker",
@@ -128,6 +138,7 @@ def analyze(
     steps: range | None,
     window: str | None,
     fail_on: tuple[str, ...],
+    strict: bool,
     tracker: str | None,
     definitions: str,
     memory_limit: str | None,
@@ -175,6 +186,7 @@ def analyze(
             form=form,
             html=html,
             fail_on=fail_on,
+            strict=strict,
             tracker=tracker,
         )
 
@@ -188,6 +200,7 @@ def _report(
     form: str,
     html: Path | None,
     fail_on: tuple[str, ...],
+    strict: bool,
     tracker: str | None,
 ) -> None:
     """Analyzes an opened trace and reports on it in the ways that were asked for."""
@@ -232,8 +245,24 @@ def _report(
         click.echo(f"ddltrace: report in {html}", err=True)
     if tracker is not None and analyzed is not None:
         _log(tracker, analyzed, opened, traces)
-    for expression in fail_on:
-        check_threshold(analysis.summary, expression)
+    _conclude([check_threshold(analysis.summary, expression) for expression in fail_on], strict)
+
+
+def _conclude(unknown: Sequence[str | None], strict: bool) -> None:
+    """Says which conditions of ``--fail-on`` are not known to hold or not.
+
+    Args:
+        unknown: The reason for each condition; None where it is known.
+        strict: Whether this is an error.
+
+    Raises:
+        DdltraceError: It is one.
+    """
+    reasons = [reason for reason in unknown if reason is not None]
+    for reason in reasons:
+        click.echo(f"ddltrace: {reason}", err=True)
+    if reasons and strict:
+        raise DdltraceError("--strict: not every condition of --fail-on is known")
 
 
 def _log(tracker: str, analyzed: Analyzed, opened: Trace, traces: tuple[Location, ...]) -> None:
@@ -248,16 +277,46 @@ def _log(tracker: str, analyzed: Analyzed, opened: Trace, traces: tuple[Location
     click.echo(f"ddltrace: logged to {tracker}: {place}", err=True)
 
 
+class _WithRuns(click.Command):
+    """A command whose option ``--with`` takes all values up to the next option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Writes ``--with A B`` as ``--with A --with B``."""
+        spread: list[str] = []
+        collects = False
+        for number, word in enumerate(args):
+            if word == "--":
+                spread += args[number:]
+                break
+            if word.startswith("-"):
+                collects = word == "--with"
+                has_value = collects and number + 1 < len(args)
+                if not (has_value and not args[number + 1].startswith("-")):
+                    spread.append(word)
+            else:
+                spread += ["--with", word] if collects else [word]
+        return super().parse_args(ctx, spread)
+
+
 @click.command(
+    cls=_WithRuns,
     epilog="""\b
 Examples:
   ddltrace compare before after
   ddltrace compare before after --json | jq .step_us.verdict
-  ddltrace compare main branch --fail-on "step_us>+5%"
+  ddltrace compare main-1 main-2 main-3 --with branch-1 branch-2 branch-3
+  ddltrace compare main-* --with branch-* --fail-on "step_us>+5%"
 """,
 )
-@click.argument("before", type=LocationType())
-@click.argument("after", type=LocationType())
+@click.argument("traces", nargs=-1, required=True, type=LocationType(), metavar="TRACE...")
+@click.option(
+    "--with",
+    "after",
+    multiple=True,
+    type=LocationType(),
+    metavar="TRACE...",
+    help="The runs to compare with. All traces before it are runs of the first side.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the tables.")
 @click.option(
     "--fail-on",
@@ -267,12 +326,21 @@ Examples:
     help='Exit with 3 if a change is beyond a limit and more than noise, e.g. "step_us>+5%"; '
     "repeat it for more.",
 )
-@communication_kernels_option
-def compare(before: Location, after: Location, as_json: bool, fail_on: tuple[str, ...]) -> None:
-    """Compare two traces, and distinguish differences from noise.
+@_STRICT
+def compare(
+    *,
+    traces: tuple[Location, ...],
+    after: tuple[Location, ...],
+    as_json: bool,
+    fail_on: tuple[str, ...],
+    strict: bool,
+) -> None:
+    """Compare two traces, or several runs of two jobs, and distinguish differences from noise.
 
-    Differences are computed over the steady steps of each trace, with a confidence interval.
-    The interval does not cover variation between runs, such as that of another node.
+    Differences are computed over the steady steps of each trace, with a confidence interval over
+    the runs. One run a side does not show how much runs differ: the verdict is unknown then, unless
+    the difference exceeds what equal runs differ by in docs/measurements.md. Trace each job at
+    least three times, in turns.
     """
     from ddltrace.analyzer.compare.comparison import compare as compare_analyses
     from ddltrace.analyzer.compare.comparison import render_comparison
@@ -280,20 +348,23 @@ def compare(before: Location, after: Location, as_json: bool, fail_on: tuple[str
     from ddltrace.analyzer.trace.opened_trace import open_trace
 
     limits = [parse_limit(expression) for expression in fail_on]
-    traces = open_trace(before), open_trace(after)
-    check_recorded(traces)
-    for trace in traces:
+    if not after and len(traces) != 2:
+        raise UsageError(
+            "give two traces, or the runs of both sides: ddltrace compare A1 A2 A3 --with B1 B2 B3"
+        )
+    sides = (traces, after) if after else (traces[:1], traces[1:])
+    opened = [[open_trace(location) for location in side] for side in sides]
+    for trace in (*opened[0], *opened[1]):
         report_ranges(trace)
-    comparison = compare_analyses(*(trace.analyze() for trace in traces))
-    for trace in traces:
+    comparison = compare_analyses(*([trace.analyze() for trace in side] for side in opened))
+    for trace in (*opened[0], *opened[1]):
         report_damage(trace)
     if as_json:
         click.echo(json.dumps(comparison.to_json(), indent=1, allow_nan=False))
     else:
         click.echo(render_comparison(comparison))
-        click.echo(f"\nNext: ddltrace dashboard {before} {after}")
-    for limit in limits:
-        check_limit(comparison, limit)
+        click.echo(f"\nNext: ddltrace dashboard {' '.join(map(str, (*sides[0], *sides[1])))}")
+    _conclude([check_limit(comparison, limit) for limit in limits], strict)
 
 
 @click.command(

@@ -1,16 +1,22 @@
-"""Two traces side by side: where the time went, and whether a difference is more than noise."""
+"""Two jobs side by side, of one or several runs each: where the time went, and what differs."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ddltrace.analyzer.compare.mean_difference import LEVEL, difference_interval
+from ddltrace.analyzer.compare.mean_difference import (
+    LEVEL,
+    MIN_STEPS,
+    RunValues,
+    difference_interval,
+)
+from ddltrace.analyzer.compare.run_noise import RunNoise, noise_between
 from ddltrace.analyzer.compare.work_difference import (
     OperationChange,
     WorkDifference,
@@ -26,18 +32,26 @@ SCHEMA: Final = "ddltrace.comparison/1"
 _MAX_ROWS: Final = 10
 
 
+_SAME: Final = 0.1
+"""Differences of this share of the step have to be ruled out for two sides to be the same."""
+
+Runs = Sequence[Analysis]
+
+
 @dataclass(frozen=True)
 class Difference:
-    """One number of both traces, over their steady steps.
+    """One number of both sides, over their steady steps.
 
     Attributes:
         name: Name of the number.
-        before: Mean in the first trace; None if the trace does not contain it.
-        after: Mean in the second.
+        before: Mean over the runs of the first side; None if a trace does not contain it.
+        after: Mean over those of the second.
         change: after - before.
         low: Lower end of the interval of `change`; None with too few steps.
         high: Upper end.
-        verdict: ``less``, ``more``, ``same`` (zero lies in the interval) or ``unknown``.
+        verdict: ``less`` or ``more`` if zero lies outside the interval; ``same`` if it lies inside
+            and the interval excludes a difference of 10 % of the step; else ``unknown``. One run a
+            side is never ``same``.
     """
 
     name: str
@@ -51,26 +65,35 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two traces compared.
+    """Two sides compared, each of one or several runs.
 
     Attributes:
-        before: Name of the first trace.
-        after: Name of the second.
+        before: Name of the first side's first trace.
+        after: Name of the second side's first trace.
         level: Confidence level of the intervals.
+        before_runs: Names of all traces of the first side.
+        after_runs: Those of the second.
+        noise: What equal runs are known to differ by; no interval is narrower.
+        undecided: What would decide about the step; None if it is decided.
         step_us: Wall time of a step.
         shares: Overlap ratio and shares of the step, by the names of the summary.
         critical_path: Microseconds a step by category.
-        ranks: Microseconds a step and rank that both have: its own step time.
-        tensors: Exposed microseconds a step and rank of each tensor that both have, its
+        ranks: Microseconds a step and rank that all runs have: its own step time.
+        tensors: Exposed microseconds a step and rank of each tensor that all runs have, its
             interval over periods of several steps where a run has more than 64.
-        work: Whether both run the same kernels and operators; read this first.
-        kernels: Kernels and copies that differ, the largest change of time first.
+        work: Whether the first run of each side runs the same kernels and operators; read this
+            first.
+        kernels: Kernels and copies that differ there, the largest change of time first.
         operators: Operators and runtime calls that differ, the largest change first.
     """
 
     before: str
     after: str
     level: float
+    before_runs: tuple[str, ...]
+    after_runs: tuple[str, ...]
+    noise: RunNoise
+    undecided: str | None
     step_us: Difference
     shares: tuple[Difference, ...]
     critical_path: tuple[Difference, ...]
@@ -85,26 +108,46 @@ class Comparison:
         return {"schema": SCHEMA} | asdict(self)
 
 
-def compare(before: Analysis, after: Analysis) -> Comparison:
-    """Compares two analyses, each over its own steady steps."""
-    sides = (before, after)
-    work, kernels, operators = compare_work(before, after)
+def compare(before: Runs, after: Runs) -> Comparison:
+    """Compares the runs of two sides, each over its own steady steps."""
+    sides = _Sides(before, after)
+    work, kernels, operators = compare_work(before[0], after[0])
+    step = sides.step()
     return Comparison(
-        before=before.trace.name,
-        after=after.trace.name,
+        before=before[0].trace.name,
+        after=after[0].trace.name,
         level=LEVEL,
-        step_us=compare_steps(before, after),
-        shares=compare_shares(before, after),
-        critical_path=tuple(
-            _of_steps(name, lambda row, name=name: getattr(row.critical_path, f"{name}_us"), sides)  # type: ignore[misc]
-            for name in CATEGORIES
-        ),
-        ranks=_ranks(before, after),
-        tensors=_tensors(before, after),
+        before_runs=tuple(run.trace.name for run in before),
+        after_runs=tuple(run.trace.name for run in after),
+        noise=sides.noise,
+        undecided=what_decides(step, before, after),
+        step_us=step,
+        shares=sides.shares(),
+        critical_path=sides.parts(),
+        ranks=sides.ranks(),
+        tensors=sides.tensors(),
         work=work,
         kernels=kernels,
         operators=operators,
     )
+
+
+def what_decides(step: Difference, before: Runs, after: Runs) -> str | None:
+    """What would decide whether steps differ; None if it is decided."""
+    if step.verdict != "unknown":
+        return None
+    if len(before) == len(after) == 1:
+        if step.low is None:
+            return f"too few steps: each trace needs {MIN_STEPS} steady steps"
+        noise = noise_between([*before, *after], several=False)
+        return (
+            f"runs of the same job on {noise.article} machine differ by up to "
+            f"{share_text(noise.step)}: trace each job at least three times, in turns, and give "
+            "all runs: ddltrace compare A1 A2 A3 --with B1 B2 B3"
+        )
+    if step.change is None:
+        return "a run has no completed steps"
+    return "the runs of a side differ too much among themselves: trace more runs, in turns"
 
 
 def compare_work(
@@ -123,31 +166,28 @@ def _rank_steps(side: Analysis) -> int:
     return max(len(columns["step"]), 1) if columns else max(len(side.trace.ranks), 1)
 
 
-def compare_steps(before: Analysis, after: Analysis) -> Difference:
-    """Compares the wall times of the steady steps of two analyses, microseconds."""
-    return _of_steps("step", lambda row: row.wall_us, (before, after))
+def compare_steps(before: Runs, after: Runs) -> Difference:
+    """Compares the wall times of the steady steps of two sides, microseconds."""
+    return _Sides(before, after).step()
 
 
-def compare_shares(before: Analysis, after: Analysis) -> tuple[Difference, ...]:
+def compare_shares(before: Runs, after: Runs) -> tuple[Difference, ...]:
     """Compares the overlap ratio and the shares of the steady steps, by the summary's names."""
-    values: dict[str, Callable[[StepRow], float | None]] = {
-        "overlap_ratio": lambda row: row.overlap_ratio,
-        "compute_share": lambda row: row.compute_share,
-        "exposed_comm_share": lambda row: row.exposed_comm_share,
-        "idle_share": lambda row: row.idle_share,
-    }
-    return tuple(_of_steps(name, value, (before, after)) for name, value in values.items())
+    return _Sides(before, after).shares()
 
 
 def render_comparison(comparison: Comparison, width: int = 100) -> str:
     """The comparison for a terminal."""
     step = comparison.step_us
-    head = f"{printable(comparison.before)} -> {printable(comparison.after)}: {_sentence(step)}"
+    head = (
+        f"{_names(comparison.before_runs)} -> {_names(comparison.after_runs)}: "
+        f"{_sentence(comparison)}"
+    )
     header = ["", "before", "after", "change", f"{comparison.level:.0%} interval", ""]
     times = [step, *comparison.critical_path]
     lines = [
         *textwrap.wrap(comparison.work.sentence, width),
-        head,
+        *textwrap.wrap(head, width, break_long_words=False),
         *render_changes("Kernels and copies", comparison.kernels, width),
         *render_changes("Operators and runtime calls", comparison.operators, width),
         "",
@@ -168,18 +208,33 @@ def render_comparison(comparison: Comparison, width: int = 100) -> str:
     return "\n".join(lines)
 
 
-def _sentence(step: Difference) -> str:
-    if step.change is None or not step.before or step.after is None:
-        return "a step cannot be compared: one of them has no completed steps."
-    ratio = step.before / step.after if step.after else float("inf")
+def _sentence(comparison: Comparison) -> str:
+    step = comparison.step_us
+    if step.change is None or not step.before or not step.after:
+        return "a step cannot be compared: a run has no completed steps."
     sizes = f"{time_text(step.before)} before, {time_text(step.after)} after"
     if step.verdict == "unknown":
-        return f"a step takes {sizes}; too few steps to tell a change from noise."
+        return f"not known whether a step is faster or slower ({sizes}): {comparison.undecided}."
     if step.verdict == "same":
-        return f"no change of the step time that stands out from noise ({sizes})."
-    word = "faster" if step.verdict == "less" else "slower"
-    factor = ratio if step.verdict == "less" else 1 / ratio
-    return f"a step is {factor:.2f} times {word} ({sizes})."
+        most = max(-(step.low or 0.0), step.high or 0.0) / step.before
+        return (
+            f"no difference of the steps stands out from noise ({sizes}); one of more than "
+            f"{share_text(most)} is ruled out."
+        )
+    faster = step.verdict == "less"
+    factor = step.before / step.after if faster else step.after / step.before
+    text = f"a step is {factor:.2f} times {'faster' if faster else 'slower'} ({sizes})"
+    if len(comparison.before_runs) == len(comparison.after_runs) == 1:
+        noise = comparison.noise
+        text += (
+            f", by one run a side: more than the {share_text(noise.step)} by which runs of the "
+            f"same job on {noise.article} machine differ"
+        )
+    return f"{text}."
+
+
+def _names(runs: Sequence[str]) -> str:
+    return ", ".join(map(printable, runs))
 
 
 def _cells(row: Difference, text: Callable[[float | None], str]) -> list[str]:
@@ -197,66 +252,157 @@ def _some(row: Difference) -> bool:
     return bool(row.before or row.after)
 
 
-def _steady(analysis: Analysis) -> list[StepRow]:
-    return [row for row in analysis.steps if row.steady]
+class _Sides:
+    """The runs of both sides.
 
+    Attributes:
+        noise: What equal runs are known to differ by.
+    """
 
-def _of_steps(
-    name: str, value: Callable[[StepRow], float | None], sides: tuple[Analysis, Analysis]
-) -> Difference:
-    """Compares a number of the steady steps."""
-    return _difference(name, *([value(row) for row in _steady(side)] for side in sides))
+    def __init__(self, before: Runs, after: Runs) -> None:
+        self._sides = before, after
+        several = max(len(before), len(after)) > 1
+        self.noise = noise_between([*before, *after], several=several)
+        means = [self._values(side, lambda row: row.wall_us) for side in self._sides]
+        known = [float(np.mean([run.mean for run in side])) for side in means if side]
+        self._step_us = float(np.mean(known)) if known else 0.0
+
+    def step(self) -> Difference:
+        """The wall time of a step."""
+        return self._of_steps("step", lambda row: row.wall_us, self.noise.step)
+
+    def shares(self) -> tuple[Difference, ...]:
+        """The overlap ratio and the shares of a step."""
+        values: dict[str, Callable[[StepRow], float | None]] = {
+            "overlap_ratio": lambda row: row.overlap_ratio,
+            "compute_share": lambda row: row.compute_share,
+            "exposed_comm_share": lambda row: row.exposed_comm_share,
+            "idle_share": lambda row: row.idle_share,
+        }
+        return tuple(
+            _difference(
+                name,
+                *(self._values(side, value) for side in self._sides),
+                noise=self.noise.share,
+                same=_SAME,
+            )
+            for name, value in values.items()
+        )
+
+    def parts(self) -> tuple[Difference, ...]:
+        """The parts of the critical path."""
+        return tuple(
+            self._of_steps(
+                name,
+                lambda row, name=name: getattr(row.critical_path, f"{name}_us"),  # type: ignore[misc]
+                self.noise.part,
+            )
+            for name in CATEGORIES
+        )
+
+    def ranks(self) -> tuple[Difference, ...]:
+        """The ranks' own steps."""
+        sides = [[_own_steps(run) for run in side] for side in self._sides]
+        return tuple(
+            self._times(f"rank {rank}", [[run[rank] for run in side] for side in sides],
+                        self.noise.step)
+            for rank in _common(sides)
+        )  # fmt: skip
+
+    def tensors(self) -> tuple[Difference, ...]:
+        """The exposed communication of the tensors."""
+        sides = [
+            [
+                {
+                    # Periods may differ by a step in length: the mean is that of the steps.
+                    row.name: RunValues(row.exposed_us, _numbers(run.tensor_course[row.name]))
+                    for row in run.tensors
+                    if row.exposed_us is not None
+                }
+                for run in side
+            ]
+            for side in self._sides
+        ]
+        return tuple(
+            self._times(name, [[run[name] for run in side] for side in sides], self.noise.part)
+            for name in _common(sides)
+        )
+
+    def _of_steps(
+        self, name: str, value: Callable[[StepRow], float | None], noise: float
+    ) -> Difference:
+        return self._times(name, [self._values(side, value) for side in self._sides], noise)
+
+    def _times(self, name: str, sides: Sequence[Sequence[RunValues]], noise: float) -> Difference:
+        """Compares times, whose noise is a share of the step."""
+        step = self._step_us
+        return _difference(name, *sides, noise=noise * step, same=_SAME * step)
+
+    def _values(self, side: Runs, value: Callable[[StepRow], float | None]) -> list[RunValues]:
+        """A number in each run; nothing if a run does not have it."""
+        found = [_numbers([value(row) for row in run.steps if row.steady]) for run in side]
+        return (
+            [RunValues(float(each.mean()), each) for each in found if len(each)]
+            if all(len(each) for each in found)
+            else []
+        )
 
 
 def _difference(
-    name: str, before: Sequence[float | None], after: Sequence[float | None]
+    name: str,
+    before: Sequence[RunValues],
+    after: Sequence[RunValues],
+    *,
+    noise: float,
+    same: float,
 ) -> Difference:
-    first, second = _numbers(before), _numbers(after)
-    if first is None or second is None:
-        means = [None if part is None else float(part.mean()) for part in (first, second)]
+    """Compares a number of both sides.
+
+    Args:
+        name: Name of the number.
+        before: Its values in the runs of the first side; empty if it is not known.
+        after: The same of the second side.
+        noise: What equal runs differ by.
+        same: A difference that has to be ruled out for them to be the same.
+    """
+    means = [float(np.mean([run.mean for run in side])) if side else None
+             for side in (before, after)]  # fmt: skip
+    if means[0] is None or means[1] is None:
         return Difference(name, means[0], means[1], None, None, None, "unknown")
-    change = float(second.mean() - first.mean())
-    interval = difference_interval(first, second)
-    if interval is None:
-        verdict, low, high = "unknown", None, None
-    else:
+    interval = difference_interval(before, after, noise)
+    verdict, low, high = "unknown", None, None
+    if interval is not None:
         low, high = interval
-        verdict = "less" if high < 0 else "more" if low > 0 else "same"
-    return Difference(name, float(first.mean()), float(second.mean()), change, low, high, verdict)
+        several = max(len(before), len(after)) > 1
+        if high < 0:
+            verdict = "less"
+        elif low > 0:
+            verdict = "more"
+        elif several and max(-low, high) < same:
+            verdict = "same"
+    return Difference(name, means[0], means[1], means[1] - means[0], low, high, verdict)
 
 
-def _numbers(values: Sequence[float | None]) -> npt.NDArray[np.float64] | None:
-    known = [value for value in values if value is not None]
-    return np.array(known) if known else None
+def _common(sides: Sequence[Sequence[Mapping[Any, RunValues]]]) -> list[Any]:
+    """The keys that all runs have, in the order of the first run."""
+    runs = [run for side in sides for run in side]
+    return [key for key in runs[0] if all(key in run for run in runs)]
 
 
-def _ranks(before: Analysis, after: Analysis) -> tuple[Difference, ...]:
-    sides = [_own_steps(before), _own_steps(after)]
-    both = sorted(set(sides[0]) & set(sides[1]))
-    return tuple(_difference(f"rank {rank}", sides[0][rank], sides[1][rank]) for rank in both)
+def _numbers(values: Iterable[float | None]) -> npt.NDArray[np.float64]:
+    return np.array([value for value in values if value is not None], np.float64)
 
 
-def _own_steps(analysis: Analysis) -> dict[int, list[float | None]]:
+def _own_steps(analysis: Analysis) -> dict[int, RunValues]:
     """Rank -> durations of its steady steps, microseconds."""
-    steady = {row.step for row in _steady(analysis)}
-    walls: dict[int, list[float | None]] = {}
+    steady = {row.step for row in analysis.steps if row.steady}
+    walls: dict[int, list[float]] = {}
     columns = analysis.rank_steps
     for rank, step, wall in zip(
         columns["rank"].tolist(), columns["step"].tolist(), columns["wall_ns"].tolist(), strict=True
     ):
         if step in steady:
             walls.setdefault(int(rank), []).append(wall / 1e3)
-    return walls
-
-
-def _tensors(before: Analysis, after: Analysis) -> tuple[Difference, ...]:
-    first, second = ({row.name: row.exposed_us for row in side.tensors} for side in (before, after))
-    rows = []
-    for name, mean in first.items():
-        other = second.get(name)
-        if mean is not None and other is not None:
-            course = (part.tensor_course[name].tolist() for part in (before, after))
-            # Periods may differ by a step in length: the means are those of the steps.
-            row = replace(_difference(name, *course), before=mean, after=other)
-            rows.append(replace(row, change=other - mean))
-    return tuple(rows)
+    return {
+        rank: RunValues(float(np.mean(own)), np.array(own)) for rank, own in sorted(walls.items())
+    }

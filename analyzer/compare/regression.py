@@ -8,7 +8,7 @@ from typing import Final
 
 from ddltrace.analyzer.compare.comparison import Comparison, Difference
 from ddltrace.analyzer.model import CATEGORIES
-from ddltrace.tracer.errors import DdltraceError, ThresholdError, UsageError
+from ddltrace.tracer.errors import ThresholdError, UsageError
 
 KEYS: Final = (
     "step_us",
@@ -76,32 +76,42 @@ def parse_limit(expression: str) -> Limit:
     )
 
 
-def check_limit(comparison: Comparison, limit: Limit) -> None:
+def check_limit(comparison: Comparison, limit: Limit) -> str | None:
     """Raises an error if a difference is beyond the limit and more than noise.
 
-    Noise: zero lies in the confidence interval of the difference. A difference without an
-    interval (too few steady steps) does not pass silently.
+    Returns:
+        Why it is not known whether the difference is beyond the limit; None if it is not.
 
     Raises:
         ThresholdError: The difference is beyond the limit.
-        DdltraceError: The traces do not give the difference or its interval.
     """
     found = _difference(comparison, limit.key)
-    if found.change is None or found.verdict == "unknown":
-        raise DdltraceError(
-            f"--fail-on {limit.text}: the traces do not show how {limit.key} differs "
-            "(too few steady steps, or not recorded)"
-        )
+    if found.change is None:
+        return f"--fail-on {limit.text}: not known, a trace does not give {limit.key}"
     if limit.relative and not found.before:
-        raise DdltraceError(f"--fail-on {limit.text}: {limit.key} is 0 before: give no percentage")
-    change = found.change / found.before if limit.relative and found.before else found.change
+        return f"--fail-on {limit.text}: not known, {limit.key} is 0 before: give no percentage"
+    unit = found.before if limit.relative and found.before else 1.0
+    change = found.change / unit
     beyond = change > limit.change if limit.rises else change < limit.change
-    if beyond and found.verdict != "same":
-        text = f"{change:+.1%}" if limit.relative else f"{change:+.6g}"
-        raise ThresholdError(
-            f"--fail-on {limit.text}: {limit.key} changed by {text}, "
-            f"with {comparison.level:.0%} confidence more than noise"
+    if found.verdict in ("less", "more"):
+        if beyond:
+            text = f"{change:+.1%}" if limit.relative else f"{change:+.6g}"
+            raise ThresholdError(
+                f"--fail-on {limit.text}: {limit.key} changed by {text}, "
+                f"with {comparison.level:.0%} confidence more than noise"
+            )
+        return None
+    if found.verdict == "same":
+        return None
+    if found.low is not None and found.high is not None:
+        excluded = (
+            found.high <= limit.change * unit if limit.rises else found.low >= limit.change * unit
         )
+        if excluded:
+            return None
+    return f"--fail-on {limit.text}: not known whether {limit.key} changed by so much; " + (
+        comparison.undecided or "more runs a side (--with) would decide it"
+    )
 
 
 def _difference(comparison: Comparison, key: str) -> Difference:

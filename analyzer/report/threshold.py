@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Final
 
 from ddltrace.analyzer.model import Summary
-from ddltrace.tracer.errors import DdltraceError, ThresholdError, UsageError
+from ddltrace.tracer.errors import ThresholdError, UsageError
 
 _OPERATORS: Final[dict[str, Callable[[float, float], bool]]] = {
     "<=": operator.le,
@@ -50,20 +50,23 @@ def check_expression(expression: str) -> tuple[str, str, float]:
     return match["key"], match["operator"], number
 
 
-def check_threshold(summary: Summary, expression: str) -> None:
+def check_threshold(summary: Summary, expression: str) -> str | None:
     """Raises an error if the expression is true.
+
+    Returns:
+        Why it is not known whether it is true; None if it is false.
 
     Raises:
         ThresholdError: It holds.
-        DdltraceError: The trace does not give that number.
         UsageError: It cannot be read.
     """
     key, name, limit = check_expression(expression)
     value = values_of(summary)[key]
     if value is None:
-        raise DdltraceError(f"--fail-on {expression}: the trace does not give {key}")
+        return f"--fail-on {expression}: not known, the trace does not give {key}"
     if _OPERATORS[name](value, limit):
         raise ThresholdError(f"--fail-on {expression}: {key} is {value:.6g}")
+    return None
 
 
 def values_of(summary: Summary) -> dict[str, float | None]:

@@ -63,7 +63,7 @@ def matrix_cards(workspace: Workspace) -> list[Component]:
     heads = ["trace", "step, mean", *(_title(f"against {column.title}") for column in traces)]
     hint = (
         "Mean step of the row less that of the column, with its 95 % interval; a link compares the "
-        "two. ~ the difference may be noise."
+        "two. ~ not decided: runs of the same job differ by as much."
     )
     if more:
         hint += f" {more} further traces are not shown."
@@ -87,7 +87,7 @@ def _title(text: str) -> Component:
 def _cell(row: OpenTrace, column: OpenTrace) -> Any:
     if row is column:
         return ""
-    found = compare_steps(column.analysis, row.analysis)
+    found = compare_steps([column.analysis], [row.analysis])
     if found.change is None or found.low is None or found.high is None:
         return NOT_KNOWN
     style = {"less": "gain", "more": "loss"}.get(found.verdict, "")

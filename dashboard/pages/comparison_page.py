@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from dash import dcc, html
 
-from ddltrace.analyzer.compare.comparison import compare_shares, compare_steps, compare_work
+from ddltrace.analyzer.compare.comparison import (
+    compare_shares,
+    compare_steps,
+    compare_work,
+    what_decides,
+)
 from ddltrace.analyzer.compare.mean_difference import LEVEL, MIN_STEPS
 from ddltrace.analyzer.formatting.units import (
     NOT_KNOWN,
@@ -85,7 +90,7 @@ def compare_page(workspace: Workspace, address: Address) -> Component:
     pair = (workspace.get(address.number("a", 0)), workspace.get(address.number("b", 1)))
     aligned = address.number("step", 0) if address.text("step") else None
     shifts = [None if aligned is None else _start_of(opened, aligned) for opened in pair]
-    step = compare_steps(pair[0].analysis, pair[1].analysis)
+    step = compare_steps([pair[0].analysis], [pair[1].analysis])
     made = {name: make(pair) for name, make in FIGURES.items()}
     cards = [
         card(title, graph(name, figure.layout.height), hint=hint, wide=wide)
@@ -197,8 +202,9 @@ def _verdict(pair: Pair, step: Difference) -> Component:
     if step.change is None or step.low is None or step.high is None or not step.before:
         text = f"Too few steady steps to compare step times: each trace needs {MIN_STEPS}."
         return html.Section([html.H1(text), *notes], className="headline")
-    if step.verdict == "same":
-        text = "The step times of A and B do not differ significantly."
+    undecided = what_decides(step, [pair[0].analysis], [pair[1].analysis])
+    if undecided is not None:
+        text = "It is not known whether B's step is shorter or longer than A's."
     else:
         word = "shorter" if step.verdict == "less" else "longer"
         share = share_text(abs(step.change) / step.before)
@@ -213,6 +219,7 @@ def _verdict(pair: Pair, step: Difference) -> Component:
                 f"{len(steady_times(pair[1].analysis))} steady steps.",
                 className="lead",
             ),
+            html.P(f"One run a side: {undecided}.", className="lead") if undecided else None,
             *notes,
         ],
         className="headline",
@@ -220,12 +227,12 @@ def _verdict(pair: Pair, step: Difference) -> Component:
 
 
 def _summary(pair: Pair, step: Difference) -> Component:
-    shares = compare_shares(pair[0].analysis, pair[1].analysis)
+    shares = compare_shares([pair[0].analysis], [pair[1].analysis])
     verdicts = {row.name: row.verdict for row in (step, *shares)}
     rows = []
     for name, read, show, less_is_better, judged in _MEASURES:
         first, second = (read(opened) for opened in pair)
-        verdict = verdicts.get(judged, "unknown")
+        verdict = verdicts.get(judged, "")
         better = None if verdict not in ("less", "more") else less_is_better
         change = _change(first, second, show, better)
         rows.append((name, show(first), show(second), *change, _VERDICTS.get(verdict, "")))
@@ -245,10 +252,10 @@ def _number_text(value: float | None) -> str:
 _Show = Callable[[float | None], str]
 _Read = Callable[["OpenTrace"], "float | None"]
 
-_VERDICTS: Final = {"same": "noise"}
+_VERDICTS: Final = {"unknown": "not decided"}
 _HINT: Final = (
-    "Coloured where B is better or worse than A by more than its steps differ among themselves; "
-    "“noise” where it is not."
+    "Coloured where B is better or worse than A by more than runs of the same job differ; “not "
+    "decided” where it is not."
 )
 
 _MEASURES: Final[tuple[tuple[str, _Read, _Show, bool | None, str], ...]] = (

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from ddltrace.analyzer.commands import analyze, compare, query
-from ddltrace.analyzer.compare.mean_difference import difference_interval
+from ddltrace.analyzer.compare.mean_difference import RunValues, difference_interval
 from ddltrace.analyzer.formatting.text_table import columns_of, render
 from ddltrace.analyzer.query.result_tables import EventStream
 from ddltrace.analyzer.query.sql import run_query
@@ -98,9 +98,12 @@ def test_fail_on_fails_when_its_expression_holds(build, expression, error):
         assert "Critical path of a step" in result.stdout
 
 
-def test_fail_on_a_number_that_the_trace_lacks_is_an_error(build):
+def test_fail_on_a_number_that_the_trace_lacks_is_an_error_only_if_strict(build):
     path = build(1).write()
     result = _run(analyze, path, "--fail-on", "overlap_ratio<0.6")
+    assert result.exit_code == 0
+    assert "not known, the trace does not give overlap_ratio" in result.stderr
+    result = _run(analyze, path, "--fail-on", "overlap_ratio<0.6", "--strict")
     assert type(result.exception) is DdltraceError
 
 
@@ -116,39 +119,60 @@ def test_html_into_a_missing_folder_fails_before_the_work(build, tmp_path):
 
 
 def test_a_change_is_told_from_noise(build):
-    same = _training(build(2, "a")).write()
-    again = _training(build(2, "b")).write()
-    slower = _training(build(2, "c"), slow=8.0).write()
-    assert "no change of the step time" in _run(compare, same, again).stdout
-    value = json.loads(_run(compare, same, slower, "--json").stdout)
+    def runs(name, slow):
+        return [_training(build(2, f"{name}{n}"), slow=slow).write() for n in range(3)]
+
+    same, again, slower = runs("a", 0.0), runs("b", 0.0), runs("c", 80.0)
+    text = " ".join(_run(compare, *same, "--with", *again).stdout.split())
+    assert "no difference of the steps stands out from noise" in text
+    assert "is ruled out" in text
+    value = json.loads(_run(compare, *same, "--with", *slower, "--json").stdout)
     assert value["schema"] == "ddltrace.comparison/1"
     assert value["step_us"]["verdict"] == "same"  # steps are of fixed length here
     parts = {row["name"]: row for row in value["critical_path"]}
     assert parts["compute"]["verdict"] == "more"
-    assert parts["compute"]["low"] <= 8.0 <= parts["compute"]["high"]
+    assert parts["compute"]["low"] <= 80.0 <= parts["compute"]["high"]
     assert parts["transfer"]["verdict"] == "same"
     assert value["tensors"]
     assert {row["verdict"] for row in value["tensors"]} == {"same"}
     assert all(row["low"] <= row["change"] <= row["high"] for row in value["tensors"])
 
 
+def test_one_run_a_side_decides_only_beyond_the_noise_of_a_busy_machine(build):
+    """These traces have no counters, so the machine may have been busy."""
+    first = _training(build(1, "a")).write()
+    value = json.loads(
+        _run(compare, first, _training(build(1, "b"), slow=100.0).write(), "--json").stdout
+    )
+    assert value["noise"]["condition"] == "busy"
+    assert {row["verdict"] for row in value["critical_path"]} == {"unknown"}
+    text = _run(compare, first, first).stdout
+    assert "trace each job at least three times" in " ".join(text.split())
+
+
 def test_few_steps_say_that_they_are_few(build):
     first = _training(build(1, "a"), steps=3).write()
     second = _training(build(1, "b"), steps=3, slow=9.0).write()
-    assert "too few steps" in _run(compare, first, second).stdout
+    assert "too few steps" in " ".join(_run(compare, first, second).stdout.split())
+
+
+def _interval(before, after, noise=0.0):
+    """The interval of runs that are given by their steps."""
+    sides = [[RunValues(float(run.mean()), run) for run in side] for side in (before, after)]
+    return difference_interval(*sides, noise)
 
 
 @pytest.mark.parametrize("alike", [0.0, 0.6])
 @pytest.mark.parametrize("steps", [5, 8, 20, 100])
-def test_noise_is_seldom_called_a_change(steps, alike):
+def test_noise_of_steps_is_seldom_called_a_change(steps, alike):
     """However few the steps, and though a slow step is seldom alone."""
     random = np.random.default_rng(3)
     called = covered = 0
     for _ in range(400):
         before, after = (_noise(random, steps, alike) for _ in range(2))
-        low, high = difference_interval(before, after)
+        low, high = _interval([before], [after])
         called += low > 0 or high < 0
-        low, high = difference_interval(before, after + 2)
+        low, high = _interval([before], [after + 2])
         covered += low <= 2 <= high
     assert called <= 36  # 5 % would be 20
     assert covered == 400 - called
@@ -161,16 +185,46 @@ def _noise(random, count, alike):
     return values[50:]
 
 
+@pytest.mark.parametrize("noise", [0.02, 0.3])
+def test_noise_of_runs_is_seldom_called_a_change(noise):
+    """The steps of a run are all alike, and each run is slower or faster as a whole."""
+    random = np.random.default_rng(5)
+
+    def side(count, scale=1.0):
+        return [np.full(9, scale * (1 + noise * random.normal())) for _ in range(count)]
+
+    called = found = 0
+    for _ in range(400):
+        low, high = _interval(side(3), side(3), 0.08)
+        called += low > 0 or high < 0
+        low, _ = _interval(side(3), side(3, 1.1), 0.08)
+        found += low > 0
+    assert called <= 28  # 5 % would be 20
+    if noise < 0.1:
+        assert found >= 320
+
+
+def test_published_noise_and_steps_widen_the_interval_of_one_run():
+    one, other = [np.full(9, 10.0)], [np.full(9, 11.0)]
+    assert _interval(one, other) == (1.0, 1.0)
+    assert _interval(one, other, 0.5) == (0.5, 1.5)
+    assert _interval(2 * one, 2 * other, 0.5) == pytest.approx((1 - 0.5 / 2**0.5, 1 + 0.5 / 2**0.5))
+    # The spread of one side stands for both: three runs against one.
+    runs = [np.full(9, value) for value in (9.0, 10.0, 11.0)]
+    assert _interval(runs, other) == pytest.approx(
+        (1 - 4.303 * (4 / 3) ** 0.5, 1 + 4.303 * (4 / 3) ** 0.5)
+    )
+
+
 def test_a_true_change_is_found():
     random = np.random.default_rng(4)
     found = 0
     for _ in range(100):
         before, after = random.normal(10, 1, 20), random.normal(12, 1, 20)
-        low, _ = difference_interval(before, after)
+        low, _ = _interval([before], [after])
         found += low > 0
     assert found >= 95
-    assert difference_interval(np.full(5, 2.0), np.full(5, 3.0)) == (1.0, 1.0)
-    assert difference_interval(np.full(4, 2.0), np.full(9, 3.0)) is None
+    assert _interval([np.full(4, 2.0)], [np.full(9, 3.0)]) is None
 
 
 @pytest.fixture

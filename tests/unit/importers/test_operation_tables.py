@@ -107,11 +107,11 @@ def test_tables_in_sql_and_reports(tmp_path: Path, analysis: Analysis) -> None:
 
 
 def test_other_work_is_told_first(tmp_path: Path, analysis: Analysis) -> None:
-    same = compare(analysis, open_trace(write(tmp_path / "same.json")).analyze())
+    same = compare([analysis], [open_trace(write(tmp_path / "same.json")).analyze()])
     assert same.work.same is True
     assert (same.kernels, same.operators) == ((), ())
     other = open_trace(write(tmp_path / "other.json", batch=3, kernel="gemm_large")).analyze()
-    found = compare(analysis, other)
+    found = compare([analysis], [other])
     assert found.work.same is False
     assert (found.work.appeared, found.work.vanished, found.work.input_bytes_ratio) == (1, 1, 3.0)
     assert {row.name: row.verdict for row in found.kernels} == {
@@ -122,7 +122,7 @@ def test_other_work_is_told_first(tmp_path: Path, analysis: Analysis) -> None:
     assert text.startswith("The traces do not run the same work")
     assert "3.00 times as many bytes" in " ".join(text.split())
     longer = open_trace(write(tmp_path / "longer.json", batch=3)).analyze()
-    [row] = compare(analysis, longer).kernels
+    [row] = compare([analysis], [longer]).kernels
     assert (row.name, row.verdict, row.change_us) == ("gemm", "duration", 80.0)
 
 
@@ -184,8 +184,8 @@ def test_another_batch_size_is_told_first(tmp_path: Path) -> None:
     sides = [
         open_trace(write_shapes(tmp_path / f"{batch}.json", batch)).analyze() for batch in (64, 32)
     ]
-    assert compare(sides[0], sides[0]).work.shapes_changed == 0
-    found = compare(*sides)
+    assert compare(sides[:1], sides[:1]).work.shapes_changed == 0
+    found = compare(sides[:1], sides[1:])
     assert found.work.same is False
     assert (found.work.shapes_changed, found.work.first_dimension_ratio) == (2, 0.5)
     rows = {row.name: row for row in found.operators}
