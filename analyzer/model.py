@@ -1412,6 +1412,7 @@ class Finding:
         unsure: Whether it is based on differences below the error of the aligned clocks.
         strategies: The strategies that `ddltrace experiment run` compares to test the advice;
             empty where no strategy tests it.
+        rank: The rank whose fault it is; None for what all ranks share.
     """
 
     kind: str
@@ -1422,6 +1423,7 @@ class Finding:
     command: str | None
     unsure: bool
     strategies: tuple[str, ...] = ()
+    rank: int | None = None
 
     @property
     def is_of_job(self) -> bool:

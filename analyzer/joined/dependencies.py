@@ -22,7 +22,7 @@ import numpy as np
 
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, IntArray
 from ddltrace.analyzer.events.rank_scan import RankScan
-from ddltrace.analyzer.joined.join import MAY_LEAVE, Joined, State
+from ddltrace.analyzer.joined.join import Joined, State
 from ddltrace.analyzer.joined.queues import find_formers
 
 _CALL_NS: Final = 100_000
@@ -164,23 +164,29 @@ def find_graph(scans: Mapping[int, RankScan], joined: Joined, *, tolerance_ns: i
 def _joins(joined: Joined) -> tuple[IntArray, IntArray, IntArray]:
     """The join of each message, the messages of all joins, and where each join's begin."""
     messages, collectives = joined.messages, joined.collectives
-    leaves = messages.op_is(*MAY_LEAVE)
     known = np.isin(collectives.state, (State.COMPLETE, State.OPEN)) & (collectives.ranks > 1)
-    kind = np.append(known, False)[joined.collective] & ~leaves
-    shared = joined.order[kind[joined.order]]
+    # Some may have left a collective in which others waited for all: they had arrived, too.
+    waiting = np.append(known, False)[joined.collective] & ~joined.is_single
+    kind = np.zeros(len(collectives) + 1, dtype=bool)
+    kind[joined.collective[waiting]] = True
+    kind[NULL] = False
+    shared = joined.order[kind[joined.collective[joined.order]]]
     new = np.append(True, np.diff(joined.collective[shared]) != 0)[: len(shared)]
     join = np.full(len(messages), NULL)
     join[shared] = np.cumsum(new) - 1
+    join[joined.is_single] = NULL
     begins = np.flatnonzero(new)
-    # What waits for one other rank only has a join of its own: itself and that rank's message.
-    # A message that waits for no other rank has a join of its own, too.
-    other = other_sides(joined)
+    # What does not need all ranks has a join of its own: itself and what it needs.
+    other = np.where(joined.is_single, NULL, other_sides(joined))
     alone = (joined.releaser == messages.rank) & (joined.released != NULL_NS)
-    own = np.flatnonzero((join == NULL) & (alone | (other != NULL)))
+    own = np.flatnonzero((join == NULL) & (alone | joined.is_single | (other != NULL)))
     join[own] = len(begins) + np.arange(len(own))
-    sides = np.stack([own, other[own]], axis=1).ravel()
-    sizes = 1 + (other[own] != NULL)
-    rows = np.concatenate([shared, sides[sides != NULL]])
+    paired = own[other[own] != NULL]
+    row = np.concatenate([own, paired, joined.needs.row])
+    needed = np.concatenate([own, other[paired], joined.needs.needed])
+    sides = np.argsort(join[row], kind="stable")
+    sizes = np.bincount(join[row] - len(begins), minlength=len(own))
+    rows = np.concatenate([shared, needed[sides]])
     first = np.concatenate([begins, len(shared) + np.append(0, np.cumsum(sizes))])
     return join, rows.astype(np.int64), first.astype(np.int64)
 

@@ -6,9 +6,8 @@ between ranks by operation, size, order and time. Messages that cannot be joined
 excluded from all measures of time.
 
 For one collective: the *arrival* of rank r is the start of its message, A is the last arrival.
-A rank waits until it is *released*: by the last rank to arrive; in a broadcast or scatter, by the
-root; a receive by its send, and a blocking send by its receive. A rank that left before A did not
-wait for the last rank to arrive and is released by itself.
+A rank waits until it is *released*: by the last of the ranks that it needs, see `rendezvous.py`; a
+receive by its send, and a blocking send by its receive.
 """
 
 from __future__ import annotations
@@ -26,13 +25,24 @@ from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, BoolArray, Int
 from ddltrace.analyzer.events.rank_messages import Messages
 from ddltrace.analyzer.events.sequence_alignment import call_tokens, common_numbers
 from ddltrace.analyzer.events.time_alignment import Calls
+from ddltrace.analyzer.joined.rendezvous import (
+    GLOO,
+    MAY_LEAVE,
+    STAR,
+    TREE,
+    Needs,
+    both_ways,
+    is_gloo,
+    last_needed,
+    links,
+    places,
+)
 from ddltrace.tracer.trace.schema import OPS, P2P_OPS
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
 
 _FROM_ROOT: Final = ("broadcast", "scatter")
-MAY_LEAVE: Final = ("broadcast", "scatter", "reduce", "gather", "send")
 _EQUAL_SIZES: Final = ("all_reduce", "reduce", "reduce_scatter")
 """Operations whose input has the same size on every rank."""
 
@@ -177,6 +187,8 @@ class Joined:
         collectives: One entry per collective.
         order: Rows of collectives, those of one collective side by side, by arrival.
         by_order: Whether some collectives had no sequence number.
+        needs: Whom the messages need that do not need all ranks of their collective.
+        is_single: Whether each message is one of them; those that need nobody else included.
     """
 
     messages: AllMessages
@@ -187,6 +199,8 @@ class Joined:
     collectives: Collectives
     order: IntArray
     by_order: bool
+    needs: Needs
+    is_single: BoolArray
 
     def rows(self, rank: int) -> slice:
         """The rows of a rank's messages, in the order of its `Messages`."""
@@ -229,8 +243,28 @@ def join(trace: Trace, messages: Mapping[int, Messages]) -> Joined:
     partner = _pair(everything)
     hosts = [rank for rank in messages if trace.infos(rank)[-1].device == "cpu"]
     posted = _posted(everything, partner, np.isin(everything.rank, hosts))
-    released, releaser = _release(everything, collective, posted, collectives, order)
-    return Joined(everything, collective, partner, released, releaser, collectives, order, by_order)
+    gloo = np.array([_is_gloo(trace, name) for name in everything.groups], dtype=bool)
+    needs, single = _find_needs(everything, collectives, collective, order, gloo)
+    collected = collectives, collective, order
+    released, releaser = _release(everything, collected, posted, needs, single)
+    return Joined(
+        everything,
+        collective,
+        partner,
+        released,
+        releaser,
+        collectives,
+        order,
+        by_order,
+        needs,
+        single,
+    )
+
+
+def _is_gloo(trace: Trace, group: str) -> bool:
+    """Whether a group's messages are Gloo's."""
+    device = trace.infos(trace.ranks[0])[-1].device
+    return is_gloo(trace.group_backend(group), device or "cpu")
 
 
 def _concatenate(trace: Trace, messages: Mapping[int, Messages]) -> AllMessages:
@@ -322,8 +356,8 @@ def _numbered(messages: AllMessages) -> tuple[IntArray, bool]:
             Calls(token, time[part], messages.step[part])
             for token, part in zip(tokens, ranks, strict=True)
         ]
-        for part, places in zip(ranks, common_numbers(calls), strict=True):
-            seq[part] = -2 - places
+        for part, at in zip(ranks, common_numbers(calls), strict=True):
+            seq[part] = -2 - at
     return seq, True
 
 
@@ -463,20 +497,21 @@ def _posted(
 
 def _release(
     messages: AllMessages,
-    collective: IntArray,
+    collected: tuple[Collectives, IntArray, IntArray],
     posted: tuple[IntArray, IntArray],
-    collectives: Collectives,
-    order: IntArray,
+    needs: Needs,
+    is_single: BoolArray,
 ) -> tuple[IntArray, IntArray]:
-    """Returns when each message was released, and the last rank to arrive.
+    """Returns when each message was released, and by which rank.
 
     Args:
         messages: All messages.
-        collective: Index of each message's collective.
+        collected: All collectives, the index of each message's, and the messages by collective.
         posted: For each send and receive, the other side, and when it was posted.
-        collectives: All collectives.
-        order: Messages by collective.
+        needs: See `Joined`.
+        is_single: See `Joined`.
     """
+    collectives, collective, order = collected
     start, rank = messages.start, messages.rank
     released = np.full(len(messages), NULL_NS)
     releaser = np.full(len(messages), NULL)
@@ -486,26 +521,111 @@ def _release(
     released[rows] = collectives.last[collective[rows]]
     releaser[rows] = collectives.last_rank[collective[rows]]
 
-    from_root = rows[messages.op_is(*_FROM_ROOT)[rows]]
-    is_root = messages.peer[from_root] == rank[from_root]
-    root_start = np.full(len(collectives), NULL_NS)
-    roots = from_root[is_root]
-    root_start[collective[roots]] = start[roots]
-    known = root_start[collective[from_root]] != NULL_NS
-    rooted = from_root[known]
-    released[rooted] = root_start[collective[rooted]]
-    releaser[rooted] = messages.peer[rooted]
+    last = last_needed(needs, start)
+    single = np.flatnonzero(is_single)
+    released[single], releaser[single] = start[last[single]], rank[last[single]]
 
     partner, when = posted
     pairs = np.flatnonzero(partner != NULL)
     released[pairs] = when[pairs]
     releaser[pairs] = rank[partner[pairs]]
 
-    # A rank that arrives after the rank that it needs does not wait; neither does a rank that
-    # leaves before the last arrival, if the operation allows it. (Otherwise, this order is a clock
-    # error.)
+    # A rank that arrives after the rank that it needs does not wait; neither does a sender that
+    # has left before its receiver came. (Otherwise, this order is a clock error.)
     known = released != NULL_NS
     left = (messages.end != NULL_NS) & (released > messages.end)
-    alone = known & ((released <= start) | (left & messages.op_is(*MAY_LEAVE)))
+    alone = known & ((released <= start) | (left & messages.op_is("send")))
     released[alone], releaser[alone] = start[alone], rank[alone]
     return released, releaser
+
+
+def _find_needs(
+    messages: AllMessages,
+    collectives: Collectives,
+    collective: IntArray,
+    order: IntArray,
+    gloo: BoolArray,
+) -> tuple[Needs, BoolArray]:
+    """Finds the messages that do not need all ranks of their collective, and whom they need.
+
+    Args:
+        messages: All messages.
+        collectives: All collectives.
+        collective: Index of each message's collective.
+        order: Messages by collective.
+        gloo: Whether each group's messages are Gloo's.
+
+    Returns:
+        What they need, see `Joined.needs`, and whether each message is one of them.
+    """
+    entered = np.isin(collectives.state, (State.COMPLETE, State.OPEN))
+    rows = order[entered[collective[order]] & messages.op_is(*MAY_LEAVE)[order]]
+    of, group = collective[rows], messages.group[rows]
+    root = _rows_of(rows, collective, messages.rank, of, messages.peer[rows])
+    is_single = np.zeros(len(messages), dtype=bool)
+    leaves, inner = [], []
+    for shape in (TREE, STAR):
+        ops = [op for op, its in GLOO.items() if its == shape]
+        of_shape = messages.op_is(*ops)[rows] & gloo[group] & (root != NULL)
+        mine = np.flatnonzero(of_shape)
+        size = messages.group_size[group[mine]]
+        place = _group_places(messages, rows[mine])
+        from_root = (place - _group_places(messages, root[mine])) % size
+        link = links(shape, from_root, size)
+        # The rank at that place: by its place in the group, counted from the root again.
+        target = (np.maximum(link, 0) + _group_places(messages, root[mine])) % size
+        places = np.full(len(messages), NULL)
+        places[rows[mine]] = place
+        found = _rows_of(rows[mine], collective, places, of[mine], target)
+        linked = (link != NULL) & (found != NULL)
+        leaves.append(rows[mine][linked])
+        inner.append(found[linked])
+        is_single[rows[mine]] = True
+    needs = both_ways(np.concatenate(leaves), np.concatenate(inner))
+    # Of other libraries, those that left before the last rank came; their data came from the root.
+    left = (messages.end[rows] != NULL_NS) & (collectives.last[of] > messages.end[rows])
+    left &= ~is_single[rows]
+    is_single[rows[left]] = True
+    fed = left & messages.op_is(*_FROM_ROOT)[rows] & (root != NULL) & (root != rows)
+    row = np.concatenate([needs.row, rows[fed]])
+    needed = np.concatenate([needs.needed, root[fed]])
+    by_row = np.argsort(row, kind="stable")
+    needs = Needs(row[by_row], needed[by_row])
+    return needs.of_started(messages.start, messages.end), is_single
+
+
+def _rows_of(
+    rows: IntArray, collective: IntArray, names: IntArray, of: IntArray, name: IntArray
+) -> IntArray:
+    """Finds messages by their collective and their rank, or another name that is unique in it.
+
+    Args:
+        rows: The messages to search.
+        collective: The collective of each message.
+        names: The name of each message in its collective.
+        of: The collectives to search in.
+        name: The name to search for in each.
+
+    Returns:
+        The row of each; `NULL` for none.
+    """
+    if not len(rows):
+        return np.full(len(of), NULL)
+    width = max(int(names.max(initial=0)), int(name.max(initial=0))) + 2
+    key = collective[rows] * width + names[rows]
+    by_key = np.argsort(key, kind="stable")
+    wanted = of * width + name
+    found = np.minimum(np.searchsorted(key[by_key], wanted), len(rows) - 1)
+    hit = (key[by_key][found] == wanted) & (name != NULL)
+    return np.where(hit, rows[by_key[found]], NULL)
+
+
+def _group_places(messages: AllMessages, rows: IntArray) -> IntArray:
+    """The rank of each message's process within its group, in the order of the members."""
+    place = messages.rank[rows].copy()
+    for group in distinct(messages.group[rows]).tolist():
+        mine = np.flatnonzero(messages.group[rows] == group)
+        members = messages.members[group]
+        rank = messages.rank[rows[mine]]
+        place[mine] = places(members or tuple(distinct(rank).tolist()), rank)
+    return place

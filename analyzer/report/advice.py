@@ -103,7 +103,7 @@ _FIX_ON_ONE_HOST: Final = (
 def find_findings(
     analysis: Analysis, facts: JobFacts, path: Location | None = None
 ) -> tuple[Finding, ...]:
-    """All findings of an analysis, the largest possible saving first.
+    """All findings of an analysis: a considerable fault of one rank first, then by their savings.
 
     Args:
         analysis: The measured trace.
@@ -131,10 +131,14 @@ def find_findings(
         for finding in found
         if finding.share >= _MIN_SHARE
     ]
+    worth.sort(key=lambda finding: -finding.saves_us)
+    # What one rank does differently also counts in what all ranks share.
+    of_rank = [finding for finding in worth if finding.rank is not None and finding.share >= _MUCH]
+    shared = [finding for finding in worth if finding not in of_rank]
     # Their savings are unknown, so they come last, except for what makes all others unsure.
     busy = [finding for finding in resources if finding.kind == "processors"]
     others = [finding for finding in resources if finding.kind != "processors"]
-    return (*busy, *sorted(worth, key=lambda finding: -finding.saves_us), *others)
+    return (*of_rank, *busy, *shared, *others)
 
 
 def path_shares(analysis: Analysis) -> dict[str, float]:
@@ -190,6 +194,7 @@ def _finding(
     command: str | None = None,
     unsure: bool = False,
     strategies: tuple[str, ...] = (),
+    rank: int | None = None,
 ) -> Finding:
     return Finding(
         kind=kind,
@@ -200,6 +205,7 @@ def _finding(
         command=command,
         unsure=unsure,
         strategies=strategies,
+        rank=rank,
     )
 
 
@@ -208,16 +214,26 @@ def _straggler(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
     if ideal is not None:
         yield ideal
         return
+    causes = _largest_causes(analysis)
     if analysis.waiting.is_point_to_point:
-        yield from _root_causes(analysis, savings)
+        yield from (_root_cause(analysis, savings, cause) for cause in causes[:_SHOWN_CAUSES])
         return
     share = analysis.summary.sync_overhead_share
     if not share or not analysis.stragglers:
         return
     worst = analysis.stragglers[0]
     culprit = delays_others(analysis.stragglers, len(analysis.trace.ranks))
+    # Who comes last to most collectives may itself have waited, for a rank that comes last to few.
+    own = [cause for cause in causes if cause.activity != "transfer" and cause.peer is None]
+    least = max(_MUCH * savings.step_us, _MOST * savings.imbalance_us)
+    if own and own[0].most_us >= least and (culprit is None or culprit.rank != own[0].rank):
+        culprit = next((row for row in analysis.stragglers if row.rank == own[0].rank), None)
+    if own and own[0].most_us >= least and (culprit is None or culprit.cause is None):
+        yield _root_cause(analysis, savings, own[0])
+        return
     if culprit is None or culprit.saves_us is None:
         saves = savings.imbalance_us
+        rank = None
         how = f"they take turns at it, rank {worst.rank} last to {share_text(worst.share)}"
         advice = (
             "look for what varies from rank to rank and step to step: the lengths of inputs, "
@@ -227,6 +243,7 @@ def _straggler(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
         # The fix concerns the cause only: no more than all time of that kind can be saved.
         bound = _bound_of_cause(savings, culprit.cause)
         saves = culprit.saves_us if bound is None else min(culprit.saves_us, bound)
+        rank = culprit.rank
         how = f"rank {culprit.rank} is {_lateness(analysis, culprit)}"
         advice = _fix(analysis, culprit)
     yield _finding(
@@ -236,6 +253,7 @@ def _straggler(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
         f"ranks wait for others during {share_text(share)} of the step; {how}",
         advice,
         unsure=worst.unsure,
+        rank=rank,
     )
 
 
@@ -298,32 +316,38 @@ def _pipelines(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
         )
 
 
-def _root_causes(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
-    """Yields findings on the causes of waiting at sends and receives."""
+def _largest_causes(analysis: Analysis) -> list[RootCause]:
+    """The root causes without which a step would be shorter, the largest saving first."""
     known = [cause for cause in analysis.root_causes if cause.most_us]
-    for cause in sorted(known, key=lambda row: -row.most_us)[:_SHOWN_CAUSES]:
-        waiting = cause.direct_us + cause.propagated_us
+    return sorted(known, key=lambda cause: -cause.most_us)
+
+
+def _root_cause(analysis: Analysis, savings: Savings, cause: RootCause) -> Finding:
+    """The finding on a cause of waiting."""
+    waiting = cause.direct_us + cause.propagated_us
+    evidence = (
+        f"ranks wait {time_text(waiting)} a step, summed over them, because "
+        f"{root_cause_text(cause)}"
+    )
+    if cause.peer is not None and cause.slower_us > waiting:
         evidence = (
-            f"ranks wait {time_text(waiting)} a step, summed over them, because "
-            f"{root_cause_text(cause)}"
+            f"{root_cause_text(cause)}: blocked receives last {time_text(cause.slower_us)} a "
+            "step longer"
         )
-        if cause.peer is not None and cause.slower_us > waiting:
-            evidence = (
-                f"{root_cause_text(cause)}: blocked receives last {time_text(cause.slower_us)} a "
-                "step longer"
-            )
-        if cause.propagated_us:
-            evidence += f"; {time_text(cause.propagated_us)} of it through other ranks"
-        if cause.saves_range_us is not None:
-            evidence += (
-                f"; without that, a step is {time_text(cause.saves_range_us[0])} to "
-                f"{time_text(cause.saves_range_us[1])} shorter, depending on what ranks do in the "
-                "time that nothing explains"
-            )
-        advice = _LINK_FIX if cause.peer is not None else _FIXES[_FIX_OF.get(cause.activity)]
-        if cause.activity == "compute" and analysis.pipelines:
-            advice += "; in a pipeline, move layers from its stage to others"
-        yield _finding(savings, "straggler", cause.most_us, evidence, advice)
+    if cause.propagated_us:
+        evidence += f"; {time_text(cause.propagated_us)} of it through other ranks"
+    if cause.saves_range_us is not None:
+        evidence += (
+            f"; without that, a step is {time_text(cause.saves_range_us[0])} to "
+            f"{time_text(cause.saves_range_us[1])} shorter, depending on what ranks do in the "
+            "time that nothing explains"
+        )
+    advice = _LINK_FIX if cause.peer is not None else _FIXES[_FIX_OF.get(cause.activity)]
+    if cause.activity == "compute" and analysis.pipelines:
+        advice += "; in a pipeline, move layers from its stage to others"
+    # Of a link, no single rank is at fault.
+    rank = cause.rank if cause.peer is None and cause.activity != "transfer" else None
+    return _finding(savings, "straggler", cause.most_us, evidence, advice, rank=rank)
 
 
 def root_cause_text(cause: RootCause) -> str:
