@@ -78,6 +78,7 @@ def assemble(
         traffic=measured.traffic,
         dimensions=dimension_rows(steady.dimensions, int(window.sum())),
         critical_path=steady.parts[:MOST_PARTS],
+        critical_path_by_rank=steady.path_ranks,
         savings=steady.savings,
         pipelines=steady.pipelines,
         waiting=steady.waiting,

@@ -40,7 +40,15 @@ from ddltrace.analyzer.measures.steps import Steps, messages_in_steps
 from ddltrace.analyzer.measures.stragglers import Lateness, find_lateness
 from ddltrace.analyzer.measures.tensors import MAX_PERIODS, tensor_times
 from ddltrace.analyzer.measures.traffic import traffic_rows
-from ddltrace.analyzer.model import PathPart, Pipeline, RootCause, Savings, StepRow, Waiting
+from ddltrace.analyzer.model import (
+    PathPart,
+    PathRank,
+    Pipeline,
+    RootCause,
+    Savings,
+    StepRow,
+    Waiting,
+)
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -170,6 +178,7 @@ def measure_steps(
             straggler_saves=causes.straggler_saves,
             tensors=tensors.result(),
             parts=causes.parts,
+            path_ranks=causes.path_ranks,
             savings=causes.savings,
             pipelines=causes.pipelines,
             waiting=causes.waiting,
@@ -192,6 +201,7 @@ class _Causes(NamedTuple):
 
     straggler_saves: dict[int, float]
     parts: tuple[PathPart, ...]
+    path_ranks: tuple[PathRank, ...]
     savings: Savings | None
     pipelines: tuple[Pipeline, ...]
     waiting: Waiting
@@ -221,9 +231,9 @@ def _find_causes(
     graph = find_graph(scans, joined, tolerance_ns=_CLOCK_ERROR_NS if dependencies_known else 0)
     work = {rank: own_work(scan) for rank, scan in scans.items()}
     delayed = RootCauseFinder(scans, joined, graph, steps, work)
-    parts = path_parts(paths, request.most_parts)
+    parts, path_ranks = path_parts(paths, request.most_parts)
     if not paths:
-        return _Causes({}, parts, None, (), delayed.waiting(), delayed.causes(None))
+        return _Causes({}, parts, path_ranks, None, (), delayed.waiting(), delayed.causes(None))
     finder = SavingsFinder(scans, joined, graph, steps, work, dependencies_known=dependencies_known)
     alone = finder.by_part(parts[:MOST_PARTS], paths)
     replayed = (
@@ -232,6 +242,7 @@ def _find_causes(
     return _Causes(
         straggler_saves=finder.by_rank(lateness.worst(_STRAGGLERS_REPLAYED)),
         parts=(*replayed, *parts[MOST_PARTS:]),
+        path_ranks=path_ranks,
         savings=finder.by_category(),
         pipelines=pipelines(scans, joined, graph, steps.number[steps.steady]),
         waiting=delayed.waiting(),

@@ -955,6 +955,23 @@ class PathPart:
 
 
 @dataclass(frozen=True)
+class PathRank:
+    """The time of one category that the critical path spends on one rank, over the steady steps.
+
+    All of them sum to the mean step.
+
+    Attributes:
+        category: One of `CATEGORIES`.
+        rank: Where.
+        us: Mean per step.
+    """
+
+    category: str
+    rank: int
+    us: float
+
+
+@dataclass(frozen=True)
 class Savings:
     """Upper bounds on the savings per step, from replays of the steady steps.
 
@@ -1494,6 +1511,7 @@ class Analysis:
         traffic: Bytes by pair of ranks.
         dimensions: Communication by parallel dimension, the longest exposed time first.
         critical_path: The largest parts of the critical paths of the steady steps.
+        critical_path_by_rank: All of these paths by category and rank; they sum to the mean step.
         savings: Possible savings per step by category; null without steps.
         pipelines: Pipelines of stages that pass microbatches on, with their bubbles.
         waiting: How long ranks wait for each other.
@@ -1538,6 +1556,7 @@ class Analysis:
     traffic: tuple[TrafficRow, ...]
     dimensions: tuple[DimensionRow, ...]
     critical_path: tuple[PathPart, ...]
+    critical_path_by_rank: tuple[PathRank, ...]
     savings: Savings | None
     pipelines: tuple[Pipeline, ...]
     waiting: Waiting

@@ -25,6 +25,7 @@ from ddltrace.analyzer.model import (
     KernelRow,
     OperatorRow,
     PathPart,
+    PathRank,
     Pipeline,
     RankRow,
     RootCause,
@@ -66,6 +67,7 @@ class SteadyMeasures:
         straggler_saves: Rank -> possible savings per step if no rank waited for it, for the worst.
         tensors: Times of parameters.
         parts: Parts of the critical paths.
+        path_ranks: These paths by category and rank.
         savings: Possible savings by category; None without steps.
         pipelines: Pipelines with their bubbles.
         waiting: How long ranks wait for each other.
@@ -78,6 +80,7 @@ class SteadyMeasures:
     straggler_saves: dict[int, float]
     tensors: TensorTimes
     parts: tuple[PathPart, ...]
+    path_ranks: tuple[PathRank, ...]
     savings: Savings | None
     pipelines: tuple[Pipeline, ...]
     waiting: Waiting

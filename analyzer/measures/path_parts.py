@@ -1,9 +1,9 @@
-"""The largest parts of the critical paths of the steady steps."""
+"""The critical paths of the steady steps by part, and by category and rank."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from ddltrace.analyzer.events.copies import DIRECTIONS, copy_direction
 from ddltrace.analyzer.events.event_columns import NULL, FloatArray, IntArray
 from ddltrace.analyzer.events.rank_timeline import CATEGORY
 from ddltrace.analyzer.joined.critical_path import Path, Pieces
-from ddltrace.analyzer.model import CATEGORIES, CopyTimes, PathPart, PathTotals
+from ddltrace.analyzer.model import CATEGORIES, CopyTimes, PathPart, PathRank, PathTotals
 
 MOST_PARTS: Final = 100
 """Parts that a report has."""
@@ -43,8 +43,20 @@ def path_copies(path: Path) -> CopyTimes:
     return CopyTimes(*times.values())
 
 
-def path_parts(paths: Sequence[Path], most: int | None = MOST_PARTS) -> tuple[PathPart, ...]:
-    """Sums the pieces of paths by category, rank and name; the largest first.
+class PathSums(NamedTuple):
+    """Sums of the pieces of paths, means per path.
+
+    Attributes:
+        parts: By category, rank and name, the largest first.
+        by_rank: By category and rank; complete.
+    """
+
+    parts: tuple[PathPart, ...]
+    by_rank: tuple[PathRank, ...]
+
+
+def path_parts(paths: Sequence[Path], most: int | None = MOST_PARTS) -> PathSums:
+    """Sums the pieces of paths.
 
     What each part costs on its rank alone is left to `ddltrace.analyzer.measures.savings`.
 
@@ -53,7 +65,7 @@ def path_parts(paths: Sequence[Path], most: int | None = MOST_PARTS) -> tuple[Pa
         most: At most this many parts; None for all.
     """
     if not paths:
-        return ()
+        return PathSums((), ())
     names = paths[0].names
     stride = len(names) + 1
     sums = _Sums(stride * len(CATEGORIES) * (1 + max(map(_last_rank, paths))))
@@ -84,7 +96,14 @@ def path_parts(paths: Sequence[Path], most: int | None = MOST_PARTS) -> tuple[Pa
                 share=float(whole[i]) / total if total else 0.0,
             )
         )
-    return tuple(parts)
+    of_rank = np.bincount(keys // stride, weights=whole) / len(paths) / 1e3
+    by_rank = [
+        PathRank(
+            CATEGORIES[place % len(CATEGORIES)], place // len(CATEGORIES), float(of_rank[place])
+        )
+        for place in np.flatnonzero(of_rank).tolist()
+    ]
+    return PathSums(tuple(parts), tuple(by_rank))
 
 
 def _last_rank(path: Path) -> int:

@@ -17,7 +17,9 @@ from ddltrace.analyzer.measures.root_causes import known_or_range
 from ddltrace.analyzer.measures.stragglers import Lateness, RankLateness
 from ddltrace.analyzer.measures.tensors import MAX_PERIODS, TensorTimes, sorted_rows
 from ddltrace.analyzer.model import (
+    CATEGORIES,
     PathPart,
+    PathRank,
     Pipeline,
     PipelineStage,
     RankWaiting,
@@ -67,6 +69,7 @@ class SteadyMerger:
         self._straggler_saves = _Saving(KeyedSums(3))
         self._tensors = _TensorMerger()
         self._parts: KeyedSums[tuple[str, int, str | None]] = KeyedSums(2)
+        self._path_ranks: KeyedSums[tuple[int, str]] = KeyedSums(1)
         self._savings: KeyedSums[str] = KeyedSums(len(_SAVINGS))
         self._pipelines: dict[tuple[int, ...], list[tuple[float, Pipeline]]] = defaultdict(list)
         self._waiting: KeyedSums[str] = KeyedSums(3)
@@ -92,6 +95,11 @@ class SteadyMerger:
         self._parts.add(
             [(row.category, row.rank, row.name) for row in steady.parts],
             [(row.us, row.alone_us) for row in steady.parts],
+            weight,
+        )
+        self._path_ranks.add(
+            [(row.rank, row.category) for row in steady.path_ranks],
+            [(row.us,) for row in steady.path_ranks],
             weight,
         )
         if steady.savings is not None:
@@ -127,6 +135,7 @@ class SteadyMerger:
             straggler_saves={rank: pair[1] for rank, pair in saves.items() if pair is not None},
             tensors=self._tensors.result(),
             parts=_path_parts(self._parts, weight),
+            path_ranks=_path_ranks(self._path_ranks, weight),
             savings=savings[0] if savings else None,
             pipelines=tuple(map(_pipeline, sorted(self._pipelines.values(), key=_first_rank))),
             waiting=Waiting(
@@ -142,6 +151,13 @@ class SteadyMerger:
             facts=_job_facts(self._facts),
             dimensions=self._dimensions,
         )
+
+
+def _path_ranks(sums: KeyedSums[tuple[int, str]], weight: float) -> tuple[PathRank, ...]:
+    rows = [
+        PathRank(category, rank, (us or 0.0) / weight) for (rank, category), (us,) in sums.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (row.rank, CATEGORIES.index(row.category))))
 
 
 def _path_parts(

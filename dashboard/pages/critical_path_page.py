@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 PATH: Final = "/critical-path"
 _MAX_PARTS: Final = 60
+_MAX_RANKS: Final = 16
 _MAX_PIECES: Final = 600
 
 FIGURES: Final[dict[str, Draw]] = {
@@ -93,10 +94,10 @@ def critical_path_page(opened: OpenTrace, address: Address) -> Component:
         card(
             "By category and rank",
             _by_category(analysis),
-            hint="Means per steady step; the categories sum to the step.",
+            hint="On the critical path, means per steady step; they sum to the mean step.",
         ),
         card(
-            "Parts",
+            "Largest parts",
             sorted_table(parts, _PART_COLUMNS, address, PATH, limit=_MAX_PARTS, text_columns=2),
             hint="Saves at most: how much shorter a step could get if this part took no time on "
             "this rank only. Then another rank, or another part, holds the step up.",
@@ -170,18 +171,21 @@ def add_callbacks(app: dash.Dash, workspace: Workspace) -> None:
 
 def _by_category(analysis: Analysis) -> Component:
     sums: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for part in analysis.critical_path:
-        sums[part.category][part.rank] += part.us
-    ranks = sorted({part.rank for part in analysis.critical_path})[:16]
+    for row in analysis.critical_path_by_rank:
+        sums[row.category][row.rank] += row.us
+    everyone = sorted({row.rank for row in analysis.critical_path_by_rank})
+    ranks, others = everyone[:_MAX_RANKS], everyone[_MAX_RANKS:]
     rows = [
         (
             category,
             time_text(sum(by_rank.values())),
-            *(time_text(by_rank[rank]) if rank in by_rank else NOT_KNOWN for rank in ranks),
+            *(time_text(by_rank.get(rank, 0.0)) for rank in ranks),
+            *([time_text(sum(by_rank.get(rank, 0.0) for rank in others))] if others else []),
         )
         for category, by_rank in sorted(sums.items(), key=lambda item: -sum(item[1].values()))
     ]
-    return table(("category", "all ranks", *(f"rank {rank}" for rank in ranks)), rows)
+    rest = [f"{len(others)} other ranks"] if others else []
+    return table(("category", "all ranks", *(f"rank {rank}" for rank in ranks), *rest), rows)
 
 
 def _steps(analysis: Analysis, address: Address) -> Component:
