@@ -1584,6 +1584,15 @@ class Analysis:
         shown = [f.name for f in fields(self) if f.repr]
         return {"schema": SCHEMA} | {name: _plain(getattr(self, name)) for name in shown}
 
+    def compared_dimensions(self) -> tuple[DimensionRow, ...]:
+        """The rows of `dimensions` if there is something to compare: for reports.
+
+        A job that is only data-parallel, in one group, has nothing to compare.
+        """
+        several = len({group for row in self.dimensions for group in row.groups}) > 1
+        plain = {"data", "unknown"}
+        return self.dimensions if several or {r.dimension for r in self.dimensions} - plain else ()
+
     def ranks_frame(self) -> pd.DataFrame:
         """One row per rank, columns as in `RankRow`, its copies' as ``copy_*``."""
         return _frame(self.ranks, RankRow)

@@ -21,7 +21,13 @@ from ddltrace.analyzer.model import CATEGORIES, Analysis, Summary
 from ddltrace.analyzer.report import figures
 from ddltrace.analyzer.report.html_page import page_environment, page_parts, write_page
 from ddltrace.analyzer.report.notes import notes_of, state_text
-from ddltrace.analyzer.report.sentences import extra_text, hang_text, idle_text, sentences
+from ddltrace.analyzer.report.sentences import (
+    dimensions_text,
+    extra_text,
+    hang_text,
+    idle_text,
+    sentences,
+)
 from ddltrace.analyzer.trace.trace_directories import dashboard_command
 
 if TYPE_CHECKING:
@@ -134,6 +140,8 @@ def render(analyzed: Analyzed, trace: Trace, sources: Sequence[Location] | None 
         hangs=analysis.hangs,
         slow=analysis.slow_steps,
         idle=idle_text(analysis.summary),
+        dimensions=analysis.compared_dimensions(),
+        dimensions_text=dimensions_text(analysis.summary),
         fits=analysis.cost_fits,
         findings=analysis.findings,
         pipelines=analysis.pipelines[:_PIPELINES_SHOWN],

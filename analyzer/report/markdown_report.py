@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from ddltrace.analyzer.formatting.units import printable, share_text, time_text
+from ddltrace.analyzer.formatting.units import bytes_text, printable, share_text, time_text
 from ddltrace.analyzer.model import Analysis, Finding
 from ddltrace.analyzer.report.notes import notes_of
-from ddltrace.analyzer.report.sentences import sentences
+from ddltrace.analyzer.report.sentences import dimensions_text, sentences
 
 _MAX_RANKS: Final = 16
 _MAX_FINDINGS: Final = 5
@@ -51,6 +51,8 @@ def render_markdown(analysis: Analysis) -> str:
             f"- {_saving(finding)}: {_escape(finding.evidence)}. To try: {_escape(finding.advice)}."
             for finding in analysis.findings[:_MAX_FINDINGS]
         ]
+    if analysis.compared_dimensions():
+        lines += ["", *_dimensions(analysis), "", dimensions_text(summary)]
     if analysis.ranks:
         lines += ["", *_ranks(analysis)]
     lines += [f"\n> {_escape(note)}" for note in notes_of(analysis)]
@@ -62,6 +64,23 @@ def _saving(finding: Finding) -> str:
     if not finding.has_saving:
         return finding.kind
     return f"saves at most {time_text(finding.saves_us)} a step"
+
+
+def _dimensions(analysis: Analysis) -> list[str]:
+    rows = [
+        (
+            row.dimension,
+            time_text(row.exposed_us),
+            time_text(row.wait_us),
+            time_text(row.transfer_us),
+            f"{row.messages:.3g}",
+            bytes_text(row.bytes),
+            ", ".join(row.groups),
+        )
+        for row in analysis.compared_dimensions()
+    ]
+    heads = ("dimension", "exposed", "waiting", "transfer", "messages", "bytes", "groups")
+    return _table(heads, rows)
 
 
 def _ranks(analysis: Analysis) -> list[str]:

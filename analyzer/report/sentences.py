@@ -113,6 +113,15 @@ def idle_text(summary: Summary) -> str:
     return f"Of {over} ranks are idle {share_text(summary.idle_share)}: {listed}{beside}."
 
 
+def dimensions_text(summary: Summary) -> str:
+    """Says how to read the table of parallel dimensions."""
+    over = "rank and steady step" if summary.steps else "rank over the traced time"
+    return (
+        f"Means per {over}; exposed is without compute. Rows can share time, as messages of "
+        "several dimensions can be in flight at once."
+    )
+
+
 def hang_text(hang: Hang) -> str:
     """Describes a hang and its present and missing ranks, without the full stop. Safe to print."""
     number = "" if hang.seq is None else f" number {hang.seq}"

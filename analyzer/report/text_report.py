@@ -33,6 +33,7 @@ from ddltrace.analyzer.model import (
 from ddltrace.analyzer.report.advice import path_shares
 from ddltrace.analyzer.report.notes import host_ahead, notes_of, state_text
 from ddltrace.analyzer.report.sentences import (
+    dimensions_text,
     extra_text,
     hang_text,
     idle_text,
@@ -51,6 +52,7 @@ _MAX_SLOW: Final = 5
 _MAX_PIPELINES: Final = 4
 _NAME: Final = 30
 _CAUSE_NAME: Final = 20
+_GROUPS: Final = 36
 _LEAST_CAUSE: Final = 0.01
 
 
@@ -65,6 +67,7 @@ def render_report(analysis: Analysis) -> str:
         _slow_steps(analysis),
         _ranks(analysis),
         _idle(analysis),
+        _dimensions(analysis),
         _collectives(analysis),
         _cost(analysis),
         _p2p(analysis),
@@ -233,6 +236,30 @@ def _idle(analysis: Analysis) -> list[str]:
     )
     lines += render(header, cells, WIDTH)
     return lines + _more(len(known), _MAX_RANKS) + _wrapped(idle_text(analysis.summary), "  ")
+
+
+def _dimensions(analysis: Analysis) -> list[str]:
+    rows = analysis.compared_dimensions()
+    if not rows:
+        return []
+    header = ["dimension", "exposed", "waiting", "transfer", "messages", "bytes", "groups"]
+    cells = [
+        [
+            row.dimension,
+            time_text(row.exposed_us),
+            time_text(row.wait_us),
+            time_text(row.transfer_us),
+            f"{row.messages:.3g}",
+            bytes_text(row.bytes),
+            shorten(printable(", ".join(row.groups)), _GROUPS, "start"),
+        ]
+        for row in rows
+    ]
+    return [
+        "Communication by parallel dimension",
+        *_wrapped(dimensions_text(analysis.summary), "  "),
+        *render(header, cells, WIDTH),
+    ]
 
 
 def _slowness(row: RankRow) -> float:

@@ -16,6 +16,7 @@ from ddltrace.analyzer.formatting.units import (
 )
 from ddltrace.analyzer.report import figures
 from ddltrace.analyzer.report.figures import base_figure
+from ddltrace.analyzer.report.sentences import dimensions_text
 from ddltrace.dashboard.pages.collective_events import Collective, Filter, Selection, select
 from ddltrace.dashboard.pages.figure_cards import Draw, figure_cards
 from ddltrace.dashboard.pages.sorted_table import Column, sorted_table
@@ -158,6 +159,8 @@ def communication_page(opened: OpenTrace, address: Address) -> Component:
         head.append(notes_box(opened.notes))
     parts: list[Any] = [html.Section(head, className="headline")]
     parts.append(html.Div(cards, className="cards"))
+    if analysis.compared_dimensions():
+        parts.append(_dimensions(analysis))
     if found.total:
         parts.append(_all_collectives(opened, found, wanted, address))
     if analysis.p2p:
@@ -290,6 +293,30 @@ def _filters(found: Selection, wanted: Filter, address: Address) -> Component:
         ]
         lines.append(html.Div([html.Span(title), *links], className="filters"))
     return html.Div(lines)
+
+
+def _dimensions(analysis: Analysis) -> Component:
+    return card(
+        "Communication by parallel dimension",
+        table(
+            ("dimension", "groups", "exposed", "waiting", "transfer", "messages", "bytes"),
+            [
+                (
+                    row.dimension,
+                    printable(", ".join(row.groups)),
+                    time_text(row.exposed_us),
+                    time_text(row.wait_us),
+                    time_text(row.transfer_us),
+                    f"{row.messages:.3g}",
+                    bytes_text(row.bytes),
+                )
+                for row in analysis.compared_dimensions()
+            ],
+            text_columns=2,
+        ),
+        hint=dimensions_text(analysis.summary),
+        wide=True,
+    )
 
 
 def _pairs(analysis: Analysis) -> Component:

@@ -9,9 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ddltrace.analyzer.analysis import analyze_in_full
 from ddltrace.analyzer.measures.dimension_names import dimension_of
+from ddltrace.analyzer.report.html_report import render as render_html
+from ddltrace.analyzer.report.markdown_report import render_markdown
+from ddltrace.analyzer.report.text_report import render_report
 from ddltrace.analyzer.trace.opened_trace import open_trace
+from ddltrace.dashboard.address import Address
+from ddltrace.dashboard.pages.communication_page import communication_page
+from ddltrace.dashboard.workspace import Workspace
 from ddltrace.tracer.trace.run_info import GroupInfo
+
+SAMPLE = Path(__file__).resolve().parents[3] / "sample_traces" / "straggler"
 
 
 @pytest.mark.parametrize(
@@ -127,6 +136,22 @@ def test_each_dimension_has_the_time_of_its_messages(build):
     assert sent == pytest.approx(np.mean([row.bytes_sent for row in analysis.ranks]) / 6)
     (json_row,) = [row for row in analysis.to_json()["dimensions"] if row["dimension"] == "tensor"]
     assert json_row["exposed_us"] == pytest.approx(100)
+
+
+def test_reports_show_dimensions_only_if_there_is_something_to_compare(build):
+    trace = grid(build).trace()
+    analyzed = analyze_in_full(trace)
+    page = communication_page(Workspace([trace]).get(0), Address.parse(""))
+    text, markdown = render_report(analyzed.analysis), render_markdown(analyzed.analysis)
+    for shown in (text, markdown, render_html(analyzed, trace), str(page)):
+        assert "CONTEXT_PARALLEL_GROUP" in shown.replace("\\_", "_")
+    (line,) = [line for line in text.splitlines() if line.endswith("mesh_tp")]
+    assert " ".join(line.split()) == "tensor 100 µs 25.0 µs 100 µs 1 8 B mesh_tp"
+    (line,) = [line for line in markdown.splitlines() if "tp |" in line]
+    assert line.split(" | ")[1:4] == ["100 µs", "25.0 µs", "100 µs"]
+    sample = open_trace(SAMPLE).analyze()
+    assert [row.dimension for row in sample.dimensions] == ["data"]
+    assert "dimension" not in render_report(sample) + render_markdown(sample)
 
 
 def test_what_the_trace_does_not_say_is_null(build):
