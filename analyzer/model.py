@@ -1362,6 +1362,21 @@ class MemoryGrowth:
 
 
 @dataclass(frozen=True)
+class Stop:
+    """A time in which no thread of a process ran, although its counters were due every second.
+
+    Attributes:
+        last_step: The step in which the process was when it ran again; null outside of steps.
+        least_us: From the first reading that was due and missing to the next reading.
+        most_us: From the last reading before to the next one.
+    """
+
+    last_step: int | None
+    least_us: float
+    most_us: float
+
+
+@dataclass(frozen=True)
 class ResourceRow:
     """Resource use of one rank in its steps, from its resource counters; null if it was not
     recorded.
@@ -1385,6 +1400,8 @@ class ResourceRow:
             of power or heat.
         device_throttling: The reasons.
         growth: Memory that grows from step to step.
+        stops: When no thread of the process ran; null if the counters cannot show it, or if the
+            rank had several processes.
     """
 
     rank: int
@@ -1404,6 +1421,7 @@ class ResourceRow:
     device_throttled_share: float | None
     device_throttling: tuple[str, ...]
     growth: tuple[MemoryGrowth, ...]
+    stops: tuple[Stop, ...] | None = None
 
 
 _RECORDS: Final = "ddltrace run "
@@ -1416,9 +1434,10 @@ class Finding:
 
     Attributes:
         kind: Its subject: ``communication``, ``pipeline``, ``straggler``, ``data``, ``copy``,
-            ``host``, ``update``, ``compute``, ``memory``, ``device`` or ``processors``.
+            ``host``, ``update``, ``compute``, ``memory``, ``device``, ``processors`` or
+            ``stopped``.
         saves_us: Upper bound on what a step could get shorter; 0 if the trace does not show, for
-            the last three kinds.
+            the last four kinds.
         share: The same as a share of the step.
         evidence: The measurement, one sentence.
         advice: The proposed change, one sentence.

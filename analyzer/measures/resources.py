@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ddltrace.analyzer.events.counter_series import CounterSeries, counter_series
-from ddltrace.analyzer.model import MemoryGrowth, ResourceRow
+from ddltrace.analyzer.model import MemoryGrowth, ResourceRow, Stop
 
 if TYPE_CHECKING:
     from ddltrace.analyzer.trace.opened_trace import Trace
@@ -39,6 +40,15 @@ _THROTTLING: Final = {
 https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html. The others (idle device,
 clocks set by an application, synchronized boost) are wanted."""
 
+_READ_EVERY_NS: Final = 1_000_000_000
+_MISSED_NS: Final = 2_500_000_000
+"""Between two readings: at least one reading more is missing than a late one explains."""
+
+_FEWEST_READINGS: Final = 3
+_TICK_S: Final = 0.02
+"""Resolution of processor times, with the reading's own."""
+
+_STARVED: Final = 0.25
 _GROWING: Final = ("process_memory", "device_allocated_peak")
 
 
@@ -57,7 +67,10 @@ def resource_rows(trace: Trace) -> tuple[ResourceRow, ...]:
     for rank, series in series_of.items():
         if series:
             named = {one.name: one for one in series}
-            found.append(_row(rank, hosts[rank], host_rows.get(hosts[rank], {}) | named))
+            row = _row(rank, hosts[rank], host_rows.get(hosts[rank], {}) | named)
+            # Between two processes of a rank no counters are read.
+            stops = find_stops(named) if len(trace.infos(rank)) == 1 else None
+            found.append(replace(row, stops=stops))
     return tuple(found)
 
 
@@ -111,6 +124,42 @@ def _row(rank: int, host: str, series: dict[str, CounterSeries]) -> ResourceRow:
             for name in _GROWING
             if name in series and (growth := memory_growth(series[name])) is not None
         ),
+    )
+
+
+def find_stops(series: Mapping[str, CounterSeries]) -> tuple[Stop, ...] | None:
+    """Finds when no thread of a process ran: it was stopped, or suspended with its host.
+
+    A thread of the tracer reads the counters at every full second. Where readings are missing, it
+    did not run when they were due. If the whole process used no more processor time than it uses
+    in the one interval in which it may have run, and its main thread did not wait for a processor,
+    no thread ran.
+
+    Args:
+        series: The counters of one process by name.
+
+    Returns:
+        The stops; None if a counter that shows it was not recorded.
+    """
+    cpu, waited = series.get("process_cpu"), series.get("process_cpu_wait")
+    if cpu is None or waited is None or len(cpu.value) < _FEWEST_READINGS:
+        return None
+    gaps = np.diff(cpu.time_ns)
+    usual = float(np.median(cpu.value))
+    used_s = cpu.value[1:] * gaps / 1e9
+    # A process that uses little at all shows no difference.
+    missing_s = usual * (gaps - _READ_EVERY_NS) / 1e9
+    stood_still = used_s <= usual * _READ_EVERY_NS / 1e9 + _TICK_S
+    rows = 1 + np.flatnonzero((gaps >= _MISSED_NS) & stood_still & (missing_s >= 5 * _TICK_S))
+    waits = dict(zip(waited.time_ns.tolist(), waited.value.tolist(), strict=True))
+    return tuple(
+        Stop(
+            last_step=None if cpu.step[row] < 0 else int(cpu.step[row]),
+            least_us=float(gaps[row - 1] - _READ_EVERY_NS) / 1e3,
+            most_us=float(gaps[row - 1]) / 1e3,
+        )
+        for row in rows.tolist()
+        if waits.get(int(cpu.time_ns[row]), 1.0) < _STARVED
     )
 
 

@@ -136,9 +136,25 @@ def find_findings(
     of_rank = [finding for finding in worth if finding.rank is not None and finding.share >= _MUCH]
     shared = [finding for finding in worth if finding not in of_rank]
     # Their savings are unknown, so they come last, except for what makes all others unsure.
+    stood_still = _stopped_us(analysis) >= _MIN_SHARE * sum(row.wall_us for row in analysis.steps)
+    stopped = [finding for finding in resources if finding.kind == "stopped" and stood_still]
     busy = [finding for finding in resources if finding.kind == "processors"]
-    others = [finding for finding in resources if finding.kind != "processors"]
-    return (*of_rank, *busy, *shared, *others)
+    others = [finding for finding in resources if finding not in (*stopped, *busy)]
+    known = [_of_stopped(analysis, finding) for finding in (*of_rank, *shared)]
+    return (*stopped, *known[: len(of_rank)], *busy, *known[len(of_rank) :], *others)
+
+
+def _stopped_us(analysis: Analysis) -> float:
+    """How long processes stood still, at least."""
+    return sum(stop.least_us for row in analysis.resources for stop in row.stops or ())
+
+
+def _of_stopped(analysis: Analysis, finding: Finding) -> Finding:
+    """A finding without the advice to change code, if a process that stood still explains most."""
+    total_us = finding.saves_us * sum(row.steady for row in analysis.steps)
+    if finding.kind not in ("host", "straggler") or _stopped_us(analysis) < _MOST * total_us:
+        return finding
+    return replace(finding, advice="see the process that stood still, which explains most of it")
 
 
 def path_shares(analysis: Analysis) -> dict[str, float]:

@@ -31,9 +31,30 @@ _MEMORY_FIXES: Final = {
 
 def resource_findings(analysis: Analysis) -> Iterator[Finding]:
     """The findings that resource counters give; their savings are not known."""
+    yield from _stopped_processes(analysis)
     yield from _growing_memory(analysis)
     yield from _throttled_device(analysis)
     yield from _busy_hosts(analysis)
+
+
+def _stopped_processes(analysis: Analysis) -> Iterator[Finding]:
+    """One finding: the process that stood still for longest, and how many others did."""
+    stopped = [(stop, row.rank) for row in analysis.resources for stop in row.stops or ()]
+    if not stopped:
+        return
+    stop, rank = max(stopped, key=lambda pair: pair[0].least_us)
+    others = len({number for _, number in stopped} - {rank})
+    more = f"; {others} more rank{'s' if others > 1 else ''} stood still as well" if others else ""
+    until = "" if stop.last_step is None else f", until step {stop.last_step}"
+    yield _finding(
+        "stopped",
+        f"no thread of rank {rank} ran for {time_text(stop.least_us)} to "
+        f"{time_text(stop.most_us)}{until}: its process used no more processor time than it "
+        f"uses in a second, waited for none, and its counters, due every second, are missing{more}",
+        "find what stopped the process, or suspended it: SIGSTOP (kill -STOP, a batch system that "
+        "preempts), a debugger, a frozen container or virtual machine; or a call that waits "
+        "without releasing Python's lock",
+    )
 
 
 def _growing_memory(analysis: Analysis) -> Iterator[Finding]:

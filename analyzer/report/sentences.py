@@ -355,7 +355,7 @@ def _advice(analysis: Analysis) -> str:
     # A faster model is proposed only if nothing else is left.
     others = [f for f in analysis.findings if f.kind != "compute" and f.share >= _WORTH_SAYING]
     first = analysis.findings[0]
-    top = others[0] if others and first.kind != "processors" else first
+    top = others[0] if others and first.has_saving else first
     text = printable(top.advice)
     if not top.has_saving:
         return f"To try: {text}."

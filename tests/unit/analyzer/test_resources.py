@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,12 @@ from ddltrace.analyzer.commands import query
 from ddltrace.analyzer.events.counter_series import CounterSeries, counter_series
 from ddltrace.analyzer.exporters.perfetto import write as write_perfetto
 from ddltrace.analyzer.formatting.units import time_text
-from ddltrace.analyzer.measures.resources import memory_growth, resource_rows
+from ddltrace.analyzer.measures.job_facts import JobFacts
+from ddltrace.analyzer.measures.resources import find_stops, memory_growth, resource_rows
+from ddltrace.analyzer.model import ResourceRow, Stop
+from ddltrace.analyzer.report.advice import find_findings
 from ddltrace.analyzer.report.resource_advice import resource_findings
+from ddltrace.analyzer.report.sentences import sentences
 from ddltrace.analyzer.report.text_report import render_report
 from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
 from ddltrace.tracer.trace.counters import COUNTERS, CounterRows, Reading
@@ -154,3 +158,66 @@ def test_perfetto_has_every_counter_as_a_track(trace: Trace, tmp_path: Path) -> 
             found.setdefault(name, []).append(packet.track_event.double_counter_value)
     assert all(len(values) == 40 * len(trace.ranks) for values in found.values())
     assert max(found["process memory"]) == 500 * MB + 39 * 4 * MB
+
+
+def processor_time(
+    gap_s: float, used_s: float, *, usual: float = 0.5, waits: float = 0.0
+) -> dict[str, CounterSeries]:
+    """A process that is read every second, but for one gap, in which it used some time."""
+    time_s = np.concatenate([np.arange(10.0), 9.0 + gap_s + np.arange(10.0)])
+    value = np.full(20, usual)
+    value[10] = used_s / gap_s
+    share = np.full(20, 0.01)
+    share[10] = waits
+    at, step = (time_s * SECOND).astype(np.int64), np.arange(20)
+    return {
+        "process_cpu": CounterSeries("process_cpu", "", "cores", at, step, value),
+        "process_cpu_wait": CounterSeries("process_cpu_wait", "", "share", at, step, share),
+    }
+
+
+@pytest.mark.parametrize("gap_s", [2.6, 4.0, 100.0])
+@pytest.mark.parametrize("used_s", [0.0, 0.4])
+def test_a_process_that_was_stopped_is_found(gap_s: float, used_s: float) -> None:
+    (stop,) = find_stops(processor_time(gap_s, used_s))
+    assert stop.last_step == 10
+    assert stop.least_us == pytest.approx((gap_s - 1) * 1e6)
+    assert stop.most_us == pytest.approx(gap_s * 1e6)
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        processor_time(1.9, 0.0),  # a late reading
+        processor_time(4.0, 2.0),  # the readings were late, as on a disk that does not answer
+        processor_time(4.0, 0.0, waits=0.9),  # no processor was free
+        processor_time(4.0, 0.0, usual=0.01),  # a process that does next to nothing
+    ],
+)
+def test_a_process_that_may_have_run_is_not_said_to_have_stopped(series) -> None:
+    assert find_stops(series) == ()
+
+
+def test_it_is_not_known_without_the_time_in_which_a_processor_was_waited_for() -> None:
+    series = processor_time(4.0, 0.0)
+    assert find_stops({"process_cpu": series["process_cpu"]}) is None
+
+
+def test_a_stopped_process_is_the_first_finding() -> None:
+    analysis = open_trace(SAMPLE).analyze()
+    stop = Stop(last_step=12, least_us=2e6, most_us=3e6)
+    unknown = dict.fromkeys([field.name for field in fields(ResourceRow)])
+    known = {"rank": 1, "host": "a", "growth": (), "device_throttling": (), "stops": (stop,)}
+    stopped = replace(analysis, resources=(ResourceRow(**unknown | known),))
+    first, *others = find_findings(stopped, JobFacts())
+    assert first.kind == "stopped"
+    assert "no thread of rank 1 ran for 2.00 s to 3.00 s, until step 12" in first.evidence
+    # What it explains needs no change of code.
+    explained = [finding for finding in others if finding.kind in ("host", "straggler")]
+    assert explained
+    assert all("stood still" in finding.advice for finding in explained)
+    assert first.advice in sentences(replace(stopped, findings=(first, *others)))[-1]
+    # One that hardly matters is no first finding.
+    short = replace(stop, least_us=1.0)
+    row = replace(stopped.resources[0], stops=(short,))
+    assert find_findings(replace(stopped, resources=(row,)), JobFacts())[0].kind != "stopped"
