@@ -198,7 +198,10 @@ def _last_in_common(
         found = (time != NULL_NS) & (time <= came[left])
         # Who was not blocked on a collective may have launched it only; sends are never waited for.
         found &= (at != NULL) | at_once[theirs] | (hop == _HOPS - 1)
-        since[left[found]], since_other[left[found]] = ends[common[left[found]]], time[found]
+        # Where not all ranks need each other, the other may have waited for a third one after that.
+        end = ends[common[left]]
+        time = np.where(joined.is_single[row[common[left]]], np.minimum(time, end), time)
+        since[left[found]], since_other[left[found]] = end[found], time[found]
         left = left[~found]
         common[left] = before[common[left]]
     first = min(int(blocks.start.min(initial=0)), int(graph.handed_over.min(initial=0)))

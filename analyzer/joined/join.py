@@ -31,7 +31,6 @@ from ddltrace.analyzer.joined.rendezvous import (
     STAR,
     TREE,
     Needs,
-    both_ways,
     is_gloo,
     last_needed,
     links,
@@ -563,34 +562,37 @@ def _find_needs(
     of, group = collective[rows], messages.group[rows]
     root = _rows_of(rows, collective, messages.rank, of, messages.peer[rows])
     is_single = np.zeros(len(messages), dtype=bool)
-    leaves, inner = [], []
+    row, needed = [], []
     for shape in (TREE, STAR):
         ops = [op for op, its in GLOO.items() if its == shape]
         of_shape = messages.op_is(*ops)[rows] & gloo[group] & (root != NULL)
         mine = np.flatnonzero(of_shape)
         size = messages.group_size[group[mine]]
         place = _group_places(messages, rows[mine])
-        from_root = (place - _group_places(messages, root[mine])) % size
-        link = links(shape, from_root, size)
-        # The rank at that place: by its place in the group, counted from the root again.
-        target = (np.maximum(link, 0) + _group_places(messages, root[mine])) % size
-        places = np.full(len(messages), NULL)
-        places[rows[mine]] = place
-        found = _rows_of(rows[mine], collective, places, of[mine], target)
-        linked = (link != NULL) & (found != NULL)
-        leaves.append(rows[mine][linked])
-        inner.append(found[linked])
+        first = _group_places(messages, root[mine])
+        names = np.full(len(messages), NULL)
+        names[rows[mine]] = place
+        # From each rank to the root, link by link; the ranks of the first link need each other.
+        link = links(shape, (place - first) % size, size)
+        is_first = True
+        while (link != NULL).any():
+            target = np.where(link == NULL, NULL, (link + first) % size)
+            found = _rows_of(rows[mine], collective, names, of[mine], target)
+            linked = found != NULL
+            row.append(rows[mine][linked])
+            needed.append(found[linked])
+            if is_first:
+                row.append(found[linked])
+                needed.append(rows[mine][linked])
+                is_first = False
+            link = np.where(link == NULL, NULL, links(shape, link, size))
         is_single[rows[mine]] = True
-    needs = both_ways(np.concatenate(leaves), np.concatenate(inner))
     # Of other libraries, those that left before the last rank came; their data came from the root.
     left = (messages.end[rows] != NULL_NS) & (collectives.last[of] > messages.end[rows])
     left &= ~is_single[rows]
     is_single[rows[left]] = True
     fed = left & messages.op_is(*_FROM_ROOT)[rows] & (root != NULL) & (root != rows)
-    row = np.concatenate([needs.row, rows[fed]])
-    needed = np.concatenate([needs.needed, root[fed]])
-    by_row = np.argsort(row, kind="stable")
-    needs = Needs(row[by_row], needed[by_row])
+    needs = Needs.of_pairs([*row, rows[fed]], [*needed, root[fed]])
     return needs.of_started(messages.start, messages.end), is_single
 
 

@@ -4,14 +4,14 @@ A rank is released when the ranks that it needs have arrived:
 
 | library | operation | a rank needs | known from |
 |---|---|---|---|
-| Gloo | broadcast | its parent and its children in a binomial tree | measured; its `broadcast.cc` |
+| Gloo | broadcast | in a binomial tree: all from it to the root; its children | measured |
 | Gloo | scatter, gather | a leaf: the root; the root: every leaf | measured |
 | Gloo | all others | all ranks | measured |
 | NCCL, others | all | all ranks, unless it leaves before the last one arrives | see below |
 
-Gloo's transfers are rendezvous: a sender waits until its receiver has posted the buffer. So a
-parent waits for a late child, and the root of a gather for every leaf. (Measured with PyTorch 2.13,
-3 to 6 ranks, one of them 60 ms late, 16 B to 4 MB.)
+Gloo's transfers are rendezvous: a sender waits until its receiver has posted the buffer. So in a
+broadcast a rank waits for a late child, too, and the root of a scatter for every leaf. (Measured
+with PyTorch 2.13, 3 to 6 ranks, one of them 60 ms late, 16 B to 4 MB.)
 
 NCCL moves data along rings and trees whose order a trace does not tell. All ranks of an all_reduce,
 all_gather or reduce_scatter need all others. In a broadcast or reduce, a rank needs those before it
@@ -49,6 +49,13 @@ class Needs(NamedTuple):
     row: IntArray
     needed: IntArray
 
+    @staticmethod
+    def of_pairs(row: list[IntArray], needed: list[IntArray]) -> Needs:
+        """The same from pairs in any order."""
+        rows = np.concatenate(row)
+        order = np.argsort(rows, kind="stable")
+        return Needs(rows[order], np.concatenate(needed)[order])
+
     def of_started(self, start: IntArray, end: IntArray) -> Needs:
         """Those that started before the message that needs them ended; others were not needed."""
         ends = end[self.row]
@@ -73,13 +80,6 @@ def links(shape: str, place: IntArray, size: IntArray) -> IntArray:
         highest[(place & bit) != 0] = bit
         bit <<= 1
     return np.where(place == 0, NULL, place - highest)
-
-
-def both_ways(leaf: IntArray, inner: IntArray) -> Needs:
-    """Both sides of each link need each other."""
-    row, needed = np.concatenate([leaf, inner]), np.concatenate([inner, leaf])
-    order = np.argsort(row, kind="stable")
-    return Needs(row[order], needed[order])
 
 
 def last_needed(needs: Needs, start: IntArray) -> IntArray:

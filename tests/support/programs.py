@@ -1,8 +1,9 @@
 """Small programs of several ranks whose run is computed here, without any of the analyzer's code.
 
 A program is a list of operations per rank. `run` plays it: work takes its time, a collective is
-complete a transfer after its last rank has come, a receive a transfer after the later of the
-send and itself. `write` makes a trace of what was played. To know what something costs, take it
+complete a transfer after the last of the ranks that it needs has come (in Gloo's broadcast, scatter
+and gather not all ranks need each other), a receive a transfer after the later of the send and
+itself. `write` makes a trace of what was played. To know what something costs, take it
 out of the program and run it again.
 """
 
@@ -26,6 +27,8 @@ class Op:
         peer: The other side of a send or receive.
         ranks: The ranks of a collective.
         bytes: The bytes of a message.
+        collective: The operation of a collective.
+        root: The root of a broadcast, scatter, gather or reduce.
         extra: For work: the part of `us` that is a removable cause of delay.
         cause: The name of that cause.
     """
@@ -37,6 +40,8 @@ class Op:
     peer: int = -1
     ranks: tuple[int, ...] = ()
     bytes: int = 4
+    collective: str = "all_reduce"
+    root: int = -1
     extra: int = 0
     cause: str = ""
 
@@ -107,11 +112,27 @@ def run(program: Program) -> Played:
 
 def _complete(op: Op, rank: int, came: dict[tuple[str, int], int]) -> int | None:
     """When a message is complete; None while one of its sides has not come."""
-    sides = (rank, op.peer) if op.do in ("send", "recv") else op.ranks
+    sides = (rank, op.peer) if op.do in ("send", "recv") else _needed(op, rank)
     times = [came.get((op.name, side)) for side in sides]
     if any(time is None for time in times):
         return None
     return max(time for time in times if time is not None) + op.us
+
+
+def _needed(op: Op, rank: int) -> tuple[int, ...]:
+    """The ranks that must come before Gloo completes a collective on a rank."""
+    if op.collective in ("scatter", "gather"):
+        return op.ranks if rank == op.root else (rank, op.root)
+    if op.collective != "broadcast":
+        return op.ranks
+    size = len(op.ranks)
+    place = (op.ranks.index(rank) - op.ranks.index(op.root)) % size
+    # Child c of place p adds a higher bit than all of p's.
+    children = [place + (1 << bit) for bit in range(place.bit_length(), size.bit_length())]
+    above = [place & ((1 << bit) - 1) for bit in range(place.bit_length())]
+    first = op.ranks.index(op.root)
+    places = {place, *(child for child in children if child < size), *above}
+    return tuple(op.ranks[(each + first) % size] for each in places)
 
 
 _PHASE = {"compute": "forward", "update": "optimizer"}
@@ -138,8 +159,10 @@ def write(built: Any, played: Played) -> None:
             group = groups.setdefault(op.ranks, str(len(groups)))
             seq = order.setdefault((op.name, "all"), sum(1 for k in order if k[1] == group))
             order.setdefault((op.name, group), seq)
+            size = {"bytes": op.bytes, "out_bytes": op.bytes}
+            peer = {"peer": op.root} if op.root >= 0 else {}
             numbers[op.name, rank] = one.message(
-                "all_reduce", start, end, group=group, seq=seq, bytes=op.bytes, out_bytes=op.bytes
+                op.collective, start, end, group=group, seq=seq, **size, **peer
             )
     for rank, kind, start, end, op in sorted(played.rows, key=lambda row: (row[3], -row[2])):
         one = built[rank]
@@ -208,6 +231,56 @@ def data_parallel(
             ops.append(work("host", "host", "host"))
             ops.append(work("update", "update", "update"))
             ops.append(Op("step"))
+    return program
+
+
+ACTIVITIES = ("data", "forward", "backward", "host", "update")
+
+
+def with_collective(
+    seed: int, *, ranks: int, steps: int, op: str, root: int, late: tuple[int, str], extra: int
+) -> Program:
+    """Data-parallel training with an operation before each forward, as DDP's of buffers.
+
+    Args:
+        seed: Seed of all random choices.
+        ranks: Number of ranks.
+        steps: Number of steps.
+        op: The operation.
+        root: Its root.
+        late: A rank, and one of `ACTIVITIES`: what takes longer there in every step.
+        extra: By how much, us.
+    """
+    chance = random.Random(seed)
+    base = {name: chance.randint(80, 600) for name in ACTIVITIES}
+    first_us, reduce_us = chance.randint(20, 200), chance.randint(20, 300)
+    everybody = tuple(range(ranks))
+    rooted = op in ("broadcast", "scatter", "gather", "reduce")
+    kinds = {"forward": "compute", "backward": "compute"}
+    program: Program = [[] for _ in everybody]
+    for rank, ops in enumerate(program):
+        own = random.Random(seed * 1000 + rank)
+
+        def work(part: str) -> Op:
+            more = extra if (rank, part) == late else 0  # noqa: B023
+            us = base[part] + own.randint(0, 3) + more  # noqa: B023
+            return Op("work", part, kinds.get(part, part), us, extra=more, cause="fault")
+
+        for step in range(steps):
+            ops.append(work("data"))
+            ops.append(
+                Op(
+                    "collective",
+                    f"{step}.first",
+                    us=first_us,
+                    ranks=everybody,
+                    collective=op,
+                    root=root if rooted else -1,
+                )
+            )
+            ops += [work("forward"), work("backward")]
+            ops.append(Op("collective", f"{step}.reduce", us=reduce_us, ranks=everybody))
+            ops += [work("host"), work("update"), Op("step")]
     return program
 
 
