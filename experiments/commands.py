@@ -112,7 +112,8 @@ Examples:
   ddltrace experiment run --strategy ddp --strategy ddp:bucket_mb=1 --strategy wfbp
   ddltrace experiment run --ranks 4 --width 64 --steps 100 --repeats 5 -o wide
   sudo ddltrace experiment run --hosts 4 --bandwidth 400mbit -o shaped
-  ddltrace experiment run --strategy bf16 --steps 100 --repeats 3 -- torchrun train.py""",
+  ddltrace experiment run --strategy bf16 --steps 100 -- torchrun train.py
+  ddltrace experiment run --also big="torchrun train.py --bucket 100" -- torchrun train.py""",
 )
 @click.option(
     "--strategy",
@@ -140,9 +141,21 @@ Examples:
 @click.option(
     "--repeats",
     type=click.IntRange(1),
-    default=1,
+    default=3,
     show_default=True,
-    help="Rounds. Each runs every strategy once, with the next seed.",
+    help="Rounds. Each runs every strategy once, with the next seed. One round names no winner.",
+)
+@click.option(
+    "--max-minutes",
+    type=click.FloatRange(0, min_open=True),
+    help="After --repeats rounds, make more until all differences to the baseline are decided or "
+    "the next round would not end within this time.  [default: no more rounds]",
+)
+@click.option(
+    "--also",
+    multiple=True,
+    metavar="NAME=COMMAND",
+    help="Another setting of your own job, as the row NAME in the same rounds; repeat it.",
 )
 @click.option(
     "--workload",
@@ -219,6 +232,8 @@ def run_command(
     steps: int,
     warmup: int,
     repeats: int,
+    max_minutes: float | None,
+    also: tuple[str, ...],
     workload: str,
     width: int | None,
     batch_size: int | None,
@@ -245,10 +260,11 @@ def run_command(
     COMMAND is your own job, as in `-- torchrun train.py`. It is started once without a strategy,
     as the row "unchanged", and once with each strategy in place of the communication of its
     DistributedDataParallel, and ended after --steps. Without COMMAND, a built-in workload is
-    trained.
+    trained. --also adds rows of your own, such as another bucket size or another branch; without
+    --strategy, only these are compared with the unchanged job.
     """
     from ddltrace.experiments.harness.file_names import RESULTS_FILE
-    from ddltrace.experiments.harness.job_command import check_own_command
+    from ddltrace.experiments.harness.job_command import check_own_command, read_also
     from ddltrace.experiments.harness.progress_bar import ProgressBar
     from ddltrace.experiments.harness.results import UNCHANGED
     from ddltrace.experiments.harness.runner import run_experiment
@@ -256,20 +272,27 @@ def run_command(
     from ddltrace.experiments.pacing.profile import PROFILE_FILE
     from ddltrace.experiments.pacing.slowdown import read_slowdown
     from ddltrace.experiments.strategy.spec import parse, refuse_repeated
+    from ddltrace.tracer.errors import UsageError
     from ddltrace.tracer.optional_packages import require_extra, require_torch
     from ddltrace.tracer.output_directory import make_empty
 
     require_torch("ddltrace experiment run")
     _check_html(html)
-    strategies = [parse(spec).spec for spec in specs or _DEFAULT_STRATEGIES]
+    defaults = () if also else _DEFAULT_STRATEGIES
+    strategies = [parse(spec).spec for spec in specs or defaults]
     refuse_repeated(strategies)
+    if also and not command:
+        raise UsageError("--also is another setting of your own job: give its COMMAND after --")
+    own_rows = read_also(also, [UNCHANGED, *strategies])
     of_hosts = _ranks_on_hosts(ranks, cluster)
     settings = Settings(
-        strategies=[UNCHANGED, *strategies] if command else strategies,
+        strategies=[UNCHANGED, *strategies, *own_rows] if command else strategies,
         ranks=of_hosts if command else of_hosts or ranks or 2,
         steps=steps,
         warmup=warmup,
         repeats=repeats,
+        max_minutes=max_minutes,
+        also=own_rows,
         seed=seed,
         timeout_s=timeout,
         target_loss=target_loss,
@@ -279,7 +302,8 @@ def run_command(
     )
     if command:
         _refuse_options_of_workloads()
-        check_own_command(command, cluster)
+        for words in (command, *own_rows.values()):
+            check_own_command(words, cluster)
     else:
         info = WORKLOADS[workload]
         _check_splits(specs or _DEFAULT_STRATEGIES, workload)

@@ -37,8 +37,8 @@ class RunNoise:
         return "an idle" if self.condition == "idle" else "a busy"
 
 
-IDLE: Final = RunNoise("idle", step=0.08, part=0.08, share=0.05)
-BUSY: Final = RunNoise("busy", step=0.8, part=0.6, share=0.3)
+IDLE: Final = RunNoise("idle", step=0.07, part=0.05, share=0.02)
+BUSY: Final = RunNoise("busy", step=0.95, part=0.7, share=0.14)
 
 
 def noise_between(runs: Sequence[Analysis], *, several: bool) -> RunNoise:

@@ -184,10 +184,12 @@ def _verdict(results: Results) -> str:
     fastest = min(timed, key=lambda row: row.step_time.us if row.step_time else float("inf"))
     name, other = printable(label(fastest)), printable(label(reference))
     if fastest is reference:
-        return f"No strategy is faster than {other}."
+        return f"No strategy has a shorter step than {other}."
     speedup = results.speedups(reference)[results.rows.index(fastest)]
     if speedup is None:
         return f"{name} has the shortest step; too few steps to compare it with {other}."
+    if speedup.over == "steps":
+        return f"{name} has the shortest step, but one run of each names no winner."
     if speedup.verdict == "noise":
         return f"{name} has the shortest step, but its lead over {other} may be noise."
     return f"{name} is {speedup.ratio:.2f} times as fast as {other}."

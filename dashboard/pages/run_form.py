@@ -33,7 +33,7 @@ _NUMBERS: Final = (
     ("ranks", "Ranks", None, "2 if empty; a trace's command sets its own"),
     ("steps", "Steps", 60, "training steps of each run, warm-up included"),
     ("warmup", "Warm-up", 10, "steps that are not measured"),
-    ("repeats", "Repeats", 1, "rounds, each with the next seed"),
+    ("repeats", "Repeats", 3, "rounds, each with the next seed; one names no winner"),
     ("hosts", "Hosts", None, "of an emulated network, one rank each; needs root"),
 )
 

@@ -109,7 +109,7 @@ def read_request(values: Mapping[str, Any], commands: Mapping[int, Sequence[str]
         bandwidth=bandwidth,
         steps=steps,
         warmup=warmup,
-        repeats=numbers["repeats"] or 1,
+        repeats=numbers["repeats"] or 3,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -33,13 +35,14 @@ def job_command(planned: PlannedRun, settings: Settings, directory: Path) -> lis
         *("--level", "layer"),
     ]
     if settings.command:
-        strategy = [] if planned.strategy == UNCHANGED else ["--strategy", planned.strategy]
+        is_own = planned.strategy == UNCHANGED or planned.strategy in settings.also
+        strategy = [] if is_own else ["--strategy", planned.strategy]
         return [
             *record,
             *strategy,
             *_slow(settings),
             *("--steps", str(settings.steps), "--"),
-            *command_on_hosts(asdict(settings), settings.command),
+            *command_on_hosts(asdict(settings), settings.command_of(planned.strategy)),
         ]
     outcome = outcome_path(planned, directory)
     worker = _worker(planned, settings, outcome)
@@ -48,6 +51,42 @@ def job_command(planned: PlannedRun, settings: Settings, directory: Path) -> lis
     if settings.protocol is not None:
         worker += ["--protocol", settings.protocol]
     return [*record, "--", *_launch(planned, settings, worker, outcome)]
+
+
+def read_also(texts: Sequence[str], taken: Sequence[str]) -> dict[str, list[str]]:
+    """Reads ``NAME=COMMAND`` of ``--also``: the command of each further row.
+
+    Args:
+        texts: The values of the option.
+        taken: Names of the other rows.
+
+    Raises:
+        UsageError: One is not of that form, or its name is taken or that of a strategy.
+    """
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        name, _, command = text.partition("=")
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise UsageError(f"--also {text!r:.80}: the command cannot be read: {error}") from None
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or not words:
+            raise UsageError(
+                f"--also {text!r:.80}: write NAME=COMMAND, e.g. "
+                '--also big="torchrun train.py --bucket 100"; a name has letters, digits, . _ -'
+            )
+        if name in taken or name in found or _is_strategy(name):
+            raise UsageError(f"--also: the name {name!r:.80} is taken; choose another one")
+        found[name] = words
+    return found
+
+
+def _is_strategy(name: str) -> bool:
+    try:
+        parse(name)
+    except UsageError:
+        return False
+    return True
 
 
 def survives_deaths(spec: str) -> bool:

@@ -173,9 +173,9 @@ def explanations(results: Results) -> list[str]:
     if over == {"rounds"}:
         interval += "over the rounds, compared round by round"
     elif over == {"steps"}:
-        interval += "over the steps of one run: other runs may differ by more (--repeats)"
+        interval += "over the steps of one run, which names no winner (--repeats)"
     else:
-        interval += "over the rounds; of rows with one run, over its steps"
+        interval += "over the rounds; of one run each, over its steps, which names no winner"
     lines = [
         "Steady steps only; exposed, payload, wire, encode and decode: per rank and step.",
         "payload: bytes handed to messages; wire: bytes that the sockets sent.",
@@ -183,7 +183,7 @@ def explanations(results: Results) -> list[str]:
         if results.settings.get("command")
         else "loss: over all training data at the end; accuracy: on held-out data.",
         f"{interval}.",
-        "~ the difference may be noise: its interval contains zero.",
+        "~ the difference may be noise: its interval contains zero, or it is of one run each.",
     ]
     if any(row.cycle_steps > 1 for row in results.rows):
         lines.append(

@@ -135,22 +135,56 @@ class _Experiment:
     def _make_missing_runs(self, progress: Progress) -> Results:
         try:
             self._write("running")
-            for planned in self._planned:
-                key = planned.strategy, planned.round
-                if key in self._runs:
-                    continue
-                progress.start(planned)
-                self._write("running", planned)
-                self._runs[key] = _make_run(
-                    planned, self._settings, self._directory, self._results.settings
-                )
-                progress.end(self._runs[key])
+            start = begin = time.monotonic()
+            number, decided = 1, [self._make_round(1, progress)]
+            while number < self._settings.repeats or self._needs_round(decided, start, begin):
+                number, begin = number + 1, time.monotonic()
+                if number > self._settings.repeats:
+                    self._settings = replace(self._settings, repeats=number)
+                    self._results.settings["repeats"] = number
+                    self._planned = plan_runs(self._settings)
+                decided.append(self._make_round(number, progress))
         except BaseException:
             self._write("interrupted")
             raise
         complete = all(run.status == "complete" for run in self._runs.values())
         self._write("complete" if complete else "failed")
         return self._results
+
+    def _make_round(self, number: int, progress: Progress) -> bool:
+        """Executes the missing runs of a round.
+
+        Returns:
+            Whether all differences to the baseline are decided.
+        """
+        for planned in self._planned:
+            key = planned.strategy, planned.round
+            if planned.round != number or key in self._runs:
+                continue
+            progress.start(planned)
+            self._write("running", planned)
+            self._runs[key] = _make_run(
+                planned, self._settings, self._directory, self._results.settings
+            )
+            progress.end(self._runs[key])
+        self._write("running")
+        return all(found is None or found.is_decided for found in self._results.differences())
+
+    def _needs_round(self, decided: list[bool], start: float, begin: float) -> bool:
+        """Whether to make a further round: it is not decided twice in a row, and there is time.
+
+        Twice, because each look at the results is another chance to decide falsely.
+
+        Args:
+            decided: After each round, whether all differences were decided.
+            start: When the first round began, monotonic seconds.
+            begin: When the last one began.
+        """
+        limit = self._settings.max_minutes
+        if limit is None or all(decided[-2:]):
+            return False
+        now = time.monotonic()
+        return now + (now - begin) - start <= 60 * limit
 
     def _write(self, status: str, running: PlannedRun | None = None) -> None:
         rows = [self._row(strategy) for strategy in self._settings.strategies]

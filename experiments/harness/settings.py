@@ -23,7 +23,10 @@ class Settings:
         learning_rate: Learning rate of the workload's optimizer.
         seed: Seed of the weights, the data's split and order in the first round; each further round
             adds 1.
-        repeats: Rounds: each runs every strategy once.
+        repeats: Rounds: each runs every strategy once. Grows by one with each further round.
+        max_minutes: Further rounds are made until all differences are decided or the experiment
+            has taken this long; None for no further rounds.
+        also: Further settings of the user's own job, by the names of their rows: the commands.
         timeout_s: A run that takes longer than this many seconds is ended.
         target_loss: Training loss whose time is reported; None for none.
         pace: Trace or built-in profile whose layer times the layers wait out; None if they
@@ -53,6 +56,8 @@ class Settings:
     learning_rate: float | None = None
     seed: int = 0
     repeats: int = 1
+    max_minutes: float | None = None
+    also: dict[str, list[str]] = field(default_factory=dict)
     timeout_s: float = 3600.0
     target_loss: float | None = None
     pace: str | None = None
@@ -71,6 +76,10 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.warmup < self.steps:
             raise UsageError(f"--steps {self.steps} leaves nothing after --warmup {self.warmup}")
+
+    def command_of(self, strategy: str) -> list[str]:
+        """The user's own job in a row; empty for a workload."""
+        return self.also.get(strategy, self.command)
 
     def measured_steps(self, strategy: str) -> range:
         """The steps that are measured: those after the warm-up.

@@ -3,7 +3,7 @@
 An experiment runs every strategy once in each round. The median step of a run is one
 observation; rounds are the blocks. These intervals include variation between runs (placement, other
 load, the state of the network). With a single round, the interval is computed over the steps of
-that run and is too narrow; every result states which of the two it is.
+that run, is too narrow and decides nothing; every result states which of the two it is.
 
 Medians are used, because a single slow step must not determine the result. If a strategy exchanges
 in some steps only, such as local SGD, the median step contains no exchange. Its median is of means
@@ -20,10 +20,19 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ddltrace.analyzer.compare.mean_difference import LEVEL, student_quantile
+from ddltrace.analyzer.compare.mean_difference import (
+    LEVEL,
+    RunValues,
+    difference_interval,
+    student_quantile,
+)
+from ddltrace.analyzer.compare.run_noise import IDLE
 
 Over = Literal["rounds", "steps"]
 """The units of an interval: the medians of several rounds, or the steps of one run."""
+
+SAME: Final = 0.1
+"""Rounds that rule out a larger relative difference than this have decided."""
 
 _MIN_STEPS: Final = 8
 _RESAMPLES: Final = 2000
@@ -93,8 +102,17 @@ class Difference:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval excludes zero."""
-        return self.low > 0.0 or self.high < 0.0
+        """Whether the interval is over rounds and excludes zero.
+
+        The steps of one run do not contain the difference between runs, so one round is never
+        clear.
+        """
+        return self.over == "rounds" and (self.low > 0.0 or self.high < 0.0)
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether further rounds are not needed: it is clear, or at most `SAME`."""
+        return self.is_clear or (self.over == "rounds" and max(-self.low, self.high) < SAME)
 
 
 @dataclass(frozen=True)
@@ -104,7 +122,8 @@ class Speedup:
     Attributes:
         ratio: The other's step time over this one's: above 1 is faster.
         low, high: Bounds of the interval at `LEVEL`.
-        verdict: ``faster`` or ``slower`` if 1 is outside the interval, else ``noise``.
+        verdict: ``faster`` or ``slower`` if 1 is outside the interval over rounds, else ``noise``;
+            one round is always ``noise``.
         over: The units that the interval is computed over: rounds or steps.
         reference: The spec of the strategy that it is measured against.
     """
@@ -163,29 +182,42 @@ def step_time(timed: Timed) -> StepTime | None:
 
 
 def compare_rounds(timed: Timed, baseline: Timed) -> Difference | None:
-    """The relative difference of two strategies' step times, blocked by round.
+    """The relative difference of two strategies' step times, over all rounds of both.
 
-    Over the rounds that both have: the mean of log(median / baseline's median) with Student's
-    interval. A drift that slows both runs of a round cancels out. With one common round the
-    interval is that of `compare_medians`.
+    If both have the same rounds, the mean of log(median / baseline's median) with Student's
+    interval, blocked by round: a drift that slows both runs of a round cancels out. While one has
+    rounds that the other lacks, Welch's interval of the difference of the mean logarithms. Both
+    are at least as wide as equal runs are known to differ. With one run each, the interval is that
+    of `compare_medians`, which decides nothing.
 
     Args:
         timed: Step times by round.
         baseline: Those of the strategy to compare with.
 
     Returns:
-        The difference; None if there is no common round or it has too few steps.
+        The difference; None if one has no steps, or one run each has too few.
     """
-    common = [number for number in timed.filled if number in baseline.filled]
-    if not common:
+    sides = timed.filled, baseline.filled
+    if not all(sides):
         return None
-    if len(common) == 1:
-        cycles = (timed.cycle_steps, baseline.cycle_steps)
-        return compare_medians(timed.rounds[common[0]], baseline.rounds[common[0]], cycles)
-    logs = np.array([np.log(timed.median(r) / baseline.median(r)) for r in common])
-    mean, half = float(logs.mean()), _half_width(logs)
-    relative, low, high = (float(np.expm1(value)) for value in (mean, mean - half, mean + half))
-    return Difference(relative, low, high, over="rounds")
+    if len(sides[0]) == len(sides[1]) == 1:
+        (steps,), (others,) = (side.values() for side in sides)
+        return compare_medians(steps, others, (timed.cycle_steps, baseline.cycle_steps))
+    own, other = (
+        np.log([strategy.median(number) for number in side])
+        for strategy, side in zip((timed, baseline), sides, strict=True)
+    )
+    mean = float(own.mean() - other.mean())
+    if sides[0].keys() == sides[1].keys():
+        least = IDLE.step / len(own) ** 0.5
+        half = max(_half_width(own - other), least)
+        low, high = mean - half, mean + half
+    else:
+        runs = [[RunValues(float(log), np.empty(0)) for log in logs] for logs in (other, own)]
+        interval = difference_interval(runs[0], runs[1], IDLE.step)
+        assert interval is not None  # one side has several runs
+        low, high = interval
+    return Difference(*(float(np.expm1(value)) for value in (mean, low, high)), over="rounds")
 
 
 def compare_medians(

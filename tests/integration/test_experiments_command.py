@@ -18,7 +18,7 @@ from ddltrace.experiments.harness.measurement import measure
 
 COMMAND = [sys.executable, "-m", "ddltrace", "experiment"]
 SMALL = ["--ranks", "2", "--steps", "24", "--warmup", "8", "--width", "8", "--batch-size", "8"]
-SMALL += ["--learning-rate", "0.1"]
+SMALL += ["--learning-rate", "0.1", "--repeats", "1"]
 # Of a model of width 8, layer by layer, weights and biases: what the ranks exchange in a step.
 GRADIENT_BYTES = 4 * (80 + 584 + 1168 + 2320 + 4640 + 9248 + 1290)
 TENSORS = 14
@@ -148,7 +148,16 @@ def test_an_experiment_is_not_overwritten(ran: tuple[Path, str, str], tmp_path: 
 
 @pytest.mark.long
 def test_a_failed_job_is_explained_in_one_line(tmp_path: Path) -> None:
-    arguments = ["--strategy", "fifo", "--batch-size", "5000", "-o", str(tmp_path / "out")]
+    arguments = [
+        "--strategy",
+        "fifo",
+        "--repeats",
+        "1",
+        "--batch-size",
+        "5000",
+        "-o",
+        str(tmp_path / "out"),
+    ]
     done = call("run", *arguments, status=1)
     message = done.stderr.strip().splitlines()[-1]
     assert "a batch of 5000 is more than one rank's share" in message
@@ -218,7 +227,7 @@ def test_an_experiment_on_a_shaped_network(tmp_path: Path) -> None:
         pytest.skip("network namespaces need root")
     output = tmp_path / "out"
     network = ["--hosts", "2", "--bandwidth", "100mbit", "--width", "32"]
-    arguments = ["--strategy", "fifo", "--steps", "16", "--warmup", "4", *network]
+    arguments = ["--strategy", "fifo", "--repeats", "1", "--steps", "16", "--warmup", "4", *network]
     done = subprocess.run(
         [*COMMAND, "run", *arguments, "-o", str(output), "--json"],
         capture_output=True,
@@ -239,7 +248,8 @@ def test_an_experiment_on_a_shaped_network(tmp_path: Path) -> None:
 def test_a_users_own_job_runs_unchanged_and_under_a_strategy(tmp_path: Path) -> None:
     script = Path(__file__).parents[2] / "docs" / "examples" / "train_digits.py"
     job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    options = ["--strategy", "bf16", "--steps", "14", "--warmup", "4", "-o", str(tmp_path / "out")]
+    options = ["--strategy", "bf16", "--repeats", "1", "--steps", "14", "--warmup", "4"]
+    options += ["-o", str(tmp_path / "out")]
     done = call("run", *options, "--json", "--", *job, str(script), "--epochs", "50")
     unchanged, bf16 = json.loads(done.stdout)["rows"]
     assert (unchanged["strategy"], bf16["strategy"]) == ("unchanged", "bf16")

@@ -15,6 +15,7 @@ import pytest
 
 from ddltrace.experiments.harness import processor_time, runner
 from ddltrace.experiments.harness.file_names import ARROW_FILE, RESULTS_FILE
+from ddltrace.experiments.harness.job_command import job_command, read_also
 from ddltrace.experiments.harness.results import Results
 from ddltrace.experiments.harness.results_file import load
 from ddltrace.experiments.harness.run_plan import PlannedRun, plan_runs
@@ -92,6 +93,35 @@ def test_directories_of_similar_specs_differ() -> None:
     specs = ["a:b=1", "a+b=1", "a-b-1"]
     names = {run.name for run in plan_runs(replace(SETTINGS, strategies=specs, repeats=1))}
     assert len(names) == 3
+
+
+def test_rounds_are_added_until_it_is_decided_or_the_time_is_up(
+    broken: dict[tuple[str, int], str], tmp_path: Path
+) -> None:
+    """All runs copy the same trace, so after two rounds nothing is left to decide."""
+    own = replace(SETTINGS, strategies=["ddp", "fifo"], repeats=1)
+    for name, minutes, rounds in (("until", 10.0, 3), ("up", 1e-9, 1)):
+        folder = tmp_path / name
+        folder.mkdir()
+        results = runner.run_experiment(replace(own, max_minutes=minutes), folder, Heard())
+        assert [len(row.runs) for row in results.rows] == [rounds, rounds]
+        assert load(folder).settings["repeats"] == rounds
+        assert results.status == "complete"
+        assert results.progress["total"] == 2 * rounds
+
+
+def test_own_settings_are_rows_with_their_own_command(tmp_path: Path) -> None:
+    also = read_also(["big=python train.py --bucket 100"], ["unchanged"])
+    settings = Settings(["unchanged", "big"], None, 20, 5, command=["python", "a.py"], also=also)
+    commands = [job_command(run, settings, tmp_path) for run in plan_runs(settings)]
+    assert [command[command.index("--") + 1 :] for command in commands] == [
+        ["python", "a.py"],
+        ["python", "train.py", "--bucket", "100"],
+    ]
+    assert not any("--strategy" in command for command in commands)
+    for text in ("big", "=x", "a b=x", "big=", "ddp=x", "unchanged=x", 'big="x'):
+        with pytest.raises(UsageError, match="--also"):
+            read_also([text], ["unchanged"])
 
 
 def test_runs_become_rows_json_and_arrow(

@@ -39,7 +39,16 @@ def test_a_rank_that_is_gone_is_an_error_where_it_is_awaited(name: str, tmp_path
 @pytest.mark.long
 @pytest.mark.parametrize("name", LIBRARIES[:1])
 def test_a_strategys_messages_travel_over_its_transport(name: str, tmp_path: Path) -> None:
-    command = [*DDLTRACE, "experiment", "run", "--strategy", "ddp", "--strategy", f"wfbp+{name}"]
+    command = [
+        *DDLTRACE,
+        "experiment",
+        "run",
+        "--repeats=1",
+        "--strategy",
+        "ddp",
+        "--strategy",
+        f"wfbp+{name}",
+    ]
     options = ["--steps", "12", "--warmup", "4", "--width", "8", "-o", "e", "--json"]
     done = run([*command, *options], cwd=tmp_path)
     assert done.status == 0, done.stderr[-3000:]

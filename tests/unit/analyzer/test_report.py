@@ -159,7 +159,7 @@ def test_few_steps_say_that_they_are_few(build):
 def _interval(before, after, noise=0.0):
     """The interval of runs that are given by their steps."""
     sides = [[RunValues(float(run.mean()), run) for run in side] for side in (before, after)]
-    return difference_interval(*sides, noise)
+    return difference_interval(sides[0], sides[1], noise)
 
 
 @pytest.mark.parametrize("alike", [0.0, 0.6])

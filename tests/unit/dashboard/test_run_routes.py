@@ -176,7 +176,7 @@ def test_arguments_are_a_list_with_one_item_each():
         "--strategy=ddp",
         "--steps=12",
         "--warmup=2",
-        "--repeats=1",
+        "--repeats=3",
         "--workload=gpt",
     ]
     command = [sys.executable, "train.py", "--name", "a b; $(reboot)"]
