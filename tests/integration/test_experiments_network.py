@@ -226,7 +226,8 @@ def test_delay_works_or_names_the_missing_module() -> None:
         except MissingCapabilityError as error:
             assert "sch_netem" in str(error)  # noqa: PT017 - both outcomes are right
         else:
-            assert 0.01 <= check_round_trip(network) < 0.0125
+            # At least: a loaded machine adds to it.
+            assert check_round_trip(network) >= 0.01
 
 
 def test_a_network_that_fails_half_way_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
