@@ -193,7 +193,8 @@ class RankRow:
         span_us: From the first start to the last end of its device work, without unrecorded steps
             in between.
         compute_us: |C|.
-        comm_us: |M| = wait_us + transfer_us where every message could be joined.
+        comm_us: |M| = wait_us + transfer_us where every message could be joined; None if its
+            messages ended at unknown times.
         overlap_us: |C n M|.
         overlap_ratio: |C n M| / |M|.
         exposed_comm_us: |M \\ C|.
@@ -218,7 +219,7 @@ class RankRow:
     step_us_p95: float | None
     span_us: float | None
     compute_us: float | None
-    comm_us: float
+    comm_us: float | None
     overlap_us: float | None
     overlap_ratio: float | None
     exposed_comm_us: float | None

@@ -50,6 +50,7 @@ class Activity:
         work: All device work: C, M and copies.
         unrecorded: Nothing is recorded, and the trace records nothing of the host: it may have
             worked, or waited. Empty where the host is recorded.
+        comm_known: Whether the end of some message is known, or none has ended.
     """
 
     device: bool
@@ -66,6 +67,7 @@ class Activity:
     both: Spans
     work: Spans
     unrecorded: Spans = EMPTY
+    comm_known: bool = True
 
 
 class ActivityBuilder:
@@ -141,6 +143,8 @@ class ActivityBuilder:
             both=EMPTY if compute is None else intersect(compute, comm),
             work=work,
             unrecorded=unrecorded,
+            comm_known=bool((messages.closed | messages.unfinished)[messages.in_flight].any())
+            or not messages.in_flight.any(),
         )
 
     def _unrecorded(self, work: Spans) -> Spans:

@@ -148,7 +148,7 @@ def rank_sets(scan: RankScan, releases: Releases) -> RankSets:
             activity.comm if activity.device else EMPTY,
             activity.unrecorded,
         ),
-        joined=bool(known.any()) or not counted.any(),
+        joined=bool(known.any()) or (activity.comm_known and not counted.any()),
     )
 
 
@@ -166,7 +166,7 @@ def measure_windows(sets: RankSets, start: IntArray, end: IntArray) -> dict[str,
 
     wall = (end - start).astype(np.float64)
     comm, overlap = within(activity.comm), within(activity.both)
-    computes = activity.compute is not None
+    computes = activity.compute is not None and activity.comm_known
     idle = wall - within(activity.work) if computes else unknown
     causes = {
         "idle_data_ns": within(sets.idle.data),
@@ -177,7 +177,7 @@ def measure_windows(sets: RankSets, start: IntArray, end: IntArray) -> dict[str,
     return {
         "wall_ns": wall,
         "compute_ns": within(activity.compute) if activity.compute is not None else unknown,
-        "comm_ns": comm,
+        "comm_ns": comm if activity.comm_known else unknown,
         "overlap_ns": overlap if computes else unknown,
         "exposed_ns": comm - overlap if computes else unknown,
         "copy_ns": within(sets.extra_copies),

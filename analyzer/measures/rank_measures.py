@@ -209,7 +209,7 @@ def _rank_row(
         step_us_p95=float(np.percentile(walls, 95)) if len(walls) else None,
         span_us=span / 1e3 if known or activity.device else None,
         compute_us=_us(total["compute_ns"]),
-        comm_us=total["comm_ns"] / 1e3,
+        comm_us=_us(total["comm_ns"]),
         overlap_us=_us(total["overlap_ns"]),
         overlap_ratio=ratio(total["overlap_ns"], total["comm_ns"]),
         exposed_comm_us=_us(total["exposed_ns"]),
@@ -217,7 +217,9 @@ def _rank_row(
         copies=CopyTimes(
             *(length(intersect(spans, window)) / 1e3 for spans in activity.copies_by_direction)
         ),
-        idle_us=(span - length(intersect(activity.work, window))) / 1e3 if known else None,
+        idle_us=(span - length(intersect(activity.work, window))) / 1e3
+        if known and activity.comm_known
+        else None,
         wait_us=_us(total["waiting_ns"]),
         transfer_us=_us(total["transfer_ns"]),
         host_wait_us=total["blocked_ns"] / 1e3,

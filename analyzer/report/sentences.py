@@ -234,7 +234,10 @@ def _in_flight(analysis: Analysis) -> str:
     wall_us = float(analysis.rank_steps["wall_ns"].sum()) / 1e3
     if not wall_us:
         return "nothing was recorded"
-    comm = sum(row.comm_us for row in analysis.ranks) / wall_us
+    known = [row.comm_us for row in analysis.ranks if row.comm_us is not None]
+    if not known:
+        return "nothing is known, neither how long messages took nor what was computed"
+    comm = sum(known) / wall_us
     wait = sum(row.wait_us or 0.0 for row in analysis.ranks) / wall_us
     return (
         f"{share_text(comm)} with messages in flight, {share_text(wait)} waiting for another "

@@ -263,7 +263,8 @@ def _without_gaps(columns: dict[str, FloatArray]) -> dict[str, FloatArray]:
     A rank whose compute is known in some range did not compute in a range that has none, and one
     whose messages were joined in some range waited for nobody that is known in the others.
     """
-    wall, comm, copies = columns["wall_ns"], columns["comm_ns"], columns["copy_ns"]
+    wall, copies = columns["wall_ns"], columns["copy_ns"]
+    comm = np.nan_to_num(columns["comm_ns"])
     idle = wall - comm - copies
     instead = {"exposed_ns": comm, "idle_ns": idle, "idle_unknown_ns": idle}
     ranks, which = np.unique(columns["rank"], return_inverse=True)

@@ -128,7 +128,8 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     for file in files:
         _note_damage(file, run)
     files_of = dict(zip(ranks, files, strict=True))
-    _place_in_time(files, run.notes)
+    has_starts = _place_in_time(files, run.notes)
+    _leave_out_untimed(files, run.notes, has_starts=has_starts)
     world = max(ranks) + 1
     tables = {}
     for rank in sorted(ranks):
@@ -359,8 +360,11 @@ def _op_in(name: str | None) -> str:
     return public_op(name or "") or clean(name or "collective", 60)
 
 
-def _place_in_time(files: list[_File], notes: list[str]) -> None:
+def _place_in_time(files: list[_File], notes: list[str]) -> bool:
     """Lays nodes out by their dependencies if no file contains start times.
+
+    Returns:
+        Whether files contain start times.
 
     Raises:
         TraceError: There are no nodes, or they have neither starts nor durations.
@@ -368,18 +372,19 @@ def _place_in_time(files: list[_File], notes: list[str]) -> None:
     nodes = [node for file in files for node in file.nodes]
     if not nodes:
         raise TraceError(f"{files[0].path} holds no node of computation or communication")
+    _leave_ends_open(nodes, notes)
     starts = [node.row.start_ns for node in nodes if node.row.start_ns]
     if starts:
         if min(starts) > _DAY_NS:
             _leave_out_unplaced(files, notes)
-        return
+        return True
     if not any(node.duration_ns for node in nodes):
         raise TraceError(
             f"{files[0].path}: no node has a start time or a duration: this is a workload for a "
             "simulator, not a recording"
         )
     if len(nodes) == len(files):
-        return  # one node on each rank may start at zero
+        return False  # one node on each rank may start at zero
     left_out = 0
     for file in files:
         placed = _lay_out(file.nodes)
@@ -391,6 +396,47 @@ def _place_in_time(files: list[_File], notes: list[str]) -> None:
     )
     if left_out:
         notes.append(f"{left_out} nodes depend on one another in a circle and are left out")
+    return False
+
+
+def _leave_ends_open(nodes: list[_Node], notes: list[str]) -> None:
+    """Leaves the end of messages without a duration unknown: none takes no time."""
+    messages = [node for node in nodes if node.row.kind == "message"]
+    untimed = [node for node in messages if not node.duration_ns]
+    for node in untimed:
+        node.row.end_ns = None
+    if untimed:
+        notes.append(
+            f"{len(untimed)} of {len(messages)} messages have no duration: when they ended is not "
+            "known"
+        )
+
+
+def _leave_out_untimed(files: list[_File], notes: list[str], *, has_starts: bool) -> None:
+    """Leaves out device work whose time is not known.
+
+    Raises:
+        TraceError: Nothing is left.
+    """
+    nodes = [node for file in files for node in file.nodes]
+    work = [node for node in nodes if node.row.kind in ("kernel", "copy")]
+    messages = [node for node in nodes if node.row.kind == "message"]
+    if work and not any(node.duration_ns for node in work):
+        why = "computations have no duration"
+    elif not has_starts and not all(node.duration_ns for node in messages):
+        why = "messages have no duration and nothing has a start time"
+    else:
+        if lacking := sum(not node.duration_ns for node in work):
+            notes.append(
+                f"{lacking} of {len(work)} computations have no duration, or less than 1 µs: they "
+                "count as 0"
+            )
+        return
+    if len(work) == len(nodes):
+        raise TraceError(f"{files[0].path}: {why}: this is a workload, not a recording")
+    for file in files:
+        file.nodes = [node for node in file.nodes if node.row.kind not in ("kernel", "copy")]
+    notes.append(f"{why}: computations are left out, and no share of the time can be given")
 
 
 def _leave_out_unplaced(files: list[_File], notes: list[str]) -> None:

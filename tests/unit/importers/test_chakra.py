@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 from support.chakra_files import chakra_file, chakra_node
 
+from ddltrace.analyzer.analysis import analyze
 from ddltrace.analyzer.importers import formats
 from ddltrace.analyzer.importers.imported import ImportedTrace
+from ddltrace.analyzer.importers.write_imported import save
+from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.tracer.errors import TraceError
 
 COMP, SEND, RECV, COLLECTIVE = 4, 5, 6, 7
@@ -174,6 +177,55 @@ def test_an_execution_trace_without_times_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({"schema": "1.0.2-chakra.0.0.4", "pid": 1, "nodes": [{"id": 2}]}))
     with pytest.raises(TraceError, match="ExecutionTraceObserver, which records no times"):
         formats.read(path)
+
+
+@pytest.mark.parametrize(
+    ("starts", "with_duration", "expected"),
+    [
+        (True, (4, 4), (400, 160)),
+        (True, (4, 0), (400, None)),
+        (True, (0, 4), (None, 160)),
+        (True, (0, 0), (None, None)),
+        (False, (4, 4), (400, 160)),
+        (False, (4, 0), (None, None)),
+        (False, (4, 2), (None, 80)),
+    ],
+)
+def test_times_without_durations_are_unknown(
+    tmp_path: Path,
+    starts: bool,
+    with_duration: tuple[int, int],
+    expected: tuple[float | None, float | None],
+) -> None:
+    """Of four computations of 100 us and four messages of 40 us, some have a duration."""
+    computations, messages = with_duration
+    (tmp_path / "files").mkdir()
+    for rank in range(2):
+        nodes = []
+        for i in range(4):
+            first, begin = 2 * i + 1, START + 200 * i
+            size = {"comm_type": 0, "comm_size": 4096}
+            nodes.append(
+                chakra_node(first, "mm", COMP, start=begin if starts else 0, deps=[first - 1],
+                            duration=100 if i < computations else 0)
+            )  # fmt: skip
+            nodes.append(
+                chakra_node(first + 1, "sum", COLLECTIVE, start=begin + 100 if starts else 0,
+                            deps=[first], duration=40 if i < messages else 0, attributes=size)
+            )  # fmt: skip
+        (tmp_path / "files" / f"x.{rank}.et").write_bytes(chakra_file(nodes))
+    save(formats.read(tmp_path / "files"), tmp_path / "trace", force=False)
+    analysis = analyze(open_trace(tmp_path / "trace"))
+    row = analysis.ranks[0]
+    assert (row.compute_us, row.comm_us) == expected
+    known = computations == messages == 4
+    assert (analysis.summary.compute_share is None) == (row.compute_us is None)
+    assert (analysis.summary.exposed_comm_share is not None) == known
+    assert (row.idle_us is not None) == known
+    [collective] = analysis.collectives
+    assert (collective.count, collective.bytes) == (4, 4096)
+    assert (collective.transfer_us is None) == (messages == 0)
+    json.dumps(analysis.to_json(), allow_nan=False)
 
 
 def test_a_workload_without_times_is_refused(tmp_path: Path) -> None:
