@@ -224,40 +224,46 @@ class _Members:
 
 def _with_what_was_passed(trace: Trace, hangs: Sequence[Hang]) -> list[Hang]:
     """Adds element types and sizes to collectives whose ranks disagree on them."""
-    wanted = [hang for hang in hangs if len(hang.entered) > 1 and hang.seq is not None]
-    found: dict[tuple[str, int, int], _Passed] = {}
-    for rank in sorted({rank for hang in wanted for rank in hang.entered}):
-        keys = {(hang.group, hang.seq) for hang in wanted if rank in hang.entered}
-        for table in trace.last_windows(rank):
-            columns = Columns(table)
-            rows = columns.rows("message")
-            numbers = columns.ints("seq", rows)
-            rows = rows[np.isin(numbers, [seq for _, seq in keys])]
-            (groups, names), (types, type_names), (shapes, shape_texts) = (
-                columns.codes(name, rows) for name in ("group", "dtype", "shapes")
-            )
-            names, type_names, shape_texts = [*names, ""], [*type_names, ""], [*shape_texts, ""]
-            sizes, out_sizes = columns.ints("bytes", rows), columns.ints("out_bytes", rows)
-            for place, number in enumerate(columns.ints("seq", rows).tolist()):
-                key = (names[groups[place]], number)
-                if key in keys:
-                    found[(*key, rank)] = _Passed(
-                        type_names[types[place]],
-                        shape_texts[shapes[place]],
-                        int(sizes[place]),
-                        int(out_sizes[place]),
-                    )
-    return [
-        replace(hang, passed=_disagreement(hang.op, passed))
-        for hang in hangs
-        for passed in [
-            {
-                rank: found[hang.group, hang.seq, rank]
-                for rank in hang.entered
-                if hang.seq is not None and (hang.group, hang.seq, rank) in found
-            }
-        ]
-    ]
+    several = [hang for hang in hangs if len(hang.entered) > 1]
+    found = {
+        rank: _passed_by(
+            trace, rank, {(hang.group, hang.seq) for hang in several if rank in hang.entered}
+        )
+        for rank in sorted({rank for hang in several for rank in hang.entered})
+    }
+    described = []
+    for hang in hangs:
+        key = hang.group, hang.seq
+        known = {r: found[r][key] for r in hang.entered if r in found and key in found[r]}
+        described.append(replace(hang, passed=_disagreement(hang.op, known)))
+    return described
+
+
+def _passed_by(
+    trace: Trace, rank: int, wanted: set[tuple[str, int | None]]
+) -> dict[tuple[str, int | None], _Passed]:
+    """What a rank passed to the collectives with these groups and numbers."""
+    seqs = [seq for _, seq in wanted if seq is not None]
+    found: dict[tuple[str, int | None], _Passed] = {}
+    for table in trace.last_windows(rank):
+        columns = Columns(table)
+        rows = columns.rows("message")
+        rows = rows[np.isin(columns.ints("seq", rows), seqs)]
+        (groups, names), (types, type_names), (shapes, shape_texts) = (
+            columns.codes(name, rows) for name in ("group", "dtype", "shapes")
+        )
+        names, type_names, shape_texts = [*names, ""], [*type_names, ""], [*shape_texts, ""]
+        sizes, out_sizes = columns.ints("bytes", rows), columns.ints("out_bytes", rows)
+        for place, number in enumerate(columns.ints("seq", rows).tolist()):
+            key = names[groups[place]], number
+            if key in wanted:
+                found[key] = _Passed(
+                    type_names[types[place]],
+                    shape_texts[shapes[place]],
+                    int(sizes[place]),
+                    int(out_sizes[place]),
+                )
+    return found
 
 
 class _Passed(NamedTuple):
