@@ -115,7 +115,7 @@ def test_an_offset_of_seconds_is_found(tmp_path: Path, shift: int) -> None:
     wrap = f"unshare --time --monotonic {shift}"
     done = run_with_clocks(tmp_path, ["", wrap], shifts=(0, shift))
     clock = check(done, tmp_path)
-    assert abs(clock.offset_ns + shift * 10**9) <= 100_000
+    assert abs(clock.offset_ns + shift * 10**9) <= clock.residual_ns + 20_000
     infos = read_run(tmp_path / "trace").ranks
     assert infos[0].clock_domain != infos[1].clock_domain
 

@@ -56,7 +56,7 @@ def test_two_ranks_exchange_times() -> None:
     asker = ClockClient(_rank(1), store, lambda: None, fault)
     responder.start()
     asker.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not asker._info.clock["samples"] and time.monotonic() < deadline:
         time.sleep(0.01)
     assert asker.stop(5)

@@ -41,8 +41,8 @@ def info_of(rank: int, process: subprocess.Popen[str]) -> RankInfo:
 
 
 def seen(watch: RankEnds, segment: str) -> bool:
-    """Waits until an end was seen, or for ten seconds."""
-    deadline = time.monotonic() + 10
+    """Waits until an end was seen, or for a minute."""
+    deadline = time.monotonic() + 60
     while segment not in watch.ends and time.monotonic() < deadline:
         time.sleep(0.01)
     return segment in watch.ends
@@ -63,7 +63,7 @@ def test_each_end_is_seen_when_it_comes(
     before = time.monotonic_ns()
     processes[1].send_signal(signal.SIGKILL)
     assert seen(watch, segments[1])
-    processes[0].communicate("3\n", timeout=10)
+    processes[0].communicate("3\n", timeout=60)
     assert seen(watch, segments[0])
     watch.stop()
     last, first = (watch.ends[segment] for segment in segments[:2])
