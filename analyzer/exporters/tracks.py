@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ddltrace.analyzer.events.event_columns import distinct
 
@@ -56,7 +57,11 @@ def tracks_of(table: pa.Table, end_ns: Integers) -> list[Track]:
 
 
 def ends_of(table: pa.Table) -> Integers:
-    """End of each event; what was not finished ends at the last time in the table."""
+    """End of each event; what was not finished ends at the last time in the table.
+
+    A message that completed at an unknown time has no length: none takes no time, so that readers
+    can tell.
+    """
     start = table["start_ns"].to_numpy()
     if not len(start):
         return np.empty(0, dtype=np.int64)
@@ -66,6 +71,10 @@ def ends_of(table: pa.Table) -> Integers:
     if len(known):
         last = max(last, int(known.max()))
     filled: Integers = end.fill_null(last).to_numpy(zero_copy_only=False)
+    completed = pc.and_(
+        pc.is_null(end), pc.equal(table["status"].combine_chunks().cast("string"), "ok")
+    )
+    filled = np.where(pc.fill_null(completed, False).to_numpy(zero_copy_only=False), start, filled)
     ends: Integers = np.maximum(filled, start)
     return ends
 

@@ -18,7 +18,7 @@ from ddltrace.analyzer.importers.rows import Row, table_of
 from ddltrace.analyzer.importers.sequence import number_messages
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo
-from ddltrace.tracer.trace.schema import KINDS, PHASES
+from ddltrace.tracer.trace.schema import KINDS, PHASES, STATUSES
 from ddltrace.tracer.trace.trace_files import segment_name
 
 NAME: Final = "chrome"
@@ -135,6 +135,11 @@ def _row(interval: Interval, recording: Recording) -> Row:
         row.out_bytes = count(args.out_bytes)
         row.dtype = element_type(args.dtype)[0]
         row.status = "open" if interval.end_ns is None else "ok"
+        if op is not None and args.status in STATUSES:
+            # As ddltrace exports messages that did not end, or ended at an unknown time.
+            row.status = args.status
+            if row.status == "open" or row.end_ns == row.start_ns:
+                row.end_ns = None
     elif interval.end_ns is None:
         row.end_ns = interval.start_ns
     return row

@@ -88,6 +88,7 @@ class Args(
     types: Any = None
     inputs: Any = None
     number: Any = None
+    status: Any = None
     op: Any = None
     group: Any = None
     peer: Any = None
