@@ -18,13 +18,13 @@ from ddltrace.analyzer.report.figures import base_figure, distinct, label
 from ddltrace.dashboard.rank_breakdowns import PARTS, Breakdown
 
 TITLES: Final = {
-    "compute": "compute",
-    "update": "update",
-    "overlap": "overlap",
-    "exposed": "exposed",
+    "compute": "compute alone",
+    "update": "update alone",
+    "overlap": "compute and communication",
+    "exposed": "exposed communication",
     "copies": "copies",
-    "data": "data",
-    "idle": "idle",
+    "data": "idle for data",
+    "idle": "idle otherwise",
 }
 _ROLE_OF_PART: Final = {"copies": "copy"}
 _ROW_HEIGHT: Final = 34

@@ -191,10 +191,10 @@ def render_comparison(comparison: Comparison, width: int = 100) -> str:
         *render_changes("Kernels and copies", comparison.kernels, width),
         *render_changes("Operators and runtime calls", comparison.operators, width),
         "",
-        "A step and its critical path (mean over steady steps)",
+        "A step, and on its critical path (mean over steady steps)",
         *render(header, [_cells(row, time_text) for row in times if _some(row)], width),
         "",
-        "Shares of the step",
+        "On a rank (mean): overlap ratio, and shares of a step",
         *render(header, [_cells(row, share_text) for row in comparison.shares], width),
     ]
     for title, rows in (

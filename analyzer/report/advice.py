@@ -266,7 +266,8 @@ def _straggler(analysis: Analysis, savings: Savings) -> Iterable[Finding]:
         savings,
         "straggler",
         saves,
-        f"ranks wait for others during {share_text(share)} of the step; {how}",
+        f"on a rank (mean), {share_text(share)} of a step is waiting for others without computing; "
+        f"{how}",
         advice,
         unsure=worst.unsure,
         rank=rank,

@@ -92,9 +92,9 @@ def overlap_over_steps(analysis: Analysis) -> go.Figure | None:
     rows = analysis.steps
     lines: tuple[tuple[str, str, Callable[[StepRow], float | None]], ...] = (
         ("overlap ratio", "overlap", lambda row: row.overlap_ratio),
-        ("compute", "compute", lambda row: row.compute_share),
-        ("exposed communication", "exposed", lambda row: row.exposed_comm_share),
-        ("idle", "muted", lambda row: row.idle_share),
+        ("compute on a rank", "compute", lambda row: row.compute_share),
+        ("exposed communication on a rank", "exposed", lambda row: row.exposed_comm_share),
+        ("idle on a rank", "muted", lambda row: row.idle_share),
     )
     if len(rows) < 2:
         return None
@@ -128,8 +128,8 @@ def rank_breakdown(analysis: Analysis) -> go.Figure | None:
     """Each rank's device time: parts that are disjoint and sum to its span (ms)."""
     rows = [row for row in analysis.ranks if row.span_us is not None]
     parts: tuple[tuple[str, str, Callable[[RankRow], float | None]], ...] = (
-        ("compute", "compute", lambda row: _less(row.compute_us, row.overlap_us)),
-        ("compute over communication", "overlap", lambda row: row.overlap_us),
+        ("compute alone", "compute", lambda row: _less(row.compute_us, row.overlap_us)),
+        ("compute and communication", "overlap", lambda row: row.overlap_us),
         ("exposed communication", "exposed", lambda row: row.exposed_comm_us),
         ("copies", "copy", _copies_alone),
         ("idle", "idle", lambda row: row.idle_us),
@@ -380,7 +380,7 @@ def critical_parts(analysis: Analysis) -> go.Figure | None:
             meta={"role": category},
             text=[share_text(rows[number].share) for number in own],
             textposition="auto",
-            hovertemplate="%{x:.3f} ms per step, %{text} of the wall time",
+            hovertemplate="%{x:.3f} ms per step, %{text} of the critical path",
         )
     figure.update_layout(barmode="stack", bargap=0.25)
     figure.update_xaxes(title="ms per step on the critical path")

@@ -44,6 +44,7 @@ TENSORS_SHOWN: Final = 25
 """Rows of the table of exposed tensors."""
 
 _CAUSES_SHOWN: Final = 12
+_OF_A_STEP: Final = "of a step, mean over ranks and steps"
 _PIPELINES_SHOWN: Final = 8
 MAX_PIECES: Final = 20_000
 """Pieces of critical paths that the file holds, over all steps that can be chosen."""
@@ -234,27 +235,28 @@ def _tiles(summary: Summary) -> list[Tile]:
     times = summary.step_us
     return [
         Tile(
-            "step time, median",
-            time_text(times.p50),
-            f"p95 {time_text(times.p95)}, on one rank {time_text(summary.rank_step_us.p50)}",
+            "step, mean",
+            time_text(times.mean),
+            f"first start to last end; median {time_text(times.p50)}, p95 {time_text(times.p95)}",
         ),
         Tile("overlap ratio", share_text(summary.overlap_ratio), "of communication is hidden"),
-        Tile("compute", share_text(summary.compute_share), "of the step"),
-        Tile("exposed communication", share_text(summary.exposed_comm_share), "of the step"),
-        Tile("idle", share_text(summary.idle_share), "of the step"),
-        Tile("waiting for others", share_text(summary.sync_overhead_share), "of the step"),
-        Tile("optimizer", share_text(summary.update_overhead_share), "of the step"),
-        Tile("data loading", share_text(summary.data_share), "of the step"),
+        Tile("step on a rank", time_text(summary.rank_step_us.mean), "mean"),
+        Tile("compute on a rank", share_text(summary.compute_share), _OF_A_STEP),
+        Tile("exposed communication on a rank", share_text(summary.exposed_comm_share), _OF_A_STEP),
+        Tile("idle on a rank", share_text(summary.idle_share), _OF_A_STEP),
+        Tile("waiting for others on a rank", share_text(summary.sync_overhead_share), _OF_A_STEP),
+        Tile("update on a rank", share_text(summary.update_overhead_share), _OF_A_STEP),
+        Tile("data loading on a rank", share_text(summary.data_share), _OF_A_STEP),
     ]
 
 
 def _shares(summary: Summary) -> list[Share]:
     """The parts of a step; empty where one of them is unknown, as they would not sum to it."""
     parts = [
-        ("compute", "compute", summary.compute_share),
-        ("exposed communication", "exposed", summary.exposed_comm_share),
-        ("copies", "copy", summary.copy_share),
-        ("idle", "idle", summary.idle_share),
+        ("compute on a rank", "compute", summary.compute_share),
+        ("exposed communication on a rank", "exposed", summary.exposed_comm_share),
+        ("copies on a rank", "copy", summary.copy_share),
+        ("idle on a rank", "idle", summary.idle_share),
     ]
     if any(share is None for _, _, share in parts):
         return []

@@ -31,11 +31,17 @@ def render_markdown(analysis: Analysis) -> str:
         *(line for sentence in rest for line in ("", _escape(sentence))),
         "",
         *_table(
-            ("step, median", "95th percentile", "overlap", "compute", "exposed", "waiting", "idle"),
+            (
+                "step, mean",
+                "overlap ratio",
+                "compute on a rank (mean)",
+                "exposed communication on a rank",
+                "waiting for others on a rank",
+                "idle on a rank",
+            ),
             [
                 (
-                    time_text(summary.step_us.p50),
-                    time_text(summary.step_us.p95),
+                    time_text(summary.step_us.mean),
                     share_text(summary.overlap_ratio),
                     share_text(summary.compute_share),
                     share_text(summary.exposed_comm_share),
@@ -54,7 +60,7 @@ def render_markdown(analysis: Analysis) -> str:
     if analysis.compared_dimensions():
         lines += ["", *_dimensions(analysis), "", dimensions_text(summary)]
     if analysis.ranks:
-        lines += ["", *_ranks(analysis)]
+        lines += ["", "On each rank, totals over the analyzed window:", "", *_ranks(analysis)]
     lines += [f"\n> {_escape(note)}" for note in notes_of(analysis)]
     return "\n".join(lines)
 

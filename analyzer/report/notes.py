@@ -50,7 +50,8 @@ def host_ahead(analysis: Analysis) -> str | None:
     wall = next(each.step_us_p50 for each in analysis.ranks if each.rank == row.rank)
     return (
         f"the host runs ahead of the device: on rank {row.rank}, the work of a step begins "
-        f"{time_text(lag)} after its launch. A step takes {time_text(wall)} on the host and "
-        f"{time_text(period)} on the device, and launches {time_text(comm)} of communication; "
+        f"{time_text(lag)} after its launch. There a step takes {time_text(wall)} on the host "
+        f"(median) and {time_text(period)} on the device (mean), and launches {time_text(comm)} of "
+        "communication; "
         "other figures count work in the step in which it runs"
     )

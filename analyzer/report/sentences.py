@@ -1,4 +1,8 @@
-"""The summary sentences of a report: time breakdown, cause and proposed change."""
+"""The summary sentences of a report: time breakdown, cause and proposed change.
+
+A share "on the critical path" is of the time between the first start and the last end of the steps,
+one "on a rank (mean)" is of the steps of every rank; nothing else is said to be a share of a step.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from ddltrace.tracer.trace.completeness import NOTHING_RECORDED
 
 _NAMES = {
     "compute": "compute",
-    "transfer": "communication that nothing hides",
+    "transfer": "transfer of messages",
     "wait": "unexplained waiting",
     "update": "the optimizer's update",
     "data": "data loading",
@@ -30,11 +34,14 @@ _NAMES = {
     "host": "host code between them",
     "idle": "idle",
 }
+ON_A_RANK = "On a rank (mean)"
+"""Begins shares of the steps of every rank, as `Summary` defines them."""
+
+_OVER_RANKS = ", from its first start to its last end on any rank"
 _SHOWN_PARTS = 3
 _WAITING_WORTH_SAYING = 0.02
 _MAIN_CAUSE = 0.25
 _WORTH_SAYING = 0.1
-_APART = 1.05  # ranks whose steps lie this far apart: say so
 _SHOWN_RANKS = 8
 _SHOWN_ACTIVITIES = 3
 _SHOWN_CALLS = 4
@@ -105,12 +112,12 @@ def idle_text(summary: Summary) -> str:
     )
     if not known:
         return ""
-    over = "the steady steps" if summary.steps else "the traced time"
+    over = "a step" if summary.steps else "the traced time"
     listed = _listed([f"{share_text(share)} {what}" for share, what in known])
     beside = ""
     if (idle.in_message_share or 0.0) >= _SHOWN_SHARE:
-        beside = f"; {share_text(idle.in_message_share)} more waits for others in messages"
-    return f"Of {over} ranks are idle {share_text(summary.idle_share)}: {listed}{beside}."
+        beside = f"; beside that, in {share_text(idle.in_message_share)} all its messages wait"
+    return f"{ON_A_RANK}, {share_text(summary.idle_share)} of {over} is idle: {listed}{beside}."
 
 
 def dimensions_text(summary: Summary) -> str:
@@ -207,12 +214,14 @@ def _where(analysis: Analysis) -> str:
     if summary.step_us.p50 is None:
         shares = [
             (summary.compute_share, "compute"),
-            (summary.exposed_comm_share, "communication that nothing hides"),
-            (summary.idle_share, "neither"),
+            (summary.exposed_comm_share, "exposed communication"),
+            (summary.idle_share, "idle"),
         ]
         known = [f"{share_text(share)} {name}" for share, name in shares if share is not None]
-        said = ", ".join(known) or _in_flight(analysis)
-        return f"No optimizer step was completed; of the traced time: {said}."
+        if not known:
+            return f"No optimizer step was completed; of the traced time: {_in_flight(analysis)}."
+        said = _listed(known)
+        return f"No optimizer step was completed. {ON_A_RANK}, of the traced time: {said}."
     shares_of_path = sorted(path_shares(analysis).items(), key=lambda item: -item[1])
     parts = [f"{share_text(s)} {_NAMES[name]}" for name, s in shares_of_path[:_SHOWN_PARTS] if s]
     overlap = summary.overlap_ratio
@@ -221,12 +230,11 @@ def _where(analysis: Analysis) -> str:
         if overlap is not None
         else ""
     )
-    apart = ""
-    own, mean, median = summary.rank_step_us.mean, summary.step_us.mean, summary.step_us.p50
-    if own is not None and mean is not None and mean > _APART * own:
-        apart = f" from its first start to its last end, {time_text(own)} on one rank"
-    time = f"{time_text(mean)}{apart} (mean, median {time_text(median)})"
-    return f"A step takes {time}: {_listed(parts)}{hidden}."
+    whole = f"mean{_OVER_RANKS if len(analysis.trace.ranks) > 1 else ''}"
+    return (
+        f"A step takes {time_text(summary.step_us.mean)} ({whole}). "
+        f"On the critical path: {_listed(parts)}{hidden}."
+    )
 
 
 def _in_flight(analysis: Analysis) -> str:
@@ -281,7 +289,7 @@ def _cause(analysis: Analysis) -> str:
             f"Most of the transfer time is {printable(row.op)} of group {printable(row.group)}: "
             f"{row.count} of them, {time_text(row.transfer_us_total)} in all."
         )
-    return "No rank holds the others up, and no collective was completed by all its ranks."
+    return "No collective was completed by all its ranks."
 
 
 def _waiting(analysis: Analysis) -> str:
@@ -292,14 +300,13 @@ def _waiting(analysis: Analysis) -> str:
             return began
     worst = analysis.stragglers[0] if analysis.stragglers else None
     sync = analysis.summary.sync_overhead_share or 0.0
-    if worst is None or sync < 0.02 or worst.unsure:
+    if worst is None or sync < _WAITING_WORTH_SAYING or worst.unsure:
         return ""
     culprit = delays_others(analysis.stragglers, len(analysis.trace.ranks))
     if culprit is None:
         return (
             f"Ranks take turns at coming last to collectives (rank {worst.rank} costs most: "
-            f"last to {share_text(worst.share)}); they wait for each other {share_text(sync)} "
-            "of the step."
+            f"last to {share_text(worst.share)}). {_waiting_on_a_rank(sync)}."
         )
     # A rank that is late without a reason of its own may itself have waited for another.
     began = "" if culprit.cause else _where_waiting_began(analysis)
@@ -316,7 +323,11 @@ def _waiting(analysis: Analysis) -> str:
             f"{time_text(culprit.lateness_us)}"
         )
     why = _why(analysis, culprit)
-    return f"Rank {culprit.rank} {how}, {why}; others wait {share_text(sync)} of the step."
+    return f"Rank {culprit.rank} {how}, {why}. {_waiting_on_a_rank(sync)}."
+
+
+def _waiting_on_a_rank(share: float) -> str:
+    return f"{ON_A_RANK}, {share_text(share)} of a step is waiting for others without computing"
 
 
 def _where_waiting_began(analysis: Analysis) -> str:
@@ -330,8 +341,6 @@ def _where_waiting_began(analysis: Analysis) -> str:
     if not main:
         return ""
     waiting = f"Ranks wait for each other {time_text(analysis.waiting.total_us)} a step in all"
-    if whole:
-        waiting += f" ({share_text(analysis.waiting.total_us / whole)} of their time)"
     reasons = [f"{share_text(cause.share)} because {root_cause_text(cause)}" for cause in main]
     return f"{waiting}: {' and '.join(reasons)}."
 
@@ -341,7 +350,14 @@ def _others(analysis: Analysis) -> str:
     known, world = len(analysis.trace.ranks), analysis.trace.world_size
     if known < world:
         return f"Of {world - known} of {world} ranks nothing was recorded; the"
-    return "No rank holds the others up; the" if world > 1 else "The"
+    if world == 1:
+        return "The"
+    sync = analysis.summary.sync_overhead_share
+    if sync is None:
+        return "How long ranks wait for others is not known; the"
+    if sync >= _WAITING_WORTH_SAYING:  # who comes last is unsure, or nobody does
+        return f"{_waiting_on_a_rank(sync)}, for whom is not known; the"
+    return f"{_waiting_on_a_rank(sync)}; the"
 
 
 def _why(analysis: Analysis, row: StragglerRow) -> str:

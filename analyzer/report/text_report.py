@@ -29,10 +29,12 @@ from ddltrace.analyzer.model import (
     RootCause,
     StragglerRow,
     StreamRow,
+    Summary,
 )
 from ddltrace.analyzer.report.advice import path_shares
 from ddltrace.analyzer.report.notes import host_ahead, notes_of, state_text
 from ddltrace.analyzer.report.sentences import (
+    ON_A_RANK,
     dimensions_text,
     extra_text,
     hang_text,
@@ -135,7 +137,7 @@ def _path(analysis: Analysis) -> list[str]:
     if not shares:
         return []
     mean = analysis.summary.step_us.mean or 0.0
-    lines = ["Critical path of a step (all ranks, mean; parts sum to the step)"]
+    lines = ["On the critical path of a step (mean; the parts sum to the step)"]
     for name, share in shares.items():
         if share:
             bar = "#" * max(1, round(share * _BAR))
@@ -200,10 +202,28 @@ def _ranks(analysis: Analysis) -> list[str]:
         ]
         for row in rows
     ]
-    lines = ["Ranks (totals over the analyzed window)", *render(header, cells, WIDTH)]
+    lines = [
+        *_on_a_rank(analysis.summary),
+        "On each rank (totals over the analyzed window)",
+        *render(header, cells, WIDTH),
+    ]
     if left > 0:
         lines.append(f"  {left} more ranks in --json; these wait least, so others wait for them")
     return lines
+
+
+def _on_a_rank(summary: Summary) -> list[str]:
+    """The shares that the other forms of the report show as tiles."""
+    shares = [
+        (summary.compute_share, "compute"),
+        (summary.exposed_comm_share, "exposed communication"),
+        (summary.copy_share, "copies"),
+        (summary.idle_share, "idle"),
+    ]
+    known = [f"{share_text(share)} {name}" for share, name in shares if share]
+    mean = summary.rank_step_us.mean
+    step = "" if mean is None else f", a step takes {time_text(mean)}"
+    return _wrapped(f"{ON_A_RANK}{step}: {', '.join(known)}", "  ") if known else []
 
 
 def _idle(analysis: Analysis) -> list[str]:

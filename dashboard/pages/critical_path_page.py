@@ -63,7 +63,7 @@ _SLACK_COLUMNS: Final[tuple[Column[SlackRow], ...]] = (
 
 _CARDS: Final = (
     ("path-steps", "Steps", "Each bar is a step's wall time, split along its critical path."),
-    ("path-parts", "Over the run", "Mean per steady step, largest first."),
+    ("path-parts", "Largest parts over the run", "Mean per steady step, largest first."),
 )
 
 

@@ -48,15 +48,15 @@ _CARDS: Final = (
     ("steps", "Step times", "Each bar is a step's wall time, split along its critical path.", True),
     (
         "breakdown",
-        "Where each rank's time goes",
-        "Parts sum to the step. Overlap: compute and communication at once.",
+        "On each rank",
+        "Means per steady step; the parts sum to the rank's step. Alone: without communication.",
         False,
     ),
     ("stragglers", "Stragglers", "Who arrives last, and how late.", False),
-    ("overlap", "Overlap over steps", "How much communication hides behind compute.", False),
+    ("overlap", "Overlap over steps", "Shares of each step on a rank, means over ranks.", False),
     ("waits", "Waiting or transferring", "Most of a slow collective can be waiting.", False),
     ("tensors", "Most exposed tensors", "Whose communication holds the step up.", False),
-    ("critical", "On the critical path", "Only making these faster makes steps shorter.", False),
+    ("critical", "On the critical path", "The largest parts, means per steady step.", False),
     ("bandwidth", "Bandwidth against size", "Bus bandwidth that each collective reaches.", False),
     ("traffic", "Point-to-point traffic", "Bytes from each rank to each other.", False),
 )
@@ -80,9 +80,7 @@ def overview_page(opened: OpenTrace, address: Address | None = None) -> Componen
             body = graph(name, figure.layout.height)
             cards.append(card(title, body, hint=hint, wide=wide))
         elif name == "stragglers" and len(opened.trace.ranks) > 1:
-            cards.append(
-                card(title, html.P("No rank keeps the others waiting.", className="quiet"))
-            )
+            cards.append(card(title, html.P("No rank is known to come last.", className="quiet")))
     if analysis.tensors:
         cards.append(_largest_tensors(analysis))
     narrow = [item for item in cards if item.className == "card"]
@@ -186,25 +184,37 @@ def _headline(opened: OpenTrace) -> Component:
 def _numbers(analysis: Analysis) -> list[tuple[str, str, str]]:
     summary = analysis.summary
     return [
-        ("Step, median", time_text(summary.step_us.p50), "Wall time over all ranks, steady steps."),
+        (
+            "Step, mean",
+            time_text(summary.step_us.mean),
+            "From the first start to the last end on any rank, steady steps.",
+        ),
         ("Step, 95th pct", time_text(summary.step_us.p95), "One step in twenty is slower."),
         (
             "Overlap ratio",
             share_text(summary.overlap_ratio),
             "Share of communication that happens while the rank computes.",
         ),
-        ("Compute", share_text(summary.compute_share), "Share of the steps."),
         (
-            "Exposed comm",
+            "Compute on a rank",
+            share_text(summary.compute_share),
+            "Share of a step, mean over ranks and steady steps.",
+        ),
+        (
+            "Exposed comm on a rank",
             share_text(summary.exposed_comm_share),
-            "Share of the steps in which a rank communicates and does not compute.",
+            "Mean share of a step in which the rank communicates and does not compute.",
         ),
         (
-            "Waiting for ranks",
+            "Waiting on a rank",
             share_text(summary.sync_overhead_share),
-            "Share of the steps in which a rank waits for others and does not compute.",
+            "Mean share of a step in which the rank waits for others and does not compute.",
         ),
-        ("Idle", share_text(summary.idle_share), "Neither compute nor communication."),
+        (
+            "Idle on a rank",
+            share_text(summary.idle_share),
+            "Mean share of a step in which the rank neither computes, communicates nor copies.",
+        ),
     ]
 
 

@@ -56,7 +56,7 @@ def test_work_counts_in_the_step_that_launched_it(tmp_path: Path) -> None:
     # The message without a recorded launch is of none of them.
     assert {(row.compute_us, row.comm_us, row.overlap_us) for row in rows} == {(8000, 5000, 1000)}
     [note] = [note for note in notes_of(analysis) if "runs ahead" in note]
-    assert "10.0 ms on the host and 12.0 ms on the device" in note
+    assert "10.0 ms on the host (median) and 12.0 ms on the device (mean)" in note
     assert "launches 5.00 ms of communication" in note
     assert "Steps on the device's time" in render_report(analysis)
 

@@ -285,7 +285,7 @@ def test_losses_are_said_before_the_numbers(trace: Trace) -> None:
     )
     changed = dataclasses.replace(analyzed.analysis, trace=facts)
     text = Page(render(dataclasses.replace(analyzed, analysis=changed), trace)).text
-    assert text.index("rank 2 fell silent") < text.index("step time, median")
+    assert text.index("rank 2 fell silent") < text.index("step, mean")
     assert "1,234 events dropped" in text
     assert "nothing of rank 2" in text
 
@@ -303,7 +303,7 @@ def test_hang_comes_first(build: Any) -> None:
         in text
     )
     assert "rank 1 never did" in text
-    assert text.index("The job hangs") < text.index("step time, median")
+    assert text.index("The job hangs") < text.index("step, mean")
 
 
 def test_writes_whole_or_not_at_all(trace: Trace, tmp_path: Path) -> None:
