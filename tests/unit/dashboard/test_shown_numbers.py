@@ -1,13 +1,37 @@
 """Numbers that pages show more than once, or as parts of a sum."""
 
+import re
+from collections import defaultdict
+from pathlib import Path
+
 import pytest
 
+from ddltrace.analyzer.report.html_report import render
+from ddltrace.analyzer.report.markdown_report import render_markdown
+from ddltrace.analyzer.report.text_report import render_report
 from ddltrace.analyzer.trace.opened_trace import open_trace
 from ddltrace.dashboard.address import Address
 from ddltrace.dashboard.pages.critical_path_page import critical_path_page
+from ddltrace.dashboard.pages.overview import overview_page
 from ddltrace.dashboard.workspace import Workspace
 
+SAMPLES = sorted((Path(__file__).parents[3] / "sample_traces").glob("*/run.json"))
 MANY = 120
+ON_PATH = {
+    "transfer of messages": "transfer",
+    "unexplained waiting": "wait",
+    "the optimizer's update": "update",
+    "data loading": "data",
+    "device copies": "copy",
+    "host code between them": "host",
+}
+"""Name in a sentence -> name in a table."""
+
+SHORT = {
+    "exposed comm on a rank": "exposed communication on a rank",
+    "waiting on a rank": "waiting for others on a rank",
+    "compute on a rank (mean)": "compute on a rank",
+}
 UNITS = {"ns": 1e-3, "µs": 1.0, "ms": 1e3, "s": 1e6}
 
 
@@ -70,3 +94,112 @@ def test_categories_and_ranks_of_the_critical_path_sum_to_the_step(write_run_of)
     assert sum(cells[0] for cells in shown) == pytest.approx(step, rel=0.005)
     for whole, *ranks in shown:
         assert sum(ranks) == pytest.approx(whole, rel=0.005)
+
+
+def numbers_in_text(text):
+    """Labels and values of the sentences and the summaries of a report."""
+    text = " ".join(text.split())
+    yield from (
+        ("step, mean", value) for value in re.findall(r"A step takes (\S+ \S+) \(mean", text)
+    )
+    for said in re.findall(r"On the critical path: (.*?)[;.] ", text):
+        for value, name in re.findall(r"([\d.]+ %) (.*?)(?:, | and |$)", said):
+            yield f"{ON_PATH.get(name, name)} on the critical path", value
+    for value, name in re.findall(
+        r"On a rank \(mean\), ([\d.]+ %) of a step is (idle|waiting for others)", text
+    ):
+        yield f"{name} on a rank", value
+    for step, said in re.findall(
+        r"On a rank \(mean\), a step takes (\S+ \S+): (.*?) On each rank", text
+    ):
+        yield "step on a rank", step
+        for part in said.split(", "):
+            value, name = re.fullmatch(r"([\d.]+ %) (.*)", part).groups()
+            yield f"{name} on a rank", value
+    for value in re.findall(r"compute hides ([\d.]+ %)", text):
+        yield "overlap ratio", value
+
+
+def numbers_in_path_table(text):
+    table = text[text.index("On the critical path of a step") :]
+    for name, time, share in re.findall(r"^  (\w+) +([\d.]+ \S+) +([\d.]+ %)  #", table, re.M):
+        yield f"{name} on the critical path", share
+        yield f"{name} on the critical path, time", time
+
+
+def numbers_in_html(page):
+    yield from re.findall(r'class="name">([^<]+)</div><div class="value">([^<]+)<', page)
+    yield from re.findall(r"</span>([^<>]+ on a rank) <b>([^<]+)</b>", page)
+    items = re.search(r'<ul class="sentences">(.*?)</ul>', page, re.S).group(1)
+    yield from numbers_in_text(re.sub(r"<[^>]+>", " ", items).replace("&#39;", "'"))
+
+
+def numbers_in_markdown(text):
+    tables = re.findall(r"^\| (step, mean.*) \|\n.*\n\| (.*) \|$", text, re.M)
+    for heads, cells in tables:
+        yield from zip(heads.split(" | "), cells.split(" | "), strict=True)
+    yield from numbers_in_text(text)
+
+
+def numbers_in_overview(page):
+    for tile in tiles_of(page):
+        name, value = map("".join, map(text_of, tile.children))
+        yield name.lower(), value
+    yield from numbers_in_text(" ".join(text_of(page)))
+
+
+def tiles_of(component):
+    if isinstance(component, list | tuple):
+        return [found for item in component for found in tiles_of(item)]
+    if getattr(component, "className", None) == "tile":
+        return [component]
+    return tiles_of(component.children) if getattr(component, "children", None) else []
+
+
+@pytest.mark.parametrize("run", SAMPLES, ids=lambda run: run.parent.name)
+def test_one_label_has_one_value_wherever_it_is_shown(run):
+    opened = Workspace([open_trace(run.parent)]).get(0)
+    text = render_report(opened.analysis)
+    html_numbers = list(numbers_in_html(render(opened.analyzed, opened.trace)))
+    places = {
+        "text": [*numbers_in_text(text), *numbers_in_path_table(text)],
+        "HTML": html_numbers,
+        "Markdown": list(numbers_in_markdown(render_markdown(opened.analysis))),
+        "overview": list(numbers_in_overview(overview_page(opened))),
+        "critical path": [
+            (f"{cells[0]} on the critical path, time", cells[1])
+            for rows in tables_of(critical_path_page(opened, Address()))
+            if rows[0][:2] == ["category", "all ranks"]
+            for cells in rows[1:]
+        ],
+    }
+    values, seen = defaultdict(set), defaultdict(set)
+    for place, numbers in places.items():
+        for name, value in numbers:
+            label = SHORT.get(name, name)
+            values[label].add(value)
+            seen[label].add(place)
+    assert {label: found for label, found in values.items() if len(found) > 1} == {}
+    shared = {label for label, where in seen.items() if len(where) > 1}
+    assert shared >= {
+        "step, mean",
+        "step on a rank",
+        "overlap ratio",
+        "compute on the critical path",
+        "compute on the critical path, time",
+        "compute on a rank",
+        "exposed communication on a rank",
+        "waiting for others on a rank",
+        "idle on a rank",
+    }
+    # What is said to sum does.
+    of_html = dict(html_numbers)
+    step = microseconds(of_html["step, mean"])
+    table = dict(numbers_in_path_table(text))
+    times = [microseconds(value) for label, value in table.items() if label.endswith("time")]
+    shares = [float(value[:-2]) for label, value in table.items() if not label.endswith("time")]
+    assert sum(times) == pytest.approx(step, rel=0.01)
+    assert sum(shares) == pytest.approx(100, abs=0.5)
+    parts = ("compute", "exposed communication", "copies", "idle")
+    on_a_rank = [of_html.get(f"{part} on a rank", "0 %") for part in parts]
+    assert sum(float(value[:-2]) for value in on_a_rank) == pytest.approx(100, abs=0.3)
