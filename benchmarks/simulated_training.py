@@ -98,6 +98,7 @@ class _RankTraining:
             settle=lambda: None,
             take_momentum=self._exchange.take_momentum,
             backward_passes=0,
+            passes_with_gradients=0,
         )
         self._control = UpdateControl(
             strategy.spec,
@@ -113,6 +114,7 @@ class _RankTraining:
         for step in range(steps):
             replica.optimizer.zero_grad()
             self._stand_in.backward_passes += 1
+            self._stand_in.passes_with_gradients += 1
             exchanges = self._policy.exchanges_gradients()
             replica.loss(step).backward()
             if self._plan is None:

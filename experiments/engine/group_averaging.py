@@ -20,6 +20,7 @@ _NAME = "average of all groups"
 class GroupAveraging(EveryStep):
     """Averages the parameters of all ranks after some steps."""
 
+    acts_on_updates: ClassVar[bool] = True
     steps_alone: ClassVar[bool] = True
     one_optimizer: ClassVar[bool] = True
 

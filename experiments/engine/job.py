@@ -6,26 +6,32 @@ import atexit
 import contextlib
 import functools
 import inspect
+import logging
+import os
 import sys
 import weakref
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
+import torch.distributed.autograd as distributed_autograd
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ddltrace.experiments.engine.refusal import refuse
+from ddltrace.experiments.engine.refusal import StrategyRefusedError, has_refused, refuse
 from ddltrace.experiments.engine.take_over import TakenOver, runs_on_reducer
 from ddltrace.experiments.engine.update_control import before_step, install_hooks
 from ddltrace.experiments.schedules.ddp_buckets import DdpBuckets
 from ddltrace.experiments.strategy.strategy import Strategy
+from ddltrace.tracer.capture.session import current_session
 
 
 class JobStrategy:
     """Takes over every model that the job wraps in DistributedDataParallel.
 
-    A job to which the strategy cannot be applied ends before its first optimizer step.
+    A job to which the strategy cannot be applied ends before its first optimizer step, or before
+    its second backward pass if it has no optimizer.
     """
 
     def __init__(self, strategy: Strategy) -> None:
@@ -34,6 +40,9 @@ class JobStrategy:
         self._models: list[TakenOver] = []
         self._wrapped: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         self._found = False
+        self._passes = 0
+        self._depth = 0
+        self._computed = False
 
     def install(self) -> None:
         """Patches DistributedDataParallel; existing models are not changed."""
@@ -46,8 +55,38 @@ class JobStrategy:
                 setattr(ddp, name, self._refusing(name, getattr(ddp, name)))
         dist.destroy_process_group = self._settling(dist.destroy_process_group)
         atexit.register(self._settle_at_exit)
-        before_step.append(self._check)
+        before_step.append(self._check_step)
         install_hooks()
+        ways: list[tuple[Any, str]] = [(torch.autograd, "backward"), (torch.autograd, "grad")]
+        if hasattr(distributed_autograd, "backward"):
+            ways.append((distributed_autograd, "backward"))
+        for owner, name in ways:
+            setattr(owner, name, self._counting(getattr(owner, name), leaves=name == "backward"))
+
+    def _counting(self, original: Any, *, leaves: bool) -> Any:
+        """Counts backward passes of a job that has no model in DistributedDataParallel yet.
+
+        Args:
+            original: The function that runs the pass.
+            leaves: Whether it leaves gradients in the parameters, and so makes a step.
+        """
+
+        @functools.wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if self._found or self._depth:
+                return original(*args, **kwargs)
+            if leaves and self._passes:
+                self._refuse_alone("before its second backward pass")
+            self._depth += 1
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                self._depth -= 1
+            self._passes += leaves
+            self._computed = True
+            return result
+
+        return run
 
     def _wrapping(self, original: Any) -> Any:
         signature = inspect.signature(original)
@@ -101,6 +140,8 @@ class JobStrategy:
         @functools.wraps(original)
         def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
             self._settle()
+            if kwargs.get("group", args[0] if args else None) in (None, dist.group.WORLD):
+                self._check_end()
             return original(*args, **kwargs)
 
         return destroy_process_group
@@ -115,18 +156,48 @@ class JobStrategy:
         if getattr(sys, "last_value", None) is None and dist.is_initialized():
             with contextlib.suppress(Exception):
                 self._settle()
+            try:
+                self._check_end()
+            except StrategyRefusedError:
+                # Python ignores what functions at its end raise: the status would be 0.
+                _exit_with_error()
 
-    def _check(self, optimizer: Optimizer) -> None:
+    def _check_end(self) -> None:
+        """At the end of the job: what was not exchanged until now will not be."""
+        if has_refused():
+            return
+        if self._computed and not self._found:
+            self._refuse_alone("")
+        for model in self._models:
+            model.updates.check_end()
+
+    def _refuse_alone(self, when: str) -> NoReturn:
+        refuse(
+            self._strategy.spec,
+            f"the job has no model in DistributedDataParallel {when}".rstrip(),
+        )
+
+    def _check_step(self, optimizer: Optimizer) -> None:
         """Before every optimizer step: ends a job without a model to which the strategy applies."""
         if self._found:
             return
         used = _in_place_of_ddp(optimizer)
-        refuse(
-            self._strategy.spec,
-            f"the job {used}; strategies apply to DistributedDataParallel"
-            if used
-            else "the job has no model in DistributedDataParallel before its first optimizer step",
-        )
+        if used:
+            refuse(
+                self._strategy.spec, f"the job {used}; strategies apply to DistributedDataParallel"
+            )
+        self._refuse_alone("before its first optimizer step")
+
+
+def _exit_with_error() -> NoReturn:
+    """Ends this process with status 1 while Python runs its last functions."""
+    session = current_session()
+    if session is not None:
+        session.close()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _in_place_of_ddp(optimizer: Optimizer) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,7 @@ from ddltrace.experiments.engine.parameter_access import (
     wait_when_read,
 )
 from ddltrace.experiments.engine.payloads import Payloads
+from ddltrace.experiments.engine.refusal import refuse
 from ddltrace.experiments.engine.schedule_search import ScheduleSearch
 from ddltrace.experiments.engine.step_in_progress import (
     Flight,
@@ -113,12 +115,17 @@ class ModelExchange:
         self._used_before: set[int] = set()
         self._parts: list[int] = []
         self.backward_passes = 0
+        self.passes_with_gradients = 0
+        self._kept_apart = False
+        self._versions: list[tuple[int, int] | None] = []
         self._step = StepInProgress(None, None)
         self._lock = threading.Lock()
         self._deferred: dict[int, DeferredUpdate] = {}
         self._left_over: set[int] = set()
         self._communicator = self._make_communicator()
-        self._hooks: dict[int, RemovableHandle] = {}
+        self._hooks: list[RemovableHandle] = []
+        self._accumulators: dict[int, Any] = {}
+        self._places: dict[int, tuple[torch.dtype, torch.device]] = {}
         self._watch_gradients()
         self._layers = (
             LayerOrder(model, self._parameters, self._settle_layer) if self.waits_by_layer else None
@@ -129,9 +136,25 @@ class ModelExchange:
         """Whether updates are deferred to each layer's next forward."""
         return self._schedule.wait == "layer"
 
+    def left_behind(self) -> str:
+        """Which gradients of earlier backward passes were not exchanged, and why; empty if none."""
+        if self._kept_apart:
+            return (
+                "torch.distributed.autograd keeps gradients apart from the parameters, where the "
+                "strategy cannot exchange them; run the job without --strategy"
+            )
+        computed = len(self._step.counts)
+        if self._armed and self._exchanges and computed:
+            return (
+                f"a backward pass has computed {computed} of {len(self._parameters)} gradients and "
+                "has not ended, so they were not exchanged"
+            )
+        return ""
+
     def begin_backward(self) -> None:
         """To be called after a forward pass whose backward pass synchronizes gradients."""
         self.backward_passes += 1
+        self._watch_gradients()
         # What no layer has waited for was not used in this forward pass, or used unawares.
         self._left_over = set(self._deferred)
         self._settle_all()
@@ -139,6 +162,7 @@ class ModelExchange:
         self._plan_by_time()
         self._exchanges = self._policy.exchanges_gradients()
         self._armed = True
+        self._versions = [_version(p) for p in self._parameters] if _uses_rpc() else []
         self._end_awaited = False
         dispatcher = None
         if self._plan is not None and self._decides:
@@ -213,7 +237,7 @@ class ModelExchange:
     def close(self) -> None:
         """Waits for pending messages, applies them, and removes all hooks from the model."""
         self.settle()
-        for hook in self._hooks.values():
+        for hook in self._hooks:
             hook.remove()
         if self._layers is not None:
             self._layers.close()
@@ -242,31 +266,55 @@ class ModelExchange:
         )
 
     def _watch_gradients(self) -> None:
-        """Registers this exchange's hooks after all existing ones.
+        """Registers hooks where DistributedDataParallel's reducer has its own.
 
-        A parameter that the job has frozen for a while, as alternating trainings do, takes no hook
-        and keeps the one that it has.
+        They are called for the same backward passes, after all hooks of the parameter itself. A
+        parameter that the job has frozen for a while takes its hook when it is trained again, and
+        one that has moved to another type or device a new one.
         """
         for index, parameter in enumerate(self._parameters):
-            if not parameter.requires_grad:
+            if not parameter.requires_grad or (
+                index in self._accumulators
+                and self._places[index] == (parameter.dtype, parameter.device)
+            ):
                 continue
-            former = self._hooks.get(index)
-            if former is not None:
-                former.remove()
-            self._hooks[index] = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                functools.partial(self._gradient_ready, index)
+            self._places[index] = (parameter.dtype, parameter.device)
+            with torch.enable_grad():
+                accumulator = parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+            # Without a reference, the node ends with the backward pass, and its hook with it.
+            self._accumulators[index] = accumulator
+            self._hooks.append(
+                accumulator.register_hook(functools.partial(self._gradient_ready, index, parameter))
             )
+            if self.waits_by_layer:
+                self._hooks.append(
+                    accumulator.register_prehook(functools.partial(self._before_adding, index))
+                )
 
-    def _gradient_ready(self, index: int, parameter: nn.Parameter) -> None:
+    def _before_adding(self, index: int, _: object) -> None:
+        """What a backward pass without a forward pass of its own adds is added to the average."""
+        if not self._armed:
+            self._settle([index])
+
+    def _gradient_ready(self, index: int, parameter: nn.Parameter, *_: object) -> None:
         if not self._armed:
             self._used_before.add(index)
             return
+        if self._versions and self._versions[index] == _version(parameter):
+            self._kept_apart = True
+            return
+        if raw_gradient(parameter) is None:
+            # Taken away by a hook of the job: as in DistributedDataParallel, this rank sends zeros.
+            set_gradient(parameter, torch.zeros_like(parameter))
         step = self._step
         if not self._exchanges:
+            self.passes_with_gradients += not step.counts
+            step.counts[index] = 1
             self._policy.gradient_ready(parameter, exchanged=False)
             return
         self._check_arrival(index)
         if not step.counts:
+            self.passes_with_gradients += 1
             self.backward_begun()
             self._exchange.begin_step()
             if step.plan is not None:
@@ -316,14 +364,16 @@ class ModelExchange:
     def _check_arrival(self, index: int) -> None:
         name = self._names[index]
         if self._step.plan is not None and self._step.counts.get(index, 0) == self._parts[index]:
-            raise RuntimeError(
+            refuse(
+                self._spec,
                 f"parameter {name!r} got more gradients in one backward pass than in the first "
-                "step, which the experiments' engine cannot exchange"
+                "step",
             )
         if index in self._left_over:
-            raise RuntimeError(
+            refuse(
+                self._spec,
                 f"parameter {name!r} was used outside the forward of its own layer, before its "
-                "last update: a schedule that waits before the layers cannot train this model"
+                "last update; use a schedule that does not wait before the layers",
             )
 
     def _finish(self) -> None:
@@ -402,9 +452,6 @@ class ModelExchange:
         """Agrees on a plan with the other ranks at the end of the first backward pass."""
         self._plan = step.plan = self._agree_on_plan(step, missing)
         self._exchange.prepare(self._plan.gradients)
-        # Hooks run in the order in which they were registered. From now on ours send
-        # gradients away and change them: others' must have seen them before.
-        self._watch_gradients()
         self._communicator.begin(step)
         if self._decides:
             step.dispatcher = self._schedule.dispatcher(self._plan)
@@ -538,6 +585,20 @@ class ModelExchange:
                 update.apply(gradients)
         if not self._deferred:
             updated(self)
+
+
+def _uses_rpc() -> bool:
+    """Whether the job may run backward passes of `torch.distributed.autograd`."""
+    rpc = sys.modules.get("torch.distributed.rpc")
+    return rpc is not None and rpc.is_available() and bool(rpc._is_current_rpc_agent_set())
+
+
+def _version(parameter: nn.Parameter) -> tuple[int, int] | None:
+    """Changes with every backward pass that leaves its gradient in the parameter."""
+    gradient = raw_gradient(parameter)
+    if gradient is None or gradient.is_sparse:
+        return None if gradient is None else (id(gradient), gradient._version)
+    return gradient.data_ptr(), gradient._version
 
 
 def _no_rows(parameter: torch.Tensor) -> torch.Tensor:

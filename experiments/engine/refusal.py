@@ -11,6 +11,12 @@ import torch.distributed as dist
 
 _KEY: Final = "ddltrace/refused"
 _PATIENCE: Final = timedelta(seconds=5)
+_refused: Final[list[str]] = []
+
+
+def has_refused() -> bool:
+    """Whether this process has already been told to end."""
+    return bool(_refused)
 
 
 class StrategyRefusedError(SystemExit):
@@ -26,7 +32,7 @@ class StrategyRefusedError(SystemExit):
 
 
 def refuse(spec: str, reason: str) -> NoReturn:
-    """Prints on rank 0 why a strategy cannot be applied, and ends this process.
+    """Prints why a strategy cannot be applied, and ends this process.
 
     Args:
         spec: The strategy.
@@ -39,7 +45,7 @@ def refuse(spec: str, reason: str) -> NoReturn:
 
 
 def end_job(line: str, reason: str | None = None) -> NoReturn:
-    """Prints a line on rank 0, and ends this process.
+    """Prints a line, on one rank if several end for the same reason, and ends this process.
 
     Args:
         line: Why the job cannot run as it was started.
@@ -48,15 +54,23 @@ def end_job(line: str, reason: str | None = None) -> NoReturn:
     Raises:
         StrategyRefusedError: Always.
     """
-    initialized = dist.is_available() and dist.is_initialized()
-    if not initialized or dist.get_rank() == 0:
-        print(f"ddltrace: {line}", file=sys.stderr, flush=True)
-    # A launcher ends all ranks when the first one fails, so rank 0 must print first.
-    if initialized:
+    print_once(line)
+    raise StrategyRefusedError(line if reason is None else reason)
+
+
+def print_once(line: str) -> None:
+    """Prints the line with which a job ends: on rank 0, or here if rank 0 does not end.
+
+    A launcher ends all ranks when the first one fails, so the line must be printed first.
+    """
+    _refused.append(line)
+    if dist.is_available() and dist.is_initialized():
         with contextlib.suppress(Exception):
             store = dist.distributed_c10d._get_default_store()
-            if dist.get_rank() == 0:
-                store.set(_KEY, "1")
-            else:
+            if dist.get_rank() != 0:
                 store.wait([_KEY], _PATIENCE)
-    raise StrategyRefusedError(line if reason is None else reason)
+                return
+            print(f"ddltrace: {line}", file=sys.stderr, flush=True)
+            store.set(_KEY, "1")
+            return
+    print(f"ddltrace: {line}", file=sys.stderr, flush=True)

@@ -111,7 +111,7 @@ class TakenOver:
         # The reducer's hooks go with the reducer: nothing of it may stay behind.
         ddp.reducer._remove_autograd_hooks()
         ddp.logger = _NoLogger(strategy.spec)
-        self._reducer = _ReducerStandIn(self.exchange, strategy.spec)
+        self._reducer = _ReducerStandIn(self.exchange, self.updates, strategy.spec)
         ddp.reducer = self._reducer  # type: ignore[assignment]
 
     def close(self) -> None:
@@ -292,8 +292,9 @@ class _ReducerStandIn:
         is_closed: Whether the strategy has ended in this wrapper.
     """
 
-    def __init__(self, exchange: ModelExchange, spec: str) -> None:
+    def __init__(self, exchange: ModelExchange, updates: UpdateControl, spec: str) -> None:
         self._exchange = exchange
+        self._updates = updates
         self._spec = spec
         self.is_closed = False
 
@@ -309,6 +310,7 @@ class _ReducerStandIn:
                 "the job trains with a wrapper of its model in which the strategy has ended, "
                 "because the model was wrapped again; train with the last wrapper",
             )
+        self._updates.begin_pass()
         self._exchange.begin_backward()
 
     def backward_begun(self, gradient: torch.Tensor) -> None:

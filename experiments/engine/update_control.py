@@ -23,6 +23,7 @@ from ddltrace.experiments.engine.model_exchange import ModelExchange
 from ddltrace.experiments.engine.parameter_access import raw_gradient, set_gradient
 from ddltrace.experiments.engine.refusal import refuse
 from ddltrace.experiments.frequency.policies.step_policy import EveryStep, StepPolicy
+from ddltrace.experiments.observation.restrictions import report_restriction
 from ddltrace.experiments.optimizer_rules.optimizer_rule import OptimizerRule
 
 
@@ -61,6 +62,8 @@ class UpdateControl:
         self._passes = 0
         self._hidden: list[tuple[nn.Parameter, torch.Tensor]] = []
         self._momenta: list[tuple[dict[str, Any], float]] = []
+        self._before_pass: list[torch.Tensor] = []
+        self._passes_before = 0
         self._number = next(_numbers)
         _controls[self._number] = self
         _install()
@@ -89,8 +92,75 @@ class UpdateControl:
             or not isinstance(self._policy, EveryStep)
         )
 
+    @property
+    def needs_updates(self) -> bool:
+        """Whether the strategy takes effect in the steps of an optimizer."""
+        return self._policy.acts_on_updates or self._rule is not None or self._takes_momentum
+
+    def begin_pass(self) -> None:
+        """Before a backward pass that DistributedDataParallel would synchronize.
+
+        Ends a job in which the strategy has not carried what the passes before it have left.
+        """
+        self.check()
+        self._passes_before = self._exchange.passes_with_gradients
+        if self.needs_updates and self.steps == 0:
+            self._before_pass = [p.detach().clone() for p in self._parameters]
+
+    def check(self) -> None:
+        """Ends a job whose last backward pass has left what the strategy cannot carry.
+
+        Raises:
+            StrategyRefusedError: Gradients were not exchanged, or the job updates its model by
+                hand and the strategy has to replace an optimizer's steps.
+        """
+        left_behind = self._exchange.left_behind()
+        if left_behind:
+            refuse(self._spec, left_behind)
+        if (
+            self._before_pass
+            and self._exchange.passes_with_gradients > self._passes_before
+            and not all(map(torch.equal, self._before_pass, self._parameters))
+        ):
+            refuse(
+                self._spec,
+                "the job changes its parameters without an optimizer of PyTorch, and the strategy "
+                "takes effect in the steps of an optimizer; use one of torch.optim",
+            )
+
+    def check_end(self) -> None:
+        """At the end of the job, as `check`; also says if nothing was exchanged.
+
+        Raises:
+            StrategyRefusedError: As of `check`.
+        """
+        self.check()
+        if self._exchange.passes_with_gradients == 0:
+            report_restriction(
+                self._spec,
+                "nothing was exchanged, because no backward pass went through a forward pass of "
+                "DistributedDataParallel that synchronizes gradients",
+            )
+
+    def _check_first_step(self, optimizer: Optimizer) -> None:
+        if self.steps or self._exchange.passes_with_gradients or not self.needs_updates:
+            return
+        gradients = [
+            raw_gradient(parameter)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if id(parameter) in self._own
+        ]
+        if any(gradient is not None and bool(gradient.any()) for gradient in gradients):
+            refuse(
+                self._spec,
+                "no backward pass before the job's first optimizer step is one that "
+                "DistributedDataParallel synchronizes",
+            )
+
     def before(self, optimizer: Optimizer) -> None:
         """Just before the optimizer reads the gradients."""
+        self._check_first_step(optimizer)
         if not self.changes_updates:
             return
         self._check_step(optimizer)
@@ -125,6 +195,7 @@ class UpdateControl:
             group["momentum"] = momentum
         self._momenta.clear()
         self.steps += 1
+        self._before_pass.clear()
         if self._skips:
             self._skips = False
         else:
@@ -304,7 +375,7 @@ def _restore(optimizer: Optimizer) -> None:
 def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
     for call in before_step:
         call(optimizer)
-    controls = [c for c in _controls_of(optimizer) if c.changes_updates]
+    controls = [c for c in _controls_of(optimizer) if c.changes_updates or c.needs_updates]
     if not controls:
         return None
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)

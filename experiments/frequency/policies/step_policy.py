@@ -43,12 +43,15 @@ class StepPolicy(ABC):
             the same number of steps. A GradScaler, which skips steps, cannot be used then.
         one_optimizer: Whether the model must not be updated by two optimizers in the same step.
         all_optimizers: Whether all optimizers of the model have to step in each step.
+        acts_on_updates: Whether it changes what an optimizer's step does, so that a job has to
+            update its model with an optimizer.
     """
 
     ends_before_others: ClassVar[bool] = False
     steps_alone: ClassVar[bool] = False
     one_optimizer: ClassVar[bool] = False
     all_optimizers: ClassVar[bool] = False
+    acts_on_updates: ClassVar[bool] = True
 
     def __init__(self, context: StepContext) -> None:
         self.context = context
@@ -136,6 +139,8 @@ class StepPolicy(ABC):
 
 class EveryStep(StepPolicy):
     """Averages gradients in every backward pass."""
+
+    acts_on_updates: ClassVar[bool] = False
 
     def exchanges_gradients(self) -> bool:
         """Always."""
