@@ -105,7 +105,7 @@ def use_everything(path: Path, folder: Path) -> None:
     assert implausible(document) == []
     render_report(analysis)
     render_html(analyze_in_full(trace), trace)
-    compare(analysis, trace.analyze())
+    compare([analysis], [trace.analyze()])
     for table in ("events", *OF_ANALYSIS):
         rows = run_query(trace, f"SELECT * FROM {table}")
         assert implausible(rows.to_pylist()) == []
