@@ -64,8 +64,8 @@ def test_what_can_be_added_up_is_the_same(path, count):
         else:
             assert mine == value
     assert found.resources == whole.resources
-    for row, expected in zip(found.dimensions, whole.dimensions, strict=True):
-        assert vars(row) | {"groups": 0} == pytest.approx(vars(expected) | {"groups": 0})
+    for dimension, expected in zip(found.dimensions, whole.dimensions, strict=True):
+        assert vars(dimension) | {"groups": 0} == pytest.approx(vars(expected) | {"groups": 0})
     assert found.waiting.total_us == pytest.approx(whole.waiting.total_us)
     assert found.slow_steps == whole.slow_steps
     for mine, other in zip(found.critical_path, whole.critical_path, strict=True):
