@@ -132,10 +132,11 @@ def _number_group(
         _check_numbered(group, parts, ranks, notes)
         return
     shown = group[:40]
-    notes.append(
-        f"group {shown!r}: its collectives have no number and are joined by operation, size and "
-        "order"
-    )
+    if len(parts) > 1:
+        notes.append(
+            f"group {shown!r}: its collectives have no number and are joined by operation, size "
+            "and order"
+        )
     numbers = common_numbers(_calls(parts))
     for part, its in zip(parts, numbers, strict=True):
         seqs[part.segment][part.rows] = its

@@ -288,7 +288,10 @@ def _concatenate(trace: Trace, messages: Mapping[int, Messages]) -> AllMessages:
     )
     stride = max(ranks, default=0) + 1
     seen_ranks = np.bincount(distinct(group * stride + rank) // stride, minlength=len(keys))
-    sizes = [len(members) or int(seen_ranks[code]) for (_, members), code in keys.items()]
+    sizes = [
+        len(members) or trace.group_size(name) or int(seen_ranks[code])
+        for (name, members), code in keys.items()
+    ]
     return AllMessages(
         ranks=ranks,
         offsets=dict(zip(ranks, (np.cumsum(counts) - counts).tolist(), strict=True)),

@@ -508,6 +508,11 @@ class Trace:
                 return group.ranks
         return ()
 
+    def group_size(self, name: str) -> int | None:
+        """How many members a process group has whose members are unknown; None if unknown too."""
+        group = self._groups.get((name, None))
+        return None if group is None else group.size
+
     def group_backend(self, name: str) -> str:
         """Backend of a process group; empty if the trace does not say."""
         group = self._groups.get((name, None))

@@ -58,6 +58,7 @@ class GroupInfo:
         backend: Its backend.
         ranks: Its members' global ranks; empty if unknown.
         timeout_ms: Timeout of its collectives; None if unknown.
+        size: How many members it has, where `ranks` does not say; None if unknown.
     """
 
     name: str
@@ -65,6 +66,7 @@ class GroupInfo:
     backend: str
     ranks: tuple[int, ...]
     timeout_ms: int | None = None
+    size: int | None = None
 
 
 @dataclass
@@ -213,6 +215,8 @@ def _group_to_json(
     }
     if group.timeout_ms is not None:
         own["timeout_ms"] = group.timeout_ms
+    if group.size is not None:
+        own["size"] = group.size
     if member_tables is None:
         return {**own, "ranks": group.ranks}
     return {**own, "member_table": _index(member_tables, tuple(group.ranks))}
@@ -306,12 +310,16 @@ def _group_from_json(
     timeout = value.get("timeout_ms")
     if timeout is not None and (type(timeout) is not int or not 0 <= timeout <= _MAX_COUNT):
         raise ValueError(f"timeout {timeout!r:.40}")
+    size = value.get("size")
+    if size is not None and (type(size) is not int or not 0 <= size <= _MAX_COUNT):
+        raise ValueError(f"size {size!r:.40}")
     return GroupInfo(
         name=str(value["name"]),
         description=str(value["description"]),
         backend=str(value["backend"]),
         ranks=members,
         timeout_ms=timeout,
+        size=size,
     )
 
 

@@ -33,6 +33,7 @@ from ddltrace.tracer.trace.run_info import GroupInfo
 from ddltrace.tracer.trace.schema import P2P_OPS
 
 DEFAULT_GROUP: Final = "default"
+MEMBERS_UNKNOWN: Final = "its members are unknown"
 
 _EXECUTED: Final = re.compile(r"(?:gloo|mpi|ucc|nccl|xccl|hccl|rccl):").match
 _ISSUED: Final = re.compile(r"c10d::").match
@@ -70,12 +71,14 @@ class Message:
 class Describer:
     """Describes the messages of one file, and collects the groups that they name."""
 
-    def __init__(self, intervals: Intervals, groups: dict[str, GroupInfo], backend: str) -> None:
+    def __init__(
+        self, intervals: Intervals, groups: dict[str, GroupInfo], backend: str, rank: int | None
+    ) -> None:
         self.groups = groups
+        self._configured = list(groups.values())
         self._intervals = intervals
         self._backend = backend
-        # With a single group, messages without a group name belong to it.
-        self._unnamed = next(iter(groups)) if len(groups) == 1 else DEFAULT_GROUP
+        self._rank = rank
 
     def kernels(self, rows: list[int], launched: list[int]) -> list[Message]:
         """Describes kernels.
@@ -183,21 +186,41 @@ class Describer:
 
     def _group(self, arguments: list[Args]) -> str:
         name = _first(arguments, "group_name")
+        ranks = members(_first(arguments, "group_ranks"))
         if not isinstance(name, str) or not name:
-            # Its members are filled in when the number of ranks is known.
-            self.groups.setdefault(
-                self._unnamed, GroupInfo(self._unnamed, "assumed: all ranks", self._backend, ())
-            )
-            return self._unnamed
+            group = self._unnamed(ranks, count(_first(arguments, "group_size")))
+            return self.groups.setdefault(group.name, group).name
         name = clean(name, 200)
         if name not in self.groups and len(self.groups) < 1 << 14:
             self.groups[name] = GroupInfo(
                 name=name,
                 description=clean(_first(arguments, "group_description") or "", 200),
                 backend=self._backend,
-                ranks=members(_first(arguments, "group_ranks")),
+                ranks=ranks,
             )
         return name
+
+    def _unnamed(self, ranks: tuple[int, ...], size: int | None) -> GroupInfo:
+        """The group of a message without the name of one: by its members, else by its size."""
+        if ranks:
+            fits = [group for group in self._configured if group.ranks == ranks]
+            shown = clean(f"ranks {', '.join(map(str, ranks))}", 200)
+            return fits[0] if fits else GroupInfo(shown, "", self._backend, ranks)
+        if size is None:
+            if len(self._configured) == 1:
+                return self._configured[0]
+            # Its members are filled in when the number of ranks is known.
+            return GroupInfo(DEFAULT_GROUP, "assumed: all ranks", self._backend, ())
+        fits = [group for group in self._configured if self._may_be(group, size)]
+        if len({group.ranks for group in fits}) == 1:
+            return fits[0]
+        return GroupInfo(f"unnamed of {size}", MEMBERS_UNKNOWN, self._backend, (), size=size)
+
+    def _may_be(self, group: GroupInfo, size: int) -> bool:
+        """Whether a configured group has that size, and this rank as a member."""
+        if not group.ranks:
+            return group.size in (size, None)
+        return len(group.ranks) == size and (self._rank is None or self._rank in group.ranks)
 
     def _global_rank(self, group: str, rank: int) -> int:
         """Converts a rank of a group to a rank of the job; unchanged if the members are unknown."""

@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +31,12 @@ from ddltrace.analyzer.importers.kineto.communication_kernels import (
 )
 from ddltrace.analyzer.importers.kineto.decode import Decoded, decode_file
 from ddltrace.analyzer.importers.kineto.decoded_events import Intervals, intervals_of
-from ddltrace.analyzer.importers.kineto.decoded_messages import DEFAULT_GROUP, Describer, Message
+from ddltrace.analyzer.importers.kineto.decoded_messages import (
+    DEFAULT_GROUP,
+    MEMBERS_UNKNOWN,
+    Describer,
+    Message,
+)
 from ddltrace.analyzer.importers.kineto.hta_figures import (
     HTA_FIRST_LABEL,
     HTA_LABEL,
@@ -52,7 +57,7 @@ from ddltrace.analyzer.importers.sequence import number_messages
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.arrow_arrays import integers
 from ddltrace.tracer.trace.run_info import GroupInfo, RankInfo, RunInfo
-from ddltrace.tracer.trace.schema import PHASES
+from ddltrace.tracer.trace.schema import EVENTS, PHASES
 from ddltrace.tracer.trace.trace_files import segment_name
 
 NAME: Final = "kineto"
@@ -143,6 +148,9 @@ def read(paths: Sequence[Path], engine: Engine | None = None) -> ImportedTrace:
         run.ranks.append(info)
         tables[info.segment] = table
     _complete_run(run, whole)
+    for info in run.ranks:
+        tables[info.segment] = _with_own_groups(info, tables[info.segment])
+    _note_unknown_members(run)
     hta = [(rank, file.hta) for rank, file in zip(ranks, whole, strict=True)]
     run.labels[HTA_LABEL] = hta_figures(hta)
     run.labels[HTA_STREAMS_LABEL] = streams_by_rank(hta)
@@ -345,6 +353,42 @@ def _complete_groups(info: RankInfo, world_size: int) -> None:
     ]
 
 
+def _with_own_groups(info: RankInfo, table: pa.Table) -> pa.Table:
+    """Names groups of which a rank states only the size: all ranks, or one group of this rank's.
+
+    Two ranks that communicate in groups of one size need not be in the same group.
+    """
+    everyone = tuple(range(info.world_size))
+    own: dict[str, GroupInfo] = {}
+    for group in info.groups:
+        if group.ranks or group.description != MEMBERS_UNKNOWN:
+            continue
+        if group.size == info.world_size:
+            own[group.name] = replace(
+                group, name=DEFAULT_GROUP, description="assumed: all ranks", ranks=everyone
+            )
+        else:
+            own[group.name] = replace(group, name=f"{group.name} (rank {info.rank})")
+    if not own:
+        return table
+    groups = {group.name: group for group in (own.get(g.name, g) for g in info.groups)}
+    info.groups = list(groups.values())
+    groups_of = table["group"].combine_chunks()
+    names = [own[name].name if name in own else name for name in groups_of.dictionary.to_pylist()]
+    codes = groups_of.indices.fill_null(0).to_numpy()
+    column = coded("group", codes, names, groups_of.is_null().to_numpy(zero_copy_only=False))
+    return table.set_column(EVENTS.get_field_index("group"), EVENTS.field("group"), column)
+
+
+def _note_unknown_members(run: RunInfo) -> None:
+    sizes = {g.size for info in run.ranks for g in info.groups if g.description == MEMBERS_UNKNOWN}
+    for size in sorted(size for size in sizes if size is not None):
+        run.notes.append(
+            f"groups of {size} have neither a name nor members in the files: how long their ranks "
+            "wait for each other is not known"
+        )
+
+
 @dataclass
 class _Mapped:
     table: pa.Table
@@ -363,6 +407,7 @@ class _Mapper:
         self._in = intervals
         self._base = base_ns
         self._backend = _text(distributed.get("backend"))
+        self._rank = count(distributed.get("rank"))
         self._groups = _configured_groups(distributed, self._backend)
         self._kernel = intervals.of_category(rows_of.KERNEL)
         self._message_kernel = intervals.named(is_message_kernel, self._kernel)
@@ -469,7 +514,7 @@ class _Mapper:
 
     def _messages(self) -> tuple[list[int], list[Message]]:
         intervals = self._in
-        describer = Describer(intervals, self._groups, self._backend)
+        describer = Describer(intervals, self._groups, self._backend, self._rank)
         if not self._device.any():
             return describer.spans()
         found = np.flatnonzero(self._message_kernel)
@@ -652,11 +697,13 @@ def _configured_groups(distributed: dict[str, Any], backend: str) -> dict[str, G
         if not isinstance(entry, dict) or not isinstance(entry.get("pg_name"), str):
             continue
         name = clean(entry["pg_name"], 200)
+        ranks = members(entry.get("ranks"))
         groups[name] = GroupInfo(
             name=name,
             description=_text(entry.get("pg_desc")),
             backend=_text(entry.get("backend_config")) or backend,
-            ranks=members(entry.get("ranks")),
+            ranks=ranks,
+            size=None if ranks else count(entry.get("pg_size")),
         )
         if len(groups) >= 1 << 14:
             break
