@@ -212,6 +212,8 @@ def _where(analysis: Analysis) -> str:
     if not analysis.trace.events:
         return "The trace holds no events."
     if summary.step_us.p50 is None:
+        own = analysis.trace.source == "ddltrace"
+        none = "No optimizer step was completed" if own else "The trace shows no steps"
         shares = [
             (summary.compute_share, "compute"),
             (summary.exposed_comm_share, "exposed communication"),
@@ -219,9 +221,9 @@ def _where(analysis: Analysis) -> str:
         ]
         known = [f"{share_text(share)} {name}" for share, name in shares if share is not None]
         if not known:
-            return f"No optimizer step was completed; of the traced time: {_in_flight(analysis)}."
+            return f"{none}; of the traced time: {_in_flight(analysis)}."
         said = _listed(known)
-        return f"No optimizer step was completed. {ON_A_RANK}, of the traced time: {said}."
+        return f"{none}. {ON_A_RANK}, of the traced time: {said}."
     shares_of_path = sorted(path_shares(analysis).items(), key=lambda item: -item[1])
     parts = [f"{share_text(s)} {_NAMES[name]}" for name, s in shares_of_path[:_SHOWN_PARTS] if s]
     overlap = summary.overlap_ratio

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ddltrace.analyzer.engine.engine import Engine
 from ddltrace.analyzer.engine.shared_files import check_shared
@@ -37,6 +38,7 @@ from ddltrace.analyzer.importers.kineto.decoded_messages import (
     Describer,
     Message,
 )
+from ddltrace.analyzer.importers.kineto.derived_steps import optimizer_steps, periodic_steps
 from ddltrace.analyzer.importers.kineto.hta_figures import (
     HTA_FIRST_LABEL,
     HTA_LABEL,
@@ -112,6 +114,7 @@ class RankFile:
     hta: HtaFile
     suspects: Counter[str] = field(default_factory=Counter)
     unknown_categories: Counter[str] = field(default_factory=Counter)
+    steps_from: str = ""
     notes: list[str] = field(default_factory=list)
 
 
@@ -233,6 +236,7 @@ def map_file(path: Path, decoded: Decoded) -> RankFile:
         hta=hta_file(path, decoded),
         suspects=mapped.suspects,
         unknown_categories=mapped.unknown_categories,
+        steps_from=mapper.steps_from,
     )
     if mapper.overlapping_steps:
         file.notes.append(
@@ -273,7 +277,7 @@ def _join_windows(rank: int, files: list[RankFile], notes: list[str]) -> tuple[R
     table = kept[0].table
     if len(kept) > 1:
         notes.append(f"rank {rank}: {len(kept)} files are read as windows of one recording")
-        table = pa.concat_tables([file.table for file in kept]).unify_dictionaries()
+        table = pa.concat_tables(_numbered_on(kept)).unify_dictionaries()
         table = table.combine_chunks()
         groups = {group.name: group for file in reversed(kept) for group in file.info.groups}
         info.groups = list(groups.values())
@@ -281,6 +285,20 @@ def _join_windows(rank: int, files: list[RankFile], notes: list[str]) -> tuple[R
     if kept[0].base_ns or kept[0].start_ns > 1 << 58:
         info.clock = {"monotonic_ns": kept[0].start_ns, "unix_ns": kept[0].start_ns, "samples": []}
     return info, table
+
+
+def _numbered_on(files: list[RankFile]) -> list[pa.Table]:
+    """The windows' tables; derived steps, which each window numbers from 0, go on."""
+    tables, first = [], 0
+    for file in files:
+        table = file.table
+        if file.steps_from:
+            place = EVENTS.get_field_index("step")
+            step = pc.cast(pc.add(table["step"], first), pa.int32())
+            table = table.set_column(place, EVENTS.field("step"), step)
+            first += file.steps
+        tables.append(table)
+    return tables
 
 
 def _complete_run(run: RunInfo, files: list[RankFile]) -> None:
@@ -299,6 +317,11 @@ def _complete_run(run: RunInfo, files: list[RankFile]) -> None:
         run.notes.append(
             "the files do not show whether the ranks share a clock: "
             "times of different ranks may not be comparable"
+        )
+    for origin in dict.fromkeys(file.steps_from for file in files if file.steps_from):
+        run.notes.append(
+            f"steps are derived from {origin} and numbered from 0: no step is marked "
+            "(ProfilerStep); call step() of torch.profiler after each one to mark them"
         )
     if not any(file.steps for file in files):
         run.notes.append(
@@ -419,6 +442,7 @@ class _Mapper:
         self._launch = self._find_launches()
 
         self.overlapping_steps = 0
+        self.steps_from = ""
 
     def map(self) -> _Mapped:
         """Builds the table."""
@@ -430,6 +454,9 @@ class _Mapper:
         kind[mark | self._device_mark] = _KINDS.index("marker")
         steps, step_rows = self._steps()
         kind[step_rows] = _KINDS.index("step")
+        derived = Spans.of(*(np.empty(0, np.int64) for _ in range(4)))
+        if not len(step_rows) and not self.overlapping_steps and len(intervals):
+            steps = derived = self._derived_steps()
         phases = self._phases(kind)
         rows, messages = self._messages()
         kind[rows] = _KINDS.index("message")
@@ -445,7 +472,8 @@ class _Mapper:
         table = self._table(
             kind=kind, step=step, phase=phase, cause=cause, rows=rows, messages=messages
         )
-        table = self._append_backward(table, backward, steps)
+        table = self._append(table, backward, "phase", steps.at(backward.start))
+        table = self._append(table, derived, "step", derived.label)
         unknown, suspects = self._unknown_kernels()
         return _Mapped(
             table=table,
@@ -473,6 +501,7 @@ class _Mapper:
         return launch
 
     def _steps(self) -> tuple[Spans, npt.NDArray[np.int64]]:
+        """The marked steps and their rows."""
         intervals = self._in
         numbers = [
             int(match.group(1)) if (match := _STEP.match(name)) else -1 for name in intervals.names
@@ -486,6 +515,36 @@ class _Mapper:
             intervals.start[rows], intervals.end[rows], number[rows], intervals.thread[rows]
         )
         return spans, rows
+
+    def _derived_steps(self) -> Spans:
+        """Steps of a file that marks none."""
+        intervals = self._in
+        thread = self._main_thread()
+        calls = np.flatnonzero(intervals.named(_PHASE_MARKS["optimizer"].match, self._host))
+        if len(calls):
+            calls = calls[np.argsort(intervals.start[calls], kind="stable")]
+            marks = intervals.named(_ENGINE.match, self._host)
+            marks |= intervals.named(_PHASE_MARKS["forward"].match, self._host)
+            self.steps_from = "calls of an optimizer"
+            thread = int(intervals.thread[calls[-1]])
+            start, end = optimizer_steps(
+                intervals.start[calls],
+                intervals.end[calls],
+                intervals.name[calls],
+                np.sort(intervals.start[marks]),
+                int(intervals.start.min()),
+            )
+        else:
+            kernels = np.flatnonzero(self._kernel & ~self._message_kernel)
+            kernels = kernels[np.argsort(intervals.start[kernels], kind="stable")]
+            launch = self._launch[kernels]
+            launched = bool(len(launch)) and bool((launch >= 0).all())
+            time = intervals.start[launch if launched else kernels]
+            start, end = periodic_steps(intervals.name[kernels], time)
+            if len(start):
+                self.steps_from = "the repetition of kernels"
+        threads = np.full(len(start), -1 if thread is None else thread)
+        return Spans.of(start, end, np.arange(len(start)), threads)
 
     def _phases(self, kind: npt.NDArray[np.int32]) -> Spans:
         """Marks data, forward and optimizer; sets their rows' kinds."""
@@ -610,29 +669,30 @@ class _Mapper:
             intervals.threads.index(intervals.pid) if intervals.pid in intervals.threads else None
         )
 
-    def _append_backward(self, table: pa.Table, backward: Spans, steps: Spans) -> pa.Table:
-        if not len(backward):
+    def _append(
+        self, table: pa.Table, spans: Spans, kind: str, step: npt.NDArray[np.int64]
+    ) -> pa.Table:
+        """Appends events that the file does not contain as such: backward passes, or steps."""
+        if not len(spans):
             return table
-        size = len(backward)
+        size = len(spans)
         zeros = np.zeros(size, dtype=np.int32)
-        step = steps.at(backward.start)
         main = self._main_thread()
         lanes = [
-            "main" if thread == main else f"thread-{self._in.threads[thread]}"
-            for thread in backward.thread.tolist()
+            "main" if thread in (main, -1) else f"thread-{self._in.threads[thread]}"
+            for thread in spans.thread.tolist()
         ]
-        added = events_table(
-            size,
-            {
-                "start_ns": integers(backward.start + self._base),
-                "end_ns": integers(backward.end + self._base),
-                "kind": coded("kind", zeros, ["phase"]),
-                "name": coded("name", zeros, ["backward"]),
-                "lane": coded_list("lane", lanes),
-                "step": integers(step, step < 0, pa.int32()),
-                "phase": coded("phase", zeros, ["backward"]),
-            },
-        )
+        columns = {
+            "start_ns": integers(spans.start + self._base),
+            "end_ns": integers(spans.end + self._base),
+            "kind": coded("kind", zeros, [kind]),
+            "name": coded("name", zeros, ["backward" if kind == "phase" else "step"]),
+            "lane": coded_list("lane", lanes),
+            "step": integers(step, step < 0, pa.int32()),
+        }
+        if kind == "phase":
+            columns["phase"] = coded("phase", zeros, ["backward"])
+        added = events_table(size, columns)
         # In two chunks: one would copy every column, the many empty ones included.
         return pa.concat_tables([table, added]).unify_dictionaries()
 
