@@ -25,7 +25,7 @@ from ddltrace.analyzer.importers.chrome.trace_events import (
 from ddltrace.analyzer.importers.kineto.communication_kernels import is_message_kernel
 from ddltrace.analyzer.importers.names import Codes
 
-KERNEL: Final = frozenset({"kernel"})
+KERNEL: Final = frozenset({"kernel", "mtia_ccp_events"})
 COPY: Final = frozenset({"gpu_memcpy", "gpu_memset", "memcpy", "memset"})
 SYNC: Final = frozenset({"cuda_sync"})
 DEVICE_MARK: Final = frozenset({"gpu_user_annotation"})

@@ -33,9 +33,13 @@ from ddltrace.tracer.trace.run_info import GroupInfo
 from ddltrace.tracer.trace.schema import P2P_OPS
 
 DEFAULT_GROUP: Final = "default"
+ALL_RANKS: Final = "assumed: all ranks"
 MEMBERS_UNKNOWN: Final = "its members are unknown"
 
 _EXECUTED: Final = re.compile(r"(?:gloo|mpi|ucc|nccl|xccl|hccl|rccl):").match
+_ON_HOST: Final = re.compile(r"(gloo|mpi|ucc):").match
+"""Libraries whose spans last as long as the message, also in a job with device work."""
+
 _ISSUED: Final = re.compile(r"c10d::").match
 _LIBRARY_SPAN: Final = re.compile(r"(?:nccl|xccl|hccl|rccl):").match
 _PARAMETER_SPAN: Final = re.compile(r"record_param_comms$").match
@@ -99,6 +103,16 @@ class Describer:
             messages.append(message)
         return messages
 
+    def host_spans(self) -> tuple[list[int], list[Message]]:
+        """Finds and describes the messages between hosts of a file with device work."""
+        intervals = self._intervals
+        rows = _by_start(intervals, intervals.named(_ON_HOST))
+        return rows, [self._describe([self._source(row)], self._library(row)) for row in rows]
+
+    def _library(self, row: int) -> str:
+        found = _ON_HOST(self._name(row))
+        return "" if found is None else found[1]
+
     def spans(self) -> tuple[list[int], list[Message]]:
         """Finds and describes the messages of a file without device work."""
         intervals = self._intervals
@@ -142,7 +156,7 @@ class Describer:
         found = spans.at_in_thread(intervals.start[calls], intervals.thread[calls])
         return [int(row) for row in np.where(calls >= 0, found, -1)]
 
-    def _describe(self, sources: list[tuple[str, Args]]) -> Message:
+    def _describe(self, sources: list[tuple[str, Args]], library: str = "") -> Message:
         arguments = [args for _, args in sources]
         dtype, width = element_type(_first(arguments, "dtype"))
         sent = size_of(_first(arguments, "in_elements"), width)
@@ -151,7 +165,7 @@ class Describer:
             dtype_of_input, sent = _input(arguments)
             dtype = dtype or dtype_of_input
         op = self._op(sources)
-        group = self._group(arguments)
+        group = self._group(arguments, library)
         pair = next((found for name, _ in sources if (found := _PAIR.search(name))), None)
         peer = None
         if op in P2P_OPS:
@@ -184,11 +198,16 @@ class Describer:
         own = sources[0][0]
         return (public_op(own) if _EXECUTED(own) else None) or kernel_op(own)
 
-    def _group(self, arguments: list[Args]) -> str:
+    def _group(self, arguments: list[Args], library: str) -> str:
         name = _first(arguments, "group_name")
         ranks = members(_first(arguments, "group_ranks"))
         if not isinstance(name, str) or not name:
-            group = self._unnamed(ranks, count(_first(arguments, "group_size")))
+            size = count(_first(arguments, "group_size"))
+            if library and not ranks and size is None:
+                # A span of another library than the device's is of a group of its own.
+                group = GroupInfo(library, ALL_RANKS, library, ())
+            else:
+                group = self._unnamed(ranks, size)
             return self.groups.setdefault(group.name, group).name
         name = clean(name, 200)
         if name not in self.groups and len(self.groups) < 1 << 14:
@@ -210,7 +229,7 @@ class Describer:
             if len(self._configured) == 1:
                 return self._configured[0]
             # Its members are filled in when the number of ranks is known.
-            return GroupInfo(DEFAULT_GROUP, "assumed: all ranks", self._backend, ())
+            return GroupInfo(DEFAULT_GROUP, ALL_RANKS, self._backend, ())
         fits = [group for group in self._configured if self._may_be(group, size)]
         if len({group.ranks for group in fits}) == 1:
             return fits[0]

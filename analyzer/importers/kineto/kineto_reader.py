@@ -33,6 +33,7 @@ from ddltrace.analyzer.importers.kineto.communication_kernels import (
 from ddltrace.analyzer.importers.kineto.decode import Decoded, decode_file
 from ddltrace.analyzer.importers.kineto.decoded_events import Intervals, intervals_of
 from ddltrace.analyzer.importers.kineto.decoded_messages import (
+    ALL_RANKS,
     DEFAULT_GROUP,
     MEMBERS_UNKNOWN,
     Describer,
@@ -72,6 +73,7 @@ _EXPORTED: Final = re.compile(rb'\{"displayTimeUnit":"ns","otherData":\{"source"
 """The start of a file of ``ddltrace export``, which resembles Kineto's but may hold many ranks."""
 
 _STEP: Final = re.compile(r"ProfilerStep\s*#\s*(\d{1,9})$")
+_LAUNCH: Final = re.compile(r"\w*LaunchKernel|(?:cuda|hip|cu|ur)\w*Launch\w*Kernel")
 _ENGINE: Final = re.compile(r"autograd::engine::evaluate_function")
 _PHASE_MARKS: Final = {
     "data": re.compile(r"enumerate\(DataLoader\)#"),
@@ -243,6 +245,12 @@ def map_file(path: Path, decoded: Decoded) -> RankFile:
             f"{mapper.overlapping_steps} profiler steps are read as annotations: more than "
             f"{MAX_STEPS_AT_ONCE} of them run at once, which steps of a training do not"
         )
+    lost, launches = mapper.lost_kernels()
+    if lost and decoded.damage is None and not decoded.unreadable:
+        file.notes.append(
+            f"the kernels of {lost} of {launches} launches are missing: the profiler lost them, "
+            "and compute and communication are more than is shown"
+        )
     _note_losses(file, decoded, intervals)
     if base == 0 and intervals.fractional and file.start_ns > 1 << 60:
         file.notes.append("absolute times with fractions: they are exact to 0.25 microseconds only")
@@ -370,7 +378,7 @@ def _complete_groups(info: RankInfo, world_size: int) -> None:
     """Fills in the members of groups that must contain all ranks."""
     info.groups = [
         GroupInfo(group.name, group.description, group.backend, tuple(range(world_size)))
-        if not group.ranks and group.name == DEFAULT_GROUP
+        if not group.ranks and group.description == ALL_RANKS
         else group
         for group in info.groups
     ]
@@ -388,7 +396,7 @@ def _with_own_groups(info: RankInfo, table: pa.Table) -> pa.Table:
             continue
         if group.size == info.world_size:
             own[group.name] = replace(
-                group, name=DEFAULT_GROUP, description="assumed: all ranks", ranks=everyone
+                group, name=DEFAULT_GROUP, description=ALL_RANKS, ranks=everyone
             )
         else:
             own[group.name] = replace(group, name=f"{group.name} (rank {info.rank})")
@@ -500,6 +508,18 @@ class _Mapper:
             launch[works[found]] = calls[place[found]]
         return launch
 
+    def lost_kernels(self) -> tuple[int, int]:
+        """Launches whose kernels are not in the file though later ones are; all launches.
+
+        Kernels of the last launches may have run after the recording.
+        """
+        intervals = self._in
+        launches = intervals.named(_LAUNCH.match, self._host) & (intervals.correlation >= 0)
+        rows = np.flatnonzero(launches)
+        found = np.isin(rows, self._launch[self._launch >= 0])
+        last = intervals.start[rows[found]].max() if found.any() else np.inf
+        return int((~found & (intervals.start[rows] < last)).sum()), len(rows)
+
     def _steps(self) -> tuple[Spans, npt.NDArray[np.int64]]:
         """The marked steps and their rows."""
         intervals = self._in
@@ -578,7 +598,9 @@ class _Mapper:
             return describer.spans()
         found = np.flatnonzero(self._message_kernel)
         rows = found.tolist()
-        return rows, describer.kernels(rows, self._launch[found].tolist())
+        messages = describer.kernels(rows, self._launch[found].tolist())
+        on_host, their_messages = describer.host_spans()
+        return rows + on_host, messages + their_messages
 
     def _table(
         self,
