@@ -140,7 +140,8 @@ def _without_time(
         return np.zeros(len(ts), dtype=bool)
     begin, end = ts[others].min(), (ts + duration)[others].max()
     far = max(end - begin, _FAR_US)
-    return zero & ((begin - duration > far) | (begin > _TIMES_FAR * far))
+    unknown: npt.NDArray[np.bool_] = zero & ((begin - duration > far) | (begin > _TIMES_FAR * far))
+    return unknown
 
 
 def column(decoded: Decoded, name: str, kind: Any) -> npt.NDArray[Any]:

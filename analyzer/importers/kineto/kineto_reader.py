@@ -245,6 +245,11 @@ def map_file(path: Path, decoded: Decoded) -> RankFile:
             f"{mapper.overlapping_steps} profiler steps are read as annotations: more than "
             f"{MAX_STEPS_AT_ONCE} of them run at once, which steps of a training do not"
         )
+    if mapper.messages_beside:
+        file.notes.append(
+            f"{mapper.messages_beside} messages ran on the host (Gloo, MPI or UCC) beside those of "
+            "the device: they are among the collectives, but not in the communication of the rank"
+        )
     lost, launches = mapper.lost_kernels()
     if lost and decoded.damage is None and not decoded.unreadable:
         file.notes.append(
@@ -451,6 +456,7 @@ class _Mapper:
 
         self.overlapping_steps = 0
         self.steps_from = ""
+        self.messages_beside = 0
 
     def map(self) -> _Mapped:
         """Builds the table."""
@@ -600,6 +606,7 @@ class _Mapper:
         rows = found.tolist()
         messages = describer.kernels(rows, self._launch[found].tolist())
         on_host, their_messages = describer.host_spans()
+        self.messages_beside = len(on_host) if rows else 0
         return rows + on_host, messages + their_messages
 
     def _table(
