@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,9 @@ import pyarrow as pa
 from ddltrace.analyzer.importers.names import Codes, clean
 from ddltrace.tracer.trace.arrow_arrays import Booleans, integers, lists, strings
 from ddltrace.tracer.trace.schema import EVENTS
+
+OTHER: Final = "(other)"
+"""The entry that values share for which a column has no room."""
 
 
 def coded(
@@ -30,7 +33,7 @@ def coded(
     limit = (1 << (index_type.bit_width - 1)) - 2
     texts = [clean(value) for value in values]
     if len(texts) > limit:
-        texts = [*texts[:limit], "(other)"]
+        texts = [*texts[:limit], OTHER]
         codes = np.minimum(codes, limit)
     # Cutting and mending can make two names one: a dictionary holds each value once.
     distinct = list(dict.fromkeys(texts))

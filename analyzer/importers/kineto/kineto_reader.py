@@ -21,7 +21,7 @@ from ddltrace.analyzer.engine.shared_files import check_shared
 from ddltrace.analyzer.formatting.text_table import shorten
 from ddltrace.analyzer.importers.communication import count, members
 from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace
-from ddltrace.analyzer.importers.imported_columns import coded, coded_list, events_table
+from ddltrace.analyzer.importers.imported_columns import OTHER, coded, coded_list, events_table
 from ddltrace.analyzer.importers.kineto import communication_kernels
 from ddltrace.analyzer.importers.kineto import decode as rows_of
 from ddltrace.analyzer.importers.kineto.communication_kernels import (
@@ -711,6 +711,10 @@ class _Mapper:
             "main" if thread in (main, -1) else f"thread-{self._in.threads[thread]}"
             for thread in spans.thread.tolist()
         ]
+        # The lanes of a file with too many of them share an entry, see `coded`.
+        known = set(table["lane"].chunk(0).dictionary.to_pylist())
+        if OTHER in known:
+            lanes = [lane if lane in known else OTHER for lane in lanes]
         columns = {
             "start_ns": integers(spans.start + self._base),
             "end_ns": integers(spans.end + self._base),
