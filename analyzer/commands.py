@@ -354,6 +354,7 @@ def compare(
         )
     sides = (traces, after) if after else (traces[:1], traces[1:])
     opened = [[open_trace(location) for location in side] for side in sides]
+    check_recorded([*opened[0], *opened[1]])
     for trace in (*opened[0], *opened[1]):
         report_ranges(trace)
     comparison = compare_analyses(*([trace.analyze() for trace in side] for side in opened))

@@ -622,12 +622,12 @@ def _rows_of(
     wanted = of * width + name
     found = np.minimum(np.searchsorted(key[by_key], wanted), len(rows) - 1)
     hit = (key[by_key][found] == wanted) & (name != NULL)
-    return np.where(hit, rows[by_key[found]], NULL)
+    return np.asarray(np.where(hit, rows[by_key[found]], NULL))
 
 
 def _group_places(messages: AllMessages, rows: IntArray) -> IntArray:
     """The rank of each message's process within its group, in the order of the members."""
-    place = messages.rank[rows].copy()
+    place = np.array(messages.rank[rows], dtype=np.int64)
     for group in distinct(messages.group[rows]).tolist():
         mine = np.flatnonzero(messages.group[rows] == group)
         members = messages.members[group]

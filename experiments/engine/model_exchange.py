@@ -280,7 +280,10 @@ class ModelExchange:
                 continue
             self._places[index] = (parameter.dtype, parameter.device)
             with torch.enable_grad():
-                accumulator = parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+                view = parameter.view_as(parameter)
+            assert view.grad_fn is not None
+            accumulator = view.grad_fn.next_functions[0][0]
+            assert accumulator is not None
             # Without a reference, the node ends with the backward pass, and its hook with it.
             self._accumulators[index] = accumulator
             self._hooks.append(

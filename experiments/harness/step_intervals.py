@@ -217,7 +217,8 @@ def compare_rounds(timed: Timed, baseline: Timed) -> Difference | None:
         interval = difference_interval(runs[0], runs[1], IDLE.step)
         assert interval is not None  # one side has several runs
         low, high = interval
-    return Difference(*(float(np.expm1(value)) for value in (mean, low, high)), over="rounds")
+    mean, low, high = (float(np.expm1(value)) for value in (mean, low, high))
+    return Difference(mean, low, high, over="rounds")
 
 
 def compare_medians(

@@ -52,7 +52,7 @@ def test_the_job_is_recorded_again_and_compared(
     folder, found = findings
     command = next(finding.command for finding in found if finding.is_of_job)
     assert command is not None
-    assert "A step and its critical path" in in_shell(command, folder)
+    assert "A step, and on its critical path" in in_shell(command, folder)
     again = ddltrace.open(folder / "after").analyze()
     assert again.trace.world_size == 2
     assert again.trace.steps == STEPS
@@ -62,13 +62,13 @@ def test_a_trace_of_another_tool_is_compared_with_the_next_one(tmp_path: Path) -
     before = tmp_path / "a profile"
     shutil.copytree(FOREIGN / "kineto-cpu", before)
     found = ddltrace.open(before).analyze().findings
-    assert {finding.kind for finding in found} == {"host", "compute"}
+    assert {finding.kind for finding in found} == {"host", "compute", "data"}
     [command] = {finding.command for finding in found}
     assert command is not None
     report = " ".join(in_shell(f"ddltrace analyze {shlex.quote(str(before))}", tmp_path).split())
     assert f"record it again into 'after' as this trace was recorded: {command}" in report
     shutil.copytree(before, tmp_path / "after")
-    assert "A step and its critical path" in in_shell(command, tmp_path)
+    assert "A step, and on its critical path" in in_shell(command, tmp_path)
 
 
 @pytest.mark.long

@@ -73,7 +73,7 @@ def test_lists_where_a_dump_has_none(field: str, value: Any, tmp_path: Path) -> 
     path = dump(tmp_path / "a", [entry(0), entry(1, **{field: value})])
     [table] = formats.read(path).tables.values()
     kept = 1 if field == "profiling_name" else 2
-    assert table.num_rows == kept
+    assert table["kind"].to_pylist().count("message") == kept
     assert max(len(text or "") for text in table["group"].to_pylist()) < 20
     expected = {"input_sizes": None, "input_dtypes": None}.get(field, 16)
     assert table["bytes"].to_pylist()[:kept] == [16, expected][:kept]
