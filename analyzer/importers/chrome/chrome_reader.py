@@ -82,11 +82,9 @@ def _read_file(path: Path, notes: list[str]) -> Recording:
     written_by_us = file.meta.get("otherData")
     if isinstance(written_by_us, dict) and written_by_us.get("source") == "ddltrace":
         recording.epoch_ns = count(written_by_us.get("origin_ns")) or 0
-    if file.damage:
-        notes.append(f"{path.name}: {file.damage}: what stands behind the damage is missing")
-    if file.unreadable or recording.left_out:
-        lost = file.unreadable + recording.left_out
-        notes.append(f"{path.name}: {lost} events are damaged and left out")
+    notes.extend(f"{path.name}: {note}" for note in file.losses())
+    if recording.left_out:
+        notes.append(f"{path.name}: {recording.left_out} events without a usable time are left out")
     if recording.unmatched:
         notes.append(f"{path.name}: {recording.unmatched} ends without a beginning are left out")
     return recording

@@ -139,12 +139,11 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
             f"this file, and {len(left_out)} operations without an end are left out (give each job "
             "a timeline of its own)"
         )
-    if file.damage:
-        run.notes.append(f"{file.damage}: what stands behind the damage is missing")
-    lost = file.unreadable + recording.left_out
-    if lost:
-        run.notes.append(f"{lost} events are damaged and left out")
-    if file.damage or lost or twice:
+    losses = file.losses()
+    if recording.left_out:
+        losses.append(f"{recording.left_out} events without a usable time are left out")
+    run.notes += losses
+    if losses or twice:
         run.status = "partial"
     tables = {}
     for rank in sorted(rows):

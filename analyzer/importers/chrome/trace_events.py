@@ -9,7 +9,10 @@ JSON and cannot be decoded.
 
 from __future__ import annotations
 
+import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Union
@@ -38,6 +41,16 @@ _MAX_SHAPES: Final = 400
 _TAIL_BYTES: Final = 1 << 16
 _LIST_START: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN_EVENTS: Final = re.compile(rb"\}\s*,\s*\{")
+_LIST_END: Final = re.compile(rb"\}\s*\](?=\s*(?:[,}]|\Z))")
+_PHASE: Final = b'"ph"'
+_CATEGORY: Final = re.compile(rb'"cat"\s*:\s*"([\w ]{1,40})"')
+_KEY: Final = re.compile(r'[{,]\s*"([^"\\\x00-\x1f]{1,100})"\s*:\s*')
+_AFTER_VALUE: Final = re.compile(r"\s*([,}])")
+_TOLERANT: Final = json.JSONDecoder(strict=False)
+_MOST_JOINED: Final = 8
+"""Pieces that one event may fall into when it is cut at the objects nested in it."""
+
+_MAX_SHOWN: Final = 5
 _EPOCH: Final = "start_time_since_epoch_in_micros"
 _EMPTY: Final = msgspec.Raw(b"")
 
@@ -136,7 +149,7 @@ class _Async(_Timed, gc=False):
 class Complete(_Named, gc=False, tag_field="ph", tag="X"):
     """An interval."""
 
-    dur: float = 0.0
+    dur: float = math.nan
     args: msgspec.Raw = _EMPTY
 
 
@@ -271,7 +284,6 @@ class EventFile:
     Attributes:
         more_bytes: Memory that the reader takes besides, which it keeps up to date.
         meta: After the iteration: the file's top-level entries besides the events.
-        unreadable: After the iteration: events left out because they are damaged.
         damage: After the iteration: why the file's end is missing; None if it is whole.
     """
 
@@ -281,7 +293,8 @@ class EventFile:
         self.meta: dict[str, Any] = {}
         self._event_bytes = event_bytes
         self._events = 0
-        self.unreadable = 0
+        self._lost: Counter[str] = Counter()
+        self._lost_entries: list[str] = []
         self.damage: str | None = None
         self._separator = b""
 
@@ -292,6 +305,20 @@ class EventFile:
             needed = self._events * self._event_bytes + self.more_bytes
             check_memory(self.path, needed, blocks.read_bytes)
             yield events
+
+    def losses(self) -> list[str]:
+        """After the iteration: notes on what is missing because the file is damaged."""
+        notes = []
+        if self.damage is not None:
+            notes.append(f"{self.damage}: what stands behind the damage is missing")
+        if lost := self._lost.total():
+            kinds = [f"{name}: {number}" for name, number in self._lost.most_common(_MAX_SHOWN)]
+            verb = "events are" if lost > 1 else "event is"
+            notes.append(f"{lost} {verb} damaged and left out ({', '.join(kinds)})")
+        if self._lost_entries:
+            shown = ", ".join(repr(name[:60]) for name in self._lost_entries[:_MAX_SHOWN])
+            notes.append(f"damaged entries beside the events are left out: {shown}")
+        return notes
 
     def _chunks(self, blocks: Blocks) -> Iterator[list[Any]]:
         source = iter(blocks)
@@ -332,13 +359,17 @@ class EventFile:
             text = pending.lstrip(b"\xef\xbb\xbf \t\r\n")
             if text.startswith(b"["):
                 return b"[", text[1:]
-            for match in _LIST_START.finditer(pending):
+            places = list(_LIST_START.finditer(pending))
+            for match in places:
                 head = pending[: match.end()].lstrip(b"\xef\xbb\xbf")
                 try:
                     self._keep_meta(_OBJECT.decode(head + b"]}"))
                 except UNDECODABLE:
                     continue  # the words stand inside something else
                 return b"{", pending[match.end() :]
+            if places and text.startswith(b"{"):  # something before the list is damaged
+                self._salvage_entries(pending[: places[0].start()])
+                return b"{", pending[places[0].end() :]
             if text and not text.startswith(b"{"):
                 break
             if len(pending) > _MAX_PENDING_BYTES:
@@ -401,9 +432,28 @@ class EventFile:
                     return events
             except UNDECODABLE:
                 pass
-        if self.damage is None:
+        # Zeros stand where a file system lost the last blocks.
+        text = pending.rstrip(b"\0 \t\r\n")
+        end = self._end_of_list(text)
+        if end is None:
+            whole = bare and text.rstrip(b",").endswith(b"}")
+        else:
+            whole = self._salvage_entries(text[end:]) or bare
+            text = text[:end].rstrip(b"] \t\r\n")
+        if not whole and self.damage is None:
             self.damage = "the file is cut off or damaged"
-        return self._salvage(pending)
+        return self._salvage(text, is_cut=end is None and not whole)
+
+    def _end_of_list(self, text: bytes) -> int | None:
+        """Where the list of events ends, behind its bracket; None if it does not."""
+        last = max(text.rfind(_PHASE), 0)
+        ends = list(_LIST_END.finditer(text, last))
+        begin = max((m.end() - 1 for m in _BETWEEN_EVENTS.finditer(text, 0, last)), default=0)
+        # Lists that are nested in the last event end before it is whole.
+        for match in ends[:_TRIES]:
+            if self._one(text[begin : match.start() + 1]) is not None:
+                return match.end()
+        return ends[0].end() if ends else None
 
     def _decode(self, text: bytes) -> list[Any] | None:
         """Events of a JSON list; None if it is no valid JSON."""
@@ -422,34 +472,94 @@ class EventFile:
     def _decode_each(self, texts: Iterator[bytes]) -> list[Any]:
         events = []
         for text in texts:
-            try:
-                events.append(_ONE.decode(text))
-            except UNDECODABLE:
-                self.unreadable += 1
+            event = self._one(text)
+            if event is None:
+                self._lose(text)
+            else:
+                events.append(event)
         return events
 
-    def _salvage(self, text: bytes) -> list[Any]:
-        """Decodes one event at a time, and leaves out what cannot be decoded."""
-        pieces = _BETWEEN_EVENTS.split(text.strip())
-        last = len(pieces) - 1
-        # Splitting took the braces on both sides of each cut.
-        whole = (
-            (b"" if number == 0 else b"{") + piece + (b"" if number == last else b"}")
-            for number, piece in enumerate(pieces)
-        )
-        return self._decode_each(text for text in whole if text)
+    def _one(self, text: bytes) -> Any:
+        """One event; None if it is damaged."""
+        try:
+            return _ONE.decode(text)
+        except UNDECODABLE:
+            return None
+
+    def _lose(self, text: bytes) -> None:
+        """Counts a damaged event, by its category where that can be read."""
+        found = _CATEGORY.search(text)
+        self._lost[found[1].decode() if found else "of unknown category"] += 1
+
+    def _salvage(self, text: bytes, *, is_cut: bool = False) -> list[Any]:
+        """Decodes one event at a time, and leaves out what cannot be decoded.
+
+        Args:
+            text: The events.
+            is_cut: Whether the text ends inside its last event, which is then not counted.
+        """
+        text = text.strip()
+        cuts = list(_BETWEEN_EVENTS.finditer(text))
+        starts = [0, *(match.end() - 1 for match in cuts)]
+        ends = [*(match.start() + 1 for match in cuts), len(text)]
+        events: list[Any] = []
+        number, lost_before = 0, False
+        while number < len(starts):
+            # An event in which objects are nested may be in several pieces.
+            for last in range(number, min(number + _MOST_JOINED, len(starts))):
+                event = self._one(text[starts[number] : ends[last]])
+                if event is not None:
+                    events.append(event)
+                    number, lost_before = last + 1, False
+                    break
+            else:
+                piece = text[starts[number] : ends[number]]
+                is_rest = lost_before and _PHASE not in piece
+                number += 1
+                if piece and not is_rest and not (is_cut and number == len(starts)):
+                    self._lose(piece)
+                lost_before = True
+        return events
+
+    def _salvage_entries(self, text: bytes) -> bool:
+        """Keeps the entries of a damaged object that can be read.
+
+        Args:
+            text: What stands before or behind the list of events.
+
+        Returns:
+            Whether the object's end was found.
+        """
+        if len(text) > _MAX_META_BYTES:
+            self._lost_entries.append("all")
+            return text.endswith(b"}")
+        words = text.decode("utf-8", "replace")
+        position, is_closed = 0, words.strip() == "}"
+        while match := _KEY.search(words, position):
+            position, is_closed = match.end(), False
+            try:
+                value, end = _TOLERANT.raw_decode(words, position)
+            except (ValueError, RecursionError):
+                self._lost_entries.append(match[1])
+                continue
+            if after := _AFTER_VALUE.match(words, end):
+                self.meta[match[1]] = value
+                position, is_closed = after.start(1), after[1] == "}"
+            else:
+                self._lost_entries.append(match[1])  # cut off: a number may lack digits
+        return is_closed
 
     def _keep_meta(self, entries: dict[str, msgspec.Raw]) -> None:
         for key, raw in entries.items():
             if key == "traceEvents":
                 continue
             if len(bytes(raw)) > _MAX_META_BYTES:
-                self.unreadable += 1
+                self._lost_entries.append(key)
                 continue
             try:
                 self.meta[key] = msgspec.json.decode(raw)
             except UNDECODABLE:
-                self.unreadable += 1
+                self._lost_entries.append(key)
 
 
 def _growing(source: Iterator[bytes]) -> Iterator[bytes]:

@@ -75,8 +75,7 @@ class Decoded:
         begins_with_interval: Whether the first event in the file is the first row.
         lacks_times: Whether the file has metadata without a time.
         meta: The file's top-level entries besides the events.
-        unreadable: Events left out because they are damaged.
-        damage: Why the file's end is missing; None if it is whole.
+        losses: Notes on what is missing because the file is damaged.
     """
 
     columns: dict[str, Any]
@@ -92,8 +91,7 @@ class Decoded:
     begins_with_interval: bool
     lacks_times: bool
     meta: dict[str, Any]
-    unreadable: int
-    damage: str | None
+    losses: list[str]
 
 
 def decode_file(path: Path) -> Decoded:
@@ -233,8 +231,7 @@ class _Builder:
             begins_with_interval=bool(self.begins_with_interval),
             lacks_times=self.lacks_times,
             meta=file.meta,
-            unreadable=file.unreadable,
-            damage=file.damage,
+            losses=file.losses(),
         )
 
 

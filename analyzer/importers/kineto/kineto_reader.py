@@ -53,6 +53,7 @@ from ddltrace.analyzer.importers.kineto.hta_figures import (
 )
 from ddltrace.analyzer.importers.kineto.parallel_decode import read_side_by_side, text_bytes
 from ddltrace.analyzer.importers.kineto.phases import Spans, backward_calls
+from ddltrace.analyzer.importers.kineto.time_placement import place
 from ddltrace.analyzer.importers.memory_limit import ENVIRONMENT, limited_to
 from ddltrace.analyzer.importers.names import Codes, clean
 from ddltrace.analyzer.importers.rank_files import MAX_RANK, assign_ranks
@@ -111,13 +112,29 @@ class RankFile:
     start_ns: int
     end_ns: int
     base_ns: int
-    steps: int
+    step_starts: dict[int, int]
     kernel_classes: dict[str, int]
     hta: HtaFile
     suspects: Counter[str] = field(default_factory=Counter)
     unknown_categories: Counter[str] = field(default_factory=Counter)
     steps_from: str = ""
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The file's name, without its folder."""
+        return clean(self.path.name, 100)
+
+    def move(self, by_ns: int) -> None:
+        """Adds to all times of the file."""
+        self.start_ns += by_ns
+        self.end_ns += by_ns
+        self.base_ns += by_ns
+        self.step_starts = {number: at + by_ns for number, at in self.step_starts.items()}
+        for name in ("start_ns", "end_ns", "enqueue_ns"):
+            moved = pc.add(self.table[name], by_ns)
+            place = self.table.schema.get_field_index(name)
+            self.table = self.table.set_column(place, self.table.schema.field(name), moved)
 
 
 def read(paths: Sequence[Path], engine: Engine | None = None) -> ImportedTrace:
@@ -143,6 +160,7 @@ def read(paths: Sequence[Path], engine: Engine | None = None) -> ImportedTrace:
         run.notes.extend(prefix + note for note in file.notes)
         if not file.table.num_rows:
             run.notes.append(f"{prefix}holds no interval and is left out")
+    place(whole, run.notes)
     ranks = assign_ranks(
         [file.stated_rank for file in whole], [file.path.name for file in whole], run.notes
     )
@@ -233,7 +251,7 @@ def map_file(path: Path, decoded: Decoded) -> RankFile:
         start_ns=base + int(intervals.start.min()) if len(intervals) else 0,
         end_ns=base + int(intervals.end.max()) if len(intervals) else 0,
         base_ns=base,
-        steps=mapped.steps,
+        step_starts={n: base + start for n, start in mapped.step_starts.items()},
         kernel_classes=mapped.kernel_classes,
         hta=hta_file(path, decoded),
         suspects=mapped.suspects,
@@ -251,24 +269,17 @@ def map_file(path: Path, decoded: Decoded) -> RankFile:
             "the device: they are among the collectives, but not in the communication of the rank"
         )
     lost, launches = mapper.lost_kernels()
-    if lost and decoded.damage is None and not decoded.unreadable:
+    if lost and not decoded.losses:
         file.notes.append(
             f"the kernels of {lost} of {launches} launches are missing: the profiler lost them, "
             "and compute and communication are more than is shown"
         )
-    _note_losses(file, decoded, intervals)
+    file.notes.extend(decoded.losses)
+    if intervals.left_out:
+        file.notes.append(f"{intervals.left_out} intervals without a usable time are left out")
     if base == 0 and intervals.fractional and file.start_ns > 1 << 60:
         file.notes.append("absolute times with fractions: they are exact to 0.25 microseconds only")
     return file
-
-
-def _note_losses(file: RankFile, decoded: Decoded, intervals: Intervals) -> None:
-    if decoded.damage is not None:
-        file.notes.append(f"{decoded.damage}: what stands behind the damage is missing")
-    if decoded.unreadable:
-        file.notes.append(f"{decoded.unreadable} events are damaged and left out")
-    if intervals.left_out:
-        file.notes.append(f"{intervals.left_out} intervals without a usable time are left out")
 
 
 def _join_windows(rank: int, files: list[RankFile], notes: list[str]) -> tuple[RankInfo, pa.Table]:
@@ -295,7 +306,7 @@ def _join_windows(rank: int, files: list[RankFile], notes: list[str]) -> tuple[R
         groups = {group.name: group for file in reversed(kept) for group in file.info.groups}
         info.groups = list(groups.values())
         info.events = table.num_rows
-    if kept[0].base_ns or kept[0].start_ns > 1 << 58:
+    if not info.clock_domain and (kept[0].base_ns or kept[0].start_ns > 1 << 58):
         info.clock = {"monotonic_ns": kept[0].start_ns, "unix_ns": kept[0].start_ns, "samples": []}
     return info, table
 
@@ -309,7 +320,7 @@ def _numbered_on(files: list[RankFile]) -> list[pa.Table]:
             place = EVENTS.get_field_index("step")
             step = pc.cast(pc.add(table["step"], first), pa.int32())
             table = table.set_column(place, EVENTS.field("step"), step)
-            first += file.steps
+            first += len(file.step_starts)
         tables.append(table)
     return tables
 
@@ -320,7 +331,8 @@ def _complete_run(run: RunInfo, files: list[RankFile]) -> None:
     one_host = _on_one_host(files, world_size)
     for info in run.ranks:
         info.world_size = world_size
-        info.clock_domain = info.host or ("one host" if one_host else f"host of rank {info.rank}")
+        shared = info.host or ("one host" if one_host else f"host of rank {info.rank}")
+        info.clock_domain = info.clock_domain or shared
         _complete_groups(info, world_size)
     run.host = run.ranks[0].host
     missing = world_size - len(run.ranks)
@@ -336,7 +348,7 @@ def _complete_run(run: RunInfo, files: list[RankFile]) -> None:
             f"steps are derived from {origin} and numbered from 0: no step is marked "
             "(ProfilerStep); call step() of torch.profiler after each one to mark them"
         )
-    if not any(file.steps for file in files):
+    if not any(file.step_starts for file in files):
         run.notes.append(
             "no training steps: call step() of torch.profiler after each one to see them"
         )
@@ -430,7 +442,7 @@ class _Mapped:
     table: pa.Table
     groups: dict[str, GroupInfo]
     on_device: bool
-    steps: int
+    step_starts: dict[int, int]
     kernel_classes: dict[str, int]
     suspects: Counter[str]
     unknown_categories: Counter[str]
@@ -493,7 +505,7 @@ class _Mapper:
             table=table,
             groups=self._groups,
             on_device=bool(self._device.any()),
-            steps=len(steps),
+            step_starts=dict(zip(steps.label.tolist(), steps.start.tolist(), strict=True)),
             kernel_classes=self._kernel_classes(unknown),
             suspects=suspects,
             unknown_categories=self._unknown_categories(),
