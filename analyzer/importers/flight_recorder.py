@@ -79,7 +79,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
         TraceError: A file is no dump, asks for code, or no file holds an entry.
     """
     run = RunInfo(status="partial", level="comm", source=NAME)
-    ranks = assign_ranks([None] * len(paths), [path.name for path in paths], run.notes)
+    ranks = assign_ranks([None] * len(paths), paths, run.notes)
     tables = {}
     unusable = 0
     for rank, path in sorted(zip(ranks, paths, strict=True)):

@@ -16,8 +16,10 @@ from ddltrace.analyzer.importers.chrome import chrome_reader, horovod
 from ddltrace.analyzer.importers.imported import ImportedTrace
 from ddltrace.analyzer.importers.kineto import kineto_reader
 from ddltrace.analyzer.importers.other_files import HEAD_BYTES, is_mistakable, kind_of_file
+from ddltrace.analyzer.importers.rank_files import rank_in_name
 from ddltrace.analyzer.importers.straggler_analysis import straggler_reader
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.trace.trace_files import RUN_FILE
 
 _MOST_NAMED: Final = 100
 MAX_FILES: Final = 1 << 16
@@ -99,10 +101,19 @@ def _files(path: Path) -> list[Path]:
     """The path itself, or the visible files of a folder, ``rank10`` behind ``rank2``."""
     if not path.is_dir():
         return [path] if path.is_file() else []
-    files = [entry for entry in path.iterdir() if entry.is_file() and entry.name[0] != "."]
+    entries = [entry for entry in path.iterdir() if entry.name[0] != "."]
+    files = [entry for entry in entries if entry.is_file()]
+    if not files:  # perhaps each rank has a folder
+        folders = [
+            each for each in entries if each.is_dir() and rank_in_name(each.name) is not None
+        ]
+        files = [file for each in folders for file in each.iterdir() if file.is_file()]
+        if any(file.name == RUN_FILE for file in files):
+            return []
+        files = [file for file in files if file.name[0] != "."]
     if len(files) > MAX_FILES:
         raise TraceError(f"{path} holds {len(files)} files: choose a folder of one job's traces")
-    return sorted(files, key=_natural)
+    return sorted(files, key=lambda file: (_natural(file.parent), _natural(file)))
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

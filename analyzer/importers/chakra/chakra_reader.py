@@ -122,7 +122,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     run = RunInfo(status="complete", level="op", source=NAME)
     files = [_read_file(path) for path in paths]
     stated = [_small(file.metadata.get("rank"), MAX_RANK) for file in files]
-    ranks = assign_ranks(stated, [path.name for path in paths], run.notes)
+    ranks = assign_ranks(stated, paths, run.notes)
     if len(set(ranks)) < len(ranks):
         raise TraceError(f"{paths[0].parent}: several files are of one rank: choose one job's")
     for file in files:

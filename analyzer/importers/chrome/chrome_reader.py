@@ -43,7 +43,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     run = RunInfo(status="complete", level="op", source=NAME)
     rows: dict[int, list[Row]] = defaultdict(list)
     recordings = [_read_file(path, run.notes) for path in paths]
-    whole = assign_ranks([None] * len(paths), [path.name for path in paths], run.notes)
+    whole = assign_ranks([None] * len(paths), paths, run.notes)
     for recording, rank_of_file in zip(recordings, whole, strict=True):
         ranks = _ranks_of(recording)
         for interval in recording.intervals + recording.instants:

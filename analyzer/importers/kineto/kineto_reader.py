@@ -100,6 +100,10 @@ def recognizes(head: bytes) -> bool:
     return _MARKS.search(head) is not None and _EXPORTED.match(head) is None
 
 
+_MERGED: Final = re.compile(r"\[((?:TP|DP|PP|EP|CP|rank)[-_ ]?\d[^\]]*)\]", re.IGNORECASE)
+_MAX_NAMED: Final = 4
+
+
 @dataclass
 class RankFile:
     """One file, read but not yet joined with those of the other ranks."""
@@ -162,7 +166,10 @@ def read(paths: Sequence[Path], engine: Engine | None = None) -> ImportedTrace:
             run.notes.append(f"{prefix}holds no interval and is left out")
     place(whole, run.notes)
     ranks = assign_ranks(
-        [file.stated_rank for file in whole], [file.path.name for file in whole], run.notes
+        [file.stated_rank for file in whole],
+        [file.path for file in whole],
+        run.notes,
+        several=True,
     )
     tables: dict[str, pa.Table] = {}
     for rank in sorted(set(ranks)):
@@ -215,7 +222,18 @@ def read_file(path: Path) -> RankFile:
 
 
 def map_file(path: Path, decoded: Decoded) -> RankFile:
-    """Converts a decoded file to events."""
+    """Converts a decoded file to events.
+
+    Raises:
+        TraceError: Several ranks were merged into it.
+    """
+    # SGLang and others merge files so; the merged file has the metadata of one of them.
+    merged = {m.group(1) for pid in decoded.devices if (m := _MERGED.match(str(pid)))}
+    if len(merged) > 1:
+        raise TraceError(
+            f"several ranks are merged into one file ({', '.join(sorted(merged)[:_MAX_NAMED])}): "
+            "give the folder of the ranks' own files"
+        )
     intervals = intervals_of(decoded)
     meta = decoded.meta
     distributed = meta.get("distributedInfo")
