@@ -16,8 +16,8 @@ from ddltrace.experiments.codecs.description import CodecDescription, ExchangeFo
 class SignSgd(CodecDescription):
     """The sign of each element; the exchange gives the sign of the sum of the ranks' signs.
 
-    Zero counts as positive. A tie of an even number of ranks gives zero on two ranks, where
-    votes are all-gathered, and positive on more, where the vote itself travels in one bit.
+    A zero votes at random. A tie of an even number of ranks gives zero on two ranks, where votes
+    are all-gathered, and a random sign on more, where the vote itself travels in one bit.
     """
 
     gives_votes: ClassVar[bool] = True

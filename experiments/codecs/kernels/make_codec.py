@@ -36,7 +36,7 @@ _KERNELS: Final[dict[type[CodecDescription], Callable[[Any, int | None], Codec]]
     Bf16: lambda description, seed: HalfPrecisionCodec(description, "bfloat16"),
     BlockInt8: lambda description, seed: BlockInt8Codec(description),
     OneBit: lambda description, seed: OneBitCodec(description),
-    SignSgd: lambda description, seed: SignSgdCodec(description),
+    SignSgd: lambda description, seed: SignSgdCodec(description, seed=seed),
     Qsgd: lambda description, seed: QsgdCodec(description, seed=seed),
     Ternary: lambda description, seed: TernaryCodec(description, seed=seed),
     TopK: lambda description, seed: (

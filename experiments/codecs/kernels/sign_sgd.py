@@ -12,6 +12,7 @@ from ddltrace.experiments.codecs.kernels.codec import (
     finite_or_nan,
     floats_at_start,
 )
+from ddltrace.experiments.codecs.kernels.random_bits import RandomBits
 from ddltrace.experiments.codecs.kernels.row_codec import RowCodec
 from ddltrace.experiments.codecs.kernels.signs import pack_signs, signs_to_values
 
@@ -21,19 +22,25 @@ _HEADER = 4
 class SignSgdCodec(RowCodec):
     """One bit an element. The scale is 1, or the mean magnitude below a residual.
 
+    A vote of zero, as of a gradient that is zero or of a tie, is cast at random: one bit has no
+    third value, and a fixed one would move all such elements the same way in every step.
+
     A tensor with an infinite or NaN element decodes to NaN as a whole: its scale is NaN.
 
     Attributes:
         votes: Whether payloads are votes, of which the exchange takes the majority.
     """
 
-    def __init__(self, description: CodecDescription, *, scaled: bool = False) -> None:
+    def __init__(
+        self, description: CodecDescription, *, seed: int | None = None, scaled: bool = False
+    ) -> None:
         super().__init__(description)
         self.votes = not scaled
+        self._random = RandomBits(seed)
 
     def with_feedback(self) -> Codec:
         """EF-signSGD's form: signs scaled by the mean magnitude."""
-        return SignSgdCodec(self.description, scaled=True)
+        return SignSgdCodec(self.description, seed=0, scaled=True)
 
     def encode_matrix(self, rows: torch.Tensor) -> torch.Tensor:
         """Packs the signs of all rows together."""
@@ -46,12 +53,22 @@ class SignSgdCodec(RowCodec):
             part = values.mul_(0) if self.votes else values.abs_()
             sums.append(part.sum(1))
 
-        pack_signs(rows, data[:, _HEADER:], add)
+        pack_signs(self._cast(rows) if self.votes else rows, data[:, _HEADER:], add)
         total = added(sums)
         scale = total.add_(1.0) if self.votes else total.div_(rows.shape[1])
         scale = finite_or_nan(scale).to(torch.float32)
         data[:, :_HEADER] = as_bytes(scale.unsqueeze(1))
         return data
+
+    def _cast(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows with 1 or -1, drawn at random, where an element is zero."""
+        zero = rows == 0
+        if not zero.any():
+            return rows
+        coins = torch.empty(rows.numel() + rows.numel() % 2, device=rows.device)
+        self._random.draw(coins)
+        coins = coins[: rows.numel()].view(rows.shape)
+        return torch.where(zero, torch.where(coins < 0, -1.0, 1.0).to(rows.dtype), rows)
 
     def _decode_matrix(self, data: torch.Tensor, result: torch.Tensor) -> None:
         scale = floats_at_start(data, 1).view(-1)

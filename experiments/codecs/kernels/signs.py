@@ -1,4 +1,4 @@
-"""The sign of each element as one packed bit; zero counts as positive."""
+"""The sign of each element as one packed bit, which is 1 for zero."""
 
 from __future__ import annotations
 

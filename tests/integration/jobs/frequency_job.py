@@ -23,7 +23,7 @@ STEPS = 12
 SIMULATED = (
     *(("ddp", "sgd"), ("localsgd:period=3", "momentum"), ("diloco:period=4", "adamw")),
     *(("topk:density=0.1+feedback", "momentum"), ("dgc:density=0.2", "momentum")),
-    *(("onebit+feedback", "momentum"), ("int8:block=64", "adamw"), ("signsgd", "sgd")),
+    *(("onebit+feedback", "momentum"), ("int8:block=64", "adamw"), ("signsgd+feedback", "sgd")),
     *(("powersgd:rank=1+feedback", "momentum"), ("lars", "momentum"), ("demo", "sgd")),
     *(("doublesqueeze", "sgd"), ("randomk:density=0.1+feedback", "sgd")),
     ("streaming_diloco:period=6,fragments=3,delay=2", "adamw"),
