@@ -2,7 +2,7 @@
 
 The evidence, in this order: what the file states; a number after ``rank``, ``worker`` or ``TP`` in
 its name (``rank-3.json``, ``worker3.1623143089861.pt.trace.json``, ``1760000000-TP-3.trace.json``),
-or before ``.et``; the same in the name of its folder, if the files are in several; numbers at the
+or before ``.et``; if the files are in several folders, in the folder's name instead; numbers at the
 ends of the names that count the files from 0 without a gap; the order of the names. Any other
 number in a name, such as a time or a process id, is no rank.
 """
@@ -17,12 +17,12 @@ from typing import Final
 MAX_RANK: Final = 10**9 - 1  # a segment's name has at most nine digits
 
 _IN_NAME: Final = (
-    re.compile(r"rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE),
+    re.compile(r"(?<![a-z])rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE),
     re.compile(r"worker[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE),
     re.compile(r"\.(\d{1,9})\.et(?:\.[a-z]+)*$", re.IGNORECASE),
 )
 # Of a job that is parallel in other dimensions, too, this alone is no rank.
-_TENSOR_PARALLEL: Final = re.compile(r"(?<![a-z])TP[-_]?(\d{1,9})(?!\d)", re.IGNORECASE)
+_TENSOR_PARALLEL: Final = re.compile(r"(?<![a-z])TP-(\d{1,9})(?!\d)", re.IGNORECASE)
 _OTHER_PARALLEL: Final = re.compile(r"(?<![a-z])(?:DP|PP|EP|CP)[-_]?\d", re.IGNORECASE)
 _AT_END: Final = re.compile(r"(\d{1,9})(?:\.[a-z]+)*$", re.IGNORECASE)
 
@@ -56,10 +56,10 @@ def assign_ranks(
         rank_in_name(name) if rank is None else rank
         for rank, name in zip(stated, names, strict=True)
     ]
-    if len({path.parent for path in paths}) > 1:
+    if len({path.parent for path in paths}) > 1:  # in folders of ranks, see `formats.py`
         guesses = [
             rank_in_name(path.parent.name) if rank is None else rank
-            for rank, path in zip(guesses, paths, strict=True)
+            for rank, path in zip(stated, paths, strict=True)
         ]
     if all(guess is None for guess in guesses):
         ends = [_AT_END.search(name) for name in names]

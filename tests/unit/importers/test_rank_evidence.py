@@ -36,6 +36,9 @@ def kineto(path: Path, rank: int | None = None, start: int = 0, pid: str | int =
         (["trace_1.json", "trace_0.json"], [1, 0]),
         (["trace_4.json", "trace_7.json"], [0, 1]),
         (["rank0/trace.json", "rank1/trace.json"], [0, 1]),
+        (["rank0/worker0.1.json", "rank1/worker0.2.json"], [0, 1]),
+        (["llama_tp8_a.json", "llama_tp8_b.json"], [0, 1]),
+        (["frank12.json"], [0]),
     ],
 )
 def test_only_what_names_a_rank_is_one(names: list[str], ranks: list[int]) -> None:
