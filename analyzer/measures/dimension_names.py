@@ -2,7 +2,8 @@
 
 PyTorch keeps a description of each group. A dimension of a device mesh describes its groups as
 ``mesh_`` and its name (``torch/distributed/device_mesh.py``, PyTorch 2.13), so the words below are
-those of descriptions and of mesh dimensions:
+those of descriptions and of mesh dimensions. The tracer adds such names to the description of the
+default group, where a mesh uses it for a dimension (``default_pg, mesh_tp``).
 
 - Megatron-LM and NeMo, ``megatron/core/parallel_state.py`` (commit 00caa53af309):
   ``TENSOR_MODEL_PARALLEL_GROUP``, ``DATA_PARALLEL_GROUP_WITH_CP``, ``EXPERT_MODEL_PARALLEL_GROUP``.

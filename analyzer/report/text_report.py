@@ -277,7 +277,7 @@ def _dimensions(analysis: Analysis) -> list[str]:
     ]
     return [
         "Communication by parallel dimension",
-        *_wrapped(dimensions_text(analysis.summary), "  "),
+        *_wrapped(f"  {dimensions_text(analysis.summary)}", "  "),
         *render(header, cells, WIDTH),
     ]
 

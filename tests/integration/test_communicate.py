@@ -198,6 +198,9 @@ def test_device_mesh(job: Recorded) -> None:
         assert rows == {rank % 2, rank % 2 + 2}
         assert columns == {rank // 2 * 2, rank // 2 * 2 + 1}
         assert everyone == set(RANKS)
+        described = [groups[name].description for name in messages.group]
+        # For a dimension of all ranks, PyTorch uses the default group.
+        assert described == ["mesh_rows", "mesh_columns", "default_pg, mesh_all"]
 
 
 def test_functional_collectives_and_their_waits(job: Recorded) -> None:

@@ -384,7 +384,7 @@ def _own_segment_name(config: CaptureConfig, rank: int, attempt: int) -> str:
 
 
 def _add_group(record: RankRecord, known: KnownMessages | None, group: GroupInfo) -> None:
-    """Notes a process group when its first message is seen."""
+    """Notes a process group when its first message is seen or its description changes."""
     if known is not None:
         # The new group may have the address of a deleted one.
         known.forget()

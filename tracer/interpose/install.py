@@ -22,6 +22,7 @@ def install(context: PatchContext) -> Waits | None:
         autograd,
         data_loader,
         ddp,
+        device_mesh,
         fsdp,
         modules,
         operators,
@@ -35,7 +36,10 @@ def install(context: PatchContext) -> Waits | None:
         waits = c10d_kernels.install(context)
     except Exception as error:  # noqa: BLE001 - see above
         context.fault(f"install {c10d_kernels.__name__}", error)
-    patches = [autograd, swaps, optimizers, data_loader, modules, ddp, fsdp, group_destruction]
+    patches = [
+        *(autograd, swaps, optimizers, data_loader, modules, ddp, device_mesh, fsdp),
+        group_destruction,
+    ]
     if context.config.level == "op":
         patches.append(operators)
     for patch in patches:

@@ -61,8 +61,10 @@ class RankRecord:
         self._changed = True
 
     def add_group(self, group: GroupInfo) -> None:
-        """Notes a process group when its first message is seen."""
-        self.info.groups.append(group)
+        """Notes a process group, in place of what was known of it."""
+        # A new list, because the writer's thread may read the former one now.
+        others = [known for known in self.info.groups if known.name != group.name]
+        self.info.groups = [*others, group]
         self.save()
 
     def note_device(self) -> None:

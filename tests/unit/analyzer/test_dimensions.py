@@ -37,7 +37,7 @@ SAMPLE = Path(__file__).resolve().parents[3] / "sample_traces" / "straggler"
         (
             "tensor",
             "TENSOR_MODEL_PARALLEL_GROUP EXPERT_TENSOR_PARALLEL_GROUP mesh_tp mesh_etp tp_0 "
-            "mesh_tensor_parallel TensorParallel TP",
+            "mesh_tensor_parallel TensorParallel TP TP,mesh_tp",
         ),
         (
             "pipeline",

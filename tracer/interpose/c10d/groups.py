@@ -106,7 +106,8 @@ class Groups:
     """The process groups observed so far, by name.
 
     Args:
-        on_new: Called with a group when its first message is recorded.
+        on_new: Called with a group when its first message is recorded, and when its description
+            changes after that.
 
     Attributes:
         below: State of the current thread inside a group written in Python.
@@ -117,6 +118,7 @@ class Groups:
         self._on_new = on_new
         self.below = _Below()
         self._group_of: WeakIdentityMap[Any, Group] = WeakIdentityMap()
+        self._described: WeakIdentityMap[Any, str] = WeakIdentityMap()
         self.seen = self._group_of.get
         self._newest: dict[str, Group] = {}  # by what PyTorch calls it
         self._names: dict[str, int] = {}
@@ -129,6 +131,21 @@ class Groups:
             group = self._add(process_group)
             self._group_of.set(process_group, group)
         return group
+
+    def describe(self, process_group: Any, text: str) -> None:
+        """Adds a text to the description of a group, unless it is part of it.
+
+        Args:
+            process_group: The ``torch.distributed.ProcessGroup``.
+            text: What else the group is used for.
+        """
+        known = self._described.get(process_group) or process_group.group_desc
+        if text in known.split(", "):
+            return
+        self._described.set(process_group, f"{known}, {text}")
+        group = self.seen(process_group)
+        if group is not None:
+            self._on_new(self._info(process_group, group))
 
     def named(self, name: str) -> Group:
         """Returns the group with this name in the trace."""
@@ -165,11 +182,14 @@ class Groups:
         # A job that destroys its groups and creates them again reuses the names.
         number = self._names[name] = self._names.get(name, 0) + 1
         shown = name if number == 1 else f"{name}#{number}"
-        backend = process_group.name()
         own = process_group.rank() if ranks else None
         group = self._newest[name] = self._by_name[shown] = Group(shown, ranks, own)
-        self._on_new(GroupInfo(shown, process_group.group_desc, backend, ranks))
+        self._on_new(self._info(process_group, group))
         return group
+
+    def _info(self, process_group: Any, group: Group) -> GroupInfo:
+        description = self._described.get(process_group) or process_group.group_desc
+        return GroupInfo(group.name, description, process_group.name(), group.ranks)
 
     def _ranks_of_outer(self, process_group: Any) -> tuple[int, ...]:
         """The ranks of an unregistered group: those of the outer group that it works for."""
