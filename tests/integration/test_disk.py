@@ -113,7 +113,8 @@ def test_a_directory_that_vanishes_in_mid_run(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(WAITS.format(goes_on=str(goes_on)))
     command = on_ranks(tmp_path / "job.py")
     goes_on.touch()
-    plain = run(command, cwd=tmp_path)
+    # Once in many runs, a thread of PyTorch ends an untraced job with SIGABRT at its exit.
+    plain = next(done for _ in range(3) if not (done := run(command, cwd=tmp_path)).status)
     goes_on.unlink()
     process = start(traced(trace, command), cwd=tmp_path, stderr=(tmp_path / "errors").open("w"))
     assert process.stdout is not None
@@ -123,7 +124,7 @@ def test_a_directory_that_vanishes_in_mid_run(tmp_path: Path) -> None:
     goes_on.touch()
     printed += process.stdout.readlines()
     status, errors = process.wait(100), (tmp_path / "errors").read_text()
-    assert status == plain.status == 0, errors
+    assert status == 0, errors
     assert sorted(printed) == sorted(plain.stdout.splitlines(keepends=True))
     ours = [line for line in errors.splitlines() if line.startswith("ddltrace: ")]
     assert ours == [f"ddltrace: nothing was recorded: {trace} was deleted while the job ran"]

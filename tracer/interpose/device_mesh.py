@@ -25,12 +25,12 @@ def install(context: PatchContext) -> None:
 
 
 def _patch(context: PatchContext, module: Any) -> None:
-    from torch.distributed import distributed_c10d
-
-    mesh_class = getattr(module, "DeviceMesh", None)
+    mesh_class: Any = getattr(module, "DeviceMesh", None)
     original = vars(mesh_class).get("_init_process_groups") if mesh_class else None
     if not isinstance(original, staticmethod):
         return  # another version of PyTorch: the default group stays without a dimension
+    from torch._C._distributed_c10d import _resolve_process_group
+
     find_groups = original.__func__
 
     @functools.wraps(find_groups)
@@ -38,7 +38,7 @@ def _patch(context: PatchContext, module: Any) -> None:
         found = find_groups(layout, rank_map, names, *args, **kw)
         try:
             for name, group_name in zip(names or (), found, strict=False):
-                group = distributed_c10d._resolve_process_group(group_name)
+                group = _resolve_process_group(group_name)
                 context.groups.describe(group, f"mesh_{name}")
         except Exception as error:  # noqa: BLE001 - the job continues
             context.fault("device mesh", error)
