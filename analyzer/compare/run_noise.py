@@ -37,7 +37,7 @@ class RunNoise:
         return "an idle" if self.condition == "idle" else "a busy"
 
 
-IDLE: Final = RunNoise("idle", step=0.07, part=0.05, share=0.02)
+IDLE: Final = RunNoise("idle", step=0.11, part=0.06, share=0.06)
 BUSY: Final = RunNoise("busy", step=0.95, part=0.7, share=0.14)
 
 
