@@ -47,6 +47,10 @@ _FORMATS: Final = tuple(
 )
 
 
+_ASCEND: Final = "ASCEND_PROFILER_OUTPUT/trace_view.json"
+"""Where torch_npu puts the trace of a rank, in a folder of its own."""
+
+
 def recognizes(path: Path) -> bool:
     """Whether a file, or any file of a folder, is of a format that can be imported."""
     return any(_format_of(file) is not None for file in _files(path))
@@ -103,6 +107,8 @@ def _files(path: Path) -> list[Path]:
         return [path] if path.is_file() else []
     entries = [entry for entry in path.iterdir() if entry.name[0] != "."]
     files = [entry for entry in entries if entry.is_file()]
+    if ascend := sorted({*path.glob(_ASCEND), *path.glob(f"*/{_ASCEND}")}):
+        return ascend
     if not files:  # perhaps each rank has a folder
         folders = [
             each for each in entries if each.is_dir() and rank_in_name(each.name) is not None

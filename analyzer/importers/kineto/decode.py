@@ -22,6 +22,7 @@ from ddltrace.analyzer.importers.chrome.trace_events import (
     links_of,
     shapes_of,
 )
+from ddltrace.analyzer.importers.kineto import ascend
 from ddltrace.analyzer.importers.kineto.communication_kernels import is_message_kernel
 from ddltrace.analyzer.importers.names import Codes
 
@@ -104,7 +105,10 @@ def decode_file(path: Path) -> Decoded:
     builder = _Builder()
     for chunk in file:
         builder.look_at_all(chunk)
-        builder.add([event for event in chunk if type(event) is Complete])
+        events = [event for event in chunk if type(event) is Complete]
+        if builder.is_ascend:
+            events = ascend.categorized(events, builder.processes)
+        builder.add(events)
         file.more_bytes = builder.more_bytes
     return builder.finish(file)
 
@@ -134,6 +138,8 @@ class _Builder:
     bandwidths: dict[int, float] = field(default_factory=dict)
     begins_with_interval: bool | None = None
     lacks_times: bool = False
+    processes: dict[Any, Any] = field(default_factory=dict)
+    is_ascend: bool = False
     speaks: list[bool] = field(default_factory=list)
     is_device: list[bool] = field(default_factory=list)
     is_linked: list[bool] = field(default_factory=list)
@@ -155,6 +161,10 @@ class _Builder:
         self.lacks_times = self.lacks_times or any(
             type(event) is Metadata and event.ts is None for event in chunk
         )
+        for event in chunk:
+            if type(event) is Metadata and event.name == "process_name" and event.args:
+                self.processes[event.pid] = event.args.name
+                self.is_ascend = self.is_ascend or event.args.name == ascend.HARDWARE
 
     def add(self, events: list[Complete]) -> None:
         """Copies the needed values of a chunk, whose objects can then be released."""
@@ -192,7 +202,10 @@ class _Builder:
                 self.shaped.append(first + row)
                 self.shape.append(self.shapes[shapes])
         for row in _rows(names, self.speaks):
-            self.args[first + row] = args_of(events[row].args)
+            args = args_of(events[row].args)
+            if self.is_ascend:
+                args = ascend.with_sizes(args, events[row].args)
+            self.args[first + row] = args
             self.arguments_bytes += _MESSAGE_BYTES + _object_bytes(bytes(events[row].args))
         if self.pid is None:
             on_host = (
