@@ -51,9 +51,9 @@ def test_work_of_devices_and_collectives(tmp_path: Path, communication: str) -> 
         profile(folder / "trace_view.json", communication=communication, late_us=500 * rank)
     analysis = open_trace(tmp_path).analyze()
     assert [row.wall_us for row in analysis.steps] == [10_000] * STEPS
-    rank = analysis.ranks[0]
-    assert (rank.compute_us, rank.comm_us) == (6500 * STEPS, 3000 * STEPS)
-    assert rank.overlap_us == 1000 * STEPS
+    first = analysis.ranks[0]
+    assert (first.compute_us, first.comm_us) == (6500 * STEPS, 3000 * STEPS)
+    assert first.overlap_us == 1000 * STEPS
     [row] = analysis.collectives
     assert (row.op, row.bytes, row.count) == ("all_reduce", 4_000_000, STEPS)
     assert row.arrival_skew_us == 500
