@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ddltrace.analyzer.events.event_columns import BoolArray, FloatArray
-from ddltrace.analyzer.formatting.units import share_text
+from ddltrace.analyzer.formatting.units import agreeing, counted, share_text
 from ddltrace.analyzer.importers.kineto.communication_kernels import SUSPECTS_LABEL
 from ddltrace.analyzer.importers.straggler_analysis.operations import WORKERS_LABEL
 from ddltrace.analyzer.measures.bandwidth import cost_fits
@@ -143,7 +143,9 @@ def _unrecorded_notes(facts: Mapping[int, RankFacts], *, operations_only: bool) 
     share = sum(of_rank.unrecorded_ns for of_rank in ranks) / whole if whole else 0.0
     if share < _UNRECORDED_WORTH_SAYING:
         return []
-    missing_text = f"for {share_text(share)} of the time of {len(ranks)} ranks nothing is recorded"
+    missing_text = (
+        f"for {share_text(share)} of the time of {counted(len(ranks), 'rank')} nothing is recorded"
+    )
     if operations_only:
         return [f"{missing_text}: it counts as waiting, since all work is recorded as operations"]
     return [
@@ -182,8 +184,8 @@ def _trace_facts(
     partly = steps.number[steps.ranks < most[generation]]
     if len(partly):
         notes.append(
-            f"{len(partly)} of {len(steps)} steps were completed by some ranks only "
-            f"(first: step {partly[0]})"
+            f"{len(partly)} of {len(steps)} steps {agreeing(len(partly), 'was')} completed by some "
+            f"ranks only (first: step {partly[0]})"
         )
     return TraceFacts(
         name=trace.name,

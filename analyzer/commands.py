@@ -68,6 +68,7 @@ Examples:
   ddltrace analyze kineto-folder --fail-on "overlap_ratio<0.6"
   ddltrace analyze kineto-folder --definitions hta
   ddltrace analyze node-0/trace node-1/trace
+  ddltrace analyze rank0.json rank1.json
   ddltrace analyze large-trace --engine dask
   ddltrace analyze /shared/trace --engine dask --scheduler tcp://head:8786 --json
   ddltrace analyze s3://bucket/run --steps 10:11
@@ -150,7 +151,9 @@ def analyze(
     TRACE is a directory written by ddltrace run, even if the job is running or died, or a file
     or folder of an importable format; or the URL of one in a store (s3://, gs://, hdfs://, or a
     protocol of fsspec), of which only the needed columns and steps are read. To analyze one job
-    that ran under several ddltrace run commands, such as one per node, give all their directories.
+    that ran under several ddltrace run commands, such as one per node, give all their directories;
+    of a job whose ranks have a file each, give all files (docs/trace-format.md says how ranks are
+    found).
     """
     from ddltrace.analyzer.formatting.sizes import parse_memory_limit
     from ddltrace.analyzer.report.threshold import check_expression

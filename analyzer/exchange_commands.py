@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,11 +36,12 @@ def _output_options(help: str, replaced: str) -> Callable[[Command], Command]:
 Examples:
   ddltrace import kineto-folder -o kineto-trace
   ddltrace import worker0.pt.trace.json.gz -o one-rank
+  ddltrace import rank0.json rank1.json -o two-ranks
   ddltrace import /tmp/nccl_trace_rank_ -o hang --force
   ddltrace import kineto-folder -o kineto-trace --engine dask
 """,
 )
-@click.argument("source", type=LocationType())
+@click.argument("sources", nargs=-1, required=True, type=LocationType(), metavar="SOURCE...")
 @click.option(
     "--memory-limit",
     metavar="SIZE",
@@ -51,7 +53,7 @@ Examples:
 @engine_options
 def import_(
     *,
-    source: Location,
+    sources: tuple[Location, ...],
     memory_limit: str | None,
     output: Path,
     force: bool,
@@ -60,7 +62,8 @@ def import_(
 ) -> None:
     """Convert another tool's trace to a trace directory.
 
-    SOURCE is a file, or a folder with one file per rank: Kineto JSON (torch.profiler), Chrome
+    SOURCE is a file, or a folder with one file per rank, or several of them that are the ranks of
+    one job (docs/trace-format.md says how ranks are found): Kineto JSON (torch.profiler), Chrome
     JSON, a Horovod timeline, Flight Recorder dumps, NCCL Inspector files,
     Chakra execution traces (.et, or their JSON), plain or gzip; or a Parquet
     file of StragglerAnalysis. On a Dask cluster, the workers read the files of a folder of
@@ -72,15 +75,17 @@ def import_(
     from ddltrace.tracer.errors import TraceError
     from ddltrace.tracer.storage.local_copy import local_copy
 
-    if not source.exists():
-        raise TraceError(f"{source} does not exist")
+    for source in sources:
+        if not source.exists():
+            raise TraceError(f"{source} does not exist")
     with (
         limited_to(memory_limit),
         chosen_engine(engine, scheduler) as opened,
-        local_copy(source, formats.MAX_FILES) as files,
+        contextlib.ExitStack() as copies,
     ):
+        files = [copies.enter_context(local_copy(source, formats.MAX_FILES)) for source in sources]
         # Copies of files from a store are on this machine only.
-        trace = formats.read(files, opened if files == source else None)
+        trace = formats.read(files, opened if files == list(sources) else None)
     save(trace, output, force=force)
     for note in trace.run.notes:
         click.echo(f"ddltrace: note: {click.unstyle(note)}", err=True)

@@ -11,6 +11,7 @@ NOT_KNOWN: Final = "\N{EN DASH}"
 _TIME_UNITS: Final = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
 _BYTE_UNITS: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _MAX_NAME: Final = 400
+_MANY: Final = {"is": "are", "was": "were", "has": "have", "does": "do"}
 
 
 def time_text(us: float | None) -> str:
@@ -54,6 +55,17 @@ def bandwidth_text(gbps: float | None) -> str:
     if gbps is None:
         return NOT_KNOWN
     return f"{_digits(gbps)} Gbit/s" if gbps >= 1 else f"{_digits(gbps * 1e3)} Mbit/s"
+
+
+def counted(number: int, noun: str, verb: str = "") -> str:
+    """A number and what it counts, with a verb if one is given: ``1 file is``, ``2 files are``."""
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural} {agreeing(number, verb)}".rstrip()
+
+
+def agreeing(number: int, verb: str) -> str:
+    """The third person of a verb in the number of its subject."""
+    return verb if number == 1 or not verb else _MANY.get(verb, verb[:-1])
 
 
 def printable(name: object) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.analyzer.importers import plain_pickle
 from ddltrace.analyzer.importers.communication import (
     count,
@@ -113,10 +114,10 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     )
     for info in run.ranks:
         info.world_size = world
-    if world > len(run.ranks):
-        run.notes.append(f"{world - len(run.ranks)} of {world} ranks have no dump")
+    if silent := world - len(run.ranks):
+        run.notes.append(f"{silent} of {world} ranks {agreeing(silent, 'has')} no dump")
     if unusable:
-        run.notes.append(f"{unusable} entries without an operation or a time are left out")
+        run.notes.append(f"{counted(unusable, 'entry')} without an operation or a time left out")
     run.notes.append(
         "a Flight Recorder dump holds the last collectives only; completions are when its "
         "watchdog noticed them, so durations are upper bounds"

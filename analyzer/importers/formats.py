@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ddltrace.analyzer.engine.engine import Engine
+from ddltrace.analyzer.formatting.units import counted
 from ddltrace.analyzer.importers import flight_recorder, nccl_inspector
 from ddltrace.analyzer.importers.blocks import Blocks
 from ddltrace.analyzer.importers.chakra import chakra_reader
@@ -16,12 +19,13 @@ from ddltrace.analyzer.importers.chrome import chrome_reader, horovod
 from ddltrace.analyzer.importers.imported import ImportedTrace
 from ddltrace.analyzer.importers.kineto import kineto_reader
 from ddltrace.analyzer.importers.other_files import HEAD_BYTES, is_mistakable, kind_of_file
-from ddltrace.analyzer.importers.rank_files import rank_in_name
+from ddltrace.analyzer.importers.rank_files import ASCEND_FOLDER, names_rank
 from ddltrace.analyzer.importers.straggler_analysis import straggler_reader
 from ddltrace.tracer.errors import TraceError
 from ddltrace.tracer.trace.trace_files import RUN_FILE
 
 _MOST_NAMED: Final = 100
+_ASCEND_FILE: Final = "trace_view.json"
 MAX_FILES: Final = 1 << 16
 
 
@@ -47,20 +51,21 @@ _FORMATS: Final = tuple(
 )
 
 
-_ASCEND: Final = "ASCEND_PROFILER_OUTPUT/trace_view.json"
-"""Where torch_npu puts the trace of a rank, in a folder of its own."""
+_MAX_DEPTH: Final = 4
+_MAX_FOLDERS: Final = 1 << 14
+"""Folders below the given one that are looked into: of how many levels, and how many."""
 
 
-def recognizes(path: Path) -> bool:
-    """Whether a file, or any file of a folder, is of a format that can be imported."""
-    return any(_format_of(file) is not None for file in _files(path))
+def recognizes(*paths: Path) -> bool:
+    """Whether any file, or any file of a folder, is of a format that can be imported."""
+    return any(_format_of(file) is not None for path in paths for file in _files(path))
 
 
-def read(path: Path, engine: Engine | None = None) -> ImportedTrace:
+def read(path: Path | Sequence[Path], engine: Engine | None = None) -> ImportedTrace:
     """Reads a file, or the files of a folder as the ranks of one job.
 
     Args:
-        path: A file or a folder.
+        path: A file or a folder; or several that belong to one job.
         engine: Reads the files of a folder in tasks, if their format allows; by default this
             machine does.
 
@@ -70,9 +75,10 @@ def read(path: Path, engine: Engine | None = None) -> ImportedTrace:
     Raises:
         TraceError: There is nothing of a known format, or it is damaged beyond use.
     """
+    paths = [path] if isinstance(path, Path) else list(path)
     by_format: dict[_Format, list[Path]] = defaultdict(list)
     others = []
-    for file in _files(path):
+    for file in dict.fromkeys(file for each in paths for file in _files(each)):
         found = _format_of(file)
         if found is None:
             others.append(file)
@@ -80,9 +86,9 @@ def read(path: Path, engine: Engine | None = None) -> ImportedTrace:
             by_format[found].append(file)
     if not by_format:
         known = ", ".join(each.name for each in _FORMATS)
-        if (unread := describe_unread(path)) is not None:
+        if (unread := describe_unread(paths[0])) is not None:
             raise TraceError(unread)
-        raise TraceError(f"{path} is of no format that can be imported ({known})")
+        raise TraceError(f"{paths[0]} is of no format that can be imported ({known})")
     chosen = max(by_format, key=lambda each: len(by_format[each]))
     files = by_format[chosen]
     by_tasks = engine is not None and chosen.name == kineto_reader.NAME and len(files) > 1
@@ -90,42 +96,72 @@ def read(path: Path, engine: Engine | None = None) -> ImportedTrace:
     left_out = sum(len(files) for each, files in by_format.items() if each is not chosen)
     if left_out:
         trace.run.notes.append(
-            f"{left_out} files of other formats in the folder are left out: read them one by one"
+            f"{counted(left_out, 'file')} of another format left out: read formats one by one"
         )
     # An empty or unreadable trace file must be reported.
     suspects = [file.name for file in others if file.name.endswith((".json", ".json.gz"))]
-    if suspects and path.is_dir():
+    if suspects and (len(paths) > 1 or paths[0].is_dir()):
         shown = suspects[0][:60]
-        trace.run.notes.append(f"{len(suspects)} files are of no known format: {shown!r} and on")
+        trace.run.notes.append(
+            f"{counted(len(suspects), 'file', 'is')} of no known format, such as {shown!r}"
+        )
         trace.run.status = "partial"
     return trace
 
 
 def _files(path: Path) -> list[Path]:
-    """The path itself, or the visible files of a folder, ``rank10`` behind ``rank2``."""
+    """The path itself, or the visible files of a folder, ``rank10`` behind ``rank2``.
+
+    If none of them can be imported, those in the folders below whose names name a rank.
+    """
     if not path.is_dir():
         return [path] if path.is_file() else []
-    entries = [entry for entry in path.iterdir() if entry.name[0] != "."]
-    files = [entry for entry in entries if entry.is_file()]
-    if ascend := sorted({*path.glob(_ASCEND), *path.glob(f"*/{_ASCEND}")}):
-        return ascend
-    if not files:  # perhaps each rank has a folder
-        folders = [
-            each for each in entries if each.is_dir() and rank_in_name(each.name) is not None
-        ]
-        files = [file for each in folders for file in each.iterdir() if file.is_file()]
-        if any(file.name == RUN_FILE for file in files):
+    if path.name != ASCEND_FOLDER and (path / ASCEND_FOLDER).is_dir():
+        files = [path / ASCEND_FOLDER / _ASCEND_FILE]
+    else:
+        files = [each for each in path.iterdir() if each.name[0] != "." and each.is_file()]
+        _check_number(path, files)
+        if not any(_format_of(file) is not None for file in files):
+            files = _files_below(path) or files
+    return sorted(files, key=lambda file: [_natural(part) for part in file.parts])
+
+
+def _files_below(path: Path) -> list[Path]:
+    """The files in folders below one whose names, or those of their folders, name a rank.
+
+    Links to folders are not followed. Nothing if a folder holds traces of ``ddltrace run``.
+    """
+    found: list[Path] = []
+    for number, (at, folders, names) in enumerate(os.walk(path)):
+        name = Path(at)
+        below = name.relative_to(path)
+        folders[:] = [each for each in folders if each[0] != "."]
+        if len(below.parts) >= _MAX_DEPTH or number > _MAX_FOLDERS:
+            folders.clear()
+        if name == path:
+            continue
+        if RUN_FILE in names:
             return []
-        files = [file for file in files if file.name[0] != "."]
+        if ASCEND_FOLDER in folders:
+            folders[:] = [ASCEND_FOLDER]
+            continue
+        if name.name == ASCEND_FOLDER:
+            found += [name / _ASCEND_FILE] if _ASCEND_FILE in names else []
+            continue
+        found += [name / each for each in names if each[0] != "." and names_rank(below / each)]
+        _check_number(path, found)
+    return found
+
+
+def _check_number(path: Path, files: Sequence[Path]) -> None:
     if len(files) > MAX_FILES:
         raise TraceError(f"{path} holds {len(files)} files: choose a folder of one job's traces")
-    return sorted(files, key=lambda file: (_natural(file.parent), _natural(file)))
 
 
-def _natural(path: Path) -> list[tuple[int, str]]:
+def _natural(name: str) -> list[tuple[int, str]]:
     return [
         (int(part), "") if part.isdecimal() and len(part) < 19 else (-1, part)
-        for part in re.split(r"(\d+)", path.name)
+        for part in re.split(r"(\d+)", name)
     ]
 
 
@@ -145,4 +181,16 @@ def describe_unread(path: Path) -> str | None:
     for file in _files(path)[:_MOST_NAMED]:
         if (kind := kind_of_file(file)) is not None:
             return f"{file} is {kind}"
+    inside = (
+        Path(at, name)
+        for at, _, names in itertools.islice(os.walk(path), _MOST_NAMED)
+        for name in names
+    )
+    for file in itertools.islice(inside, _MOST_NAMED):
+        if file.parent != path and file.is_file() and _format_of(file) is not None:
+            return (
+                f"{path} has files that can be imported in its folders ({file.parent.name}), but "
+                "neither the folders' names nor the files' name a rank: give the folder or the "
+                "files of one job, or name them rank0, rank1 and so on"
+            )
     return None

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
+from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.analyzer.importers.blocks import Blocks
 from ddltrace.analyzer.importers.chrome.trace_events import UNDECODABLE
 from ddltrace.analyzer.importers.communication import count, public_op
@@ -154,14 +155,20 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     for each in found.operations:
         by_process[each.process].append(each)
     if found.damaged:
-        run.notes.append(f"{found.damaged} lines are no record of an operation and are left out")
+        run.notes.append(
+            f"{counted(found.damaged, 'line')} without a record of an operation "
+            f"{agreeing(found.damaged, 'is')} left out"
+        )
     if lost := sum(found.overwritten.values()):
         run.notes.append(
-            f"{lost} operations were overwritten in the Inspector's memory before it wrote them"
+            f"{counted(lost, 'operation', 'was')} overwritten in the Inspector's memory before it "
+            "wrote them"
         )
     ranks, world = _ranks_of(by_process, run.notes)
     if len(ranks) < world:
-        run.notes.append(f"{world - len(ranks)} of {world} ranks have no record")
+        run.notes.append(
+            f"{world - len(ranks)} of {world} ranks {agreeing(world - len(ranks), 'has')} no record"
+        )
     if run.notes:
         run.status = "partial"
     groups = _Groups(by_process, ranks)

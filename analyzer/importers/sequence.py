@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from ddltrace.analyzer.events.event_columns import distinct, memory_of
 from ddltrace.analyzer.events.sequence_alignment import call_tokens, common_numbers
 from ddltrace.analyzer.events.time_alignment import Calls
+from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.tracer.trace.arrow_arrays import integers
 from ddltrace.tracer.trace.schema import EVENTS, P2P_OPS
 
@@ -200,7 +201,8 @@ def _disagreement(
     described = ", ".join(f"{op[:40]} on rank {rank}" for op, rank in list(by_op.items())[:3])
     return (
         f"ranks disagree at collective {first} ({described}); {len(lacking)} of "
-        f"{len(counts) - start} collectives are not on all of them and left out of all times"
+        f"{counted(len(counts) - start, 'collective')} {agreeing(len(lacking), 'is')} not on all "
+        "of them and left out of all times"
     )
 
 

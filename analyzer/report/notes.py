@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Final
 
-from ddltrace.analyzer.formatting.units import time_text
+from ddltrace.analyzer.formatting.units import agreeing, counted, time_text
 from ddltrace.analyzer.model import Analysis, TraceFacts
 
 _AHEAD: Final = 0.5
@@ -24,13 +24,17 @@ def notes_of(analysis: Analysis) -> list[str]:
     joining = analysis.joining
     if joining.mismatched:
         notes.append(
-            f"{joining.mismatched} collectives do not agree on operation or size across ranks: "
-            "left out of all times"
+            f"{counted(joining.mismatched, 'collective', 'does')} not agree on operation or "
+            "size across ranks: left out of all times"
         )
     if joining.partial:
-        notes.append(f"{joining.partial} of {joining.collectives} collectives lack some rank")
+        notes.append(
+            f"{joining.partial} of {joining.collectives} collectives "
+            f"{agreeing(joining.partial, 'lacks')} some rank"
+        )
     if joining.p2p_unmatched:
-        notes.append(f"{joining.p2p_unmatched} sends and receives lack their other side")
+        lack = "send or receive lacks" if joining.p2p_unmatched == 1 else "sends and receives lack"
+        notes.append(f"{joining.p2p_unmatched} {lack} the other side")
     if joining.by_order:
         notes.append("collectives carry no sequence numbers: joined by operation, size and order")
     ahead = host_ahead(analysis)

@@ -15,6 +15,7 @@ from ddltrace.analyzer.formatting.units import (
     NOT_KNOWN,
     bandwidth_text,
     bytes_text,
+    counted,
     printable,
     printable_words,
     share_text,
@@ -105,12 +106,12 @@ def _head(analysis: Analysis) -> list[str]:
     if len(trace.ranks) == trace.world_size:
         ranks = f"{trace.world_size} rank{'' if trace.world_size == 1 else 's'}"
     lines = [
-        f"{trace.name}: {ranks} on {hosts}, {trace.steps} steps, {trace.events:,} events, "
-        f"{state_text(trace)}"
+        f"{trace.name}: {ranks} on {hosts}, {counted(trace.steps, 'step')}, "
+        f"{trace.events:,} events, {state_text(trace)}"
     ]
     if summary.steps:
         left = f", {summary.warmup_steps} left out" if summary.warmup_steps else ""
-        lines.append(f"Summary over {summary.steps} steps{left} ({summary.rule}).")
+        lines.append(f"Summary over {counted(summary.steps, 'step')}{left} ({summary.rule}).")
     return [line for text in lines for line in _wrapped(text)]
 
 

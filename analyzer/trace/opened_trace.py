@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -102,6 +103,23 @@ def open_trace(path: str | PathLike[str] | RemotePath, engine: Engine | None = N
     raise TraceError(
         unread or f"{location} is neither a trace directory nor of a format that can be imported"
     )
+
+
+def open_files(paths: Sequence[Path], engine: Engine | None = None) -> Trace:
+    """Opens several importable files or folders as the ranks of one job.
+
+    Args:
+        paths: The files or folders, on this machine.
+        engine: See `open_trace`.
+
+    Raises:
+        TraceError: They cannot be read.
+    """
+    from ddltrace.analyzer.importers import formats
+
+    imported = formats.read(paths, engine)
+    place = Path(os.path.commonpath([path.absolute().parent for path in paths]))
+    return Trace(place, check_run(imported.run), imported.tables, engine)
 
 
 def _check_holds_none(path: Location) -> None:

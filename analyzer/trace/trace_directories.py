@@ -1,4 +1,4 @@
-"""Opens several directories of one job, one per node's ``ddltrace run``, as one trace."""
+"""Opens several directories of one job, or several files of its ranks, as one trace."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ddltrace.analyzer.engine.engine import Engine
-from ddltrace.analyzer.trace.opened_trace import Trace, open_trace
-from ddltrace.tracer.errors import UsageError
+from ddltrace.analyzer.trace.opened_trace import Trace, open_files, open_trace
+from ddltrace.tracer.errors import TraceError, UsageError
 from ddltrace.tracer.storage.location import Location
+from ddltrace.tracer.trace.trace_files import RUN_FILE
 from ddltrace.tracer.trace.trace_parts import check_same_time, joined
 
 
 @contextlib.contextmanager
 def open_as_one(paths: Sequence[Location], engine: Engine | None = None) -> Iterator[Trace]:
-    """Opens one trace, or several directories of one job as one, without copying.
+    """Opens one trace, or several directories or files of one job as one, without copying.
 
     Args:
         paths: One of anything that `open_trace` takes, or several directories written by
-            ``ddltrace run``.
+            ``ddltrace run``, or several importable files or folders.
         engine: See `open_trace`.
 
     Yields:
@@ -39,9 +40,28 @@ def open_as_one(paths: Sequence[Location], engine: Engine | None = None) -> Iter
             "only directories of this machine can be analyzed as one: gather these into one "
             f"trace with: {collect_command(paths)}"
         )
+    for path in local:
+        if not path.exists():
+            raise TraceError(f"{path} does not exist")
+    imported = [path for path in local if _is_imported(path)]
+    if len(imported) == len(local):
+        yield open_files(local, engine)
+        return
+    if imported:
+        raise UsageError(
+            f"{imported[0]} is not a trace of ddltrace run, as others are: they cannot be analyzed "
+            "as one"
+        )
     check_same_time(local)
     with joined(local) as whole:
         yield open_trace(whole, engine)
+
+
+def _is_imported(path: Path) -> bool:
+    """Whether a path is a file, or a folder of files, of a format that can be imported."""
+    from ddltrace.analyzer.importers import formats
+
+    return not (path / RUN_FILE).is_file() and formats.recognizes(path)
 
 
 def collect_command(paths: Sequence[Location]) -> str:
@@ -55,4 +75,5 @@ def dashboard_command(paths: Sequence[Location]) -> str:
     named = " ".join(shlex.quote(str(path)) for path in paths)
     if len(paths) == 1:
         return f"ddltrace dashboard {named}"
-    return f"ddltrace merge {named} -o whole && ddltrace dashboard whole"
+    gather = "merge" if all((path / RUN_FILE).is_file() for path in paths) else "import"
+    return f"ddltrace {gather} {named} -o whole && ddltrace dashboard whole"

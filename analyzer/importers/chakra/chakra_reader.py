@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.analyzer.importers.blocks import Blocks
 from ddltrace.analyzer.importers.chakra.messages import (
     COLLECTIVE,
@@ -153,8 +154,10 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
         )
         run.ranks.append(info)
         tables[info.segment] = table_of(rows)
-    if len(tables) < world:
-        run.notes.append(f"{world - len(tables)} of {world} ranks have no nodes that can be read")
+    if silent := world - len(tables):
+        run.notes.append(
+            f"{silent} of {world} ranks {agreeing(silent, 'has')} no nodes that can be read"
+        )
         run.status = "partial"
     if not any(row.kind == "step" for file in files for row in _spans(file)):
         run.notes.append("the files contain no training steps")
@@ -167,7 +170,8 @@ def _note_damage(file: _File, run: RunInfo) -> None:
         run.notes.append(f"{clean(file.path.name, 100)!r}: {file.damage}")
     if file.damaged:
         run.notes.append(
-            f"{clean(file.path.name, 100)!r}: {file.damaged} nodes are damaged and left out"
+            f"{clean(file.path.name, 100)!r}: {counted(file.damaged, 'node', 'is')} damaged and "
+            "left out"
         )
     if file.damage is not None or file.damaged:
         run.status = "partial"
@@ -395,7 +399,7 @@ def _place_in_time(files: list[_File], notes: list[str]) -> bool:
         "each rank on its own; positions in time and waits between ranks are not measured"
     )
     if left_out:
-        notes.append(f"{left_out} nodes depend on one another in a circle and are left out")
+        notes.append(f"{counted(left_out, 'node')} in circles of dependencies left out")
     return False
 
 
@@ -407,8 +411,8 @@ def _leave_ends_open(nodes: list[_Node], notes: list[str]) -> None:
         node.row.end_ns = None
     if untimed:
         notes.append(
-            f"{len(untimed)} of {len(messages)} messages have no duration: when they ended is not "
-            "known"
+            f"{len(untimed)} of {len(messages)} messages {agreeing(len(untimed), 'has')} no "
+            "duration: their ends are not known"
         )
 
 
@@ -428,8 +432,8 @@ def _leave_out_untimed(files: list[_File], notes: list[str], *, has_starts: bool
     else:
         if lacking := sum(not node.duration_ns for node in work):
             notes.append(
-                f"{lacking} of {len(work)} computations have no duration, or less than 1 µs: they "
-                "count as 0"
+                f"{lacking} of {len(work)} computations {agreeing(lacking, 'has')} no duration, or "
+                f"less than 1 µs, and {agreeing(lacking, 'counts')} as 0"
             )
         return
     if len(work) == len(nodes):
@@ -447,7 +451,7 @@ def _leave_out_unplaced(files: list[_File], notes: list[str]) -> None:
         unplaced += len(file.nodes) - len(placed)
         file.nodes = placed
     if unplaced:
-        notes.append(f"{unplaced} nodes have no start time and are left out")
+        notes.append(f"{counted(unplaced, 'node')} without a start time left out")
 
 
 def _lay_out(nodes: list[_Node]) -> list[_Node]:

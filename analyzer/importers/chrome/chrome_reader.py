@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from ddltrace.analyzer.formatting.units import counted
 from ddltrace.analyzer.importers.chrome.event_intervals import Interval, Recording, read_recording
 from ddltrace.analyzer.importers.chrome.trace_events import INTERVAL_BYTES, EventFile, input_shapes
 from ddltrace.analyzer.importers.communication import count, element_type, public_op
@@ -24,7 +25,7 @@ from ddltrace.tracer.trace.trace_files import segment_name
 NAME: Final = "chrome"
 
 _MARKS: Final = re.compile(rb'"traceEvents"\s*:\s*\[|"ph"\s*:\s*"[A-Za-z]"')
-_RANK_PROCESS: Final = re.compile(r"rank[ _-]?(\d{1,9})\b", re.IGNORECASE)
+_RANK_PROCESS: Final = re.compile(r"rank[ _-]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _MESSAGE_NAME: Final = re.compile(r"^(?:nccl|gloo|mpi|ucc|rccl|c10d|horovod)[:_]", re.IGNORECASE)
 _GROUP: Final = "default"
 
@@ -43,9 +44,7 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     run = RunInfo(status="complete", level="op", source=NAME)
     rows: dict[int, list[Row]] = defaultdict(list)
     recordings = [_read_file(path, run.notes) for path in paths]
-    whole = assign_ranks([None] * len(paths), paths, run.notes)
-    for recording, rank_of_file in zip(recordings, whole, strict=True):
-        ranks = _ranks_of(recording)
+    for recording, ranks, rank_of_file in _with_ranks(recordings, paths, run.notes):
         for interval in recording.intervals + recording.instants:
             row = _row(interval, recording)
             row.start_ns += recording.epoch_ns
@@ -84,17 +83,43 @@ def _read_file(path: Path, notes: list[str]) -> Recording:
         recording.epoch_ns = count(written_by_us.get("origin_ns")) or 0
     notes.extend(f"{path.name}: {note}" for note in file.losses())
     if recording.left_out:
-        notes.append(f"{path.name}: {recording.left_out} events without a usable time are left out")
+        notes.append(
+            f"{path.name}: {counted(recording.left_out, 'event')} without a usable time left out"
+        )
     if recording.unmatched:
-        notes.append(f"{path.name}: {recording.unmatched} ends without a beginning are left out")
+        notes.append(
+            f"{path.name}: {counted(recording.unmatched, 'end')} without a beginning left out"
+        )
     return recording
 
 
+def _with_ranks(
+    recordings: list[Recording], paths: Sequence[Path], notes: list[str]
+) -> Iterator[tuple[Recording, dict[Any, int], int]]:
+    """Each recording with the ranks of its processes, and with that of its other processes."""
+    of_processes = [_ranks_of(recording) for recording in recordings]
+    used = [{each.track[0] for each in one.intervals + one.instants} for one in recordings]
+    # A file whose processes all name their ranks has them, whatever its name is.
+    unnamed = [
+        place
+        for place, (pids, ranks) in enumerate(zip(used, of_processes, strict=True))
+        if not pids <= ranks.keys()
+    ]
+    of_files = assign_ranks(
+        [None] * len(unnamed), [paths[place] for place in unnamed], notes, several=True
+    )
+    rank_of = dict(zip(unnamed, of_files, strict=True))
+    for place, recording in enumerate(recordings):
+        yield recording, of_processes[place], rank_of.get(place, 0)
+
+
 def _ranks_of(recording: Recording) -> dict[Any, int]:
-    """Process -> rank, for processes whose name contains the rank."""
+    """Process -> rank, for processes whose name or id contains the rank."""
+    ids = {each.track[0] for each in recording.intervals + recording.instants}
+    names = {pid: pid for pid in ids if isinstance(pid, str)} | recording.processes
     return {
         pid: int(match.group(1))
-        for pid, name in recording.processes.items()
+        for pid, name in names.items()
         if (match := _RANK_PROCESS.search(name)) and int(match.group(1)) <= MAX_RANK
     }
 

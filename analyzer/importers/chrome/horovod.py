@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.analyzer.importers.chrome.event_intervals import Interval, Recording, read_recording
 from ddltrace.analyzer.importers.chrome.trace_events import INTERVAL_BYTES, EventFile
 from ddltrace.analyzer.importers.communication import (
@@ -126,22 +127,24 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     run.notes += [
         "only rank 0 writes a Horovod timeline: of other ranks it records when they were ready, "
         "as rank 0 heard of it; the times of their operations are rank 0's",
-        f"{world} ranks were heard of; steps, phases and computation are not in the timeline",
+        f"{counted(world, 'rank', 'was')} heard of; steps, phases and computation are not in the "
+        "timeline",
     ]
     if unready := sum(not operation.ready for operation in operations):
         run.notes.append(
-            f"{unready} of {len(operations)} operations were known to Horovod's cache: when other "
-            "ranks were ready for them is not in the timeline (HOROVOD_CACHE_CAPACITY=0 records it)"
+            f"{unready} of {len(operations)} operations {agreeing(unready, 'was')} known to "
+            "Horovod's cache: when other ranks were ready for them is not in the timeline "
+            "(HOROVOD_CACHE_CAPACITY=0 records it)"
         )
     if twice:
         run.notes.append(
-            f"{twice} operations begin again before they have ended: several processes wrote into "
-            f"this file, and {len(left_out)} operations without an end are left out (give each job "
-            "a timeline of its own)"
+            f"{counted(twice, 'operation', 'begins')} again before the end: several processes "
+            f"wrote into this file, and {counted(len(left_out), 'operation')} without an end left "
+            "out (give each job a timeline of its own)"
         )
     losses = file.losses()
     if recording.left_out:
-        losses.append(f"{recording.left_out} events without a usable time are left out")
+        losses.append(f"{counted(recording.left_out, 'event')} without a usable time left out")
     run.notes += losses
     if losses or twice:
         run.status = "partial"

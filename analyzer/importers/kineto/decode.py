@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import compress, count
 from pathlib import Path
@@ -25,6 +26,7 @@ from ddltrace.analyzer.importers.chrome.trace_events import (
 from ddltrace.analyzer.importers.kineto import ascend
 from ddltrace.analyzer.importers.kineto.communication_kernels import is_message_kernel
 from ddltrace.analyzer.importers.names import Codes
+from ddltrace.analyzer.importers.rank_files import merged_ranks
 
 KERNEL: Final = frozenset({"kernel", "mtia_ccp_events"})
 COPY: Final = frozenset({"gpu_memcpy", "gpu_memset", "memcpy", "memset"})
@@ -36,6 +38,9 @@ RUNTIME: Final = frozenset(
     {"cuda_runtime", "cuda_driver", "runtime", "xpu_runtime", "mtia_runtime"}
     | {"privateuse1_runtime", "privateuse1_driver"}
 )
+_OF_PROCESS: Final = frozenset({"cpu_op", "operator", "python_function"}) | RUNTIME
+"""Categories of events that bear the id of the recorded process."""
+
 _ON_DEVICE: Final = KERNEL | COPY | SYNC | DEVICE_MARK
 _HOST_MESSAGES: Final = (
     *("nccl:", "gloo:", "mpi:", "ucc:", "xccl:", "hccl:", "rccl:"),
@@ -68,6 +73,7 @@ class Decoded:
         categories: Distinct categories.
         threads: Distinct ids of threads, and of device work's streams.
         devices: Distinct ids of devices.
+        merged: The ranks, if a script has merged files of several into this one.
         shapes: Distinct shapes of operators' inputs, as JSON.
         pid: The process, where it is known.
         args: Row -> arguments, for rows whose name speaks of communication.
@@ -84,6 +90,7 @@ class Decoded:
     categories: list[str]
     threads: list[Any]
     devices: list[Any]
+    merged: list[str]
     shapes: list[str]
     pid: int | None
     args: dict[int, Args]
@@ -132,6 +139,7 @@ class _Builder:
     threads: Codes = field(default_factory=Codes)
     devices: Codes = field(default_factory=Codes)
     shapes: Codes = field(default_factory=Codes)
+    hosts: Counter[Any] = field(default_factory=Counter)
     pid: int | None = None
     args: dict[int, Args] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
@@ -144,13 +152,14 @@ class _Builder:
     is_device: list[bool] = field(default_factory=list)
     is_linked: list[bool] = field(default_factory=list)
     is_operator: list[bool] = field(default_factory=list)
+    is_of_process: list[bool] = field(default_factory=list)
     arguments_bytes: int = 0
 
     @property
     def more_bytes(self) -> int:
         """Memory of what is kept besides the columns: distinct texts, arguments, sizes."""
         distinct = (self.names, self.categories, self.threads, self.devices, self.shapes)
-        kept = sum(map(len, distinct))
+        kept = sum(map(len, distinct)) + len(self.hosts)
         copies = len(self.sizes) + len(self.bandwidths)
         return kept * _TEXT_BYTES + copies * _NUMBER_BYTES + self.arguments_bytes
 
@@ -201,6 +210,7 @@ class _Builder:
             if shapes is not None:
                 self.shaped.append(first + row)
                 self.shape.append(self.shapes[shapes])
+        self.hosts.update([events[row].pid for row in _rows(categories, self.is_of_process)])
         for row in _rows(names, self.speaks):
             args = args_of(events[row].args)
             if self.is_ascend:
@@ -226,6 +236,7 @@ class _Builder:
             self.is_device.append(plain in _ON_DEVICE)
             self.is_linked.append(plain in _ON_DEVICE or plain in RUNTIME)
             self.is_operator.append(plain in OPERATOR)
+            self.is_of_process.append(plain in _OF_PROCESS)
 
     def finish(self, file: EventFile) -> Decoded:
         columns = ("ts", "dur", "name", "category", "thread")
@@ -236,6 +247,7 @@ class _Builder:
             categories=list(self.categories),
             threads=list(self.threads),
             devices=list(self.devices),
+            merged=self._merged(),
             shapes=list(self.shapes),
             pid=self.pid,
             args=self.args,
@@ -246,6 +258,14 @@ class _Builder:
             meta=file.meta,
             losses=file.losses(),
         )
+
+    def _merged(self) -> list[str]:
+        devices = list(self.devices)
+        if self.is_ascend:
+            devices = [pid for pid in devices if self.processes.get(pid) == ascend.HARDWARE]
+        # One event of another process is damage.
+        hosts = [pid for pid, times in self.hosts.items() if times > 1]
+        return merged_ranks(hosts, devices, self.processes)
 
 
 def _object_bytes(text: bytes) -> int:

@@ -278,7 +278,8 @@ class _Streams:
             kind = _least_type(np.ceil(events.start[events.wanted]))
         self._first = float(start[events.wanted].min())
         self._start = start.astype(kind)
-        self._end = end.astype(kind) if fits and not np.any(end % 1 != 0) else end
+        whole = fits and not np.any(end % 1 != 0)
+        self._end = end.astype(np.promote_types(kind, _least_type(end))) if whole else end
         self._work = events.is_work()
         category = column(decoded, "category", np.int32)
         is_work = np.array([name in WORK for name in decoded.categories] or [False])

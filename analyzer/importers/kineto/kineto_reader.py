@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from ddltrace.analyzer.engine.engine import Engine
 from ddltrace.analyzer.engine.shared_files import check_shared
 from ddltrace.analyzer.formatting.text_table import shorten
+from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.analyzer.importers.communication import count, members
 from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace
 from ddltrace.analyzer.importers.imported_columns import OTHER, coded, coded_list, events_table
@@ -68,7 +69,8 @@ NAME: Final = "kineto"
 
 _MARKS: Final = re.compile(
     rb'"(?:deviceProperties|distributedInfo|baseTimeNanoseconds|traceName)"\s*:'
-    rb'|"cat"\s*:\s*"(?:cpu_op|kernel|cuda_runtime|user_annotation|Operator|Runtime|Kernel)"'
+    rb'|"cat"\s*:\s*"(?:cpu_op|kernel|cuda_runtime|cuda_driver|user_annotation|python_function'
+    rb'|gpu_memcpy|gpu_memset|Operator|Runtime|Kernel)"'
 )
 _EXPORTED: Final = re.compile(rb'\{"displayTimeUnit":"ns","otherData":\{"source":"ddltrace"')
 """The start of a file of ``ddltrace export``, which resembles Kineto's but may hold many ranks."""
@@ -100,7 +102,6 @@ def recognizes(head: bytes) -> bool:
     return _MARKS.search(head) is not None and _EXPORTED.match(head) is None
 
 
-_MERGED: Final = re.compile(r"\[((?:TP|DP|PP|EP|CP|rank)[-_ ]?\d[^\]]*)\]", re.IGNORECASE)
 _MAX_NAMED: Final = 4
 
 
@@ -227,12 +228,11 @@ def map_file(path: Path, decoded: Decoded) -> RankFile:
     Raises:
         TraceError: Several ranks were merged into it.
     """
-    # SGLang and others merge files so; the merged file has the metadata of one of them.
-    merged = {m.group(1) for pid in decoded.devices if (m := _MERGED.match(str(pid)))}
-    if len(merged) > 1:
+    if decoded.merged:
+        shown = ", ".join(clean(name, 60) for name in decoded.merged[:_MAX_NAMED])
         raise TraceError(
-            f"several ranks are merged into one file ({', '.join(sorted(merged)[:_MAX_NAMED])}): "
-            "give the folder of the ranks' own files"
+            f"several ranks are merged into one file, {path.name} ({shown}): "
+            "give the ranks' own files"
         )
     intervals = intervals_of(decoded)
     meta = decoded.meta
@@ -278,13 +278,14 @@ def map_file(path: Path, decoded: Decoded) -> RankFile:
     )
     if mapper.overlapping_steps:
         file.notes.append(
-            f"{mapper.overlapping_steps} profiler steps are read as annotations: more than "
-            f"{MAX_STEPS_AT_ONCE} of them run at once, which steps of a training do not"
+            f"{counted(mapper.overlapping_steps, 'profiler step', 'is')} read as annotations: "
+            f"more than {MAX_STEPS_AT_ONCE} of them run at once, which steps of a training do not"
         )
     if mapper.messages_beside:
         file.notes.append(
-            f"{mapper.messages_beside} messages ran on the host (Gloo, MPI or UCC) beside those of "
-            "the device: they are among the collectives, but not in the communication of the rank"
+            f"{counted(mapper.messages_beside, 'message')} on the host (Gloo, MPI or UCC) ran "
+            "beside those of the device: among the collectives, but not in the communication of "
+            "the rank"
         )
     lost, launches = mapper.lost_kernels()
     if lost and not decoded.losses:
@@ -294,7 +295,10 @@ def map_file(path: Path, decoded: Decoded) -> RankFile:
         )
     file.notes.extend(decoded.losses)
     if intervals.left_out:
-        file.notes.append(f"{intervals.left_out} intervals without a usable time are left out")
+        file.notes.append(
+            f"{counted(intervals.left_out, 'interval')} without a usable time "
+            f"{agreeing(intervals.left_out, 'is')} left out"
+        )
     if base == 0 and intervals.fractional and file.start_ns > 1 << 60:
         file.notes.append("absolute times with fractions: they are exact to 0.25 microseconds only")
     return file
@@ -355,7 +359,7 @@ def _complete_run(run: RunInfo, files: list[RankFile]) -> None:
     run.host = run.ranks[0].host
     missing = world_size - len(run.ranks)
     if missing:
-        run.notes.append(f"{missing} of {world_size} ranks have no file")
+        run.notes.append(f"{missing} of {world_size} ranks {agreeing(missing, 'has')} no file")
     if not one_host and not all(info.host for info in run.ranks) and len(run.ranks) > 1:
         run.notes.append(
             "the files do not show whether the ranks share a clock: "
@@ -381,21 +385,22 @@ def _complete_run(run: RunInfo, files: list[RankFile]) -> None:
     if suspects:
         run.labels[SUSPECTS_LABEL] = dict(suspects.most_common(_MAX_LISTED))
         shown = ", ".join(
-            f"{shorten(name, _SUSPECT_NAME, 'start')} ({times} times)"
+            f"{shorten(name, _SUSPECT_NAME, 'start')} ({counted(times, 'time')})"
             for name, times in suspects.most_common(_SHOWN_SUSPECTS)
         )
         more = len(suspects) - _SHOWN_SUSPECTS
         run.notes.append(
-            f"{suspects.total()} runs of {len(suspects)} kernels are named like communication but "
-            f"of no known library; they count as computation: {shown}"
+            f"{counted(len(suspects), 'kernel', 'is')} named like communication but of no known "
+            f"library ({counted(suspects.total(), 'run')}) and "
+            f"{agreeing(len(suspects), 'counts')} as computation: {shown}"
             f"{f' and {more} more' if more > 0 else ''}; if they communicate, add "
             "--communication-kernels REGEX"
         )
     if categories:
         run.labels["unknown_categories"] = dict(categories.most_common(_MAX_LISTED))
         run.notes.append(
-            f"{categories.total()} events of {len(categories)} categories unknown to this reader "
-            "are kept as host work"
+            f"{counted(categories.total(), 'event')} of {counted(len(categories), 'category')} "
+            f"unknown to this reader {agreeing(categories.total(), 'is')} kept as host work"
         )
     if any("missing" in note or "left out" in note for note in run.notes) or missing:
         run.status = "partial"

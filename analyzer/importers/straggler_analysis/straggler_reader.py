@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from ddltrace.analyzer.events.event_columns import distinct
+from ddltrace.analyzer.formatting.units import agreeing, counted
 from ddltrace.analyzer.importers.imported import MAX_TIME_NS, ImportedTrace
 from ddltrace.analyzer.importers.imported_columns import coded, events_table
 from ddltrace.analyzer.importers.memory_limit import check_memory
@@ -138,8 +139,8 @@ def read(paths: Sequence[Path]) -> ImportedTrace:
     world = len(ranks) * stride if int(ranks[-1]) < len(ranks) * stride else int(ranks[-1]) + 1
     if world > len(ranks):
         run.notes.append(
-            f"{len(ranks)} of {world} ranks are recorded: StragglerAnalysis records one rank of "
-            "each tensor-parallel group"
+            f"{len(ranks)} of {world} ranks {agreeing(len(ranks), 'is')} recorded: "
+            "StragglerAnalysis records one rank of each tensor-parallel group"
         )
     run.notes.append(
         "StragglerAnalysis records times from the start of each step and no bytes: steps are "
@@ -194,7 +195,7 @@ def _read_rows(path: Path, run: RunInfo) -> _Rows:
     start, duration = (_nanoseconds(path, table, name) for name in _TIMES)
     name, known = _operation_names(path, table)
     if not known.all():
-        run.notes.append(f"{int((~known).sum())} operations of unknown type are left out")
+        run.notes.append(f"{counted(int((~known).sum()), 'operation')} of unknown type left out")
         run.status = "partial"
     found = _Rows(
         replica=columns["dp_rank"],

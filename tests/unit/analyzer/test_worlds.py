@@ -82,4 +82,4 @@ def test_a_step_that_a_rank_lacks_is_still_noted():
     tables[segment] = tables[segment].slice(0, 2 * (STEPS - 1))
     analysis = Trace(Path("jobs"), trace.run, tables).analyze()
     assert analysis.joining.partial == 1
-    assert any("1 of 8 steps were completed by some ranks only" in n for n in analysis.trace.notes)
+    assert any("1 of 8 steps was completed by some ranks only" in n for n in analysis.trace.notes)

@@ -75,7 +75,7 @@ def test_messages_between_hosts_in_a_job_on_devices(tmp_path: Path) -> None:
         ("gloo", "all_reduce", 50_000),
         ("0", "all_reduce", 30_000),
     ]
-    assert any(note.startswith("1 messages ran on the host") for note in trace.run.notes)
+    assert any(note.startswith("1 message on the host") for note in trace.run.notes)
     assert {g.name: g.backend for g in trace.run.ranks[0].groups} == {"0": "nccl", "gloo": "gloo"}
 
 

@@ -458,3 +458,13 @@ def test_many_lanes_share_an_entry(tmp_path: Path) -> None:
     trace = formats.read(write(tmp_path / "a.json", events))
     check(trace)
     assert "(other)" in next(iter(trace.tables.values()))["lane"].unique().to_pylist()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("duration", [1e6, 1e12, 1e18, 1e300])
+def test_an_interval_far_longer_than_all_others_causes_no_overflow(
+    tmp_path: Path, duration: float
+) -> None:
+    events = [*launched("gemm", 1, ts=10, dur=5), *launched("gemm", 2, ts=20, dur=duration)]
+    trace = formats.read(write(tmp_path / "a.json", events))
+    assert len(trace.run.ranks) == 1

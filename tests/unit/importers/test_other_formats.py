@@ -58,7 +58,7 @@ def test_chrome_begin_end_and_asynchronous(tmp_path: Path) -> None:
     assert found["inner"]["lane"] == "worker"
     message = found["nccl:all_reduce"]
     assert (message["kind"], message["op"], message["seq"]) == ("message", "all_reduce", 0)
-    assert any("1 ends without a beginning" in note for note in trace.run.notes)
+    assert any("1 end without a beginning" in note for note in trace.run.notes)
 
 
 def timeline(path: Path, *, closed: bool) -> None:
@@ -322,7 +322,7 @@ def test_flight_recorder_of_a_hang(tmp_path: Path, text: bool) -> None:
     assert (send["op"], send["peer"], send["seq"]) == ("send", 1, 0)
     assert (hanging["status"], hanging["end_ns"]) == ("open", None)
     assert any("2 entries" in note for note in trace.run.notes)
-    assert any("1 of 2 ranks have no dump" in note for note in trace.run.notes)
+    assert any("1 of 2 ranks has no dump" in note for note in trace.run.notes)
 
 
 def dump(entries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -519,7 +519,7 @@ def test_nccl_inspector(tmp_path: Path) -> None:
     # Of ranks whose positions in time are made up nothing may be said to come late.
     assert trace.run.ranks[0].clock_domain != trace.run.ranks[1].clock_domain
     assert any("positions in time are not" in note for note in trace.run.notes)
-    assert any("2 lines are no record" in note for note in trace.run.notes)
+    assert any("2 lines without a record" in note for note in trace.run.notes)
 
 
 @pytest.mark.parametrize(
@@ -637,7 +637,7 @@ def test_a_folder_of_several_formats(foreign: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     trace = formats.read(tmp_path)
     assert trace.run.source == "kineto"
-    assert any("1 files of other formats" in note for note in trace.run.notes)
+    assert any("1 file of another format left out" in note for note in trace.run.notes)
     assert any("'empty.json'" in note for note in trace.run.notes)
 
 
