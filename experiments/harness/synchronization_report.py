@@ -40,7 +40,8 @@ def synchronization_of(trace: Trace) -> dict[str, Any] | None:
         None if the trace has no marks. Else ``rule``, its spec; ``clocks``, the number of steps
         of each worker by its global rank; ``staleness``, by how many steps the slowest worker's
         updates in a read were behind the step that the read began (``counts``, ``mean``,
-        ``max``; None without reads); ``blocked_us``, the mean time for which a read was held
+        ``max``; None without reads), among the workers that still trained then;
+        ``blocked_us``, the mean time for which a read was held
         back, and ``blocked_us_by_worker``, its sum for each worker; ``updates`` (``pushed``,
         ``applied``, ``dropped``); ``bounds`` (``first``, ``last``, ``min``, ``max``) by which
         reads were admitted; ``died``, the workers that were dropped; ``violations``, what broke
@@ -59,14 +60,14 @@ def synchronization_of(trace: Trace) -> dict[str, Any] | None:
     servers = {rank: own for rank, own in marks.items() if rank not in workers}
     of_workers = {rank: own for rank, own in marks.items() if rank in workers}
     own_marks = [mark for own in of_workers.values() for mark in own]
-    reads = _reads(servers) if servers else own_marks
+    reads = _reads(servers, workers) if servers else own_marks
     unchecked = _unchecked(trace)
     if unchecked is None and has_several_models(marks):
         unchecked = "the job trains several models, and the trace does not tell their clocks apart"
     return {
         "rule": spec,
         "clocks": {str(worker): _steps(of_workers.get(worker, ())) for worker in workers},
-        "staleness": _distribution(_staleness(reads)),
+        "staleness": _distribution(_staleness(reads, workers)),
         **_blocked(reads),
         "updates": _updates(rule, workers, servers, own_marks),
         "bounds": _bounds(reads),
@@ -161,35 +162,46 @@ def _marks(trace: Trace, rank: int) -> Iterable[Mark]:
     return sorted(found, key=lambda mark: mark.end_ns)
 
 
-def _reads(servers: Mapping[int, Sequence[Mark]]) -> list[Mark]:
+def _reads(servers: Mapping[int, Sequence[Mark]], workers: Sequence[int]) -> list[Mark]:
     """Of each read the answer that came last, or was the stalest, of all servers."""
-    by_read: dict[tuple[int, int], Mark] = {}
+    by_read: dict[tuple[int, int], tuple[tuple[int, int], Mark]] = {}
     for marks in servers.values():
         for mark in marks:
             if mark.what == "read":
                 key = (mark.worker, mark.clock)
-                former = by_read.get(key)
-                if former is None or _cost(mark) > _cost(former):
-                    by_read[key] = mark
-    return sorted(by_read.values(), key=lambda mark: mark.end_ns)
+                cost = (_age(mark, workers) or 0, mark.end_ns - mark.start_ns)
+                if key not in by_read or cost > by_read[key][0]:
+                    by_read[key] = cost, mark
+    return sorted((mark for _, mark in by_read.values()), key=lambda mark: mark.end_ns)
 
 
-def _cost(mark: Mark) -> tuple[int, int]:
-    return _age(mark) or 0, mark.end_ns - mark.start_ns
+def _age(mark: Mark, workers: Sequence[int]) -> int | None:
+    """By how many steps the slowest update of a read or average is behind it.
 
+    A worker that has finished or died sends no further updates, so none of them is missing.
 
-def _age(mark: Mark) -> int | None:
-    """By how many steps the slowest update of a read or average is behind it."""
+    Args:
+        mark: The mark.
+        workers: Global ranks of the workers, in the order of `held`.
+
+    Returns:
+        The steps; None if the mark is neither a read nor an average.
+    """
     if mark.what == "read":
-        held = mark.numbers.get("held", ())
+        active = mark.numbers.get("active", ())
+        held = [
+            count
+            for worker, count in zip(workers, mark.numbers.get("held", ()), strict=False)
+            if worker in active
+        ]
         return max(0, mark.clock - min(held)) if held else None
     if mark.what == "average":
         return abs(mark.clock - (mark.one("peer_clock") or 0))
     return 0 if mark.what == "mix" else None
 
 
-def _staleness(reads: Iterable[Mark]) -> list[int]:
-    return [age for mark in reads if (age := _age(mark)) is not None]
+def _staleness(reads: Iterable[Mark], workers: Sequence[int]) -> list[int]:
+    return [age for mark in reads if (age := _age(mark, workers)) is not None]
 
 
 def _distribution(ages: Iterable[int]) -> dict[str, Any] | None:

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from ddltrace.experiments.harness.synchronization_report import has_several_models
+from ddltrace.analyzer.importers.rows import Row, table_of
+from ddltrace.analyzer.trace.opened_trace import Trace
+from ddltrace.experiments.harness.synchronization_report import (
+    has_several_models,
+    synchronization_of,
+)
 from ddltrace.experiments.strategy.spec import parse
 from ddltrace.experiments.synchronization.adaptive_ssp import AdaptiveSsp
 from ddltrace.experiments.synchronization.adpsgd import AdPsgd
@@ -38,6 +45,8 @@ from ddltrace.experiments.synchronization.server_state import (
 )
 from ddltrace.experiments.synchronization.ssp import Ssp
 from ddltrace.tracer.errors import UsageError
+from ddltrace.tracer.trace.run_info import RankInfo, RunInfo
+from ddltrace.tracer.trace.trace_files import segment_name
 
 SEED = random.SystemRandom().randrange(1 << 32)
 SCHEDULES = 2000
@@ -319,3 +328,78 @@ def test_a_trace_of_several_models_is_recognized() -> None:
     assert not has_several_models({0: [], 1: [], 2: [server], 3: [server]})
     assert has_several_models({0: [peer, peer], 1: [peer, peer]})
     assert has_several_models({0: [], 1: [], 2: [server], 3: [server], 4: [server], 5: [server]})
+
+
+def trace_of(cluster: Cluster, spec: str) -> Trace:
+    """The trace that the cluster's processes would write: servers come after the workers."""
+    workers = list(range(cluster.workers))
+    rule = mark_name("rule", spec=spec, workers=workers, servers=len(cluster.marks))
+    names = {
+        worker: [mark_name("step", worker=worker, clock=m.clock) for m in cluster.steps_of[worker]]
+        for worker in workers
+    }
+    for server, marks in enumerate(cluster.marks, cluster.workers):
+        names[server] = [rule]
+        for mark in marks:
+            values = {**mark.numbers, **mark.texts}
+            names[server].append(
+                mark_name(mark.what, worker=mark.worker, clock=mark.clock, **values)
+            )
+    run, tables = RunInfo(status="complete"), {}
+    for rank, own in names.items():
+        segment = segment_name(rank=rank, attempt=0, pid=rank)
+        run.ranks.append(RankInfo(rank=rank, segment=segment, clock_domain="host"))
+        rows = [Row(1000 + t, 1000 + t, "marker", name, "main") for t, name in enumerate(own)]
+        tables[segment] = table_of(rows)
+    return Trace(Path("made-by-hand"), run, tables)
+
+
+def staleness_by_replay(cluster: Cluster) -> Counter[int]:
+    """Of each read, the largest over the servers of its distance to the slowest that still trains.
+
+    Counted from updates and departures alone, in the order in which each server had them.
+    """
+    ages: dict[tuple[int, int], int] = {}
+    for marks in cluster.marks:
+        applied = Counter[int]()
+        training = set(range(cluster.workers))
+        for mark in marks:
+            if mark.what == "apply":
+                applied[mark.worker] += 1
+            elif mark.what == "leave":
+                training.discard(mark.worker)
+            elif mark.what == "read":
+                age = mark.clock - min(applied[worker] for worker in training)
+                key = mark.worker, mark.clock
+                ages[key] = max(0, age, ages.get(key, 0))
+    return Counter(ages.values())
+
+
+def test_staleness_counts_only_workers_that_still_train() -> None:
+    rng = random.Random(SEED)
+    differs = 0
+    for number in range(100):
+        cluster = Cluster(rng, Asp(), with_deaths=number % 4 != 0)
+        cluster.run()
+        found = synchronization_of(trace_of(cluster, "asp"))
+        assert found is not None
+        expected = staleness_by_replay(cluster)
+        counts = found["staleness"]["counts"] if found["staleness"] else {}
+        assert {int(age): count for age, count in counts.items()} == expected, (SEED, number)
+        of_all = [
+            max(0, mark.clock - min(mark.numbers["held"]))
+            for mark in cluster.marks[0]
+            if mark.what == "read"
+        ]
+        differs += Counter(of_all) != expected
+    assert differs  # workers that have left were behind the reads of the others
+
+
+def test_a_worker_that_died_at_its_first_step_makes_no_read_stale() -> None:
+    cluster = finished(Asp())
+    workers = tuple(range(cluster.workers))
+    read = Mark("read", 0, 600, {"held": (600, 1, 598), "active": (0, 2), "bound": ()})
+    cluster.workers, cluster.marks, cluster.steps_of = 3, [[read]], {w: [] for w in workers}
+    found = synchronization_of(trace_of(cluster, "asp"))
+    assert found is not None
+    assert found["staleness"] == {"counts": {"2": 1}, "mean": 2.0, "max": 2}
