@@ -127,6 +127,7 @@ class IdleShares:
         other_rank_share: Share of `IdleRow.other_rank_us`.
         message_share: Share of `IdleRow.message_us`.
         host_share: Share of `IdleRow.host_us`.
+        stopped_share: Share of `IdleRow.stopped_us`.
         unknown_share: Share of `IdleRow.unknown_us`.
         in_message_share: Share of `IdleRow.in_message_us`.
     """
@@ -135,6 +136,7 @@ class IdleShares:
     other_rank_share: float | None
     message_share: float | None
     host_share: float | None
+    stopped_share: float | None
     unknown_share: float | None
     in_message_share: float | None
 
@@ -242,12 +244,13 @@ class IdleRow:
 
     Attributes:
         rank: Global rank.
-        idle_us: Idle time as in `RankRow.idle_us`; the sum of the next five values.
+        idle_us: Idle time as in `RankRow.idle_us`; the sum of the next six values.
         data_us: The host fetches a batch.
         other_rank_us: The host is blocked on a message that another rank has not yet entered.
         message_us: The host is blocked on another message, or a message is open that never
             completed.
         host_us: The host runs code in a step, a phase or other recorded work.
+        stopped_us: No thread of the process ran: it was stopped, or suspended with its host.
         unknown_us: Nothing was recorded at that time.
         in_message_us: Not part of the idle time: time in which the rank only waits in messages, all
             of which wait for another rank.
@@ -260,6 +263,7 @@ class IdleRow:
     other_rank_us: float | None
     message_us: float | None
     host_us: float | None
+    stopped_us: float | None
     unknown_us: float | None
     in_message_us: float | None
     waits_for: int | None
@@ -525,7 +529,8 @@ class PathTotals:
         data_us: Fetching a batch.
         copy_us: A copy or fill on the device while no kernel runs.
         host_us: Host code outside of these.
-        idle_us: Nothing was recorded at that time.
+        idle_us: Nothing was recorded at that time, or no thread of the process ran (its parts are
+            called ``process stopped``).
     """
 
     total_us: float
@@ -703,8 +708,8 @@ class StragglerRow:
         collectives_last: Number of collectives to which it arrives last.
         share: The same as a fraction of the collectives in which the rank takes part.
         cause: The activity that takes this rank longer than the others: ``compute``, ``data``,
-            ``copy``, ``host``, ``update`` or ``network`` (transfers that it waits for); None
-            where the trace does not contain it.
+            ``copy``, ``host``, ``update``, ``stopped`` (no thread of its process ran) or
+            ``network`` (transfers that it waits for); None where the trace does not contain it.
         cause_us: Extra time of the cause: the rank's median per step minus the median over the
             other ranks.
         unsure: Whether its lateness is below the error of the aligned clocks.
@@ -1067,7 +1072,8 @@ class RootCause:
         rank: The rank on which the waiting began.
         activity: ``compute``, ``update``, ``data``, ``copy``, ``host``, or ``transfer``: a message
             to that rank took longer; ``unrecorded`` where the trace records nothing of the host:
-            that rank may have worked then, or waited.
+            that rank may have worked then, or waited; ``stopped`` where no thread of its process
+            ran.
         peer: The sending rank, for a transfer between two ranks; else None.
         name: Layer, operation or kernel with the largest extra time compared with other ranks; None
             without a name, for transfers and for small causes.
@@ -1438,7 +1444,7 @@ class Finding:
             ``host``, ``update``, ``compute``, ``memory``, ``device``, ``processors`` or
             ``stopped``.
         saves_us: Upper bound on what a step could get shorter; 0 if the trace does not show, for
-            the last four kinds.
+            ``memory``, ``device`` and ``processors``.
         share: The same as a share of the step.
         evidence: The measurement, one sentence.
         advice: The proposed change, one sentence.

@@ -4,8 +4,9 @@ The activities are disjoint, and together with the blocked times they cover the 
 its first and its last event. If the timeline of the rank is available, they are those of the
 critical path. In a trace of very many ranks it is not available; then an instant with several
 activities counts as the first of: on a CPU rank update, compute, data, copy; on a rank with
-recorded device work update (the optimizer's kernels), compute, copy, data. The rest is host, or
-unrecorded where the trace records nothing of the host (`Activity.unrecorded`).
+recorded device work update (the optimizer's kernels), compute, copy, data. The rest is stopped
+while no thread of the process ran (`Activity.stopped`), unrecorded where the trace records nothing
+of the host (`Activity.unrecorded`), or host.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from ddltrace.analyzer.events.interval_sets import EMPTY, Spans, intersect, subtract, union
+from ddltrace.analyzer.events.rank_activity import Activity
 from ddltrace.analyzer.events.rank_scan import RankScan
 from ddltrace.analyzer.events.rank_timeline import CATEGORY, Timeline
 
 _WORK: Final = ("compute", "update", "data", "copy")
-ACTIVITIES: Final = (*_WORK, "host", "unrecorded")
+ACTIVITIES: Final = (*_WORK, "host", "unrecorded", "stopped")
 
 
 OwnWork: TypeAlias = dict[str, Spans]
@@ -30,7 +32,7 @@ def own_work(scan: RankScan) -> OwnWork:
     """The rank's own work by activity."""
     free = unblocked(scan)
     if scan.timeline is not None:
-        return _of_timeline(scan.timeline, free, scan.activity.unrecorded)
+        return _of_timeline(scan.timeline, free, scan.activity)
     activity = scan.activity
     compute = EMPTY if activity.compute is None else activity.compute
     if activity.device:
@@ -43,10 +45,10 @@ def own_work(scan: RankScan) -> OwnWork:
     for name, spans in parts.items():
         found[name] = intersect(spans, free)
         free = subtract(free, found[name])
-    return {name: found[name] for name in _WORK} | _rest(free, activity.unrecorded)
+    return {name: found[name] for name in _WORK} | _rest(free, activity)
 
 
-def _of_timeline(line: Timeline, free: Spans, unrecorded: Spans) -> dict[str, Spans]:
+def _of_timeline(line: Timeline, free: Spans, activity: Activity) -> dict[str, Spans]:
     time, category, _ = line.segments
     found: dict[str, Spans] = {}
     rest = free
@@ -54,11 +56,17 @@ def _of_timeline(line: Timeline, free: Spans, unrecorded: Spans) -> dict[str, Sp
         rows = np.flatnonzero(category[:-1] == CATEGORY[name])
         found[name] = intersect(union(time[rows], time[rows + 1]), free)
         rest = subtract(rest, found[name])
-    return found | _rest(rest, unrecorded)
+    return found | _rest(rest, activity)
 
 
-def _rest(free: Spans, unrecorded: Spans) -> dict[str, Spans]:
-    return {"host": subtract(free, unrecorded), "unrecorded": intersect(free, unrecorded)}
+def _rest(free: Spans, activity: Activity) -> dict[str, Spans]:
+    stopped = intersect(free, activity.stopped)
+    free = subtract(free, stopped)
+    return {
+        "host": subtract(free, activity.unrecorded),
+        "unrecorded": intersect(free, activity.unrecorded),
+        "stopped": stopped,
+    }
 
 
 def unblocked(scan: RankScan) -> Spans:

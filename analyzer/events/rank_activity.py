@@ -23,6 +23,7 @@ from ddltrace.analyzer.events.interval_sets import (
     subtract,
     union,
 )
+from ddltrace.analyzer.events.process_stops import StopBuilder
 from ddltrace.analyzer.events.rank_messages import Messages, Waits
 
 COMPUTE_PHASES = ("forward", "backward", "optimizer")
@@ -50,6 +51,8 @@ class Activity:
         work: All device work: C, M and copies.
         unrecorded: Nothing is recorded, and the trace records nothing of the host: it may have
             worked, or waited. Empty where the host is recorded.
+        stopped: No thread of the process ran, and it did not wait for a message: the host does
+            nothing then.
         comm_known: Whether the end of some message is known, or none has ended.
     """
 
@@ -67,6 +70,7 @@ class Activity:
     both: Spans
     work: Spans
     unrecorded: Spans = EMPTY
+    stopped: Spans = EMPTY
     comm_known: bool = True
 
 
@@ -77,9 +81,11 @@ class ActivityBuilder:
         operations_only: Whether the trace records operations and nothing between them; None to
             find out: then the host is recorded if there is any event of it other than steps,
             markers and waits.
+        stopped: Times in each of which the process was stopped once.
     """
 
-    def __init__(self, *, operations_only: bool | None = None) -> None:
+    def __init__(self, *, operations_only: bool | None = None, stopped: Spans = EMPTY) -> None:
+        self._stops = StopBuilder(stopped)
         self._operations_only = operations_only
         self._host_seen = False
         self._recorded_host = Growing()
@@ -97,6 +103,7 @@ class ActivityBuilder:
 
     def add(self, columns: Columns) -> None:
         """Adds a part of the events."""
+        self._stops.add(columns)
         kernels, phases = columns.rows("kernel"), columns.rows("phase")
         self._device |= len(kernels) > 0
         _add(self._kernels, columns, kernels)
@@ -118,11 +125,13 @@ class ActivityBuilder:
 
     def finish(self, messages: Messages, waits: Waits) -> Activity:
         """Returns the activity of all added events."""
+        blocked = union(waits.start, waits.end)
+        stopped = subtract(self._stops.finish(), blocked)
         compute: Spans | None = None
         if self._device:
             compute = self._kernels.spans()
         elif self._host_computes:
-            compute = self._host_compute(waits)
+            compute = subtract(self._host_compute(waits), stopped)
         comm = messages.spans()
         by_direction = tuple(spans.spans() for spans in self._copies)
         copies = merge(*by_direction)
@@ -134,15 +143,16 @@ class ActivityBuilder:
             comm=comm,
             copies=copies,
             copies_by_direction=by_direction,
-            data=self._data.spans(),
-            update=self._update.spans(),
+            data=subtract(self._data.spans(), stopped),
+            update=subtract(self._update.spans(), stopped),
             device_update=self._device_update.spans(),
             phases=self._phases.spans(),
-            blocked=union(waits.start, waits.end),
-            host=subtract(self._host.spans(), unrecorded),
+            blocked=blocked,
+            host=subtract(self._host.spans(), merge(unrecorded, stopped)),
             both=EMPTY if compute is None else intersect(compute, comm),
             work=work,
             unrecorded=unrecorded,
+            stopped=stopped,
             comm_known=bool((messages.closed | messages.unfinished)[messages.in_flight].any())
             or not messages.in_flight.any(),
         )

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddltrace.analyzer.events.event_columns import NULL, NULL_NS, Columns, Gathered, IntArray
+from ddltrace.analyzer.events.interval_sets import EMPTY, Spans
 from ddltrace.analyzer.events.rank_activity import Activity, ActivityBuilder
 from ddltrace.analyzer.events.rank_messages import Messages, Waits, read_messages, read_waits
 from ddltrace.analyzer.events.rank_timeline import (
@@ -100,14 +101,17 @@ class RankScanner:
     Args:
         rank: The rank of the events.
         operations_only: See `ActivityBuilder`.
+        stopped: Times in each of which the rank's process was stopped once.
     """
 
-    def __init__(self, rank: int, *, operations_only: bool | None = None) -> None:
+    def __init__(
+        self, rank: int, *, operations_only: bool | None = None, stopped: Spans = EMPTY
+    ) -> None:
         self._rank = rank
         self._events = self._damaged = self._backwards = 0
         self._first, self._last = _MAX_NS, NULL_NS
         self._kept: list[pa.Table] = []
-        self._activity = ActivityBuilder(operations_only=operations_only)
+        self._activity = ActivityBuilder(operations_only=operations_only, stopped=stopped)
         self._leading = LeadingLane()
         self._gradient_time = Gathered(np.int64)
         self._gradient_tensor = Gathered(np.int32)

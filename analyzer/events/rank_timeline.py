@@ -27,6 +27,7 @@ from ddltrace.analyzer.events.event_columns import (
     distinct,
 )
 from ddltrace.analyzer.events.interval_sets import Spans, subtract
+from ddltrace.analyzer.events.process_stops import STOPPED
 from ddltrace.analyzer.events.rank_activity import Activity
 from ddltrace.analyzer.events.rank_messages import Messages, Waits
 from ddltrace.analyzer.model import CATEGORIES
@@ -234,8 +235,11 @@ class TimelineBuilder:
         self._pending = []
         host = _Labels(*(column.values() for column in self._found))
         start, end, message = blocked_times(messages, waits, activity, self._lane)
+        stopped = _whole(activity.stopped, "idle", self._code(STOPPED))
         if activity.device:
-            partition = _overlay(_unexplained(activity.unrecorded), _describe(host, _BESIDE_DEVICE))
+            unexplained = _whole(activity.unrecorded, "wait", NULL)
+            partition = _overlay(unexplained, _describe(host, _BESIDE_DEVICE))
+            partition = _overlay(stopped, partition)
             for kind in ("copy", "kernel"):
                 top = _describe(_latest(Work.joined(self._device[kind])), _ON_DEVICE)
                 partition = _overlay(top, partition)
@@ -244,6 +248,7 @@ class TimelineBuilder:
                 _describe(host, _ON_CPU),
                 _describe(_latest(Work.joined(self._device["copy"])), _ON_DEVICE),
             )
+            partition = _overlay(stopped, partition)
         return Timeline(
             rank=rank,
             segments=_without_holes(partition, found.first),
@@ -440,11 +445,13 @@ def _overlay(top: Partition, bottom: Partition) -> Partition:
     )
 
 
-def _unexplained(unrecorded: Spans) -> Partition:
-    """Times of which nothing is known, as waiting; holes elsewhere."""
-    time = np.stack([unrecorded.start, unrecorded.end], axis=1).ravel()
-    category = np.tile(np.array([CATEGORY["wait"], _HOLE], dtype=np.int8), len(unrecorded.start))
-    return Partition(time, category, np.full(len(time), np.int32(NULL)))
+def _whole(spans: Spans, category: str, name: int) -> Partition:
+    """A set of instants as one category and name; holes elsewhere."""
+    time = np.stack([spans.start, spans.end], axis=1).ravel()
+    count = len(spans.start)
+    categories = np.tile(np.array([CATEGORY[category], _HOLE], dtype=np.int8), count)
+    names = np.tile(np.array([name, NULL], dtype=np.int32), count)
+    return Partition(time, categories, names)
 
 
 def _with_copies(host: Partition, copies: Partition) -> Partition:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from ddltrace.analyzer.events.event_columns import Columns
+from ddltrace.analyzer.events.interval_sets import EMPTY, Spans
+from ddltrace.analyzer.events.process_stops import times_with_a_stop
 from ddltrace.analyzer.events.rank_scan import RankScan, RankScanner
 from ddltrace.analyzer.events.rank_timeline import Gradients, Timeline, TimelineBuilder
 from ddltrace.analyzer.importers.straggler_analysis.operations import WORKERS_LABEL
@@ -47,7 +49,9 @@ def timeline_of(trace: Trace, scan: RankScan) -> Timeline:
 def scan_part(trace: Trace, *, with_timeline: bool) -> RankScan:
     """Scans the rank of a trace of one rank."""
     (rank,) = trace.ranks
-    scanner = RankScanner(rank, operations_only=_operations_only(trace))
+    scanner = RankScanner(
+        rank, operations_only=_operations_only(trace), stopped=_stopped(trace, rank)
+    )
     builder = TimelineBuilder() if with_timeline else None
     for table in trace.windows(rank):
         columns = Columns(table)
@@ -62,6 +66,14 @@ def scan_part(trace: Trace, *, with_timeline: bool) -> RankScan:
 def _operations_only(trace: Trace) -> bool | None:
     """Whether the trace has operations only; None where only the ranks' files show it."""
     return True if trace.run.labels.get(WORKERS_LABEL) else None
+
+
+def _stopped(trace: Trace, rank: int) -> Spans:
+    """Times in each of which the rank's process was stopped once."""
+    # Between two processes of a rank no counters are read.
+    if not trace.has_counters(rank) or len(trace.infos(rank)) > 1:
+        return EMPTY
+    return times_with_a_stop(trace.counters(rank))
 
 
 def _finished(builder: TimelineBuilder, scan: RankScan) -> Timeline | None:

@@ -51,21 +51,24 @@ FIELDS: Final = (
     "update_ns",
     "update_alone_ns",
     "host_ns",
+    "stopped_ns",
     "exposed_wait_ns",
     "exposed_transfer_ns",
     "idle_data_ns",
     "idle_other_rank_ns",
     "idle_message_ns",
     "idle_host_ns",
+    "idle_stopped_ns",
     "idle_unknown_ns",
     "idle_in_phase_ns",
     "launch_gap_ns",
 )
 """Results of `measure_windows`. `update_alone_ns` is the optimizer's time on the host without
 communication, zero on a rank with recorded device work. `host_ns` is the time outside compute,
-data, update, copies, blocked and unrecorded times and, on a rank with recorded device work, outside
-communication. `idle_in_phase_ns` is the part of `idle_host_ns` inside of phases, `launch_gap_ns`
-that in gaps of at most `MAX_LAUNCH_GAP_NS`; both are zero on a rank without device work."""
+data, update, copies, blocked, stopped and unrecorded times and, on a rank with recorded device
+work, outside communication. `idle_in_phase_ns` is the part of `idle_host_ns` inside of phases,
+`launch_gap_ns` that in gaps of at most `MAX_LAUNCH_GAP_NS`; both are zero on a rank
+without device work."""
 
 MAX_LAUNCH_GAP_NS: Final = 1_000_000
 """The host needs less to launch the next kernel of an operator, even while it is profiled: some 5
@@ -147,6 +150,7 @@ def rank_sets(scan: RankScan, releases: Releases) -> RankSets:
             activity.copies,
             activity.comm if activity.device else EMPTY,
             activity.unrecorded,
+            activity.stopped,
         ),
         joined=bool(known.any()) or (activity.comm_known and not counted.any()),
     )
@@ -173,6 +177,7 @@ def measure_windows(sets: RankSets, start: IntArray, end: IntArray) -> dict[str,
         "idle_other_rank_ns": within(sets.idle.other_rank),
         "idle_message_ns": within(sets.idle.message),
         "idle_host_ns": within(sets.idle.host),
+        "idle_stopped_ns": within(sets.idle.stopped),
     }
     return {
         "wall_ns": wall,
@@ -190,6 +195,7 @@ def measure_windows(sets: RankSets, start: IntArray, end: IntArray) -> dict[str,
         "update_ns": within(activity.update),
         "update_alone_ns": within(sets.update_alone),
         "host_ns": wall - within(sets.busy_host) if computes else unknown,
+        "stopped_ns": within(activity.stopped),
         "exposed_wait_ns": within(sets.exposed_waiting) if sets.joined and computes else unknown,
         "exposed_transfer_ns": (
             within(sets.exposed_transfer) if sets.joined and computes else unknown

@@ -8,6 +8,7 @@ Each idle instant has one cause, the first of these that applies:
   unknown; or a message is open that never completed;
 - *host*: the host is in a step, a phase or other recorded work: host code delays the device, or on
   a CPU rank the model;
+- *stopped*: no thread of the process ran: it was stopped, or suspended with its host;
 - *unknown*: there is no record of that instant.
 
 A message in flight is communication, not idle time, even if it only waits for another rank. The
@@ -48,6 +49,7 @@ class IdleSets:
     other_rank: Spans
     message: Spans
     host: Spans
+    stopped: Spans
 
 
 def idle_sets(scan: RankScan, releases: Releases) -> IdleSets:
@@ -65,8 +67,10 @@ def idle_sets(scan: RankScan, releases: Releases) -> IdleSets:
     other_rank = subtract(union(waits.start[late], came), known)
     known = merge(known, other_rank)
     message = subtract(blocked, known)
-    host = subtract(activity.host, merge(known, message))
-    return IdleSets(data, other_rank, message, host)
+    known = merge(known, message)
+    host = subtract(activity.host, known)
+    stopped = subtract(activity.stopped, merge(known, host))
+    return IdleSets(data, other_rank, message, host, stopped)
 
 
 def idle_row(rank: int, total: Mapping[str, float], waited_for: WaitedFor) -> IdleRow:
@@ -90,6 +94,7 @@ def idle_row(rank: int, total: Mapping[str, float], waited_for: WaitedFor) -> Id
         other_rank_us=us("idle_other_rank"),
         message_us=us("idle_message"),
         host_us=us("idle_host"),
+        stopped_us=us("idle_stopped"),
         unknown_us=us("idle_unknown"),
         in_message_us=us("exposed_wait"),
         waits_for=waited_for[0][0] if waited_for else None,
@@ -124,6 +129,7 @@ def idle_shares(share: Callable[[str], float | None]) -> IdleShares:
         other_rank_share=share("idle_other_rank_ns"),
         message_share=share("idle_message_ns"),
         host_share=share("idle_host_ns"),
+        stopped_share=share("idle_stopped_ns"),
         unknown_share=share("idle_unknown_ns"),
         in_message_share=share("exposed_wait_ns"),
     )

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddltrace.analyzer.events.counter_series import CounterSeries, counter_series
+from ddltrace.analyzer.events.process_stops import READ_EVERY_NS, stops_between_readings
 from ddltrace.analyzer.model import MemoryGrowth, ResourceRow, Stop
 
 if TYPE_CHECKING:
@@ -40,15 +41,6 @@ _THROTTLING: Final = {
 https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html. The others (idle device,
 clocks set by an application, synchronized boost) are wanted."""
 
-_READ_EVERY_NS: Final = 1_000_000_000
-_MISSED_NS: Final = 2_500_000_000
-"""Between two readings: at least one reading more is missing than a late one explains."""
-
-_FEWEST_READINGS: Final = 3
-_TICK_S: Final = 0.02
-"""Resolution of processor times, with the reading's own."""
-
-_STARVED: Final = 0.25
 _GROWING: Final = ("process_memory", "device_allocated_peak")
 
 
@@ -128,12 +120,7 @@ def _row(rank: int, host: str, series: dict[str, CounterSeries]) -> ResourceRow:
 
 
 def find_stops(series: Mapping[str, CounterSeries]) -> tuple[Stop, ...] | None:
-    """Finds when no thread of a process ran: it was stopped, or suspended with its host.
-
-    A thread of the tracer reads the counters at every full second. Where readings are missing, it
-    did not run when they were due. If the whole process used no more processor time than it uses
-    in the one interval in which it may have run, and its main thread did not wait for a processor,
-    no thread ran.
+    """The stops of a process, see `ddltrace.analyzer.events.process_stops`.
 
     Args:
         series: The counters of one process by name.
@@ -141,25 +128,18 @@ def find_stops(series: Mapping[str, CounterSeries]) -> tuple[Stop, ...] | None:
     Returns:
         The stops; None if a counter that shows it was not recorded.
     """
-    cpu, waited = series.get("process_cpu"), series.get("process_cpu_wait")
-    if cpu is None or waited is None or len(cpu.value) < _FEWEST_READINGS:
+    rows = stops_between_readings(series)
+    if rows is None:
         return None
+    cpu = series["process_cpu"]
     gaps = np.diff(cpu.time_ns)
-    usual = float(np.median(cpu.value))
-    used_s = cpu.value[1:] * gaps / 1e9
-    # A process that uses little at all shows no difference.
-    missing_s = usual * (gaps - _READ_EVERY_NS) / 1e9
-    stood_still = used_s <= usual * _READ_EVERY_NS / 1e9 + _TICK_S
-    rows = 1 + np.flatnonzero((gaps >= _MISSED_NS) & stood_still & (missing_s >= 5 * _TICK_S))
-    waits = dict(zip(waited.time_ns.tolist(), waited.value.tolist(), strict=True))
     return tuple(
         Stop(
             last_step=None if cpu.step[row] < 0 else int(cpu.step[row]),
-            least_us=float(gaps[row - 1] - _READ_EVERY_NS) / 1e3,
+            least_us=float(gaps[row - 1] - READ_EVERY_NS) / 1e3,
             most_us=float(gaps[row - 1]) / 1e3,
         )
         for row in rows.tolist()
-        if waits.get(int(cpu.time_ns[row]), 1.0) < _STARVED
     )
 
 

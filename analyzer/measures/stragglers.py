@@ -26,6 +26,7 @@ _CAUSES: Final = {
     "copy": "copy_ns",
     "update": "update_ns",
     "host": "host_ns",
+    "stopped": "stopped_ns",
     "network": "exposed_transfer_ns",
 }
 _MOST: Final = 0.8

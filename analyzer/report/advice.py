@@ -49,6 +49,7 @@ _FIXES: Final = {
     "host": "look at what its host code does that the others' does not",
     "update": "look at what its optimizer does that the others' does not",
     "unrecorded": "record the host as well, to see what that rank does there",
+    "stopped": "find what stopped its process, or suspended it (see the finding on it)",
     "network": "look at that rank's own link: its port, its route, what else uses them",
     None: "look at what that rank does before it enters its collectives",
 }
@@ -81,7 +82,7 @@ _COPY_FIXES: Final = {
     "other": "look at the largest copies in the table of the critical path's parts",
 }
 _FIX_OF: Final = {
-    name: name for name in ("compute", "data", "copy", "host", "update", "unrecorded")
+    name: name for name in ("compute", "data", "copy", "host", "update", "unrecorded", "stopped")
 } | {"transfer": "network"}
 _LINK_FIX: Final = "look at the link between these ranks: its port, its route, what else uses it"
 _RECORD_ALL: Final = (
@@ -140,21 +141,12 @@ def find_findings(
     stopped = [finding for finding in resources if finding.kind == "stopped" and stood_still]
     busy = [finding for finding in resources if finding.kind == "processors"]
     others = [finding for finding in resources if finding not in (*stopped, *busy)]
-    known = [_of_stopped(analysis, finding) for finding in (*of_rank, *shared)]
-    return (*stopped, *known[: len(of_rank)], *busy, *known[len(of_rank) :], *others)
+    return (*stopped, *of_rank, *busy, *shared, *others)
 
 
 def _stopped_us(analysis: Analysis) -> float:
     """How long processes stood still, at least."""
     return sum(stop.least_us for row in analysis.resources for stop in row.stops or ())
-
-
-def _of_stopped(analysis: Analysis, finding: Finding) -> Finding:
-    """A finding without the advice to change code, if a process that stood still explains most."""
-    total_us = finding.saves_us * sum(row.steady for row in analysis.steps)
-    if finding.kind not in ("host", "straggler") or _stopped_us(analysis) < _MOST * total_us:
-        return finding
-    return replace(finding, advice="see the process that stood still, which explains most of it")
 
 
 def path_shares(analysis: Analysis) -> dict[str, float]:
@@ -375,6 +367,8 @@ def root_cause_text(cause: RootCause) -> str:
         return f"rank {cause.rank} is longer in collectives of other ranks"
     if cause.activity == "unrecorded":
         return f"rank {cause.rank} is longer in time of which nothing is recorded"
+    if cause.activity == "stopped":
+        return f"the process of rank {cause.rank} was stopped"
     name = "" if cause.name is None else f" ({shorten(printable(cause.name), _MAX_NAME)})"
     return f"{cause.activity}{name} on rank {cause.rank} takes longer than on those that wait"
 
@@ -386,6 +380,8 @@ def _lateness(analysis: Analysis, row: StragglerRow) -> str:
         how += f", by {time_text(row.late_step_us)} in these"
     if row.cause is None:
         return how
+    if row.cause == "stopped":
+        return f"{how}: its process was stopped"
     longer = time_text(row.cause_us)
     return f"{how}, whose {cause_text(analysis, row)} takes {longer} a step longer than the others'"
 

@@ -146,6 +146,7 @@ def idle_causes(analysis: Analysis) -> go.Figure | None:
         ("another rank", "overlap", [row.other_rank_us for row in rows]),
         ("a message", "transfer", [row.message_us for row in rows]),
         ("host", "host", [row.host_us for row in rows]),
+        ("process stopped", "unfinished", [row.stopped_us for row in rows]),
         ("unknown", "idle", [row.unknown_us for row in rows]),
         ("another rank, inside of messages", "wait", [row.in_message_us for row in rows]),
     ]

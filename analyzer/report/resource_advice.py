@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from ddltrace.analyzer.events.process_stops import STOPPED
 from ddltrace.analyzer.formatting.units import bytes_text, printable, share_text, time_text
 from ddltrace.analyzer.measures.resources import worst_throttled
 from ddltrace.analyzer.model import Analysis, Finding
@@ -30,7 +31,7 @@ _MEMORY_FIXES: Final = {
 
 
 def resource_findings(analysis: Analysis) -> Iterator[Finding]:
-    """The findings that resource counters give; their savings are not known."""
+    """The findings that resource counters give; of most, the savings are not known."""
     yield from _stopped_processes(analysis)
     yield from _growing_memory(analysis)
     yield from _throttled_device(analysis)
@@ -54,7 +55,15 @@ def _stopped_processes(analysis: Analysis) -> Iterator[Finding]:
         "find what stopped the process, or suspended it: SIGSTOP (kill -STOP, a batch system that "
         "preempts), a debugger, a frozen container or virtual machine; or a call that waits "
         "without releasing Python's lock",
+        _saved_without_stops(analysis),
+        None if analysis.savings is None else analysis.savings.step_us,
     )
+
+
+def _saved_without_stops(analysis: Analysis) -> float:
+    """What a mean step loses by stops on its critical path, µs; 0 where that is not known."""
+    stops = [part for part in analysis.critical_path if part.name == STOPPED]
+    return sum(part.alone_us for part in stops)
 
 
 def _growing_memory(analysis: Analysis) -> Iterator[Finding]:
@@ -126,11 +135,13 @@ def _of_step(analysis: Analysis, share: float) -> str:
     return "" if mean is None else f" ({time_text(share * mean)} of a mean step)"
 
 
-def _finding(kind: str, evidence: str, advice: str) -> Finding:
+def _finding(
+    kind: str, evidence: str, advice: str, saves_us: float = 0.0, step_us: float | None = None
+) -> Finding:
     return Finding(
         kind=kind,
-        saves_us=0.0,
-        share=0.0,
+        saves_us=saves_us,
+        share=saves_us / step_us if step_us else 0.0,
         evidence=evidence,
         advice=advice,
         command=None,

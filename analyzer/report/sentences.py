@@ -6,6 +6,7 @@ one "on a rank (mean)" is of the steps of every rank; nothing else is said to be
 
 from __future__ import annotations
 
+from ddltrace.analyzer.events.process_stops import STOPPED
 from ddltrace.analyzer.formatting.text_table import shorten
 from ddltrace.analyzer.formatting.units import printable, share_text, time_text
 from ddltrace.analyzer.measures.stragglers import delays_others
@@ -13,6 +14,7 @@ from ddltrace.analyzer.model import (
     Analysis,
     Failure,
     Hang,
+    PathPart,
     SlowStep,
     Standstill,
     StragglerRow,
@@ -105,6 +107,7 @@ def idle_text(summary: Summary) -> str:
         (idle.other_rank_share, "for another rank"),
         (idle.message_share, "for a message"),
         (idle.host_share, "for the host's own code"),
+        (idle.stopped_share, "while the process was stopped"),
         (idle.unknown_share, "for something that the trace does not show"),
     ]
     known = sorted(
@@ -225,7 +228,10 @@ def _where(analysis: Analysis) -> str:
         said = _listed(known)
         return f"{none}. {ON_A_RANK}, of the traced time: {said}."
     shares_of_path = sorted(path_shares(analysis).items(), key=lambda item: -item[1])
-    parts = [f"{share_text(s)} {_NAMES[name]}" for name, s in shares_of_path[:_SHOWN_PARTS] if s]
+    names = dict(_NAMES)
+    if any(map(_is_stop, analysis.critical_path)):
+        names["idle"] = "a stopped process"
+    parts = [f"{share_text(s)} {names[name]}" for name, s in shares_of_path[:_SHOWN_PARTS] if s]
     overlap = summary.overlap_ratio
     hidden = (
         f"; compute hides {share_text(overlap)} of the time in which messages are in flight"
@@ -274,7 +280,7 @@ def _slowed_by_stragglers(analysis: Analysis) -> str:
 
 
 def _cause(analysis: Analysis) -> str:
-    said = _slowed_by_stragglers(analysis) or _waiting(analysis)
+    said = _stopped(analysis) or _slowed_by_stragglers(analysis) or _waiting(analysis)
     if said:
         return said
     parts = [part for part in analysis.critical_path if part.name is not None]
@@ -292,6 +298,22 @@ def _cause(analysis: Analysis) -> str:
             f"{row.count} of them, {time_text(row.transfer_us_total)} in all."
         )
     return "No collective was completed by all its ranks."
+
+
+def _stopped(analysis: Analysis) -> str:
+    """The rank whose process was stopped, if that is the first finding and on the path."""
+    first = analysis.findings[0].kind if analysis.findings else None
+    parts = [part for part in analysis.critical_path if _is_stop(part)]
+    if first != "stopped" or not parts:
+        return ""
+    return (
+        f"The process of rank {parts[0].rank} was stopped: {share_text(parts[0].share)} of the "
+        f"critical path, {time_text(parts[0].us)} a step (mean)."
+    )
+
+
+def _is_stop(part: PathPart) -> bool:
+    return part.category == "idle" and part.name == STOPPED
 
 
 def _waiting(analysis: Analysis) -> str:
@@ -365,6 +387,8 @@ def _others(analysis: Analysis) -> str:
 def _why(analysis: Analysis, row: StragglerRow) -> str:
     if row.cause is None:
         return "for a reason that the trace does not show"
+    if row.cause == "stopped":
+        return f"because its process was stopped, for {time_text(row.cause_us)} in such a step"
     return f"because its {cause_text(analysis, row)} takes {time_text(row.cause_us)} a step longer"
 
 

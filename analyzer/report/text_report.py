@@ -234,10 +234,10 @@ def _idle(analysis: Analysis) -> list[str]:
     rows = known
     if len(known) > _MAX_RANKS:
         rows = sorted(known, key=lambda row: -(row.idle_us or 0.0))[:_MAX_RANKS]
-    header = [
-        "rank", "idle", "data", "other rank", "message", "host", "unknown", "in messages",
-        "most for",
-    ]  # fmt: skip
+    # Processes are rarely stopped.
+    stopped = any(row.stopped_us for row in known)
+    header = ["rank", "idle", "data", "other rank", "message", "host"]
+    header += [*(["stopped"] if stopped else []), "unknown", "in messages", "most for"]
     cells = [
         [
             str(row.rank),
@@ -246,6 +246,7 @@ def _idle(analysis: Analysis) -> list[str]:
             time_text(row.other_rank_us),
             time_text(row.message_us),
             time_text(row.host_us),
+            *([time_text(row.stopped_us)] if stopped else []),
             time_text(row.unknown_us),
             time_text(row.in_message_us),
             NOT_KNOWN if row.waits_for is None else f"rank {row.waits_for}",

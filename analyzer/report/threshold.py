@@ -99,6 +99,7 @@ KEYS: Final = (
     "idle.other_rank_share",
     "idle.message_share",
     "idle.host_share",
+    "idle.stopped_share",
     "idle.unknown_share",
     "idle.in_message_share",
     "steps",

@@ -49,8 +49,8 @@ _RANK_TIMES: Final = (
 _RANK_COUNTS: Final = ("bytes_sent", "messages", "open_messages")
 _COPIES: Final = tuple(field.name for field in fields(CopyTimes))
 _IDLE: Final = (
-    *("idle_us", "data_us", "other_rank_us", "message_us", "host_us", "unknown_us"),
-    "in_message_us",
+    *("idle_us", "data_us", "other_rank_us", "message_us", "host_us", "stopped_us"),
+    *("unknown_us", "in_message_us"),
 )
 
 

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
 
@@ -14,6 +15,8 @@ from ddltrace.analyzer.commands import query
 from ddltrace.analyzer.events.counter_series import CounterSeries, counter_series
 from ddltrace.analyzer.exporters.perfetto import write as write_perfetto
 from ddltrace.analyzer.formatting.units import time_text
+from ddltrace.analyzer.importers.imported import ImportedTrace
+from ddltrace.analyzer.importers.write_imported import save
 from ddltrace.analyzer.measures.job_facts import JobFacts
 from ddltrace.analyzer.measures.resources import find_stops, memory_growth, resource_rows
 from ddltrace.analyzer.model import ResourceRow, Stop
@@ -212,12 +215,75 @@ def test_a_stopped_process_is_the_first_finding() -> None:
     first, *others = find_findings(stopped, JobFacts())
     assert first.kind == "stopped"
     assert "no thread of rank 1 ran for 2.00 s to 3.00 s, until step 12" in first.evidence
-    # What it explains needs no change of code.
-    explained = [finding for finding in others if finding.kind in ("host", "straggler")]
-    assert explained
-    assert all("stood still" in finding.advice for finding in explained)
     assert first.advice in sentences(replace(stopped, findings=(first, *others)))[-1]
     # One that hardly matters is no first finding.
     short = replace(stop, least_us=1.0)
     row = replace(stopped.resources[0], stops=(short,))
     assert find_findings(replace(stopped, resources=(row,)), JobFacts())[0].kind != "stopped"
+
+
+def with_a_stop(path: Path) -> Path:
+    """The sample, in which rank 1 is stopped for 3 s in a layer while rank 0 waits for it."""
+    trace = open_trace(SAMPLE)
+    waiting, layers = trace.events(0), trace.events(1)
+    waiting = waiting.filter(pc.equal(waiting["kind"], "wait"))
+    layers = layers.filter(pc.and_(pc.equal(layers["kind"], "layer"), pc.equal(layers["step"], 15)))
+    start, end = (waiting[name].fill_null(0).to_numpy() for name in ("start_ns", "end_ns"))
+    stop = next(
+        middle
+        for middle in (layers["start_ns"].to_numpy() + layers["end_ns"].to_numpy()) // 2
+        if ((start < middle) & (middle < end)).any()
+    )
+    tables = {}
+    for info in trace.run.ranks:
+        table = trace.events(info.rank)
+        for place, name in enumerate(table.column_names):
+            if name in ("start_ns", "end_ns", "enqueue_ns"):
+                later = pc.if_else(pc.greater(table[name], int(stop)), 3 * SECOND, 0)
+                table = table.set_column(place, table.field(name), pc.add(table[name], later))
+        tables[info.segment] = table
+        info.clock = {}
+    save(ImportedTrace(trace.run, tables), path, force=False)
+    for info in trace.run.ranks:
+        stream = StreamWriter(path / f"{counters_name(info.segment)}.arrows", COUNTERS)
+        rows = CounterRows()
+        for n in range(-5, 9):
+            if n in (0, 1, 2) and info.rank == 1:
+                continue
+            readings = [
+                Reading("process_cpu", 0.2 if n == 3 and info.rank == 1 else 1.0),
+                Reading("process_cpu_wait", 0.01),
+            ]
+            at = int(stop) + SECOND // 3 + n * SECOND
+            stream.write(rows.batch([(at, 15, reading) for reading in readings]))
+        stream.close()
+    return path
+
+
+def test_a_stop_is_the_same_in_headline_path_idle_time_root_cause_and_finding(
+    tmp_path: Path,
+) -> None:
+    before = open_trace(SAMPLE).analyze()
+    after = open_trace(with_a_stop(tmp_path / "stopped")).analyze()
+    first, second, *_ = sentences(after)
+    assert "a stopped process" in first
+    assert "The process of rank 1 was stopped" in second
+    [slow] = [row for row in after.steps if row.wall_us > 2e6]
+    [former] = [row for row in before.steps if row.step == slow.step]
+    assert slow.critical_path.idle_us == pytest.approx(3e6, rel=0.02)
+    assert slow.critical_path.host_us == pytest.approx(former.critical_path.host_us, abs=2e4)
+    assert slow.critical_path.compute_us == pytest.approx(former.critical_path.compute_us, abs=5e4)
+    stopped = {row.rank: row.stopped_us for row in after.idle}
+    assert stopped == {0: 0.0, 1: pytest.approx(3e6, rel=0.02)}
+    for row in after.idle:
+        causes = (row.data_us, row.other_rank_us, row.message_us, row.host_us, row.stopped_us)
+        assert sum(causes) + row.unknown_us == pytest.approx(row.idle_us)
+    cause = max(after.root_causes, key=lambda each: each.direct_us)
+    assert (cause.rank, cause.activity) == (1, "stopped")
+    assert after.findings[0].kind == "stopped"
+    steps = sum(row.steady for row in after.steps)
+    assert after.findings[0].saves_us == pytest.approx(3e6 / steps, rel=0.1)
+    assert "stopped" in render_report(after)
+    # Work is not counted as longer because of it.
+    mine, theirs = (next(row for row in each.ranks if row.rank == 1) for each in (before, after))
+    assert theirs.compute_us == pytest.approx(mine.compute_us, rel=0.02)
