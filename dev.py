@@ -51,6 +51,7 @@ SYSTEM_TOOLS = {
     ("ip",): "iproute2",
     ("tc",): "iproute2",
     ("faketime",): "faketime",
+    ("c++", "g++", "clang++"): "g++",
 }
 
 

@@ -17,7 +17,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ddltrace.dashboard.stored.user_files import read_note, user_folder, write_note
+from ddltrace.dashboard.stored.user_files import read_note, write_note
+from ddltrace.tracer.owner_access import user_folder
 
 if TYPE_CHECKING:
     from flask import Flask

@@ -150,7 +150,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     group of torch.distributed records its messages, waits, layers, gradients and steps.
     """
     from ddltrace.tracer.launch.dashboard_server import dashboard_beside
-    from ddltrace.tracer.launch.launcher import run_job, run_untraced
+    from ddltrace.tracer.launch.launcher import keep_owner_access, run_job, run_untraced
     from ddltrace.tracer.launch.missing_events import explain_nothing_recorded
     from ddltrace.tracer.trace.trace_parts import Part, part_name, part_of_job
 
@@ -164,6 +164,7 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
     uses_plugin = strategy is not None or steps is not None or bool(slow)
     if uses_plugin:
         importlib.import_module(_STRATEGY_PLUGIN).check(plugin_options)
+    umask = keep_owner_access()
     found = Part(part_name(part), None) if part else part_of_job(command, dict(os.environ))
     whole = _local_directory(output, found)
     upload = _upload_of(output, whole, found, force=force)
@@ -182,14 +183,14 @@ def run(  # noqa: PLR0917 - click passes one argument for each option
         labels = _labels(found)
         with dashboard_beside(whole) if dashboard else contextlib.nullcontext():
             beside = None if upload is None else upload.beside()
-            result = run_job(command, config, labels, beside)
+            result = run_job(command, config, umask, labels, beside)
     except UnwritableError as error:
         # The job runs anyway: it may have waited long for its machines. But without the tracer
         # nothing would apply its strategy.
         if uses_plugin:
             raise
         click.echo(f"ddltrace: nothing is recorded, the job runs untraced: {error}", err=True)
-        return run_untraced(command)
+        return run_untraced(command, umask)
     missing = None if upload is None else upload.finish()
     if result.num_ranks == 0:
         why = explain_nothing_recorded(command, result.reasons)

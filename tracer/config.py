@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ddltrace.tracer.errors import UsageError
+from ddltrace.tracer.owner_access import let_owner_use
 
 ENVIRONMENT_VARIABLE: Final = "DDLTRACE_CONFIG"
 _MAX_REPORT: Final = 500
@@ -99,6 +100,7 @@ class CaptureConfig:
         if (self.directory / RUN_FILE).exists():
             return
         self.directory.mkdir(parents=True, exist_ok=True)
+        let_owner_use(self.directory)
         # Other ranks may write the same content at the same time.
         run = RunInfo(level=self.level, host=os.uname().nodename, created_unix_ns=time.time_ns())
         write_run(self.directory, run)
@@ -110,6 +112,7 @@ class CaptureConfig:
             with contextlib.suppress(OSError):
                 path = Path(directory, f"untraced-{os.getpid()}.txt")
                 path.write_text(report[:_MAX_REPORT], encoding="utf-8", errors="replace")
+                let_owner_use(path)
                 return
 
     @staticmethod

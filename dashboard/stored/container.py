@@ -29,8 +29,8 @@ import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
-from ddltrace.dashboard.stored.user_files import is_private
 from ddltrace.dashboard.stored.verified_files import VerifiedFiles
+from ddltrace.tracer.owner_access import is_private
 
 _MAGIC: Final = b"ddlcach2"
 _HEADER: Final = struct.Struct("<8s32s32sQQQ")
@@ -120,7 +120,7 @@ class ArrayReader:
                 raise InvalidCacheError("it is truncated")
             places = header[-_PLACES.size :]
             document = os.pread(file.fileno(), size, offset)
-            if is_private(file.fileno()):
+            if is_private(os.fstat(file.fileno())):
                 expected = _signature_of_document(secret, document, places)
                 is_valid = hmac.compare_digest(expected, of_document)
                 if is_valid and verified.known(path) != header.hex():

@@ -18,8 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from ddltrace.dashboard.stored.user_files import user_folder
 from ddltrace.dashboard.stored.verified_files import VerifiedFiles
+from ddltrace.tracer.owner_access import user_folder
 from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.trace.trace_files import RUN_FILE, event_path
 

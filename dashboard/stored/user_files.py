@@ -1,4 +1,4 @@
-"""Files in the user's cache: its folder, its key, and notes that only this user can write."""
+"""Files in the user's cache: its key, and notes that only this user can write."""
 
 from __future__ import annotations
 
@@ -6,19 +6,14 @@ import contextlib
 import json
 import os
 import secrets
-import stat
 import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+from ddltrace.tracer.owner_access import is_private, make_private_folder, user_folder
 from ddltrace.tracer.trace.json_files import write_json_atomically
 
 _SECRET_BYTES: Final = 32
-
-
-def user_folder() -> Path:
-    """The folder of ddltrace in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddltrace"
 
 
 def user_secret() -> bytes:
@@ -28,7 +23,7 @@ def user_secret() -> bytes:
         OSError: The user's cache cannot be written.
     """
     path = user_folder() / "cache.key"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(path.parent)
     with contextlib.suppress(FileNotFoundError):
         if len(secret := path.read_bytes()) == _SECRET_BYTES:
             return secret
@@ -49,7 +44,7 @@ def read_note(path: Path) -> Any:
     """Reads a JSON file that only this user can have written; None if there is none."""
     try:
         with open(path, "rb") as file:
-            return json.loads(file.read()) if is_private(file.fileno()) else None
+            return json.loads(file.read()) if is_private(os.fstat(file.fileno())) else None
     except (OSError, ValueError):
         return None
 
@@ -57,14 +52,8 @@ def read_note(path: Path) -> Any:
 def write_note(path: Path, value: dict[str, Any]) -> bool:
     """Writes a JSON file into the user's cache; returns whether it could be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json_atomically(path, value)
+        make_private_folder(path.parent)
+        write_json_atomically(path, value, private=True)
     except OSError:
         return False
     return True
-
-
-def is_private(descriptor: int) -> bool:
-    """Whether no other user (but root) can have written to an open file."""
-    status = os.fstat(descriptor)
-    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -137,7 +137,7 @@ def test_without_a_compiler_the_same_is_recorded(tmp_path: Path) -> None:
         assert messages(tmp_path, info)[wanted].equals(expected)
 
 
-def test_a_compiler_that_fails_is_told_of_once(tmp_path: Path) -> None:
+def test_a_compiler_that_fails_is_tried_once_and_told_of_each_time(tmp_path: Path) -> None:
     compiler = tmp_path / "bin" / "c++"
     compiler.parent.mkdir()
     compiler.write_text("#!/bin/sh\necho 'x.h:1: error: out of luck' >&2\nexit 1\n")
@@ -150,8 +150,11 @@ def test_a_compiler_that_fails_is_told_of_once(tmp_path: Path) -> None:
     assert "does not compile: x.h:1: error: out of luck" in done.stderr
     assert not any(info.gloo_times for info in infos)
     assert "Traceback" not in done.stderr
-    done, _ = record(tmp_path, QUEUE, **environment)
-    assert "out of luck" not in done.stderr
+    done, infos = record(tmp_path, QUEUE, **environment)
+    assert "compiling for this PyTorch" not in done.stderr
+    assert done.stderr.count("out of luck") == 1
+    assert all("out of luck" in str(info.native_missing) for info in infos)
+    assert read_run(tmp_path / "trace").status == "complete"
 
 
 @pytest.mark.parametrize("native", ["0", "1"])

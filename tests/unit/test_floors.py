@@ -160,6 +160,7 @@ ORDER = {
             "fault_barrier",
             "next_command",
             "optional_packages",
+            "owner_access",
             "output_directory",
         ),
         *(

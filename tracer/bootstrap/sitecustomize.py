@@ -52,6 +52,7 @@ def _report_failure(error: BaseException) -> None:
     for directory in filter(None, directories):
         try:
             with open(os.path.join(directory, f"untraced-{os.getpid()}.txt"), "w") as file:
+                os.fchmod(file.fileno(), os.fstat(file.fileno()).st_mode & 0o777 | 0o600)
                 file.write(report[:500])
             return
         except BaseException:  # noqa: BLE001

@@ -233,7 +233,12 @@ def _session(config: CaptureConfig) -> Session:
     def note(part: str, error: Exception) -> None:
         faults.append((part, error))  # until there is a record
 
-    native = _or_none("native library", _native_library, note)
+    native: NativeLibrary | None = None
+    try:
+        # Loaded at the start, because the job's threads must not read the disk later.
+        native = NativeLibrary(build.find())
+    except Exception as reason:  # noqa: BLE001 - all can be recorded in Python
+        info.native_missing = str(reason)
     gloo, known, gradients = None, None, None
     if native is not None:
         gloo = _or_none("Gloo's times", lambda: GlooTimes(native, recorder), note)
@@ -317,18 +322,6 @@ def _or_none(part: str, make: Callable[[], Any], on_fault: Callable[[str, Except
     except Exception as error:  # noqa: BLE001 - see above
         on_fault(part, error)
         return None
-
-
-def _native_library() -> NativeLibrary | None:
-    """The native library, if it was compiled for this PyTorch.
-
-    It is loaded at the start, because the job's threads must not read the disk later.
-
-    Raises:
-        OSError: It cannot be loaded.
-    """
-    path = build.installed()
-    return None if path is None else NativeLibrary(path)
 
 
 def _rank_info(config: CaptureConfig) -> RankInfo:

@@ -59,7 +59,6 @@ library, why = native_build.installed(), None
 if library is None:
     try:
         library = native_build.build()
-        why = None if library else "another process compiles it right now"
     except MissingCapabilityError as error:
         why = str(error)
 no_compiler = native_build.compiler() is None

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import time
@@ -58,6 +59,17 @@ class JobResult:
     harmed: bool = False
 
 
+def keep_owner_access() -> int:
+    """Lets this process, not its job, use the files that it creates whatever the umask.
+
+    Returns:
+        The umask so far, which is the job's.
+    """
+    umask = os.umask(0o077)
+    os.umask(umask & ~stat.S_IRWXU)
+    return umask
+
+
 def prepare_directory(directory: Path, *, force: bool) -> None:
     """Creates a trace directory that holds only an initial `RUN_FILE`.
 
@@ -94,6 +106,7 @@ def prepare_directory(directory: Path, *, force: bool) -> None:
 def run_job(
     command: Sequence[str],
     config: CaptureConfig,
+    umask: int,
     labels: dict[str, object] | None = None,
     beside: AbstractContextManager[None] | None = None,
 ) -> JobResult:
@@ -102,6 +115,7 @@ def run_job(
     Args:
         command: The job's command line.
         config: How to record; its directory was created by `prepare_directory`.
+        umask: The job's umask.
         labels: Entries to add to the run's labels.
         beside: Entered when the job's process has been forked, and left at its end.
 
@@ -142,7 +156,7 @@ def run_job(
         try:
             environment = environment_of_job(replace(config, reports_directory=reports))
             watching = _both(_watching(config.directory, ends), beside)
-            run.exit_status = _supervise(command, environment, watching)
+            run.exit_status = _supervise(command, environment, umask, watching)
         except UsageError:
             remove_unrecorded(config.directory)
             raise
@@ -216,8 +230,12 @@ def _reports_directory() -> Iterator[str]:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def run_untraced(command: Sequence[str]) -> int:
+def run_untraced(command: Sequence[str], umask: int) -> int:
     """Runs a command without tracing it.
+
+    Args:
+        command: The job's command line.
+        umask: The job's umask.
 
     Returns:
         Its exit status; 128 + n if signal n killed it.
@@ -225,7 +243,7 @@ def run_untraced(command: Sequence[str]) -> int:
     Raises:
         UsageError: The command cannot be started.
     """
-    return _supervise(command, dict(os.environ))
+    return _supervise(command, dict(os.environ), umask)
 
 
 def environment_of_job(config: CaptureConfig) -> dict[str, str]:
@@ -240,6 +258,7 @@ def environment_of_job(config: CaptureConfig) -> dict[str, str]:
 def _supervise(
     command: Sequence[str],
     environment: dict[str, str],
+    umask: int,
     watching: AbstractContextManager[None] | None = None,
 ) -> int:
     """Runs the command to its end and forwards signals to it.
@@ -257,7 +276,12 @@ def _supervise(
 
     try:
         try:
-            child = subprocess.Popen(command, env=environment, preexec_fn=unblock)  # noqa: PLW1509
+            child = subprocess.Popen(
+                command,
+                env=environment,
+                preexec_fn=unblock,  # noqa: PLW1509
+                umask=umask,
+            )
         except OSError as error:
             raise UsageError(explain_no_start(command, error)) from error
         with watching or contextlib.nullcontext(), group_signals() as to_group:

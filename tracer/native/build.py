@@ -16,10 +16,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from ddltrace.tracer.errors import MissingCapabilityError
+from ddltrace.tracer.owner_access import is_private, make_private_folder, user_folder
 
 SWITCH: Final = "DDLTRACE_NATIVE"
 """Environment variable; 0 turns the library off."""
@@ -29,18 +31,50 @@ _SOURCES: Final = sorted(_FOLDER.glob("*.cpp"))
 _COMPILERS: Final = ("c++", "g++", "clang++")
 _STANDARDS: Final = ("c++20", "c++17")  # newer PyTorch needs the first, older compilers the second
 _TIMEOUT_S: Final = 120
+_POLL_S: Final = 0.1
 
 
 def installed() -> Path | None:
-    """The library for this interpreter's PyTorch; None if it is not built or turned off."""
-    if os.environ.get(SWITCH) == "0":
+    """The library for this interpreter's PyTorch; None if there is none that can be used."""
+    try:
+        return find()
+    except MissingCapabilityError:
         return None
+
+
+def find() -> Path:
+    """The library for this interpreter's PyTorch.
+
+    Raises:
+        MissingCapabilityError: It is not built, turned off, or may not be used.
+    """
+    if os.environ.get(SWITCH) == "0":
+        raise MissingCapabilityError(f"{SWITCH}=0")
     try:
         stem = _stem()
-        found = stem.parent.glob(f"{stem.name}-*.so")
-        return next((path for path in found if _is_ours(path) and _is_whole(path)), None)
-    except (OSError, RuntimeError, MissingCapabilityError):
-        return None
+        found = list(stem.parent.glob(f"{stem.name}-*.so"))
+        for path in found:
+            if _is_ours(path) and _is_whole(path):
+                return path
+        reason = f"{found[0]} is damaged or can be written by others" if found else _unbuilt(stem)
+    except (OSError, RuntimeError) as error:
+        reason = str(error)
+    raise MissingCapabilityError(reason)
+
+
+def _unbuilt(stem: Path) -> str:
+    """Why there is no library."""
+    with contextlib.suppress(FileNotFoundError):
+        return _complaint(_failure(stem).read_text(encoding="utf-8", errors="replace")[:200])
+    return "the C++ library is not compiled" if compiler() else _no_compiler()
+
+
+def _complaint(text: str) -> str:
+    return f"the C++ library does not compile: {text}"
+
+
+def _no_compiler() -> str:
+    return f"no C++ compiler: none of {', '.join(_COMPILERS)}"
 
 
 def is_wanted() -> bool:
@@ -58,28 +92,45 @@ def compiler() -> str | None:
     return next((path for name in _COMPILERS if (path := shutil.which(name))), None)
 
 
-def build() -> Path | None:
-    """Compiles the library, unless another process is compiling it.
+def build() -> Path:
+    """Compiles the library, or waits for another process that is compiling it.
 
     Returns:
-        Its path; None if another process is compiling it.
+        Its path.
 
     Raises:
         MissingCapabilityError: It cannot be compiled here. `is_wanted` is false from then on.
     """
     with_what = compiler()
     if with_what is None:
-        raise MissingCapabilityError(f"no C++ compiler: none of {', '.join(_COMPILERS)}")
-    stem = _stem()
+        raise MissingCapabilityError(_no_compiler())
     try:
-        stem.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        stem = _stem()
+        make_private_folder(stem.parent)
         with (stem.parent / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return _compile(with_what, stem)
-    except BlockingIOError:
-        return None
+            _wait_for(lock)
+            return installed() or _compile(with_what, stem)
+    except RuntimeError as error:
+        raise MissingCapabilityError(str(error)) from error
     except OSError as error:
-        raise MissingCapabilityError(f"{stem.parent} cannot be used: {error.strerror}") from error
+        raise MissingCapabilityError(f"{error.filename}: {error.strerror}") from error
+
+
+def _wait_for(lock: TextIO) -> None:
+    """Takes a lock.
+
+    Raises:
+        MissingCapabilityError: Another process has it for longer than compiling takes.
+    """
+    deadline = time.monotonic() + _TIMEOUT_S
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                taken = "another process is compiling the C++ library"
+                raise MissingCapabilityError(taken) from None
+        time.sleep(_POLL_S)
 
 
 def _compile(with_what: str, stem: Path) -> Path:
@@ -101,13 +152,14 @@ def _compile(with_what: str, stem: Path) -> Path:
                 break
             if done.returncode == 0:
                 library = stem.with_name(f"{stem.name}-{_digest(made.read_bytes())}.so")
+                made.chmod(0o700)  # with the umask of many systems, the group may write it
                 made.replace(library)
                 _failure(stem).unlink(missing_ok=True)
                 return library
             complaint = complaint or _first_error(done.stderr)
     with contextlib.suppress(OSError):
         _failure(stem).write_text(complaint, encoding="utf-8")
-    raise MissingCapabilityError(f"the C++ library does not compile: {complaint}")
+    raise MissingCapabilityError(_complaint(complaint))
 
 
 def _first_error(output: str) -> str:
@@ -128,8 +180,7 @@ def _stem() -> Path:
     core = (torch / "lib" / "libtorch_cpu.so").stat()
     sources = [path.read_bytes() for path in (*_SOURCES, *sorted(_FOLDER.glob("*.h")))]
     parts = (version, *sources, f"{core.st_size} {core.st_mtime_ns}".encode())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "ddltrace" / f"native-{_digest(b''.join(parts))}"
+    return user_folder() / f"native-{_digest(b''.join(parts))}"
 
 
 def _digest(content: bytes) -> str:
@@ -142,8 +193,7 @@ def _failure(stem: Path) -> Path:
 
 def _is_ours(library: Path) -> bool:
     """Whether only this user can have written the file: its code will run in the job."""
-    entries = [library.stat(), library.parent.stat()]
-    return all(e.st_uid == os.geteuid() and not e.st_mode & 0o022 for e in entries)
+    return is_private(library.stat()) and is_private(library.parent.stat())
 
 
 def _is_whole(library: Path) -> bool:

@@ -17,7 +17,10 @@ NOTHING_RECORDED: Final = (
 
 
 def account_for(directory: Location, run: RunInfo) -> None:
-    """Sets the status of a run to `complete` or `partial` and adds notes with the reasons."""
+    """Sets the status of a run to `complete` or `partial` and adds notes with the reasons.
+
+    A run that is complete can have notes as well, on how it was recorded.
+    """
     if not run.ranks:
         run.notes.append(NOTHING_RECORDED)
     attempts = sorted({info.attempt for info in run.ranks})
@@ -40,6 +43,20 @@ def account_for(directory: Location, run: RunInfo) -> None:
         if info.errors:
             run.notes.append(f"{who}: {len(info.errors)} tracer errors: {info.errors[0]}")
     run.status = "partial" if run.notes else "complete"
+    run.notes += _notes_on_recording_in_python(run)
+
+
+def _notes_on_recording_in_python(run: RunInfo) -> list[str]:
+    """A note for each reason why ranks on the CPU did without the compiled library."""
+    by_reason: dict[str, set[int]] = {}
+    for info in run.ranks:
+        if info.native_missing and info.device == "cpu":
+            by_reason.setdefault(info.native_missing, set()).add(info.rank)
+    return [
+        f"rank {listed(sorted(ranks))}: recorded in Python, which costs more and is less exact: "
+        f"{reason}"
+        for reason, ranks in by_reason.items()
+    ]
 
 
 def notes_on_lost_events(directory: Location, run: RunInfo) -> list[str]:

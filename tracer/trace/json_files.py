@@ -6,10 +6,12 @@ import contextlib
 import errno
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from ddltrace.tracer.errors import TraceError
+from ddltrace.tracer.owner_access import let_owner_use
 from ddltrace.tracer.storage.location import Location
 from ddltrace.tracer.trace.trace_files import require_regular_file
 
@@ -49,11 +51,20 @@ def _reserve_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.reserve")
 
 
-def write_json_atomically(path: Path, value: dict[str, Any]) -> None:
-    """Replaces a JSON file so that a reader sees the old text or the new, never a mixture."""
+def write_json_atomically(path: Path, value: dict[str, Any], *, private: bool = False) -> None:
+    """Replaces a JSON file so that a reader sees the old text or the new, never a mixture.
+
+    Args:
+        path: The file.
+        value: Its new content.
+        private: Whether only this user has access to it, instead of whom the umask allows.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
+        opener = partial(os.open, mode=0o600 if private else 0o666)
+        with open(temporary, "w", encoding="utf-8", opener=opener) as file:
+            let_owner_use(file.fileno())
+            file.write(json.dumps(value, indent=1))
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -12,22 +12,25 @@ import os
 from pathlib import Path
 from typing import Final
 
+from ddltrace.tracer.owner_access import let_owner_use
+
 _FLAGS: Final = os.O_WRONLY | os.O_CLOEXEC
 
 
 class ProtectedFile:
-    """Creates the file, or truncates an existing one.
+    """Creates the file.
 
     Args:
         path: Path of the file.
 
     Raises:
-        OSError: It cannot be created.
+        OSError: It cannot be created, or exists.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._descriptor: int | None = os.open(path, _FLAGS | os.O_CREAT | os.O_TRUNC, 0o666)
+        self._descriptor: int | None = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666)
+        let_owner_use(self._descriptor)
         self._identity = _identity(self._descriptor)
         self.length = 0
 

@@ -94,6 +94,8 @@ class RankInfo:
         silence: What the process did when it last recorded nothing for some seconds; see
             ``docs/trace-format.md``.
         gloo_times: Whether Gloo's threads recorded the times of its messages.
+        native_missing: Why the compiled library was not used, so that all was recorded in Python;
+            None if it was, or if that is not known.
         ended_ns: When the process ended, on its clock, if the launcher observed it.
         exit_status: Exit status of the process; 128 + n if signal n killed it.
     """
@@ -125,6 +127,7 @@ class RankInfo:
     silence: dict[str, Any] | None = None
     cost: dict[str, Any] | None = None
     gloo_times: bool = False
+    native_missing: str | None = None
     ended_ns: int | None = None
     exit_status: int | None = None
 
@@ -276,6 +279,8 @@ def _rank_from_json(value: dict[str, Any]) -> RankInfo:
         raise ValueError(f"segment {info.segment!r:.80}")
     if not isinstance(info.clock, dict) or not isinstance(info.errors, list):
         raise TypeError("clock or errors")
+    if not isinstance(info.native_missing, (str, type(None))):
+        raise TypeError("native_missing")
     if info.cost is not None:
         for key in ("ratio", "low", "high", "steps"):
             float(info.cost[key])

@@ -62,6 +62,7 @@ def _add_parts(directory: Location, run: RunInfo) -> None:
     if not parts:
         return
     known: set[str] = set()
+    is_partial = bool(run.notes) or any(part.status == "partial" for part in parts)
     for part in parts:
         run.ranks += [info for info in part.ranks if info.segment not in known]
         known |= {info.segment for info in part.ranks}
@@ -80,8 +81,9 @@ def _add_parts(directory: Location, run: RunInfo) -> None:
     if any(part.status == "running" for part in parts):
         run.status = "running"
         return
-    run.notes += notes_on_missing_ranks(run)
-    run.status = "partial" if run.notes else "complete"
+    missing = notes_on_missing_ranks(run)
+    run.notes += missing
+    run.status = "partial" if is_partial or missing else "complete"
 
 
 def _account_without_launcher(directory: Location, run: RunInfo) -> None:

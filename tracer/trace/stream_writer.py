@@ -28,7 +28,6 @@ class StreamWriter:
     """Appends batches to an IPC stream; each batch has been passed to the kernel on return."""
 
     def __init__(self, path: Path, schema: pa.Schema = EVENTS) -> None:
-        path.touch(exist_ok=False)
         self._path = path
         self._file = ProtectedFile(path)
         # Uses little processor time: the fastest codec (the final file is compressed better), and
